@@ -1,0 +1,125 @@
+"""Every error that this project raises on purpose.
+
+    ToolkitError
+      GGUFError           a GGUF file, or what was to become one
+        FormatError         not GGUF, or a header that contradicts itself
+        TruncatedError      shorter than its own header says
+        UnsupportedVersion  a GGUF version that we don't read
+        OutputError         an output that can't be created, written or published
+      CheckpointError     a Hugging Face folder
+        MissingTensor       a rule needs a tensor that the checkpoint lacks
+        UnexpectedTensors   tensors that no rule claims
+        BadConfig           config.json lacks a key, or a value makes no sense
+        UnsupportedCheckpoint  an architecture, dtype or storage scheme that we don't read
+        BadTokenizer        tokenizer files that can't be carried over faithfully
+      QuantError          encoding or decoding blocks
+        ShapeError          a row length that the type can't hold
+        NeedsImportance     a type that needs importances, and none are there
+        BadImportance       an importance matrix that doesn't fit the tensor, or is not one
+        BadWeights          NaN or infinity in a weight
+      PlanError           deciding which tensor gets which type
+        BadOverride         an override that can't be parsed or applied
+        NoFallback          no type can hold this row length
+        BadRequest          options that contradict each other or the input
+      ExecutionError      a task failed; carries the task and the cause
+
+A message is one line: which file, which tensor or key, what was found, what was expected, what
+to do. The command line prints it as it is and exits with 1.
+"""
+
+from __future__ import annotations
+
+
+class ToolkitError(Exception):
+    """Base of all errors that are the input's or the environment's fault, not a bug."""
+
+
+class GGUFError(ToolkitError):
+    pass
+
+
+class FormatError(GGUFError):
+    pass
+
+
+class TruncatedError(GGUFError):
+    pass
+
+
+class UnsupportedVersion(GGUFError):
+    pass
+
+
+class OutputError(GGUFError):
+    pass
+
+
+class CheckpointError(ToolkitError):
+    pass
+
+
+class MissingTensor(CheckpointError):
+    pass
+
+
+class UnexpectedTensors(CheckpointError):
+    pass
+
+
+class BadConfig(CheckpointError):
+    pass
+
+
+class UnsupportedCheckpoint(CheckpointError):
+    pass
+
+
+class BadTokenizer(CheckpointError):
+    pass
+
+
+class QuantError(ToolkitError):
+    pass
+
+
+class ShapeError(QuantError):
+    pass
+
+
+class NeedsImportance(QuantError):
+    pass
+
+
+class BadImportance(QuantError):
+    pass
+
+
+class BadWeights(QuantError):
+    pass
+
+
+class PlanError(ToolkitError):
+    pass
+
+
+class BadOverride(PlanError):
+    pass
+
+
+class NoFallback(PlanError):
+    pass
+
+
+class BadRequest(PlanError):
+    pass
+
+
+class ExecutionError(ToolkitError):
+    """A chunk that could not be filled.
+
+    `task` is the ChunkTask, `__cause__` the error itself.
+    """
+
+    def __init__(self, message: str, task: object) -> None:
+        super().__init__(message)
+        self.task = task
