@@ -1,0 +1,55 @@
+"""The codecs, one module per ggml type, found by name.
+
+A module is imported when its format is first asked for: listing the names costs nothing, and numba is
+loaded by a run that encodes, not by one that prints a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from gguf_tools.errors import QuantError
+from gguf_tools.ggml_types import GGMLType
+
+if TYPE_CHECKING:
+    from quantize.formats.base import QuantFormat
+
+FORMATS: Mapping[str, str] = MappingProxyType(
+    {
+        "F32": "f32",
+        "F16": "f16",
+        "BF16": "bf16",
+        "Q4_0": "q4_0",
+        "Q4_1": "q4_1",
+        "Q5_0": "q5_0",
+        "Q5_1": "q5_1",
+        "Q8_0": "q8_0",
+        "Q2_K": "q2_k",
+        "Q3_K": "q3_k",
+        "Q4_K": "q4_k",
+        "Q5_K": "q5_k",
+        "Q6_K": "q6_k",
+    }
+)
+"""ggml type name -> module in this package."""
+
+
+def available() -> tuple[str, ...]:
+    """Return the names of the types that can be encoded and decoded."""
+    return tuple(FORMATS)
+
+
+def get_format(type_: str | GGMLType) -> QuantFormat:
+    """Return the codec of a ggml type, given the type or its name in any case.
+
+    raises   QuantError for a type without a codec
+    """
+    name = type_.name if isinstance(type_, GGMLType) else type_.upper()
+    module = FORMATS.get(name)
+    if module is None:
+        raise QuantError(f"{name}: no codec for this type; there are {', '.join(FORMATS)}")
+    format_: QuantFormat = import_module(f"quantize.formats.{module}").FORMAT
+    return format_
