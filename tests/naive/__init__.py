@@ -1,0 +1,50 @@
+"""Slow, obvious twins of every codec: one row at a time, one number at a time, in the reference's order.
+
+They are the specification that the kernels are compared with when llama.cpp itself is not there, and the
+place to look up what a kernel is meant to compute. A twin takes a float32 row (n_cols,) and importances
+(n_cols,) or None, and returns the row's bytes; its inverse takes the bytes and returns the float32 row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.naive import blocks_of_32, floats, super_blocks
+
+Row = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+QUANTIZE: dict[str, Callable[[Row, Row | None], Bytes]] = {
+    "F32": lambda row, weights: row.view(np.uint8),
+    "F16": lambda row, weights: np.array([floats.to_half(x) for x in row], "<u2").view(np.uint8),
+    "BF16": lambda row, weights: np.array([floats.to_bfloat16(x) for x in row], "<u2").view(np.uint8),
+    "Q4_0": blocks_of_32.quantize_q4_0,
+    "Q4_1": blocks_of_32.quantize_q4_1,
+    "Q5_0": blocks_of_32.quantize_q5_0,
+    "Q5_1": blocks_of_32.quantize_q5_1,
+    "Q8_0": blocks_of_32.quantize_q8_0,
+    "Q2_K": super_blocks.quantize_q2_k,
+    "Q3_K": super_blocks.quantize_q3_k,
+    "Q4_K": super_blocks.quantize_q4_k,
+    "Q5_K": super_blocks.quantize_q5_k,
+    "Q6_K": super_blocks.quantize_q6_k,
+}
+
+DEQUANTIZE: dict[str, Callable[[Bytes], Row]] = {
+    "F32": lambda data: data.view("<f4"),
+    "F16": lambda data: np.array([floats.from_half(h) for h in data.view("<u2")]),
+    "BF16": lambda data: np.array([floats.from_bfloat16(b) for b in data.view("<u2")]),
+    "Q4_0": blocks_of_32.dequantize_q4_0,
+    "Q4_1": blocks_of_32.dequantize_q4_1,
+    "Q5_0": blocks_of_32.dequantize_q5_0,
+    "Q5_1": blocks_of_32.dequantize_q5_1,
+    "Q8_0": blocks_of_32.dequantize_q8_0,
+    "Q2_K": super_blocks.dequantize_q2_k,
+    "Q3_K": super_blocks.dequantize_q3_k,
+    "Q4_K": super_blocks.dequantize_q4_k,
+    "Q5_K": super_blocks.dequantize_q5_k,
+    "Q6_K": super_blocks.dequantize_q6_k,
+}
