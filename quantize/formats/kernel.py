@@ -1,0 +1,44 @@
+"""How kernels are compiled: every JIT option of this package, once, with its reason.
+
+nogil         the executor runs kernels in plain threads
+error_model   "numpy": a scalar division by zero gives inf as in C, instead of a branch that raises
+cache         a kernel is compiled once per machine; see `kernel`
+no fastmath   the bytes must not depend on the compiler's liberties
+no parallel   the executor owns the cores
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from numba import njit
+
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+
+
+def part(function: Callable[..., Any]) -> Any:
+    """Return `function` compiled as a part of the kernels that call it."""
+    return njit(**OPTIONS)(function)
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Return `function` compiled, and cached on disk.
+
+    numba drops a cached kernel when the file of the kernel itself changes. Ours are made of parts from
+    several files, so the mark of freshness is a hash of all sources of this folder.
+    """
+    dispatcher = njit(cache=True, **OPTIONS)(function)
+    dispatcher._cache._cache_file._source_stamp = _sources_hash()
+    return dispatcher
+
+
+@cache
+def _sources_hash() -> str:
+    digest = sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

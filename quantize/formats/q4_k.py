@@ -1,0 +1,118 @@
+"""Q4_K: 256 weights in 144 bytes, 4.5 bits each.
+
+    bytes      field
+    0 .. 1     d       float16
+    2 .. 3     dmin    float16
+    4 .. 15    scales  8 scales sc and 8 minimums m of 6 bits (packing.pack_scales)
+    16 .. 143  qs      codes q of 4 bits: 32 bytes hold 64, the lower halves first (packing.pack)
+
+The value of a weight, i = 0 .. 31 in sub-block j = 0 .. 7:
+
+    weight[32 * j + i] = d * sc[j] * q[32 * j + i] - dmin * m[j]
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.ggml_types import Q4_K
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.half import from_half_bits, halves_to_float32, to_half_bits
+from quantize.formats.kernel import kernel, part
+from quantize.formats.lane_memory import Tile, float_tile, int_tile, tail
+from quantize.formats.lanes import LANES, shift_right_logical, splat, square_root, to_float
+from quantize.formats.packing import pack, pack_scales, unpack, unpack_scale, unpack_scales
+from quantize.formats.search import ZERO, affine_codes, search_affine, search_positive
+from quantize.formats.tiles import as_source, load_blocks, load_importances, padded_words, store_blocks
+
+BLOCK = np.dtype([("d", "<u2"), ("dmin", "<u2"), ("scales", "u1", 12), ("qs", "u1", 128)])
+
+
+def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
+    """Return the weights of Q4_K blocks.
+
+    blocks   BLOCK (n_rows, n_blocks)
+    returns  float32 (n_rows, n_blocks * 256)
+    """
+    flat = blocks.reshape(-1)
+    scales, minimums = unpack_scales(flat["scales"])
+    codes = unpack(flat["qs"], bits=4, group_bytes=32).reshape(-1, 8, 32)
+    d = halves_to_float32(flat["d"])[:, None]
+    dmin = halves_to_float32(flat["dmin"])[:, None]
+    with np.errstate(all="ignore"):  # an infinite or NaN scale decodes to what IEEE arithmetic makes of it
+        weights = (d * scales)[:, :, None] * codes - (dmin * minimums)[:, :, None]
+    return weights.reshape(len(blocks), -1)
+
+
+def quantize(rows: Rows, weights: Weights) -> Blocks:
+    """Return `rows` as Q4_K blocks, the bytes of ggml's quantize_q4_K.
+
+    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 256
+    weights  float32 (n_cols,) column importances, or None
+    returns  BLOCK (n_rows, n_cols // 256)
+    raises   ShapeError if rows or weights do not fit
+    """
+    n_blocks = check_shape(rows, weights, Q4_K)
+    blocks = np.empty((len(rows), n_blocks), BLOCK)
+    out = blocks.view(np.uint8).reshape(-1)
+    if weights is None:
+        raise NotImplementedError
+    _quantize_weighted(as_source(rows), weights, out)
+    return blocks
+
+
+_TOP = 15
+_BYTES = BLOCK.itemsize
+_WORDS = padded_words(_BYTES)
+
+
+@kernel
+def _quantize_weighted(source: Rows, importances: Weights, out: npt.NDArray[np.uint8]) -> None:
+    x, weights = float_tile(256), float_tile(256)
+    scales, lows, sums = float_tile(8), float_tile(8), float_tile(8)
+    inverses, level_lows = float_tile(8), float_tile(8)
+    scale_codes, low_codes = int_tile(8), int_tile(8)
+    words = int_tile(_WORDS)
+    for first in range(0, out.size // _BYTES, LANES):
+        load_blocks(source, first, 256, x)
+        load_importances(importances, first, 256, weights)
+        sum_x2 = splat(ZERO)
+        for i in range(256):
+            sum_x2 += x[i] * x[i]
+        variance = np.float32(2) * sum_x2 / np.float32(256)
+        for j in range(8):
+            sub, w = tail(x, 32 * j), tail(weights, 32 * j)
+            sum_w = splat(ZERO)
+            for i in range(32):
+                w[i] = w[i] * square_root(variance + sub[i] * sub[i])
+                sum_w += w[i]
+            sums[j] = sum_w
+            scales[j], low, inverses[j], level_lows[j] = search_affine(
+                sub, w, 32, _TOP, np.float32(-0.9), np.float32(0.05), 36
+            )
+            lows[j] = -low
+        d = to_half_bits(search_positive(scales, sums, scale_codes, 8, 63))
+        dmin = to_half_bits(search_positive(lows, sums, low_codes, 8, 63))
+        words[0] = d | dmin << 16
+        pack_scales(scale_codes, low_codes, tail(words, 1))
+        _pack_codes(x, inverses, level_lows, words)
+        store_blocks(words, out, first, _BYTES)
+
+
+@part
+def _pack_codes(x: Tile, inverses: Tile, level_lows: Tile, words: Tile) -> None:
+    """Fill qs of `words`, whose other fields are set."""
+    codes = int_tile(256)
+    d = from_half_bits(words[0] & 0xFFFF)
+    dmin = from_half_bits(shift_right_logical(words[0], 16))
+    for j in range(8):
+        scale = d * to_float(unpack_scale(tail(words, 1), 0, j))
+        minus_low = dmin * to_float(unpack_scale(tail(words, 1), 1, j))
+        affine_codes(
+            tail(x, 32 * j), scale, minus_low, inverses[j], level_lows[j], 32, _TOP, tail(codes, 32 * j)
+        )
+    pack(codes, 0, 4, 32, 128, tail(words, 4))
+
+
+FORMAT = QuantFormat(Q4_K, BLOCK, quantize, dequantize, ImportanceUse.OPTIONAL)
