@@ -1,0 +1,42 @@
+"""Model families that can be converted, by the name that config.json gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from gguf_tools.errors import BadConfig, UnsupportedCheckpoint
+
+if TYPE_CHECKING:
+    from convert.architectures.base import Architecture
+
+ARCHITECTURES: Mapping[str, str] = MappingProxyType({
+    "DeepseekV2ForCausalLM": "convert.architectures.deepseek2",
+    "DeepseekV3ForCausalLM": "convert.architectures.deepseek2",
+})  # fmt: skip
+"""Name in `architectures` of config.json -> module with its ARCHITECTURE."""
+
+
+def supported() -> tuple[str, ...]:
+    """Return the names that can be converted."""
+    return tuple(ARCHITECTURES)
+
+
+def find_architecture(config: Mapping[str, Any], path: str | Path = "config.json") -> Architecture:
+    """Return the family of the model that `config`, the content of `path`, describes.
+
+    raises  BadConfig when it names none, UnsupportedCheckpoint when it is another one
+    """
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        found = "no architectures" if names is None else f"architectures is {str(names)[:80]!r}"
+        raise BadConfig(f"{path}: {found}, expected a list such as ['{supported()[-1]}']")
+    if names[0] not in ARCHITECTURES:
+        raise UnsupportedCheckpoint(
+            f"{path}: architecture {names[0]}, expected one of {', '.join(supported())}"
+        )
+    architecture: Architecture = import_module(ARCHITECTURES[names[0]]).ARCHITECTURE
+    return architecture

@@ -1,0 +1,144 @@
+"""What a model family is, and the one function that turns a checkpoint of it into tensors and metadata.
+
+A family is two tables and a configuration reader:
+
+    rules     which weights become which tensors (convert.rules)
+    metadata  the keys of the family's name: how each follows from the configuration
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+from convert.rules import Drop, Rule, match
+from convert.transforms import OutputTensor
+from convert.weights.base import WeightsLoader
+from gguf_tools.errors import BadRequest
+from gguf_tools.values import Value
+
+MLALayout = Literal["split", "both", "none"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user chooses about a conversion.
+
+    mla  "split"  attn_k_b and attn_v_b, a matrix per head: what llama.cpp wants
+         "both"   attn_kv_b as well, all three as one matrix: what ik_llama.cpp wants
+         "none"   only attn_kv_b: plain attention, with its large cache
+    mtp  keep the multi-token-prediction layers
+    """
+
+    mla: MLALayout = "split"
+    mtp: bool = False
+
+
+@dataclass(frozen=True)
+class Key:
+    """One metadata key of a family.
+
+    name   without the family's name before it: "attention.head_count"
+    kind   Value.u32, Value.f32 ...
+    value  (config, options) -> the value, None to leave the key out
+    """
+
+    name: str
+    kind: Callable[[Any], Value]
+    value: Callable[[Any, Options], Any]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model family.
+
+    hf_names     what config.json calls it in `architectures`
+    gguf_name    what general.architecture calls it
+    read_config  config.json and its path -> the family's configuration
+    n_experts    configuration -> how many weights a source with {expert} stands for
+    notes        (config, options) -> what the user should know about running the result
+    """
+
+    hf_names: tuple[str, ...]
+    gguf_name: str
+    read_config: Callable[[Mapping[str, Any], Path], Any]
+    n_experts: Callable[[Any], int]
+    rules: tuple[Rule, ...]
+    drops: Callable[[Any, Options], tuple[Drop, ...]]
+    metadata: tuple[Key, ...]
+    notes: Callable[[Any, Options], tuple[str, ...]]
+    check: Callable[[Any, Options], None]
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Everything about a file to come but its tokenizer and general keys.
+
+    tensors   in file order, unread
+    metadata  the family's own keys ("deepseek2.block_count" ...), in llama.cpp's order
+    notes     lines for the report: what was left out and what to know before running the file
+    dropped   weight or stored tensor -> why it is not in the file
+    """
+
+    architecture: Architecture
+    config: Any
+    tensors: tuple[OutputTensor, ...]
+    metadata: Mapping[str, Value]
+    notes: tuple[str, ...]
+    dropped: Mapping[str, str]
+
+
+def build(
+    architecture: Architecture, loader: WeightsLoader, *, mla: MLALayout = "split", mtp: bool = False
+) -> Conversion:
+    """Return what the checkpoint behind `loader` becomes; reads headers and config.json, no weight.
+
+    raises  BadConfig, UnsupportedCheckpoint, MissingTensor, UnexpectedTensors, CheckpointError for wrong
+            shapes, BadRequest for options that don't fit the model
+    """
+    if mla not in get_args(MLALayout):
+        raise BadRequest(f"MLA layout {mla!r}, expected {', '.join(get_args(MLALayout))}")
+    options = Options(mla, mtp)
+    checkpoint = loader.checkpoint
+    config = architecture.read_config(checkpoint.config, checkpoint.config_path)
+    architecture.check(config, options)
+    tensors, dropped = match(
+        loader,
+        architecture.rules,
+        architecture.drops(config, options),
+        config,
+        options,
+        architecture.n_experts(config),
+    )
+    dropped.update(loader.dropped)
+    return Conversion(
+        architecture,
+        config,
+        tensors,
+        metadata_of(architecture, config, options),
+        (*architecture.notes(config, options), *_drop_notes(dropped)),
+        MappingProxyType(dropped),
+    )
+
+
+def metadata_of(architecture: Architecture, config: Any, options: Options) -> Mapping[str, Value]:
+    """Return the family's own keys for a model."""
+    values = ((key, key.value(config, options)) for key in architecture.metadata)
+    return MappingProxyType({
+        f"{architecture.gguf_name}.{key.name}": key.kind(value) for key, value in values if value is not None
+    })  # fmt: skip
+
+
+def _drop_notes(dropped: Mapping[str, str]) -> list[str]:
+    """Return one line per reason, with how many weights it hit and the first of them."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in dropped.items():
+        by_reason.setdefault(reason, []).append(name)
+    return [
+        f"left out {len(names)} tensor{'s' * (len(names) > 1)} ({names[0]}{' ...' * (len(names) > 1)}):"
+        f" {reason}"
+        for reason, names in by_reason.items()
+    ]

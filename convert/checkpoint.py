@@ -1,0 +1,195 @@
+"""Checkpoint: the tensors of a Hugging Face folder, unread, and its JSON files.
+
+A folder holds `config.json` and its weights, in one of these forms (looked for in this order):
+
+    model.safetensors.index.json    {"weight_map": {tensor: file}}: the shards are the files it names
+    model*.safetensors              no index: every such file; a name "-00001-of-00004" promises four
+
+Names are unique over all shards, and index and shards must agree tensor by tensor: what the index
+places elsewhere, or doesn't know, is an error that names it, because it means a download that stopped
+half-way or shards of two models. Pickle checkpoints (`.bin`, `.pt`) are refused: reading one runs
+whatever code it holds.
+
+The order of `names()` is by shard file, then by tensor name. llama.cpp's converter reads in that order,
+so its files can be reproduced, and a conversion reads every shard from front to back once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from convert.json_files import read_json_object
+from convert.safetensors_file import RawTensor, SafetensorsFile
+from gguf_tools.errors import BadConfig, CheckpointError, MissingTensor, UnsupportedCheckpoint
+
+INDEX_NAME = "model.safetensors.index.json"
+_NUMBERED = re.compile(r"-(\d{5,})-of-(\d{5,})\.safetensors$")
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+class Checkpoint:
+    """An open Hugging Face folder. Close it, or use it in a with-block.
+
+    folder   where it is
+    config   config.json as a dictionary
+    files    the open shards, in reading order
+    raises   CheckpointError (BadConfig, UnsupportedCheckpoint) when the folder is not a whole checkpoint
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.config = read_config(self.folder)
+        with ExitStack() as opened:
+            places = _read_index(self.folder / INDEX_NAME)
+            self.files = tuple(
+                opened.enter_context(SafetensorsFile(path)) for path in _shard_paths(self.folder, places)
+            )
+            self._tensors = _route(self.files)
+            if places is not None:
+                _check_index(self.folder / INDEX_NAME, places, self._tensors)
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._opened.close()
+
+    @property
+    def config_path(self) -> Path:
+        return self.folder / "config.json"
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all stored tensors, by shard and then by name."""
+        return tuple(self._tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def raw(self, name: str) -> RawTensor:
+        """Return the stored tensor `name`; MissingTensor if there is none."""
+        try:
+            return self._tensors[name]
+        except KeyError:
+            raise MissingTensor(f"{self.folder}: no tensor {name}") from None
+
+    def read_json(self, file_name: str) -> dict[str, Any] | None:
+        """Return another JSON file of the folder as a dictionary, None if it isn't there."""
+        path = self.folder / file_name
+        return read_json_object(path) if path.exists() else None
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """Return the config.json of `folder`; enough where no weights are wanted."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder")
+    path = folder / "config.json"
+    if not path.exists():
+        raise BadConfig(f"{folder}: no config.json; expected the folder of a Hugging Face model")
+    return read_json_object(path)
+
+
+def _read_index(path: Path) -> dict[str, str] | None:
+    """Return tensor -> file name from the index, None if there is no index."""
+    if not path.exists():
+        return None
+    weight_map = read_json_object(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise BadConfig(f"{path}: no weight_map; expected a mapping of tensor names to files")
+    for tensor, name in weight_map.items():
+        # A bare name: an index from a stranger must not reach outside its folder.
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise BadConfig(
+                f"{path}: {tensor}: found file {name!r}, expected the name of a .safetensors file beside it"
+            )
+    return weight_map
+
+
+def _shard_paths(folder: Path, places: Mapping[str, str] | None) -> list[Path]:
+    """Return the shards in reading order after checking that all of them are there."""
+    if places is not None:
+        counts: dict[str, int] = {}
+        for name in places.values():
+            counts[name] = counts.get(name, 0) + 1
+        paths = [folder / name for name in sorted(counts)]
+        missing = [path for path in paths if not path.exists()]
+        if missing:
+            raise CheckpointError(
+                f"{missing[0]}: missing shard; {INDEX_NAME} places {counts[missing[0].name]} tensors in it"
+                f" ({len(missing)} of {len(paths)} shards are missing)"
+            )
+        if (folder / "model.safetensors").exists() and "model.safetensors" not in counts:
+            raise CheckpointError(
+                f"{folder}: holds model.safetensors and the shards of {INDEX_NAME}; remove one of them"
+            )
+        return paths
+    paths = sorted(folder.glob("model*.safetensors"))
+    if not paths:
+        raise _no_weights(folder)
+    _check_numbering(paths)
+    return paths
+
+
+def _check_numbering(paths: Iterable[Path]) -> None:
+    """Raise CheckpointError when a numbered shard that another one promises is not among `paths`."""
+    present = {path.name for path in paths}
+    for path in paths:
+        match = _NUMBERED.search(path.name)
+        if match is None:
+            continue
+        stem, digits, count = path.name[: match.start()], len(match[1]), match[2]
+        for number in range(1, min(int(count), 100_000) + 1):
+            name = f"{stem}-{number:0{digits}d}-of-{count}.safetensors"
+            if name not in present:
+                raise CheckpointError(
+                    f"{path.parent / name}: missing shard; {path.name} is one of {int(count)}"
+                )
+        return
+
+
+def _no_weights(folder: Path) -> CheckpointError:
+    for pattern in _PICKLES:
+        found = sorted(folder.glob(pattern))
+        if found:
+            return UnsupportedCheckpoint(
+                f"{found[0]}: a pickle checkpoint, and reading one can run any code; expected .safetensors"
+                " (save the model again with safe_serialization=True)"
+            )
+    return CheckpointError(f"{folder}: no weights; expected model.safetensors or {INDEX_NAME}")
+
+
+def _route(files: Iterable[SafetensorsFile]) -> Mapping[str, RawTensor]:
+    """Return name -> tensor over all shards, in reading order; CheckpointError for a name in two of them."""
+    tensors: dict[str, RawTensor] = {}
+    for file in files:
+        for name in sorted(file.tensors):
+            if name in tensors:
+                raise CheckpointError(f"{file.path}: {name}: stands in {tensors[name].path.name} as well")
+            tensors[name] = file.tensors[name]
+    return MappingProxyType(tensors)
+
+
+def _check_index(index: Path, places: Mapping[str, str], tensors: Mapping[str, RawTensor]) -> None:
+    """Raise CheckpointError for the first tensor that is not where the index says."""
+    for name, file_name in places.items():
+        if name not in tensors:
+            raise MissingTensor(
+                f"{index.parent / file_name}: {name}: not in this shard, where {index.name} places it;"
+                " the download may be incomplete"
+            )
+        if tensors[name].path.name != file_name:
+            raise CheckpointError(
+                f"{index}: {name}: found in {tensors[name].path.name}, expected in {file_name}"
+            )
+    for name, tensor in tensors.items():
+        if name not in places:
+            raise CheckpointError(f"{tensor.path}: {name}: not in {index.name}; shards of another model?")

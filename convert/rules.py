@@ -1,0 +1,174 @@
+"""Tensor rules: which weights of a checkpoint become which tensors of the file.
+
+A model family is a table of rules. A rule says where it applies (once, in every layer, in the layers with
+experts ...) and what comes out there; an output names its source, the shape that the configuration
+promises for it, and how rows are arranged:
+
+    Rule(every_layer, Output("blk.{layer}.attn_output.weight",
+                             "model.layers.{layer}.self_attn.o_proj.weight", "hidden_size attention_cols"))
+
+A source with "{expert}" stands for one weight per routed expert, which the output stacks.
+
+Matching is total. The configuration decides which weights a rule wants, name by name, so what is missing
+and what nobody wants are both known before a weight is read: every logical name of the checkpoint is
+claimed by exactly one rule, or dropped by a `Drop` that says why, or reported.
+
+Order: the outputs of a rule stand together, where the last of its weights stands in the checkpoint. That is
+when llama.cpp's converter, which goes through the checkpoint once, can write them (a stack needs all of its
+experts), so files come out in its order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from convert.transforms import OutputTensor, Renamed, Stacked, common_type
+from convert.weights.base import Weight, WeightsLoader
+from gguf_tools.errors import CheckpointError, MissingTensor, UnexpectedTensors
+
+Where = Callable[[Any, Any], Iterable[int | None]]
+"""(config, options) -> the layers where a rule applies; (None,) for once in the model."""
+
+Arrange = Callable[[str, Sequence[Weight], Any], OutputTensor]
+"""(name, weights, config) -> the output tensor; `weights` has one entry, or one per expert."""
+
+LISTED = 8
+"""How many names an error message lists before it counts the rest."""
+
+
+def renamed(name: str, weights: Sequence[Weight], config: Any) -> OutputTensor:
+    """Return the one weight as it is."""
+    (weight,) = weights
+    return Renamed(name, weight.shape, weight.type, weight)
+
+
+def stacked(name: str, weights: Sequence[Weight], config: Any) -> OutputTensor:
+    """Return the weights of all experts as one tensor, (n_experts, rows, cols)."""
+    return Stacked(name, (len(weights), *weights[0].shape), common_type(weights), tuple(weights))
+
+
+@dataclass(frozen=True)
+class Output:
+    """One tensor of the file.
+
+    name     in the file, with {layer}
+    source   logical weight it is made of, with {layer} and possibly {expert}
+    sizes    shape of (each) source as attributes of the configuration, separated by spaces
+    arrange  how
+    """
+
+    name: str
+    source: str
+    sizes: str
+    arrange: Arrange = renamed
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Outputs that appear together in each place that `where` names."""
+
+    where: Where
+    outputs: tuple[Output, ...]
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Weights that are left out: those whose name `fits` says yes to, unless a rule wants them."""
+
+    fits: Callable[[str], bool]
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A rule in one place: each output's name and sources spelled out."""
+
+    outputs: tuple[tuple[Output, str, tuple[str, ...]], ...]
+
+    @property
+    def sources(self) -> dict[str, Output]:
+        return {source: output for output, _, sources in self.outputs for source in sources}
+
+
+def match(
+    loader: WeightsLoader,
+    rules: Iterable[Rule],
+    drops: Iterable[Drop],
+    config: Any,
+    options: Any,
+    n_experts: int,
+) -> tuple[tuple[OutputTensor, ...], dict[str, str]]:
+    """Return the output tensors in file order, and the dropped weights with their reasons.
+
+    raises  MissingTensor, UnexpectedTensors listing names; CheckpointError for a wrong shape, naming tensor,
+            found, expected
+    """
+    position = {name: index for index, name in enumerate(loader.names())}
+    placed = list(_place(rules, config, options, n_experts))
+    wanted = {source for place in placed for source in place.sources}
+    dropped = dict(_drop((name for name in position if name not in wanted), drops))
+    unclaimed = [name for name in position if name not in wanted and name not in dropped]
+    folder = loader.checkpoint.folder
+    missing = [source for place in placed for source in place.sources if source not in position]
+    if missing:
+        others = f"; no rule claims {_listed(unclaimed)}" if unclaimed else ""
+        raise MissingTensor(f"{folder}: missing {_listed(missing)}, which config.json promises{others}")
+    if unclaimed:
+        raise UnexpectedTensors(f"{folder}: unexpected {_listed(unclaimed)}: no rule claims or drops them")
+    placed.sort(key=lambda place: max(position[source] for source in place.sources))
+    tensors = tuple(tensor for place in placed for tensor in _build(place, loader, config))
+    return tensors, dropped
+
+
+def _place(rules: Iterable[Rule], config: Any, options: Any, n_experts: int) -> Iterator[_Placed]:
+    for rule in rules:
+        for layer in rule.where(config, options):
+            yield _Placed(tuple(
+                (output, output.name.format(layer=layer), _sources(output.source, layer, n_experts))
+                for output in rule.outputs
+            ))  # fmt: skip
+
+
+def _sources(template: str, layer: int | None, n_experts: int) -> tuple[str, ...]:
+    if "{expert}" not in template:
+        return (template.format(layer=layer),)
+    return tuple(template.format(layer=layer, expert=expert) for expert in range(n_experts))
+
+
+def _drop(names: Iterable[str], drops: Iterable[Drop]) -> Iterator[tuple[str, str]]:
+    drops = tuple(drops)
+    for name in names:
+        drop = next((drop for drop in drops if drop.fits(name)), None)
+        if drop is not None:
+            yield name, drop.reason
+
+
+def _build(place: _Placed, loader: WeightsLoader, config: Any) -> Iterator[OutputTensor]:
+    weights: dict[str, Weight] = {}
+    for source, output in place.sources.items():
+        weights[source] = loader.weight(source)
+        _check_shape(weights[source], output.sizes, loader, config)
+    for output, name, sources in place.outputs:
+        yield output.arrange(name, [weights[source] for source in sources], config)
+
+
+def _check_shape(weight: Weight, sizes: str, loader: WeightsLoader, config: Any) -> None:
+    expected = tuple(getattr(config, size) for size in sizes.split())
+    if weight.shape != expected:
+        path = (
+            loader.checkpoint.raw(weight.name).path
+            if weight.name in loader.checkpoint
+            else loader.checkpoint.folder
+        )
+        raise CheckpointError(
+            f"{path}: {weight.name}: shape {weight.shape}, expected {expected} from config.json"
+            f" ({', '.join(sizes.split())})"
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return "3 tensors: a, b, c", the rest counted when there are many."""
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return f"{len(names)} tensor{'s' * (len(names) != 1)}: {', '.join(names[:LISTED])}{more}"

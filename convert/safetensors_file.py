@@ -1,0 +1,275 @@
+"""One safetensors file: a checked header, and row ranges of its tensors.
+
+The format, as its README gives it:
+
+    8 bytes      N, length of the header, unsigned, little endian
+    N bytes      JSON, beginning with "{": {NAME: {"dtype", "shape", "data_offsets": [begin, end]}, ...},
+                 and optionally "__metadata__": {string: string}; may be padded with spaces
+    the rest     the data; offsets count from its first byte, elements are little endian, rows last
+
+Refused, each with one line: a file shorter than its header says, a header that is no such JSON, a name
+given twice, an unknown dtype, a negative or non-integer size, a range that disagrees with shape and
+dtype, and data with holes, overlaps or a tail (which the format forbids, so that no file can be read
+as two).
+
+Why not the safetensors library, and why not mmap. The library hands out a row range of BF16 or FP8
+only through torch. A memory map costs no copy, but the pages that it touches count as the process's
+memory until the kernel wants them back (a conversion would seem to need as much memory as the model
+has), and a file that is truncated while it is read kills the process with SIGBUS. `pread` into the
+array that is handed out costs exactly one copy, at memory speed; memory stays bounded by what is asked
+for, the call is thread-safe because it has no file position, it drops the GIL, and a short read is an
+error with a name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
+
+# The library's own limit for a header: beyond it a file is damaged or hostile.
+MAX_HEADER_BYTES = 100_000_000
+
+DTYPE_BITS: Mapping[str, int] = MappingProxyType({
+    "BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "I32": 32, "U32": 32, "I64": 64, "U64": 64,
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+    "F8_E4M3": 8, "F8_E5M2": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F8_E8M0": 8,
+    "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
+})  # fmt: skip
+
+NUMPY_DTYPES: Mapping[str, np.dtype] = MappingProxyType({
+    "BOOL": np.dtype(np.bool_),
+    "U8": np.dtype("<u1"), "I8": np.dtype("<i1"), "U16": np.dtype("<u2"), "I16": np.dtype("<i2"),
+    "U32": np.dtype("<u4"), "I32": np.dtype("<i4"), "U64": np.dtype("<u8"), "I64": np.dtype("<i8"),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz), "F8_E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F32": np.dtype("<f4"), "F64": np.dtype("<f8"), "C64": np.dtype("<c8"),
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RawTensor:
+    """One tensor as it is stored, unread.
+
+    dtype    the safetensors name: "BF16", "F8_E4M3", "I32" ...
+    shape    rows first; a row is the last axis, rows are counted over all the axes before it
+    offset   absolute byte offset of the first element in the file at `path`
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    file: SafetensorsFile = field(repr=False, compare=False)
+
+    @property
+    def path(self) -> Path:
+        return self.file.path
+
+    @property
+    def n_cols(self) -> int:
+        return self.shape[-1] if self.shape else 1
+
+    @property
+    def n_rows(self) -> int:
+        return prod(self.shape[:-1])
+
+    @property
+    def n_bytes(self) -> int:
+        return prod(self.shape) * DTYPE_BITS[self.dtype] // 8
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        """Return rows `start` to `stop` in the storage dtype, (stop - start, n_cols), freshly allocated.
+
+        raises  CheckpointError when the file has become shorter or unreadable,
+                UnsupportedCheckpoint for the dtypes of less than a byte
+        """
+        if not 0 <= start <= stop <= self.n_rows:
+            raise IndexError(f"{self.name}: rows {start}..{stop} of {self.n_rows}")
+        dtype = NUMPY_DTYPES.get(self.dtype)
+        if dtype is None:
+            raise UnsupportedCheckpoint(
+                f"{self.path}: {self.name}: elements of type {self.dtype} can't be read"
+            )
+        row_bytes = self.n_cols * dtype.itemsize
+        data = self.file.read(self.offset + start * row_bytes, (stop - start) * row_bytes, self.name)
+        return data.view(dtype).reshape(stop - start, self.n_cols)
+
+    def read(self) -> np.ndarray:
+        """Return the whole tensor in its shape; meant for scales, zero points and other small ones."""
+        return self.read_rows(0, self.n_rows).reshape(self.shape)
+
+
+class SafetensorsFile:
+    """An open safetensors file whose header has been checked. Close it, or use it in a with-block.
+
+    path, size_bytes   the file
+    tensors            name -> RawTensor, in the order of the data
+    metadata           the strings of "__metadata__"
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        except OSError as error:
+            raise CheckpointError(f"{path}: {error.strerror}") from error
+        try:
+            self.size_bytes = os.fstat(self._fd).st_size
+            header, data_start = self._read_header()
+            self.metadata: Mapping[str, str] = MappingProxyType(
+                _metadata(path, header.pop("__metadata__", {}))
+            )
+            self.tensors: Mapping[str, RawTensor] = MappingProxyType(self._parse(header, data_start))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> SafetensorsFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def read(self, offset: int, n_bytes: int, what: str) -> np.ndarray:
+        """Return `n_bytes` bytes from the absolute `offset` as uint8; `what` names them in errors."""
+        out = np.empty(n_bytes, np.uint8)
+        view, done = memoryview(out.data), 0
+        while done < n_bytes:
+            # One call moves at most 2 GiB, whatever is asked for.
+            try:
+                moved = os.preadv(self._fd, [view[done:]], offset + done)
+            except OSError as error:
+                raise CheckpointError(f"{self.path}: {what}: {error.strerror}") from error
+            if moved == 0:
+                raise CheckpointError(
+                    f"{self.path}: {what}: the file ends at byte {offset + done}, expected data up to byte"
+                    f" {offset + n_bytes}; it is truncated"
+                )
+            done += moved
+        return out
+
+    def _read_header(self) -> tuple[dict[str, Any], int]:
+        if self.size_bytes < 8:
+            raise CheckpointError(f"{self.path}: {self.size_bytes} bytes, too short for a safetensors file")
+        length = int.from_bytes(self.read(0, 8, "header").tobytes(), "little")
+        if length > self.size_bytes - 8:
+            raise CheckpointError(
+                f"{self.path}: the header is said to take {length} bytes, but the file has {self.size_bytes}"
+                " bytes; it is truncated, or no safetensors file"
+            )
+        if length > MAX_HEADER_BYTES:
+            raise CheckpointError(
+                f"{self.path}: the header is said to take {length} bytes, expected at most {MAX_HEADER_BYTES}"
+            )
+        text = self.read(8, length, "header").tobytes()
+        try:
+            header = json.loads(text, object_pairs_hook=_without_duplicates)
+        except _DuplicateKeyError as error:
+            raise CheckpointError(f"{self.path}: {error} stands twice in the header") from None
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{self.path}: the header is not JSON ({_first_line(error)})") from error
+        if not isinstance(header, dict):
+            raise CheckpointError(f"{self.path}: the header is not a JSON object")
+        return header, 8 + length
+
+    def _parse(self, header: dict[str, Any], data_start: int) -> dict[str, RawTensor]:
+        ranges = sorted(
+            ((*_range(self.path, name, entry), name, entry) for name, entry in header.items()),
+            key=lambda item: item[:2],
+        )
+        tensors = {}
+        position, previous = 0, "the header"
+        for begin, end, name, entry in ranges:
+            if begin != position:
+                what = "a hole" if begin > position else "an overlap"
+                raise CheckpointError(
+                    f"{self.path}: {name}: data begins at {begin}, expected {position}:"
+                    f" {what} after {previous}"
+                )
+            tensors[name] = RawTensor(name, entry["dtype"], tuple(entry["shape"]), data_start + begin, self)
+            position, previous = end, name
+        found = self.size_bytes - data_start
+        if position > found:
+            cut = next(name for _, end, name, _ in ranges if end > found)
+            raise CheckpointError(
+                f"{self.path}: {cut}: cut off: the file has {found} bytes of data, expected {position};"
+                " it is truncated"
+            )
+        if position < found:
+            raise CheckpointError(
+                f"{self.path}: {found} bytes of data, expected {position}: a tail after {previous}"
+            )
+        return tensors
+
+
+def _range(path: Path, name: str, entry: Any) -> tuple[int, int]:
+    """Return begin and end of one header entry after checking it in itself."""
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
+        raise CheckpointError(f"{path}: {name}: the header entry needs dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        raise CheckpointError(
+            f"{path}: {name}: unknown dtype {dtype!r}, expected one of {', '.join(DTYPE_BITS)}"
+        )
+    if not _are_sizes(shape):
+        raise CheckpointError(f"{path}: {name}: shape {str(shape)[:100]} is not a list of sizes")
+    if not _are_sizes(offsets) or len(offsets) != 2:
+        raise CheckpointError(f"{path}: {name}: data_offsets {str(offsets)[:100]} are not two offsets")
+    begin, end = offsets
+    bits = prod(shape) * DTYPE_BITS[dtype]
+    if bits % 8 or end - begin != bits // 8:
+        raise CheckpointError(
+            f"{path}: {name}: {end - begin} bytes of data, expected {bits / 8:.15g} for {dtype} of shape"
+            f" {tuple(shape)}"
+        )
+    return begin, end
+
+
+def _are_sizes(value: Any) -> bool:
+    # 16 axes are beyond any checkpoint; the bound keeps a hostile list from becoming a product of millions.
+    return (
+        isinstance(value, list)
+        and len(value) <= 16
+        and all(type(item) is int and 0 <= item < 2**63 for item in value)
+    )
+
+
+def _metadata(path: Path, value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+        raise CheckpointError(f"{path}: __metadata__ in the header is not a mapping of strings to strings")
+    return value
+
+
+class _DuplicateKeyError(Exception):
+    pass
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _DuplicateKeyError(key)
+        found[key] = value
+    return found
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__

@@ -1,0 +1,165 @@
+"""Output tensors: what rules make of weights, still unread.
+
+Each class is one way to arrange rows; none holds data, all read what a row range needs and no more, from any
+thread. They are the SourceTensors that the quantizer fills files from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import ml_dtypes
+import numpy as np
+
+from convert.weights.base import Weight, rows_and_cols
+from gguf_tools.ggml_types import BF16, F16, F32, GGMLType
+
+DTYPES: Mapping[GGMLType, np.dtype] = MappingProxyType(
+    {F32: np.dtype(np.float32), F16: np.dtype(np.float16), BF16: np.dtype(ml_dtypes.bfloat16)}
+)
+"""What read_rows gives for each type."""
+
+
+@dataclass(frozen=True)
+class OutputTensor:
+    """One tensor of the file to come.
+
+    name    its name in the GGUF file
+    shape   rows first: (n_mats, n_rows, n_cols), (n_rows, n_cols) or (n_cols,)
+    type    F32, F16 or BF16: what read_rows gives
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: GGMLType
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        """Return rows `start` to `stop`, counted over all matrices: (stop - start, n_cols), C-contiguous."""
+        raise NotImplementedError
+
+    def raw_rows(self, start: int, stop: int) -> np.ndarray:
+        """Return the same rows as the bytes of `type`, uint8."""
+        return self.read_rows(start, stop).reshape(-1).view(np.uint8)
+
+    @property
+    def stored_as(self) -> str:
+        """How the checkpoint holds the (first) weight that this is made of."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Renamed(OutputTensor):
+    """A weight as it is, under another name."""
+
+    weight: Weight
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        return self.weight.read_rows(start, stop)
+
+    @property
+    def stored_as(self) -> str:
+        return self.weight.stored_as
+
+
+@dataclass(frozen=True)
+class HeadRows(OutputTensor):
+    """A run of rows out of every head of a weight.
+
+    weight     (n_heads * head_rows, n_cols)
+    head_rows  rows of one head in `weight`
+    first      where in a head the run begins
+    count      how many rows it has; the result has n_heads * count rows of n_cols
+    """
+
+    weight: Weight
+    head_rows: int
+    first: int
+    count: int
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        parts = []
+        for head, low, high in _split_rows(start, stop, self.count):
+            base = head * self.head_rows + self.first
+            parts.append(self.weight.read_rows(base + low, base + high))
+        return _joined(parts, self)
+
+    @property
+    def stored_as(self) -> str:
+        return self.weight.stored_as
+
+
+@dataclass(frozen=True)
+class TransposedHeadRows(OutputTensor):
+    """A run of rows out of every head of a weight, transposed head by head.
+
+    weight, head_rows, first, count  as in HeadRows; the result has n_heads * n_cols rows of `count`
+
+    A row of the result is a column of the weight: for any row, its whole head (count x n_cols) is read.
+    """
+
+    weight: Weight
+    head_rows: int
+    first: int
+    count: int
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        _, rows_per_head = rows_and_cols(self.weight.shape)
+        parts = []
+        for head, low, high in _split_rows(start, stop, rows_per_head):
+            base = head * self.head_rows + self.first
+            parts.append(self.weight.read_rows(base, base + self.count).T[low:high])
+        return _joined(parts, self)
+
+    @property
+    def stored_as(self) -> str:
+        return self.weight.stored_as
+
+
+@dataclass(frozen=True)
+class Stacked(OutputTensor):
+    """Equal-sized weights one after the other, as a matrix each.
+
+    Where they are stored in several types (some experts plain, others decoded), all are given as F32.
+    """
+
+    weights: tuple[Weight, ...]
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        rows_per_weight, _ = rows_and_cols(self.weights[0].shape)
+        parts = []
+        for index, low, high in _split_rows(start, stop, rows_per_weight):
+            weight = self.weights[index]
+            rows = weight.read_rows(low, high)
+            parts.append(rows if weight.type == self.type else rows.astype(np.float32))
+        return _joined(parts, self)
+
+    @property
+    def stored_as(self) -> str:
+        return self.weights[0].stored_as
+
+
+def common_type(weights: Sequence[Weight]) -> GGMLType:
+    """Return the type that all `weights` have, F32 if there is none."""
+    types = {weight.type for weight in weights}
+    return types.pop() if len(types) == 1 else F32
+
+
+def _split_rows(start: int, stop: int, size: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (index, low, high) for every matrix of `size` rows that rows `start` to `stop` touch.
+
+    >>> list(_split_rows(3, 9, 4))
+    [(0, 3, 4), (1, 0, 4), (2, 0, 1)]
+    """
+    while start < stop:
+        index, low = divmod(start, size)
+        high = min(size, low + stop - start)
+        yield index, low, high
+        start += high - low
+
+
+def _joined(parts: list[np.ndarray], tensor: OutputTensor) -> np.ndarray:
+    if not parts:
+        return np.empty((0, tensor.shape[-1]), DTYPES[tensor.type])
+    return np.ascontiguousarray(parts[0]) if len(parts) == 1 else np.concatenate(parts)

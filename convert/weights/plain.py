@@ -1,0 +1,67 @@
+"""Weights stored as floats: F32, F16, BF16. What is read is what is stored, in the storage dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from convert.checkpoint import Checkpoint
+from convert.safetensors_file import RawTensor
+from gguf_tools.errors import UnsupportedCheckpoint
+from gguf_tools.ggml_types import BF16, F16, F32, GGMLType
+
+TYPES: Mapping[str, GGMLType] = MappingProxyType({"F32": F32, "F16": F16, "BF16": BF16})
+"""safetensors dtype -> the ggml type with the same bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainWeight:
+    """A stored tensor that is the weight itself."""
+
+    raw: RawTensor
+
+    @property
+    def name(self) -> str:
+        return self.raw.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.raw.shape
+
+    @property
+    def type(self) -> GGMLType:
+        return TYPES[self.raw.dtype]
+
+    @property
+    def stored_as(self) -> str:
+        return self.raw.dtype
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        return self.raw.read_rows(start, stop)
+
+
+class PlainLoader:
+    """Serves every stored tensor under its own name."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.dropped: Mapping[str, str] = MappingProxyType({})
+
+    @classmethod
+    def matches(cls, checkpoint: Checkpoint) -> bool:
+        return all(checkpoint.raw(name).dtype in TYPES for name in checkpoint.names())
+
+    def names(self) -> tuple[str, ...]:
+        return self.checkpoint.names()
+
+    def weight(self, name: str) -> PlainWeight:
+        raw = self.checkpoint.raw(name)
+        if raw.dtype not in TYPES:
+            raise UnsupportedCheckpoint(
+                f"{raw.path}: {name}: stored as {raw.dtype}, expected {', '.join(TYPES)} or a quantized"
+                " format that is read"
+            )
+        return PlainWeight(raw)
