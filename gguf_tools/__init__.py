@@ -1,0 +1,33 @@
+"""GGUF files: read, lay out, write, show.
+
+    with gguf_tools.open_gguf("model.gguf") as file:
+        file.get("general.architecture")
+        file.raw_rows("token_embd.weight", 0, 10)
+"""
+
+from __future__ import annotations
+
+from gguf_tools.ggml_types import GGMLType
+from gguf_tools.layout import FileLayout
+from gguf_tools.reader import GGUFFile, GGUFSource
+from gguf_tools.shards import GGUFSet, open_gguf
+from gguf_tools.tensors import TensorInfo
+from gguf_tools.values import Kind, Metadata, Value
+from gguf_tools.writer import GGUFWriter
+
+__all__ = [
+    "FileLayout",
+    "GGMLType",
+    "GGUFFile",
+    "GGUFSet",
+    "GGUFSource",
+    "GGUFWriter",
+    "Kind",
+    "Metadata",
+    "TensorInfo",
+    "Value",
+    "__version__",
+    "open_gguf",
+]
+
+__version__ = "0.1.0"

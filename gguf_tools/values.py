@@ -33,7 +33,7 @@ class Kind(IntEnum):
     FLOAT64 = 12
 
 
-#: `struct` codes of the kinds of fixed size. Each is also its size: see `FIXED_BYTES`.
+#: `struct` codes of the kinds of fixed size.
 FIXED_CODES: Mapping[Kind, str] = {
     Kind.UINT8: "B",
     Kind.INT8: "b",

@@ -1,0 +1,191 @@
+"""A GGUF file open for reading: header decoded, data memory-mapped.
+
+Opening reads the header and checks where every tensor's data lie; no tensor data are touched. See
+header.py for the format and for what is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from gguf_tools.errors import FormatError, ShapeError, TruncatedError
+from gguf_tools.header import Endian, check_data, decode_header
+from gguf_tools.tensors import TensorInfo
+from gguf_tools.values import Value
+
+if TYPE_CHECKING:  # numpy takes longer to import than a header to read
+    import numpy as np
+
+
+class GGUFSource(Protocol):
+    """What a single file and a split set have in common."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def endian(self) -> Endian: ...
+    @property
+    def alignment(self) -> int: ...
+    @property
+    def metadata(self) -> dict[str, Value]: ...
+    @property
+    def tensors(self) -> dict[str, TensorInfo]: ...
+    @property
+    def size_bytes(self) -> int: ...
+    def get(self, key: str, default: Any = None) -> Any: ...
+    def tensor(self, name: str) -> TensorInfo: ...
+    def file_of(self, name: str) -> GGUFFile: ...
+    def data_offset(self, name: str) -> int: ...
+    def raw(self, name: str) -> np.ndarray: ...
+    def raw_rows(self, name: str, start: int, stop: int) -> np.ndarray: ...
+    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray: ...
+    def close(self) -> None: ...
+
+
+class GGUFFile:
+    """One GGUF file, memory-mapped.
+
+    path        as given
+    version     2 or 3
+    endian      "little" or "big", of the header's numbers and of the data's
+    alignment   of tensor data
+    metadata    key -> Value, in file order
+    tensors     name -> TensorInfo, in file order
+    data_start  where the data begin
+    size_bytes  of the file when it was opened
+
+    Raises OSError if the file can't be read, FormatError, TruncatedError or UnsupportedVersion if it
+    is not what it says. Close it, or use it as a context manager; arrays that `raw` and `raw_rows`
+    returned stay valid.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._stream = open(self.path, "rb", buffering=0)  # noqa: SIM115  closed by close()
+        self._map: mmap | None = None
+        try:
+            status = os.fstat(self._stream.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise FormatError(f"{self.path}: not a regular file")
+            if not status.st_size:
+                raise TruncatedError(f"{self.path}: the file is empty")
+            self.size_bytes = status.st_size
+            self._map = mmap(self._stream.fileno(), status.st_size, access=ACCESS_READ)
+            header = decode_header(self._map, str(self.path))
+            check_data(header, self.size_bytes, str(self.path))
+        except BaseException:
+            self.close()
+            raise
+        self.version = header.version
+        self.endian = header.endian
+        self.alignment = header.alignment
+        self.metadata = header.metadata
+        self.tensors = header.tensors
+        self.data_start = header.data_start
+        self._offsets = {
+            name: header.data_start + offset
+            for name, offset in zip(header.tensors, header.offsets, strict=True)
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._map is not None:
+            with contextlib.suppress(BufferError):  # arrays still look at it; it goes with the last of them
+                self._map.close()
+            self._map = None
+        self._stream.close()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The plain data of a metadata value, arrays as tuples; `default` if there is no such key."""
+        value = self.metadata.get(key)
+        return default if value is None else value.plain
+
+    def file_of(self, name: str) -> GGUFFile:
+        """The file that holds a tensor: this one; raises FormatError if it doesn't."""
+        self.tensor(name)
+        return self
+
+    def tensor(self, name: str) -> TensorInfo:
+        """The tensor of this name; raises FormatError if there is none."""
+        try:
+            return self.tensors[name]
+        except KeyError:
+            raise FormatError(f"{self.path}: no tensor {name!r}") from None
+
+    def data_offset(self, name: str) -> int:
+        """Where in the file a tensor's data begin."""
+        self.tensor(name)
+        return self._offsets[name]
+
+    def fileno(self) -> int:
+        """The descriptor, for copies that the kernel makes."""
+        return self._stream.fileno()
+
+    def raw(self, name: str) -> np.ndarray:
+        """A tensor's data as uint8 (n_bytes,), a read-only view of the map."""
+        return self._view(self.data_offset(name), self.tensor(name).n_bytes)
+
+    def raw_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Rows start..stop, counted over all matrices, as uint8 (n_bytes,), a read-only view of the map.
+
+        raises  ShapeError if there are no such rows, or if they cut a group of interleaved rows
+        """
+        offset, n_bytes = self._row_range(name, start, stop)
+        return self._view(offset, n_bytes)
+
+    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Rows start..stop like `raw_rows`, but read into a new array.
+
+        For whole models: pages of a map count as this process's memory, pages that were read don't,
+        and a file that another program shortens meanwhile is an error here and a crash there.
+        raises  ShapeError like `raw_rows`, TruncatedError if the file has become shorter
+        """
+        import numpy as np
+
+        offset, n_bytes = self._row_range(name, start, stop)
+        rows = np.empty(n_bytes, np.uint8)
+        left = rows.data
+        while left:
+            n_read = os.preadv(self.fileno(), [left], offset)
+            if not n_read:
+                raise TruncatedError(
+                    f"{self.path}: tensor {name!r} ends at byte {offset}, {len(left)} bytes early; "
+                    "the file has become shorter since it was opened"
+                )
+            left = left[n_read:]
+            offset += n_read
+        return rows
+
+    def _row_range(self, name: str, start: int, stop: int) -> tuple[int, int]:
+        info = self.tensor(name)
+        if not 0 <= start <= stop <= info.n_rows:
+            raise ShapeError(f"{self.path}: tensor {name!r} has {info.n_rows} rows, not {start} to {stop}")
+        group = info.type.rows_interleaved
+        if start % group or (stop % group and stop != info.n_rows):
+            raise ShapeError(
+                f"{self.path}: tensor {name!r} is {info.type.name}, whose rows come in groups of {group}; "
+                f"rows {start} to {stop} cut one"
+            )
+        return self._offsets[name] + start * info.row_bytes, (stop - start) * info.row_bytes
+
+    def _view(self, offset: int, n_bytes: int) -> np.ndarray:
+        import numpy as np
+
+        if self._map is None:
+            raise ValueError(f"{self.path} is closed")
+        return np.frombuffer(self._map, np.uint8, n_bytes, offset)

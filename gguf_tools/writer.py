@@ -1,0 +1,171 @@
+"""Writing a GGUF file so that it is either complete or not there.
+
+The file grows as PATH.partial beside PATH and takes PATH's name only when `publish` is called. Until
+then whatever was at PATH stays as it was; leaving the `with` block unpublished removes the partial.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gguf_tools.errors import OutputError
+from gguf_tools.layout import FileLayout
+
+PARTIAL_SUFFIX = ".partial"
+
+
+class GGUFWriter:
+    """The output of one FileLayout, filled in any order.
+
+    path    where the file shall be
+    layout  what it shall be; its header is written at once
+    inputs  files being read; an output that is one of them is refused
+
+    Raises OutputError, naming the file, if the folder can't be written, if there is too little space,
+    if another process is writing the same output. Data that nobody writes are zeros.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], layout: FileLayout, inputs: Iterable[str | os.PathLike[str]] = ()
+    ) -> None:
+        self.path = Path(path)
+        self.partial = self.path.with_name(self.path.name + PARTIAL_SUFFIX)
+        self.layout = layout
+        self._fd = -1
+        self._published = False
+        _refuse_inputs(self.path, self.partial, inputs)
+        if self.path.is_dir():
+            raise OutputError(f"{self.path}: is a directory, expected a file name")
+        try:
+            self._fd = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise OutputError(f"{self.partial}: can't be created: {error.strerror}") from error
+        try:
+            self._claim()
+            self._reserve()
+            self.write(0, layout.header)
+        except BaseException:
+            self._discard()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._published:
+            self._discard()
+
+    def fileno(self) -> int:
+        """The partial's descriptor, for copies that the kernel makes."""
+        return self._fd
+
+    def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write `data` at an absolute offset; any number of threads may do so at once.
+
+        data    bytes, or any C-contiguous buffer (a numpy array as it is)
+        raises  OutputError if the write fails; ValueError if it would end outside the layout
+        """
+        left = memoryview(data).cast("B")
+        if offset < 0 or offset + len(left) > self.layout.total_bytes:
+            raise ValueError(
+                f"{self.path}: bytes {offset} to {offset + len(left)} are outside "
+                f"the {self.layout.total_bytes} bytes of the layout"
+            )
+        try:
+            while left:
+                n_written = os.pwrite(self._fd, left, offset)
+                left = left[n_written:]
+                offset += n_written
+        except OSError as error:
+            raise OutputError(f"{self.partial}: can't be written: {error.strerror}") from error
+
+    def publish(self) -> None:
+        """Make the file durable and give it its name; raises OutputError."""
+        try:
+            os.fsync(self._fd)
+            os.rename(self.partial, self.path)
+            self._published = True
+            os.close(self._fd)
+            self._fd = -1
+            _sync_folder(self.path.parent)
+        except OSError as error:
+            raise OutputError(f"{self.path}: can't be published: {error.strerror}") from error
+
+    def _claim(self) -> None:
+        """Become the only writer of the partial, or raise."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Between our open and our lock its owner may have published or removed it. Then this is
+            # the finished file, or nobody's.
+            owned = os.path.samestat(os.fstat(self._fd), os.stat(self.partial))
+        except OSError:
+            owned = False
+        if not owned:
+            os.close(self._fd)
+            self._fd = -1
+            raise OutputError(f"{self.partial}: another process is writing it")
+
+    def _reserve(self) -> None:
+        """Take the space now, so that a full disk shows before hours of work."""
+        total = self.layout.total_bytes
+        try:
+            os.ftruncate(self._fd, 0)
+            status = os.statvfs(self.partial.parent)
+            free = status.f_bavail * status.f_frsize
+            if free < total:
+                raise OutputError(f"{self.path}: needs {total:,} bytes, {free:,} are free")
+            if not _fallocate(self._fd, total):
+                os.ftruncate(self._fd, total)
+        except OSError as error:
+            raise OutputError(f"{self.partial}: can't take {total:,} bytes: {error.strerror}") from error
+
+    def _discard(self) -> None:
+        """Close and remove the partial, unless another process owns it."""
+        if self._fd < 0:
+            return
+        self.partial.unlink(missing_ok=True)
+        os.close(self._fd)
+        self._fd = -1
+
+
+def _refuse_inputs(path: Path, partial: Path, inputs: Iterable[str | os.PathLike[str]]) -> None:
+    for given in inputs:
+        for output in (path, partial):
+            if output.exists() and os.path.exists(given) and os.path.samefile(output, given):
+                raise OutputError(f"{path}: is an input of this run; write somewhere else")
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _fallocate(fd: int, n_bytes: int) -> bool:
+    """Take the space of a whole file; False where the file system has no way to do so.
+
+    The C library's posix_fallocate (and Python's) would write into every block there, which is why
+    the system call is made directly.
+    """
+    if not sys.platform.startswith("linux") or not n_bytes:
+        return False
+    fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+    fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    if fallocate(fd, 0, 0, n_bytes) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINTR):
+        return False
+    raise OSError(code, os.strerror(code))
