@@ -160,6 +160,8 @@ def _split_rows(start: int, stop: int, size: int) -> Iterator[tuple[int, int, in
 
 
 def _joined(parts: list[np.ndarray], tensor: OutputTensor) -> np.ndarray:
-    if not parts:
-        return np.empty((0, tensor.shape[-1]), DTYPES[tensor.type])
-    return np.ascontiguousarray(parts[0]) if len(parts) == 1 else np.concatenate(parts)
+    """Return `parts` below each other, C-contiguous; a single one that already is, without a copy."""
+    if len(parts) == 1:
+        return np.ascontiguousarray(parts[0])
+    out = np.empty((sum(len(part) for part in parts), tensor.shape[-1]), DTYPES[tensor.type])
+    return np.concatenate(parts, out=out) if parts else out

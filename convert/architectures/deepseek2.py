@@ -28,8 +28,6 @@ Where this deliberately differs from llama.cpp's own converter:
                          groups used), because llama.cpp restricts by groups whenever there are several,
                          and stops when all of several may be used.
     yarn_beta_*          always written with YaRN.
-    order of keys        key_length and value_length stand before leading_dense_block_count, where that
-                         converter puts them when config.json has a head_dim, as transformers 5 writes it.
 """
 
 from __future__ import annotations

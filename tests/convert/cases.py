@@ -1,0 +1,51 @@
+"""The micro checkpoints whose conversion by llama.cpp's and ik_llama.cpp's converters is recorded.
+
+scripts/record_converter_golden.py walks this table to record, test_deepseek2.py to compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.checkpoints import add_mtp_layer, edit_config, micro_checkpoint, shard, to_fp8, to_older_spelling
+
+
+@dataclass(frozen=True)
+class Case:
+    """make writes the checkpoint into a folder; outtype and mla are what it is converted with.
+
+    mla "split" was recorded from llama.cpp, "both" from ik_llama.cpp.
+    """
+
+    make: Callable[[Path], Path]
+    outtype: str
+    mla: str = "split"
+
+
+def _tied(folder: Path) -> Path:
+    return edit_config(micro_checkpoint(folder, "v2", num_hidden_layers=2), tie_word_embeddings=True)
+
+
+CASES: dict[str, Case] = {
+    "v3": Case(lambda folder: micro_checkpoint(folder, "v3"), "bf16"),
+    # One index, tensors dealt to the shards like cards: the stacks are complete in another order.
+    "v3-sharded": Case(lambda folder: shard(micro_checkpoint(folder, "v3", num_hidden_layers=2)), "f16"),
+    # 128x128 divides none of the sizes, and kv_b_proj and q_b_proj have two rows of blocks.
+    "v3-fp8": Case(lambda folder: to_fp8(micro_checkpoint(folder, "v3", num_hidden_layers=2)), "f32"),
+    "v3-fp8-32x48": Case(
+        lambda folder: to_fp8(micro_checkpoint(folder, "v3", num_hidden_layers=2), (32, 48)), "bf16"
+    ),
+    # Both converters leave the layer out.
+    "v3-mtp": Case(lambda folder: add_mtp_layer(micro_checkpoint(folder, "v3", num_hidden_layers=2)), "bf16"),
+    "v2": Case(lambda folder: micro_checkpoint(folder, "v2"), "bf16"),
+    "v2-older": Case(lambda folder: to_older_spelling(micro_checkpoint(folder, "v2", num_hidden_layers=2)), "f32"),
+    "v2-lite": Case(lambda folder: micro_checkpoint(folder, "v2-lite", num_hidden_layers=3), "f16"),
+    "v2-tied": Case(_tied, "bf16"),
+    "v2-both": Case(lambda folder: to_older_spelling(micro_checkpoint(folder, "v2")), "bf16", "both"),
+    "v2-lite-both": Case(
+        lambda folder: to_older_spelling(micro_checkpoint(folder, "v2-lite", num_hidden_layers=3)), "f16", "both"
+    ),
+    "v3-both": Case(lambda folder: to_older_spelling(micro_checkpoint(folder, "v3")), "bf16", "both"),
+}  # fmt: skip
