@@ -3,27 +3,209 @@
 An importance matrix holds, for every weight that multiplies activations, the sum over the seen rows
 of the squared activation of each column. Quantization searches weigh an error in column c by the
 mean of that sum, so columns that carry large activations keep more precision.
+
+How data finds its tensor, the multi-head latent attention of DeepSeek in particular:
+
+  1. by exact name. The data has one row of values per matrix of a stack (expert, or attention head),
+     or one row for all of them. A file may hold the rows end to end with a single count.
+  2. `attn_v_b` without data takes `attn_kv_b`'s, and the other way round: `attn_v_b` is the second half of
+     each head's rows of `attn_kv_b`, so both multiply the same compressed keys and values. What
+     `attn_v_b` has seen may be kept per head, because the absorbed form of attention mixes tokens before it
+     multiplies. `attn_kv_b` multiplies each token once for all heads, so it gets the mean over the heads:
+     their sums together over their counts together.
+  3. `attn_k_b`, `attn_v_b` and `attn_kv_b` as one 2-D matrix hold the heads one below the other, so data per
+     head (for `attn_k_b`: qk_nope_head_dim x n_head values) weighs each head's rows with its own.
+  4. a matrix that was never routed to gets neutral weights (1 everywhere, as llama-quantize does).
+
+A size that fits none of these is an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from gguf_tools.errors import BadImportance, BadRequest
+from gguf_tools.layout import TensorInfo
+from quantize.roles import Role, sibling_with_same_activations, tensor_role
+
+ONE_ROW_FOR_ALL = "one row for all"
+
+_MLA = frozenset({Role.ATTN_K_B, Role.ATTN_V_B, Role.ATTN_KV_B})
 
 
 @dataclass(frozen=True)
 class Importance:
     """Summed squared activations of one weight.
 
-    values  float32 (n_mats, n_cols): one row per expert or per MLA head, or a single row
+    values  float32 (n_mats, n_cols): one row per expert or per MLA head, or a single row. A single row may
+            hold the rows of all matrices end to end, when they share a count.
     counts  float32 (n_mats,): how many rows each sum was taken over (0: never routed to)
     """
 
     values: npt.NDArray[np.float32]
     counts: npt.NDArray[np.float32]
 
+    def weights(self) -> npt.NDArray[np.float32]:
+        """Return mean squared activations, float32 (n_mats, n_cols), as llama-quantize feeds them to ggml:
+
+        sum / count, rounded once to float32, with counts rounded to whole numbers; 1 where nothing
+        was counted.
+        """
+        counts = self.whole_counts()[:, np.newaxis]
+        neutral = np.ones_like(self.values)
+        return np.divide(self.values, counts, out=neutral, where=counts > 0)
+
+    def whole_counts(self) -> npt.NDArray[np.float32]:
+        """Return the counts rounded to whole numbers, halves away from zero."""
+        exact = self.counts.astype(np.float64)
+        return np.trunc(exact + np.copysign(0.5, exact)).astype(np.float32)
+
 
 Importances = Mapping[str, Importance]
+
+
+@dataclass(frozen=True)
+class ResolvedImportance:
+    """The importances of one tensor, fitted to its rows.
+
+    entry             name of the data that is used
+    importance        values (n_groups, n_cols) and counts (n_groups,)
+    rows_per_weights  how many of the tensor's rows (counted over all matrices) share a row of values:
+                      row r uses number r // rows_per_weights
+    n_neutral         how many of the groups have seen nothing and weigh every column alike
+    reason            how the data came to this tensor, in a phrase
+    """
+
+    entry: str
+    importance: Importance
+    rows_per_weights: int
+    n_neutral: int
+    reason: str
+
+    @property
+    def weights(self) -> npt.NDArray[np.float32]:
+        """The weights of all groups, float32 (n_groups, n_cols); computed anew each time."""
+        return self.importance.weights()
+
+    def weights_of_row(self, row: int) -> npt.NDArray[np.float32]:
+        """Return the weights, float32 (n_cols,), of the tensor's row number `row`."""
+        group = row // self.rows_per_weights
+        one = slice(group, group + 1)
+        return Importance(self.importance.values[one], self.importance.counts[one]).weights()[0]
+
+
+def resolve(
+    tensor: TensorInfo, importances: Importances, n_heads: int | None = None
+) -> ResolvedImportance | None:
+    """Return the importances of a tensor, or None when there are none.
+
+    tensor   as the importance matrix knows it: by its name before pruning
+    n_heads  attention heads of the model, for MLA matrices whose heads lie one below the other
+    raises   BadImportance, with both sizes, when data of that name fits no rule. Only for token_embd,
+             which is looked up and not multiplied, is such data passed over, as llama-quantize does.
+    """
+    entry = tensor.name if tensor.name in importances else sibling_with_same_activations(tensor.name)
+    found = None if entry is None else importances.get(entry)
+    if entry is None or found is None:
+        return None
+    role = tensor_role(tensor.name, tensor.shape).role
+    served = _possible_groups(role, tensor, n_heads)
+    n_groups, rest = divmod(found.values.size, tensor.n_cols)
+    if rest or n_groups not in served:
+        if role is Role.TOKEN_EMBD:
+            return None
+        raise BadImportance(_misfit(tensor, entry, found, served))
+    serves = served[n_groups]
+    n_neutral = _count_neutral(found, n_groups)
+    fitted = _in_groups(entry, found, n_groups)
+    if role is Role.ATTN_KV_B and entry != tensor.name and n_groups > 1:
+        fitted, serves, n_groups, n_neutral = _mean_over_groups(fitted), "mean over heads", 1, 0
+    return ResolvedImportance(
+        entry=entry,
+        importance=fitted,
+        rows_per_weights=tensor.n_rows // n_groups,
+        n_neutral=n_neutral,
+        reason=", ".join(part for part in ("" if entry == tensor.name else f"from {entry}", serves) if part),
+    )
+
+
+def _possible_groups(role: Role, tensor: TensorInfo, n_heads: int | None) -> dict[int, str]:
+    """Return how many rows of values the tensor can use, each number with what one row then serves."""
+    per_matrix = "one row per head" if role in _MLA else "one row per matrix"
+    if tensor.n_mats > 1:
+        return {1: ONE_ROW_FOR_ALL, tensor.n_mats: per_matrix}
+    if role in _MLA and n_heads is not None and n_heads > 1 and tensor.n_rows % n_heads == 0:
+        return {1: "" if role is Role.ATTN_KV_B else ONE_ROW_FOR_ALL, n_heads: per_matrix}
+    return {1: ""}
+
+
+def _in_groups(entry: str, found: Importance, n_groups: int) -> Importance:
+    """Return the data as (n_groups, n_cols) with a count for each."""
+    values = found.values.reshape(n_groups, -1)
+    if found.counts.size == n_groups:
+        return Importance(values, found.counts)
+    if found.counts.size == 1:
+        return Importance(values, np.broadcast_to(found.counts, (n_groups,)))
+    raise BadImportance(f"{entry}: found {found.counts.size} counts for {n_groups} rows of importances")
+
+
+def _count_neutral(found: Importance, n_groups: int) -> int:
+    """Return how many groups have seen nothing.
+
+    With one count for all, as in a `.dat` file, such a group is stored as weights of exactly 1.
+    """
+    empty = found.whole_counts() <= 0
+    if found.counts.size == n_groups:
+        return int(np.count_nonzero(empty))
+    return int(np.count_nonzero((found.weights().reshape(n_groups, -1) == 1).all(axis=1)))
+
+
+def _mean_over_groups(found: Importance) -> Importance:
+    """Return all groups as one: their sums together and their counts together."""
+    seen = found.whole_counts() > 0
+    values = found.values[seen].sum(axis=0, dtype=np.float64, keepdims=True).astype(np.float32)
+    counts = found.whole_counts()[seen].sum(dtype=np.float64, keepdims=True).astype(np.float32)
+    return Importance(values, counts)
+
+
+def _misfit(tensor: TensorInfo, entry: str, found: Importance, served: dict[int, str]) -> str:
+    sizes = (f"{n * tensor.n_cols}{f' ({serves})' if serves else ''}" for n, serves in served.items())
+    whose = "its" if entry == tensor.name else f"{entry}'s"
+    return (
+        f"{tensor.name}: {whose} importances have {found.values.size} values, expected {' or '.join(sizes)}"
+        f" for shape {' x '.join(map(str, tensor.shape))}; was the matrix made for another model?"
+    )
+
+
+def select(
+    importances: Importances, include: Iterable[str] = (), exclude: Iterable[str] = ()
+) -> dict[str, Importance]:
+    """Return the entries whose name contains one of `include` (all, when empty), or none of `exclude`.
+
+    raises  BadRequest when both are given
+    """
+    wanted, unwanted = tuple(include), tuple(exclude)
+    if wanted and unwanted:
+        raise BadRequest("--include-weights and --exclude-weights can't be used together")
+    return {
+        name: importance
+        for name, importance in importances.items()
+        if (not wanted or any(part in name for part in wanted)) and not any(part in name for part in unwanted)
+    }
+
+
+def refuse_nonfinite(importances: Importances) -> None:
+    """Raise BadImportance, naming the first entry with a NaN or an infinity in its values or counts."""
+    for name, importance in importances.items():
+        for what, numbers in (("values", importance.values), ("counts", importance.counts)):
+            finite = np.isfinite(numbers)
+            if not finite.all():
+                at = int(np.argmin(finite))
+                raise BadImportance(
+                    f"{name}: importance {what} number {at} is {numbers.reshape(-1)[at]},"
+                    " expected a finite number; collect the importance matrix again"
+                )

@@ -1,0 +1,75 @@
+"""Facts about a model that decide types, read from the metadata of its GGUF file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gguf_tools.errors import BadRequest
+from gguf_tools.values import Metadata
+
+# llama.cpp's recipes have rules of their own for these; ours treat them like any other model.
+ARCHITECTURES_WITH_OWN_RULES = frozenset({"falcon", "glm5-next", "bailingmoe3"})
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the choice of types depends on, besides the tensors themselves.
+
+    n_layers    `block_count`, layers for multi-token prediction included
+    n_experts   routed experts per layer; 0 for a dense model
+    n_heads     attention heads, None when the metadata does not say
+    n_kv_heads  heads of keys and values: 1 when the file has the compressed MLA layout
+    """
+
+    architecture: str
+    n_layers: int
+    n_experts: int = 0
+    n_heads: int | None = None
+    n_kv_heads: int | None = None
+
+    @classmethod
+    def from_metadata(cls, metadata: Metadata) -> ModelFacts:
+        """Return the facts of a model file.
+
+        raises  BadRequest if `general.architecture` or the number of layers is missing
+        """
+        architecture = _data(metadata, "general.architecture")
+        if not isinstance(architecture, str):
+            raise BadRequest("general.architecture: missing from the metadata, expected a model file")
+        n_layers = _number(metadata, f"{architecture}.block_count")
+        if n_layers is None:
+            raise BadRequest(f"{architecture}.block_count: missing from the metadata, expected a model file")
+        n_heads = _number(metadata, f"{architecture}.attention.head_count")
+        n_kv_heads = _number(metadata, f"{architecture}.attention.head_count_kv")
+        return cls(
+            architecture=architecture,
+            n_layers=n_layers,
+            n_experts=_number(metadata, f"{architecture}.expert_count") or 0,
+            n_heads=n_heads,
+            n_kv_heads=n_heads if n_kv_heads is None else n_kv_heads,
+        )
+
+    @property
+    def n_gqa(self) -> int:
+        """How many query heads share one head of keys and values; 0 when unknown."""
+        if not self.n_heads or not self.n_kv_heads:
+            return 0
+        return self.n_heads // self.n_kv_heads
+
+    @property
+    def is_llama_70b(self) -> bool:
+        """Whether llama.cpp would take this for Llama 70B, whose attn_v it gives more bits."""
+        return self.architecture == "llama" and self.n_layers == 80 and self.n_heads != self.n_kv_heads
+
+
+def _data(metadata: Metadata, key: str) -> object:
+    value = metadata.get(key)
+    return None if value is None else value.data
+
+
+def _number(metadata: Metadata, key: str) -> int | None:
+    """Return an integer; of an array with one number per layer, the first, as llama.cpp does."""
+    data = _data(metadata, key)
+    if isinstance(data, tuple):
+        data = data[0] if data else None
+    return data if isinstance(data, int) else None

@@ -1,0 +1,63 @@
+"""Output types of the converter: the plan behind --outtype.
+
+llama.cpp's converter (conversion/base.py: prepare_tensors) is simpler than its quantizer: small and delicate
+tensors are F32, everything else is the one type asked for, and a row that Q8_0 can't hold is F16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gguf_tools.errors import BadRequest
+from gguf_tools.ggml_types import BF16, F16, F32, Q8_0, GGMLType
+from gguf_tools.layout import TensorInfo
+from quantize.plan import Plan, TensorPlan
+from quantize.roles import float32_reason, tensor_role
+
+OUTTYPES: dict[str, GGMLType] = {"f32": F32, "f16": F16, "bf16": BF16, "q8_0": Q8_0}
+"""What --outtype may name, besides `auto`."""
+
+
+def resolve_outtype(outtype: str, tensors: Iterable[TensorInfo]) -> GGMLType:
+    """Return the type that --outtype means for these tensors, given as they are stored in the checkpoint.
+
+    `auto` is the type of the first matrix stored in 16 bits, and F16 when there is none.
+    raises  BadRequest for an unknown name
+    """
+    if outtype == "auto":
+        halves = (t.type for t in tensors if len(t.shape) > 1 and t.type in (F16, BF16))
+        return next(halves, F16)
+    if outtype not in OUTTYPES:
+        raise BadRequest(f"{outtype!r}: unknown output type, expected one of {', '.join(OUTTYPES)}, auto")
+    return OUTTYPES[outtype]
+
+
+def outtype_plan(tensors: Sequence[TensorInfo], wanted: GGMLType) -> Plan:
+    """Return the plan for tensors of a checkpoint, in their order, under the output type `wanted`.
+
+    The plan's file type has the name of the recipe with the same number in `general.file_type`.
+    """
+    plans = tuple(_tensor_plan(tensor, wanted) for tensor in tensors)
+    fallen = [plan.name for plan in plans if plan.fell_back]
+    notes = (f"{len(fallen)} tensors fall back to F16: {', '.join(fallen)}",) if fallen else ()
+    return Plan(wanted.name, plans, notes)
+
+
+def _tensor_plan(tensor: TensorInfo, wanted: GGMLType) -> TensorPlan:
+    target, reason, fell_back = wanted, f"--outtype {wanted.name.lower()}", False
+    delicate = float32_reason(tensor.name, tensor.shape)
+    if delicate is not None:
+        target, reason = F32, delicate
+    elif tensor.n_cols % wanted.block_elems:
+        target, fell_back = F16, True
+        reason = f"row length {tensor.n_cols} is no multiple of {wanted.block_elems}: {wanted.name} -> F16"
+    return TensorPlan(
+        name=tensor.name,
+        shape=tensor.shape,
+        role=tensor_role(tensor.name, tensor.shape).role,
+        source_name=tensor.name,
+        source_type=tensor.type,
+        target_type=target,
+        reason=reason,
+        fell_back=fell_back,
+    )

@@ -1,0 +1,150 @@
+"""Overrides: what a user sets by hand, parsed from command line words.
+
+`REGEX=TYPE` gives every tensor whose name the expression is found in a type of its own; the first that
+matches wins, and its fallback applies when a row does not fit. `KEY=TYPE:VALUE` sets a metadata value.
+Both are llama-quantize's notations (quantize.cpp: parse_tensor_type; common.cpp: string_parse_kv_override).
+llama-quantize lowers the case of a pattern; we ignore case instead, which is the same for the lower-case
+names of tensors and leaves expressions like `\\S` whole.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gguf_tools.errors import BadOverride, FormatError
+from gguf_tools.ggml_types import GGMLType, by_name
+from gguf_tools.values import Value
+
+_UINT32_MAX = 2**32 - 1
+_FLOAT32_MAX = (2 - 2**-23) * 2.0**127
+
+
+@dataclass(frozen=True)
+class Override:
+    """Tensors whose name contains a match of `pattern` become `type`; `text` is how the user wrote it."""
+
+    pattern: re.Pattern[str]
+    type: GGMLType
+    text: str
+
+    def matches(self, name: str) -> bool:
+        return self.pattern.search(name) is not None
+
+
+def parse_override(text: str) -> Override:
+    """Return the override written as `REGEX=TYPE`, for instance `ffn_down_exps=Q4_K`.
+
+    raises  BadOverride for a missing part, an invalid expression or an unknown type
+    """
+    regex, equals, type_name = text.partition("=")
+    if not equals or not regex or not type_name:
+        raise BadOverride(f"{text!r}: expected REGEX=TYPE, for instance ffn_down_exps=Q4_K")
+    try:
+        pattern = re.compile(regex, re.IGNORECASE)
+    except re.error as error:
+        raise BadOverride(f"{text!r}: {regex!r} is not a regular expression ({error})") from error
+    return Override(pattern, parse_type(type_name, text), text)
+
+
+def parse_overrides(words: Iterable[str]) -> tuple[Override, ...]:
+    """Return one override per word, in order."""
+    return tuple(parse_override(word) for word in words)
+
+
+def parse_override_file(content: str) -> tuple[Override, ...]:
+    """Return the overrides of a file of `REGEX=TYPE` words, separated by spaces or line ends."""
+    return parse_overrides(content.split())
+
+
+def parse_type(name: str, text: str | None = None) -> GGMLType:
+    """Return the ggml type of that name, in any case.
+
+    text    the option that it is a part of, for the message
+    raises  BadOverride for an unknown type
+    """
+    try:
+        return by_name(name)
+    except FormatError as error:
+        raise BadOverride(f"{text or name!r}: {name!r} is not a ggml type, expected one like Q4_K") from error
+
+
+def overrides_without_effect(overrides: Sequence[Override], names: Sequence[str]) -> tuple[str, ...]:
+    """Return one line for every override that decides nothing about the tensors `names`.
+
+    names  the tensors that overrides may decide: those that are quantized and not set otherwise
+    """
+    lines = []
+    for number, override in enumerate(overrides):
+        mine = [name for name in names if override.matches(name)]
+        earlier = overrides[:number]
+        if not mine:
+            lines.append(f"override {override.text!r} matches no tensor that can be quantized")
+        elif all(any(other.matches(name) for other in earlier) for name in mine):
+            others = sorted({_first(earlier, name).text for name in mine})
+            lines.append(
+                f"override {override.text!r} is shadowed: all {len(mine)} tensors that it matches"
+                f" are decided by {', '.join(map(repr, others))}, which came first"
+            )
+    return tuple(lines)
+
+
+def _first(overrides: Sequence[Override], name: str) -> Override:
+    return next(override for override in overrides if override.matches(name))
+
+
+def find_override(overrides: Sequence[Override], name: str) -> Override | None:
+    """Return the first override that matches `name`, or None."""
+    return next((override for override in overrides if override.matches(name)), None)
+
+
+def parse_kv_override(text: str) -> tuple[str, Value]:
+    """Return (key, value) of `KEY=TYPE:VALUE`, TYPE one of int, float, bool, str.
+
+    An int is stored as uint32 and a float as float32, as llama-quantize does.
+    raises  BadOverride for a missing part, an unknown type or a value out of its range
+    """
+    key, equals, rest = text.partition("=")
+    kind, colon, data = rest.partition(":")
+    if not equals or not key or not colon:
+        raise BadOverride(f"{text!r}: expected KEY=TYPE:VALUE with TYPE one of int, float, bool, str")
+    if kind == "int":
+        return key, Value.u32(_parse_uint32(data, text))
+    if kind == "float":
+        return key, Value.f32(_parse_float(data, text))
+    if kind == "bool":
+        if data not in ("true", "false"):
+            raise BadOverride(f"{text!r}: found {data!r}, expected true or false")
+        return key, Value.bool_(data == "true")
+    if kind == "str":
+        return key, Value.string(data)
+    raise BadOverride(f"{text!r}: found type {kind!r}, expected int, float, bool or str")
+
+
+def _parse_uint32(data: str, text: str) -> int:
+    if not re.fullmatch(r"[0-9]+", data) or int(data) > _UINT32_MAX:
+        raise BadOverride(f"{text!r}: found {data!r}, expected a whole number from 0 to {_UINT32_MAX}")
+    return int(data)
+
+
+def _parse_float(data: str, text: str) -> float:
+    try:
+        number = float(data)
+    except ValueError:
+        number = math.nan
+    if not abs(number) <= _FLOAT32_MAX:
+        raise BadOverride(f"{text!r}: found {data!r}, expected a finite number that float32 can hold")
+    return number
+
+
+def parse_layers(text: str) -> tuple[int, ...]:
+    """Return the layer numbers of a list like `3,4,17`, sorted, each once.
+
+    raises  BadOverride for anything that is not a whole number
+    """
+    words = text.split(",")
+    if not all(re.fullmatch(r"\s*[0-9]+\s*", word) for word in words):
+        raise BadOverride(f"{text!r}: expected layer numbers separated by commas, for instance 3,4,17")
+    return tuple(sorted({int(word) for word in words}))

@@ -1,0 +1,188 @@
+"""Roles: what a tensor's name says about it.
+
+The only module that reads tensor names. Everything else asks for a `TensorRole`: which part of the model
+the tensor is, which layer it belongs to, and why it must not be quantized, if so.
+
+The names and the list of tensors that stay as they are are facts of llama.cpp's quantizer
+(llama-quant.cpp: tensor_get_category, tensor_allows_quantization), which looks for substrings: so
+`ffn_down` covers the dense, the stacked and the shared experts' matrices alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+_LAYER = re.compile(r"blk\.(\d+)")
+
+
+class Role(Enum):
+    """The part that a tensor plays in the model, as far as choosing its type goes."""
+
+    TOKEN_EMBD = "token embeddings"
+    OUTPUT = "output"
+    ATTN_QKV = "attn_qkv"
+    ATTN_KV_B = "attn_kv_b"
+    ATTN_K_B = "attn_k_b"
+    ATTN_V_B = "attn_v_b"
+    ATTN_V = "attn_v"
+    ATTN_K = "attn_k"
+    ATTN_Q = "attn_q"
+    ATTN_OUTPUT = "attn_output"
+    FFN_UP = "ffn_up"
+    FFN_GATE = "ffn_gate"
+    FFN_DOWN = "ffn_down"
+    OTHER = "other"
+
+
+_WHOLE_NAMES: dict[str, Role] = {
+    "output.weight": Role.OUTPUT,
+    "token_embd.weight": Role.TOKEN_EMBD,
+    "per_layer_token_embd.weight": Role.TOKEN_EMBD,
+}
+
+# Searched in this order, anywhere in the name; the first hit decides.
+_PARTS: tuple[tuple[str, Role], ...] = (
+    ("attn_qkv.weight", Role.ATTN_QKV),
+    ("attn_kv_b.weight", Role.ATTN_KV_B),
+    ("attn_k_b.weight", Role.ATTN_K_B),
+    ("attn_v_b.weight", Role.ATTN_V_B),
+    ("attn_v.weight", Role.ATTN_V),
+    ("attn_k.weight", Role.ATTN_K),
+    ("attn_q.weight", Role.ATTN_Q),
+    ("attn_output.weight", Role.ATTN_OUTPUT),
+    ("ffn_up", Role.FFN_UP),
+    ("ffn_gate", Role.FFN_GATE),
+    ("ffn_down", Role.FFN_DOWN),
+)
+
+# Substrings of names that are never quantized, each with the reason that a plan prints.
+_KEPT_PARTS: tuple[tuple[str, str], ...] = (
+    ("_norm.weight", "norm"),
+    ("ffn_gate_inp.weight", "expert router"),
+    ("ffn_gate_tid2eid.weight", "expert routing table"),
+    ("altup", "tiny matrix"),
+    ("laurel", "tiny matrix"),
+    ("per_layer_model_proj", "small projection"),
+    ("ssm_conv1d", "convolution kernel"),
+    ("shortconv.conv.weight", "convolution kernel"),
+    ("indexer.k_proj.weight", "indexer projection"),
+    ("indexer.q_proj.weight", "indexer projection"),
+    *((f"time_mix_{part}.weight", "small time-mix matrix") for part in (
+        "first", "w0", "w1", "w2", "v0", "v1", "v2", "a0", "a1", "a2", "g1", "g2",
+        "decay_w1", "decay_w2", "lerp_fused",
+    )),
+    ("attn_rel_b.weight", "position bias"),
+    (".position_embd", "position embeddings"),
+    ("sam.pos_embd", "position embeddings"),
+    ("sam.neck.", "vision part"),
+    ("sam.net_", "vision part"),
+    (".rel_pos", "position embeddings"),
+    (".patch_embd", "vision part"),
+    (".patch_merger", "vision part"),
+    ("a.rvq.codebook", "audio codebook"),
+    ("mm.a.code_embd", "audio codebook"),
+)  # fmt: skip
+
+_KEPT_NAMES: dict[str, str] = {
+    "position_embd.weight": "position embeddings",
+    "token_types.weight": "token types",
+}
+
+# The second half of each head's rows of attn_kv_b is attn_v_b, so what one has seen serves the other.
+_SAME_ACTIVATIONS: tuple[tuple[str, str], ...] = (
+    ("attn_v_b.weight", "attn_kv_b.weight"),
+    ("attn_kv_b.weight", "attn_v_b.weight"),
+)
+
+
+@dataclass(frozen=True)
+class TensorRole:
+    """What is known of a tensor by its name and number of dimensions.
+
+    layer      the N of `blk.N.`, or None outside of the layers
+    kept_as    why it is never quantized, in a phrase; None when it may be
+    """
+
+    role: Role
+    layer: int | None
+    kept_as: str | None
+
+
+def tensor_role(name: str, shape: tuple[int, ...]) -> TensorRole:
+    """Return the role of tensor `name` of `shape` (rows first)."""
+    return TensorRole(_role(name), layer_of(name), _kept_as(name, shape))
+
+
+def _role(name: str) -> Role:
+    if name in _WHOLE_NAMES:
+        return _WHOLE_NAMES[name]
+    return next((role for part, role in _PARTS if part in name), Role.OTHER)
+
+
+def _kept_as(name: str, shape: tuple[int, ...]) -> str | None:
+    if n_dims(shape) < 2:
+        return "1-D"
+    if not name.endswith("weight"):
+        return "not a weight"
+    if name in _KEPT_NAMES:
+        return _KEPT_NAMES[name]
+    return next((reason for part, reason in _KEPT_PARTS if part in name), None)
+
+
+def float32_reason(name: str, shape: tuple[int, ...]) -> str | None:
+    """Return why the converter stores a tensor as F32 whatever the output type, or None.
+
+    Facts of llama.cpp's converter (conversion/base.py: prepare_tensors); here leading dimensions of 1 count.
+    """
+    if len(shape) < 2:
+        return "1-D"
+    if name.endswith("_norm.weight"):
+        return "norm"
+    if not name.endswith(".weight"):
+        return "not a weight"
+    if name.endswith(("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")):
+        return "expert router"
+    return None
+
+
+def n_dims(shape: tuple[int, ...]) -> int:
+    """Return the number of dimensions as ggml counts them: leading ones do not count.
+
+    >>> n_dims((1, 64)), n_dims((16, 1, 64)), n_dims((1, 1))
+    (1, 3, 1)
+    """
+    leading = next((i for i, length in enumerate(shape) if length != 1), len(shape))
+    return max(1, len(shape) - leading)
+
+
+def layer_of(name: str) -> int | None:
+    """Return the N of a name that begins with `blk.N`, or None."""
+    match = _LAYER.match(name)
+    return int(match[1]) if match else None
+
+
+def file_order(names: Iterable[str]) -> list[str]:
+    """Return `names` in the order in which llama-quantize writes (and visits) tensors.
+
+    Tensors outside of the layers come first, then layer by layer; within one, by the bytes of the name.
+    """
+    return sorted(names, key=lambda name: (-1 if (n := layer_of(name)) is None else n, name.encode()))
+
+
+def in_layer(name: str, layer: int) -> str:
+    """Return `name` moved to another layer: `blk.7.x` in layer 5 is `blk.5.x`."""
+    return _LAYER.sub(f"blk.{layer}", name, count=1)
+
+
+def sibling_with_same_activations(name: str) -> str | None:
+    """Return the name of the tensor that multiplies the same activations as `name`, in another layout.
+
+    `attn_v_b` and `attn_kv_b` are each other's sibling; other tensors have none.
+    """
+    for part, other in _SAME_ACTIVATIONS:
+        if name.endswith(part):
+            return name.removesuffix(part) + other
+    return None

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import pytest
+
+from gguf_tools.errors import BadOverride
+from gguf_tools.values import Value
+from quantize.overrides import (
+    find_override,
+    overrides_without_effect,
+    parse_kv_override,
+    parse_layers,
+    parse_override,
+    parse_override_file,
+    parse_overrides,
+    parse_type,
+)
+from quantize.pruning import Pruning
+
+
+def test_an_override_is_found_anywhere_in_a_name_in_any_case() -> None:
+    override = parse_override(r"blk\.\d+\.FFN_(up|gate)_exps=q4_k")
+    assert override.type.name == "Q4_K"
+    assert override.matches("blk.17.ffn_gate_exps.weight")
+    assert not override.matches("blk.17.ffn_down_exps.weight")
+
+
+def test_the_first_match_wins() -> None:
+    overrides = parse_overrides(["exps=Q4_0", "ffn=Q8_0"])
+    found = [find_override(overrides, name) for name in ("ffn_up_exps", "ffn_up", "attn")]
+    assert [None if o is None else o.text for o in found] == ["exps=Q4_0", "ffn=Q8_0", None]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("ffn_down", "expected REGEX=TYPE"),
+        ("=Q4_K", "expected REGEX=TYPE"),
+        ("ffn_down=", "expected REGEX=TYPE"),
+        ("ffn_down=Q4_X", "'Q4_X' is not a ggml type"),
+        ("ffn_(down=Q4_K", r"'ffn_\(down' is not a regular expression"),
+    ],
+)
+def test_bad_override(text: str, complaint: str) -> None:
+    with pytest.raises(BadOverride, match=complaint) as error:
+        parse_override(text)
+    assert repr(text) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_override_file() -> None:
+    found = parse_override_file("a=Q4_0 b=Q5_0\n\n  c=F16\n")
+    assert [o.text for o in found] == ["a=Q4_0", "b=Q5_0", "c=F16"]
+    assert parse_override_file(" \n") == ()
+
+
+def test_parse_type() -> None:
+    assert parse_type("iq4_nl").name == "IQ4_NL"
+    with pytest.raises(BadOverride, match="'q4': 'q4' is not a ggml type"):
+        parse_type("q4")
+
+
+def test_partly_shadowed_overrides_have_an_effect() -> None:
+    overrides = parse_overrides(["up=Q4_0", "ffn=Q8_0", "gate|up=Q4_0"])
+    lines = overrides_without_effect(overrides, ["ffn_up", "ffn_gate"])
+    assert len(lines) == 1
+    assert "'gate|up=Q4_0' is shadowed: all 2 tensors" in lines[0]
+    assert "'ffn=Q8_0', 'up=Q4_0'" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("deepseek2.expert_used_count=int:6", "deepseek2.expert_used_count", Value.u32(6)),
+        ("a=float:0.5", "a", Value.f32(0.5)),
+        ("tokenizer.ggml.add_bos_token=bool:false", "tokenizer.ggml.add_bos_token", Value.bool_(False)),
+        ("general.name=str:a=b:c", "general.name", Value.string("a=b:c")),
+        ("general.name=str:", "general.name", Value.string("")),
+    ],
+)
+def test_kv_override(text: str, key: str, value: Value) -> None:
+    assert parse_kv_override(text) == (key, value)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("a", "expected KEY=TYPE:VALUE"),
+        ("=int:3", "expected KEY=TYPE:VALUE"),
+        ("a=3", "expected KEY=TYPE:VALUE"),
+        ("a=i32:3", "found type 'i32'"),
+        ("a=int:x", "expected a whole number from 0"),
+        ("a=int:-1", "expected a whole number from 0"),
+        ("a=int:4294967296", "expected a whole number from 0"),
+        ("a=float:nan", "expected a finite number"),
+        ("a=float:1e39", "expected a finite number"),
+        ("a=float:one", "expected a finite number"),
+        ("a=bool:True", "expected true or false"),
+    ],
+)
+def test_bad_kv_override(text: str, complaint: str) -> None:
+    with pytest.raises(BadOverride, match=complaint) as error:
+        parse_kv_override(text)
+    assert repr(text) in str(error.value)
+
+
+def test_layers() -> None:
+    assert parse_layers("7, 3,3,10") == (3, 7, 10)
+    for text in ("", "1,", "-1", "1-3", "x"):
+        with pytest.raises(BadOverride, match="expected layer numbers"):
+            parse_layers(text)
+
+
+def test_pruning() -> None:
+    names = [f"blk.{i}.attn_q.weight" for i in range(4)]
+    pruning = Pruning.of(["output.weight", *names], (0, 2))
+    assert pruning.kept == (1, 3)
+    assert [pruning.new_name(n) for n in names] == [None, "blk.0.attn_q.weight", None, "blk.1.attn_q.weight"]
+    assert pruning.new_name("output.weight") == "output.weight"
