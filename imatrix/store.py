@@ -1,0 +1,280 @@
+"""Importance matrix files: the GGUF form and the older `.dat` form, read and written.
+
+The layouts are facts of llama.cpp (tools/imatrix/imatrix.cpp: save_imatrix, save_imatrix_legacy;
+common/imatrix-loader.cpp).
+
+GGUF form: a GGUF file with the metadata
+
+    general.type         string   "imatrix"
+    imatrix.datasets     strings  names of the calibration texts
+    imatrix.chunk_count  uint32   chunks of text seen
+    imatrix.chunk_size   uint32   tokens per chunk
+
+and for every weight NAME, sorted by name, two F32 tensors:
+
+    NAME.in_sum2   (n_mats, n_cols)  sums of squared activations
+    NAME.counts    (n_mats, 1)       rows summed, per expert; a single one for what is not routed, so that the
+                                     heads of `attn_k_b` and `attn_v_b` stand end to end in one row of in_sum2
+
+`.dat` form, little-endian:
+
+    int32 n_entries
+    per entry, sorted by name:
+      int32 length, bytes name
+      int32 n_calls                 chunks seen: max(counts) / chunk_size, rounded up
+      int32 n_values, float32 values[n_values]
+                                    (sum / count) * n_calls; 1 * n_calls for an expert that saw nothing
+    int32 n_chunks                  trailer, may be missing
+    int32 length, bytes dataset
+
+So `.dat` knows no counts per expert: each entry has been normalised, and experts carry equal weight when two
+files are merged. Entries that saw nothing at all are left out of it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.errors import BadImportance, OutputError
+from gguf_tools.ggml_types import F32
+from gguf_tools.layout import FileLayout, TensorInfo
+from gguf_tools.reader import GGUFFile
+from gguf_tools.values import Value
+from gguf_tools.writer import GGUFWriter
+from quantize.importance import Importance
+
+Format = Literal["gguf", "dat"]
+_SUMS, _COUNTS = ".in_sum2", ".counts"
+
+
+@dataclass(frozen=True)
+class ImportanceFile:
+    """What an importance matrix file holds.
+
+    entries      by name of the weight. From `.dat`: one row each, the experts end to end, counted in chunks
+    datasets     names of the calibration texts
+    chunk_count  chunks seen
+    chunk_size   tokens per chunk; 0 when unknown, as in `.dat`
+    path         where it was read, None for one made in memory
+    """
+
+    entries: Mapping[str, Importance]
+    datasets: tuple[str, ...] = ()
+    chunk_count: int = 0
+    chunk_size: int = 0
+    path: Path | None = None
+    format: Format = field(default="gguf", compare=False)
+
+
+def load(path: str | os.PathLike[str]) -> ImportanceFile:
+    """Return the contents of an importance matrix file in either form.
+
+    raises  BadImportance when it is neither, contradicts itself or holds nothing;
+            GGUFError when it is a damaged GGUF file
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            is_gguf = file.read(4) == b"GGUF"
+        found = _load_gguf(path) if is_gguf else _load_dat(path)
+    except OSError as error:
+        raise BadImportance(f"{path}: can't be read ({error.strerror})") from error
+    if not found.entries:
+        raise BadImportance(f"{path}: holds no importances")
+    return found
+
+
+def save(path: str | os.PathLike[str], contents: ImportanceFile, format: Format | None = None) -> None:
+    """Write `contents` to `path`; the file appears whole or not at all.
+
+    format  "gguf" or "dat"; None: dat for a name that ends with .dat, else gguf
+    raises  OutputError when it can't be written
+    """
+    path = Path(path)
+    if format is None:
+        format = "dat" if path.suffix == ".dat" else "gguf"
+    if format == "dat":
+        save_dat(path, contents)
+    else:
+        save_gguf(path, contents)
+
+
+# The GGUF form
+
+
+def _load_gguf(path: Path) -> ImportanceFile:
+    with GGUFFile(path) as file:
+        names = {
+            suffix: {name.removesuffix(suffix) for name in file.tensors if name.endswith(suffix)}
+            for suffix in (_SUMS, _COUNTS)
+        }
+        if not names[_SUMS]:
+            raise BadImportance(f"{path}: not an importance matrix: GGUF without a tensor NAME{_SUMS}")
+        unpaired = sorted(names[_SUMS] ^ names[_COUNTS])
+        if unpaired:
+            raise BadImportance(f"{path}: {unpaired[0]}: found one of {_SUMS} and {_COUNTS}, expected both")
+        return ImportanceFile(
+            entries={name: _gguf_entry(file, path, name) for name in sorted(names[_SUMS])},
+            datasets=tuple(file.get("imatrix.datasets", ())),
+            chunk_count=file.get("imatrix.chunk_count", 0),
+            chunk_size=file.get("imatrix.chunk_size", 0),
+            path=path,
+        )
+
+
+def _gguf_entry(file: GGUFFile, path: Path, name: str) -> Importance:
+    for tensor in (name + _SUMS, name + _COUNTS):
+        if file.tensors[tensor].type != F32:
+            raise BadImportance(f"{path}: {tensor}: found {file.tensors[tensor].type.name}, expected F32")
+    sums, counts = _floats(file, name + _SUMS), _floats(file, name + _COUNTS)
+    if not counts.size or not sums.size or sums.size % counts.size:
+        raise BadImportance(
+            f"{path}: {name}: found {sums.size} values and {counts.size} counts,"
+            " expected as many values for each count"
+        )
+    return Importance(sums.reshape(counts.size, -1), counts)
+
+
+def _floats(file: GGUFFile, tensor: str) -> npt.NDArray[np.float32]:
+    order = "<f4" if file.endian == "little" else ">f4"
+    return file.raw(tensor).view(order).astype(np.float32)
+
+
+def save_gguf(path: str | os.PathLike[str], contents: ImportanceFile) -> None:
+    """Write `contents` in the GGUF form, byte for byte as llama-imatrix does.
+
+    raises  OutputError when it can't be written
+    """
+    metadata = {
+        "general.type": Value.string("imatrix"),
+        "imatrix.datasets": Value.strings(contents.datasets),
+        "imatrix.chunk_count": Value.u32(contents.chunk_count),
+        "imatrix.chunk_size": Value.u32(contents.chunk_size),
+    }
+    parts: dict[TensorInfo, npt.NDArray[np.float32]] = {}
+    for name in sorted(contents.entries, key=str.encode):
+        entry = contents.entries[name]
+        n_mats, n_cols = entry.values.shape
+        parts[TensorInfo(name + _SUMS, (n_mats, n_cols) if n_mats > 1 else (n_cols,), F32)] = entry.values
+        parts[TensorInfo(name + _COUNTS, (n_mats, 1) if n_mats > 1 else (1,), F32)] = entry.counts
+    layout = FileLayout.of(metadata, tuple(parts))
+    with GGUFWriter(path, layout) as writer:
+        for info, numbers in parts.items():
+            writer.write(layout.offset_of(info.name), np.ascontiguousarray(numbers, "<f4").tobytes())
+        writer.publish()
+
+
+# The .dat form
+
+
+def _load_dat(path: Path) -> ImportanceFile:
+    data = path.read_bytes()
+    cursor = _Cursor(path, data)
+    n_entries = cursor.int32("the number of entries")
+    # An entry takes at least a length, a count, a number of values and one value.
+    if not 1 <= n_entries <= len(data) // 16:
+        raise BadImportance(
+            f"{path}: not an importance matrix: not GGUF, and no .dat with {n_entries} entries"
+        )
+    entries: dict[str, Importance] = {}
+    for number in range(1, n_entries + 1):
+        name = cursor.string(f"the name of entry {number} of {n_entries}")
+        if name in entries:
+            raise BadImportance(f"{path}: {name}: found twice, expected one entry per tensor")
+        n_calls = cursor.int32(f"the number of calls of {name}")
+        values = cursor.floats(f"the values of {name}")
+        # Without calls, llama-quantize takes the values as they are.
+        count = np.float32(n_calls if n_calls > 0 else 1)
+        entries[name] = Importance(values[np.newaxis], np.full(1, count))
+    chunk_count = 0 if cursor.at_end else cursor.int32("the number of chunks")
+    dataset = "" if cursor.at_end else cursor.string("the name of the dataset")
+    return ImportanceFile(entries, (dataset,) if dataset else (), chunk_count, path=path, format="dat")
+
+
+class _Cursor:
+    """Reads numbers and strings from bytes, never beyond their end."""
+
+    def __init__(self, path: Path, data: bytes) -> None:
+        self._path, self._data, self._at = path, data, 0
+
+    @property
+    def at_end(self) -> bool:
+        return self._at == len(self._data)
+
+    def int32(self, what: str) -> int:
+        (number,) = struct.unpack_from("<i", self._data, self._skip(4, what))
+        return int(number)
+
+    def string(self, what: str) -> str:
+        length = self.int32(f"the length of {what}")
+        start = self._skip(length, what)
+        return self._data[start : start + length].decode("utf-8", "surrogateescape")
+
+    def floats(self, what: str) -> npt.NDArray[np.float32]:
+        count = self.int32(f"the number of {what}")
+        if count < 1:
+            raise BadImportance(f"{self._path}: found {count} as the number of {what}, expected at least 1")
+        values = np.frombuffer(self._data, "<f4", count, self._skip(4 * count, what))
+        return values.astype(np.float32, copy=False)
+
+    def _skip(self, n_bytes: int, what: str) -> int:
+        start, left = self._at, len(self._data) - self._at
+        if not 0 <= n_bytes <= left:
+            raise BadImportance(
+                f"{self._path}: damaged, or not an importance matrix: {what} would take {n_bytes} bytes"
+                f" at {start}, and {left} are left"
+            )
+        self._at += n_bytes
+        return start
+
+
+def save_dat(path: str | os.PathLike[str], contents: ImportanceFile) -> None:
+    """Write `contents` in the `.dat` form, byte for byte as llama-imatrix does.
+
+    Counts per expert, the chunk size and all but the last dataset are not held by this form.
+    raises  OutputError when it can't be written
+    """
+    blocks = []
+    for name in sorted(contents.entries, key=str.encode):
+        entry = contents.entries[name]
+        counts = entry.whole_counts()
+        if counts.max() <= 0:
+            continue
+        n_calls = -(-int(counts.max()) // max(1, contents.chunk_size))
+        means = entry.weights() * np.float32(n_calls)
+        # A sum over n_calls is what the form holds: spare it the rounding of a division and a product.
+        values = np.where(counts[:, np.newaxis] == n_calls, entry.values, means)
+        head = _dat_string(name) + struct.pack("<ii", n_calls, values.size)
+        blocks.append(head + values.astype("<f4").tobytes())
+    dataset = contents.datasets[-1] if contents.datasets else ""
+    trailer = struct.pack("<i", contents.chunk_count) + _dat_string(dataset)
+    _write_whole(Path(path), [struct.pack("<i", len(blocks)), *blocks, trailer])
+
+
+def _dat_string(text: str) -> bytes:
+    data = text.encode("utf-8", "surrogateescape")
+    return struct.pack("<i", len(data)) + data
+
+
+def _write_whole(path: Path, parts: list[bytes]) -> None:
+    """Write `parts` beside `path` and rename, so that a failure leaves the old file."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        try:
+            with partial.open("wb") as file:
+                file.writelines(parts)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"{path}: can't be written ({error.strerror})") from error
