@@ -5,8 +5,8 @@
 
     weight = x
 
-Encoding rounds to nearest even, keeps subnormals, and turns what is too large into infinity; a caller that does
-not want that checks the result. Every NaN becomes 0x7E00 with its sign.
+Encoding rounds to nearest even, keeps subnormals, and turns what is too large into infinity; a caller
+that does not want that checks the result. Every NaN becomes 0x7E00 with its sign.
 """
 
 from __future__ import annotations

@@ -42,12 +42,20 @@ def padded_words(block_bytes: int) -> int:
 @part
 def load_blocks(source: npt.NDArray[Any], first: int, block_elems: int, tile: Tile) -> None:
     """Fill tile[elem] with blocks first .. first + LANES - 1 of a source; block_elems a multiple of LANES."""
-    last = source.size // block_elems - 1
+    load_columns(source, block_elems, first, 0, block_elems, tile)
+
+
+@part
+def load_columns(
+    source: npt.NDArray[Any], row_elems: int, first: int, column: int, count: int, tile: Tile
+) -> None:
+    """Fill tile[i] with elements column + i of rows first .. first + LANES - 1; count a multiple of LANES."""
+    last = source.size // row_elems - 1
     for lane in range(LANES):
-        start = min(first + lane, last) * block_elems
-        for elem in range(0, block_elems, LANES):
+        start = min(first + lane, last) * row_elems + column
+        for elem in range(0, count, LANES):
             tile[elem + lane] = _read(source, start + elem)
-    for elem in range(0, block_elems, LANES):
+    for elem in range(0, count, LANES):
         _transpose(tile, elem)
 
 

@@ -1,0 +1,110 @@
+"""Q4_1: 32 weights in 20 bytes, 5 bits each.
+
+bytes     field
+0 .. 1    d   float16
+2 .. 3    m   float16
+4 .. 19   qs  codes q of 4 bits: byte i holds q[i] in its lower half and q[i + 16] in the upper
+
+weight[i] = d * q[i] + m
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.ggml_types import Q4_1
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.blocks_of_32 import ELEMS, fit_range, load_weighted, row_mean_squares
+from quantize.formats.half import from_half_bits, to_half_bits
+from quantize.formats.kernel import kernel, part
+from quantize.formats.lane_memory import Tile, float_tile, int_tile, tail
+from quantize.formats.lanes import LANES, Floats
+from quantize.formats.packing import pack
+from quantize.formats.rounding import clamp, nearest_int
+from quantize.formats.search import search_affine
+from quantize.formats.tiles import as_source, load_blocks, padded_words, store_blocks
+
+BLOCK = np.dtype([("d", "<u2"), ("m", "<u2"), ("qs", "u1", 16)])
+
+
+def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
+    """Return the weights of Q4_1 blocks.
+
+    blocks   BLOCK (n_rows, n_blocks)
+    returns  float32 (n_rows, n_blocks * 32)
+    """
+    rows = np.empty((blocks.shape[0], blocks.shape[1] * ELEMS), np.float32)
+    _decode(blocks.reshape(-1), rows.reshape(-1, ELEMS))
+    return rows
+
+
+def quantize(rows: Rows, weights: Weights) -> Blocks:
+    """Return `rows` as Q4_1 blocks, the bytes of ggml's quantize_q4_1.
+
+    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 32
+    weights  float32 (n_cols,) column importances, or None
+    returns  BLOCK (n_rows, n_cols // 32)
+    raises   ShapeError if rows or weights do not fit
+    """
+    n_blocks = check_shape(rows, weights, Q4_1)
+    blocks = np.empty((len(rows), n_blocks), BLOCK)
+    out = blocks.view(np.uint8).reshape(-1)
+    if weights is None:
+        _quantize_plain(as_source(rows), out)
+    else:
+        _quantize_weighted(as_source(rows), weights, out)
+    return blocks
+
+
+_TOP = 15
+_BYTES = BLOCK.itemsize
+_WORDS = padded_words(_BYTES)
+
+
+@kernel
+def _decode(blocks: Blocks, out: npt.NDArray[np.float32]) -> None:
+    for k in range(len(blocks)):
+        block = blocks[k]
+        d = from_half_bits(block.d)
+        m = from_half_bits(block.m)
+        for i in range(16):
+            out[k, i] = d * np.float32(block.qs[i] & 0xF) + m
+            out[k, i + 16] = d * np.float32(block.qs[i] >> 4) + m
+
+
+@kernel
+def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> None:
+    x = float_tile(ELEMS)
+    codes, words = int_tile(ELEMS), int_tile(_WORDS)
+    for first in range(0, out.size // _BYTES, LANES):
+        load_blocks(source, first, ELEMS, x)
+        d, m = fit_range(x, _TOP, codes)
+        _store(d, m, codes, words, out, first)
+
+
+@kernel
+def _quantize_weighted(
+    source: Rows, importances: npt.NDArray[np.float32], out: npt.NDArray[np.uint8]
+) -> None:
+    x, weights = float_tile(ELEMS), float_tile(ELEMS)
+    codes, words = int_tile(ELEMS), int_tile(_WORDS)
+    means = row_mean_squares(source, importances.size)
+    for first in range(0, out.size // _BYTES, LANES):
+        load_weighted(source, importances, means, first, x, weights)
+        d, minus_m, inverse, code_m = search_affine(
+            x, weights, ELEMS, _TOP, np.float32(-0.9), np.float32(0.05), 36
+        )
+        for i in range(ELEMS):
+            codes[i] = clamp(nearest_int(inverse * (x[i] - code_m)), 0, _TOP)
+        _store(d, -minus_m, codes, words, out, first)
+
+
+@part
+def _store(d: Floats, m: Floats, codes: Tile, words: Tile, out: npt.NDArray[np.uint8], first: int) -> None:
+    words[0] = to_half_bits(d) | to_half_bits(m) << 16
+    pack(codes, 0, 4, 16, 16, tail(words, 1))
+    store_blocks(words, out, first, _BYTES)
+
+
+FORMAT = QuantFormat(Q4_1, BLOCK, quantize, dequantize, ImportanceUse.OPTIONAL)

@@ -1,0 +1,92 @@
+"""Q8_0: 32 weights in 34 bytes, 8.5 bits each.
+
+bytes     field
+0 .. 1    d   float16
+2 .. 33   qs  signed codes q of 8 bits
+
+weight[i] = d * q[i]
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.ggml_types import Q8_0
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.blocks_of_32 import ELEMS, INFINITY, ONE, ZERO, prepend_half
+from quantize.formats.half import from_half_bits, to_half_bits
+from quantize.formats.kernel import kernel
+from quantize.formats.lane_memory import float_tile, int_tile
+from quantize.formats.lanes import LANES, absolute, bits, from_bits, maximum, select, splat, to_int
+from quantize.formats.packing import pack
+from quantize.formats.tiles import as_source, load_blocks, padded_words, store_blocks
+
+BLOCK = np.dtype([("d", "<u2"), ("qs", "i1", 32)])
+
+
+def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
+    """Return the weights of Q8_0 blocks.
+
+    blocks   BLOCK (n_rows, n_blocks)
+    returns  float32 (n_rows, n_blocks * 32)
+    """
+    rows = np.empty((blocks.shape[0], blocks.shape[1] * ELEMS), np.float32)
+    _decode(blocks.reshape(-1), rows.reshape(-1, ELEMS))
+    return rows
+
+
+def quantize(rows: Rows, weights: Weights) -> Blocks:
+    """Return `rows` as Q8_0 blocks, the bytes of ggml's quantize_q8_0.
+
+    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 32
+    weights  not used
+    returns  BLOCK (n_rows, n_cols // 32)
+    raises   ShapeError if rows or weights do not fit
+    """
+    n_blocks = check_shape(rows, weights, Q8_0)
+    blocks = np.empty((len(rows), n_blocks), BLOCK)
+    _quantize(as_source(rows), blocks.view(np.uint8).reshape(-1))
+    return blocks
+
+
+_TOP = np.float32(127)
+_BYTES = BLOCK.itemsize
+_WORDS = padded_words(_BYTES)
+_SIGN = -0x80000000
+_ALMOST_HALF = int(np.nextafter(np.float32(0.5), ZERO).view(np.int32))
+
+
+@kernel
+def _decode(blocks: Blocks, out: npt.NDArray[np.float32]) -> None:
+    for k in range(len(blocks)):
+        block = blocks[k]
+        d = from_half_bits(block.d)
+        for i in range(ELEMS):
+            out[k, i] = d * np.float32(block.qs[i])
+
+
+@kernel
+def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> None:
+    x = float_tile(ELEMS)
+    codes = int_tile(ELEMS)
+    words = int_tile(_WORDS)
+    for first in range(0, out.size // _BYTES, LANES):
+        load_blocks(source, first, ELEMS, x)
+        largest = splat(ZERO)
+        for i in range(ELEMS):
+            largest = maximum(largest, absolute(x[i]))
+        d = largest / _TOP
+        # where 1 / d overflows, the reference converts infinities and NaN to integers and gets 0
+        inverse = ONE / d
+        inverse = select(inverse == INFINITY, ZERO, inverse)
+        for i in range(ELEMS):
+            # C's roundf: ties away from zero; the largest number below 1/2 carries no 0.49999997 over to 1
+            scaled = x[i] * inverse
+            codes[i] = to_int(scaled + from_bits(bits(scaled) & _SIGN | _ALMOST_HALF))
+        pack(codes, 0, 8, ELEMS, ELEMS, words)
+        prepend_half(to_half_bits(d), words, 8)
+        store_blocks(words, out, first, _BYTES)
+
+
+FORMAT = QuantFormat(Q8_0, BLOCK, quantize, dequantize, ImportanceUse.IGNORED)
