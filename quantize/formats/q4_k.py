@@ -6,9 +6,9 @@
     4 .. 15    scales  8 scales sc and 8 minimums m of 6 bits (packing.pack_scales)
     16 .. 143  qs      codes q of 4 bits: 32 bytes hold 64, the lower halves first (packing.pack)
 
-The value of a weight, i = 0 .. 31 in sub-block j = 0 .. 7:
+The value of weight i = 0 .. 31 in sub-block j = 0 .. 7:
 
-    weight[32 * j + i] = d * sc[j] * q[32 * j + i] - dmin * m[j]
+    d * sc[j] * q[32 * j + i] - dmin * m[j]
 """
 
 from __future__ import annotations
@@ -21,9 +21,17 @@ from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weig
 from quantize.formats.half import from_half_bits, halves_to_float32, to_half_bits
 from quantize.formats.kernel import kernel, part
 from quantize.formats.lane_memory import Tile, float_tile, int_tile, tail
-from quantize.formats.lanes import LANES, shift_right_logical, splat, square_root, to_float
+from quantize.formats.lanes import LANES, minimum, shift_right_logical, to_float
 from quantize.formats.packing import pack, pack_scales, unpack, unpack_scale, unpack_scales
-from quantize.formats.search import ZERO, affine_codes, search_affine, search_positive
+from quantize.formats.search import affine_codes, search_positive
+from quantize.formats.super_block import (
+    AffineFit,
+    code_by_largest,
+    fit_sub_blocks,
+    mean_square,
+    weigh,
+    weigh_by_magnitude,
+)
 from quantize.formats.tiles import as_source, load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "<u2"), ("dmin", "<u2"), ("scales", "u1", 12), ("qs", "u1", 128)])
@@ -48,70 +56,77 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
 def quantize(rows: Rows, weights: Weights) -> Blocks:
     """Return `rows` as Q4_K blocks, the bytes of ggml's quantize_q4_K.
 
-    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 256
+    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 256, all finite
     weights  float32 (n_cols,) column importances, or None
     returns  BLOCK (n_rows, n_cols // 256)
     raises   ShapeError if rows or weights do not fit
     """
-    n_blocks = check_shape(rows, weights, Q4_K)
-    blocks = np.empty((len(rows), n_blocks), BLOCK)
+    blocks = np.empty((len(rows), check_shape(rows, weights, Q4_K)), BLOCK)
     out = blocks.view(np.uint8).reshape(-1)
     if weights is None:
-        raise NotImplementedError
-    _quantize_weighted(as_source(rows), weights, out)
+        _quantize_plain(as_source(rows), out)
+    else:
+        _quantize_weighted(as_source(rows), weights, out)
     return blocks
 
 
-_TOP = 15
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
+_TOP = 15
+_SCALE_TOP = 63
 
 
 @kernel
 def _quantize_weighted(source: Rows, importances: Weights, out: npt.NDArray[np.uint8]) -> None:
-    x, weights = float_tile(256), float_tile(256)
-    scales, lows, sums = float_tile(8), float_tile(8), float_tile(8)
-    inverses, level_lows = float_tile(8), float_tile(8)
+    x, weights, sums = float_tile(256), float_tile(256), float_tile(8)
+    fit = AffineFit(float_tile(8), float_tile(8), float_tile(8), float_tile(8))
     scale_codes, low_codes = int_tile(8), int_tile(8)
     words = int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
         load_blocks(source, first, 256, x)
         load_importances(importances, first, 256, weights)
-        sum_x2 = splat(ZERO)
-        for i in range(256):
-            sum_x2 += x[i] * x[i]
-        variance = np.float32(2) * sum_x2 / np.float32(256)
-        for j in range(8):
-            sub, w = tail(x, 32 * j), tail(weights, 32 * j)
-            sum_w = splat(ZERO)
-            for i in range(32):
-                w[i] = w[i] * square_root(variance + sub[i] * sub[i])
-                sum_w += w[i]
-            sums[j] = sum_w
-            scales[j], low, inverses[j], level_lows[j] = search_affine(
-                sub, w, 32, _TOP, np.float32(-0.9), np.float32(0.05), 36
-            )
-            lows[j] = -low
-        d = to_half_bits(search_positive(scales, sums, scale_codes, 8, 63))
-        dmin = to_half_bits(search_positive(lows, sums, low_codes, 8, 63))
-        words[0] = d | dmin << 16
+        weigh(x, weights, mean_square(x, np.float32(2)), 32, sums)
+        fit_sub_blocks(x, weights, 32, _TOP, np.float32(-0.9), np.float32(0.05), 36, fit)
+        d = search_positive(fit.scales, sums, scale_codes, 8, _SCALE_TOP)
+        dmin = search_positive(fit.minus_lows, sums, low_codes, 8, _SCALE_TOP)
+        words[0] = to_half_bits(d) | to_half_bits(dmin) << 16
         pack_scales(scale_codes, low_codes, tail(words, 1))
-        _pack_codes(x, inverses, level_lows, words)
+        _pack_codes(x, fit, words)
+        store_blocks(words, out, first, _BYTES)
+
+
+@kernel
+def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> None:
+    x, weights = float_tile(256), float_tile(256)
+    fit = AffineFit(float_tile(8), float_tile(8), float_tile(8), float_tile(8))
+    scale_codes, low_codes = int_tile(8), int_tile(8)
+    words = int_tile(_WORDS)
+    for first in range(0, out.size // _BYTES, LANES):
+        load_blocks(source, first, 256, x)
+        weigh_by_magnitude(x, 32, weights)
+        fit_sub_blocks(x, weights, 32, _TOP, np.float32(-1), np.float32(0.1), 20, fit)
+        d = code_by_largest(fit.scales, 8, _SCALE_TOP, scale_codes)
+        dmin = code_by_largest(fit.minus_lows, 8, _SCALE_TOP, low_codes)
+        for j in range(8):
+            scale_codes[j] = minimum(scale_codes[j], _SCALE_TOP)
+            low_codes[j] = minimum(low_codes[j], _SCALE_TOP)
+        words[0] = to_half_bits(d) | to_half_bits(dmin) << 16
+        pack_scales(scale_codes, low_codes, tail(words, 1))
+        _pack_codes(x, fit, words)
         store_blocks(words, out, first, _BYTES)
 
 
 @part
-def _pack_codes(x: Tile, inverses: Tile, level_lows: Tile, words: Tile) -> None:
-    """Fill qs of `words`, whose other fields are set."""
+def _pack_codes(x: Tile, fit: AffineFit, words: Tile) -> None:
+    """Fill field qs of `words`, whose other fields are set."""
     codes = int_tile(256)
     d = from_half_bits(words[0] & 0xFFFF)
     dmin = from_half_bits(shift_right_logical(words[0], 16))
     for j in range(8):
         scale = d * to_float(unpack_scale(tail(words, 1), 0, j))
         minus_low = dmin * to_float(unpack_scale(tail(words, 1), 1, j))
-        affine_codes(
-            tail(x, 32 * j), scale, minus_low, inverses[j], level_lows[j], 32, _TOP, tail(codes, 32 * j)
-        )
+        sub, sub_codes = tail(x, 32 * j), tail(codes, 32 * j)
+        affine_codes(sub, scale, minus_low, fit.inverses[j], fit.code_lows[j], 32, _TOP, sub_codes)
     pack(codes, 0, 4, 32, 128, tail(words, 4))
 
 

@@ -1,21 +1,37 @@
-"""The searches that K-quants share: which scale (and minimum) codes a sub-block best.
+"""The searches that formats share: the scale, and for some the minimum, that codes a sub-block best.
 
-Each works on LANES sub-blocks at once, from Tiles, and takes the reference's steps in its order: what it
-updates inside a loop, which candidate wins a tie, which sums are in which order. The names say which of
-ggml's functions they match.
+Each works on LANES sub-blocks at once and takes the reference's steps in its order: which candidate wins
+a tie, which sums run in which order, what is updated inside a loop. The docstrings name ggml's functions.
 
-A search returns the numbers that rebuild its codes instead of the codes: `level_*` are the inverse scale and
-the minimum in use when the winning codes were made, which the winning scale and minimum replace.
+A search does not return its codes, it returns what rebuilds them: the inverse scale (and the minimum) that
+made the winning codes. They are needed only where the stored scale turns out to be 0: the reference then
+leaves the codes of the search in place.
+
+A search that comes in two flavours is made by a function that takes the part in which they differ. (A part
+as an argument would do, but numba can't cache a kernel that passes one.)
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from quantize.formats.kernel import part
-from quantize.formats.lane_memory import Tile
-from quantize.formats.lanes import Floats, Ints, any_lane, maximum, minimum, select, splat, to_float
-from quantize.formats.rounding import clamp, nearest_int
+from quantize.formats.lane_memory import Tile, float_tile
+from quantize.formats.lanes import (
+    Floats,
+    absolute,
+    all_lanes,
+    any_lane,
+    maximum,
+    minimum,
+    select,
+    splat,
+    to_float,
+)
+from quantize.formats.rounding import IN_RANGE, clamp, nearest_float, nearest_int
 
 ZERO = np.float32(0)
 ONE = np.float32(1)
@@ -23,74 +39,99 @@ EMPTY = np.float32(1e-15)  # ggml's GROUP_MAX_EPS: below it a group counts as al
 
 
 @part
-def affine_level(x: Floats, inverse_scale: Floats, low: Floats, top: int) -> Ints:
-    """Return the codes 0 .. top of x with x ~ low + code / inverse_scale."""
-    return clamp(nearest_int(inverse_scale * (x - low)), 0, top)
+def _affine_levels(
+    x: Tile, inverse: Floats, low: Floats, lowest: Floats, highest: Floats, size: int, top: int, levels: Tile
+) -> None:
+    """Fill `levels`, Floats, with the codes of x under an inverse scale and a minimum.
+
+    lowest and highest bound x. Rounding is monotone, so if they stay in the range where the cheap rounding
+    is the reference's, all of x does. They leave it where a fit has made highest - low tiny or zero.
+    """
+    in_range = absolute(inverse * (lowest - low)) < IN_RANGE
+    in_range &= absolute(inverse * (highest - low)) < IN_RANGE
+    if all_lanes(in_range):
+        for i in range(size):
+            levels[i] = nearest_float(inverse * (x[i] - low), 0, top)
+    else:
+        for i in range(size):
+            levels[i] = to_float(clamp(nearest_int(inverse * (x[i] - low)), 0, top))
+
+
+def _affine_search(measure: Callable[..., Any]) -> Any:
+    """Return the search for scale and minimum, given what an error costs.
+
+        search(x, weights, size, top, first, step, steps) -> scale, minus_low, inverse, code_low
+
+    so that x ~ scale * code - minus_low, code in 0 .. top, for size <= 32 elements. make_qkx2_quants and
+    make_qkx3_quants: the candidates for the inverse scale are (top + first + step * k) / range, k = 0 ..
+    steps; the codes of each get a weighted least squares fit. The winner's minimum is also where the range
+    of the next candidates begins.
+    """
+
+    @part
+    def search(
+        x: Tile, weights: Tile, size: int, top: int, first: np.float32, step: np.float32, steps: int
+    ) -> tuple[Floats, Floats, Floats, Floats]:
+        levels = float_tile(32)
+        lowest = x[0]
+        highest = x[0]
+        sum_w = weights[0]
+        sum_wx = sum_w * x[0]
+        for i in range(1, size):
+            lowest = minimum(x[i], lowest)
+            highest = maximum(x[i], highest)
+            sum_w += weights[i]
+            sum_wx += weights[i] * x[i]
+        low = select(lowest > ZERO, ZERO, lowest)
+        flat = highest <= low
+
+        code_low = low
+        inverse = np.float32(top) / select(flat, ONE, highest - low)
+        scale = ONE / inverse
+        _affine_levels(x, inverse, low, lowest, highest, size, top, levels)
+        best = splat(ZERO)
+        for i in range(size):
+            best += weights[i] * measure(scale * levels[i] + low - x[i])
+
+        for k in range(steps + 1):
+            candidate = (first + step * np.float32(k) + np.float32(top)) / select(flat, ONE, highest - low)
+            _affine_levels(x, candidate, low, lowest, highest, size, top, levels)
+            sum_l = splat(ZERO)
+            sum_l2 = splat(ZERO)
+            sum_lx = splat(ZERO)
+            for i in range(size):
+                weighted = weights[i] * levels[i]
+                sum_l += weighted
+                sum_l2 += weighted * levels[i]
+                sum_lx += weighted * x[i]
+            determinant = sum_w * sum_l2 - sum_l * sum_l
+            fit_scale = (sum_w * sum_lx - sum_wx * sum_l) / determinant
+            fit_low = (sum_l2 * sum_wx - sum_l * sum_lx) / determinant
+            above = fit_low > ZERO
+            fit_scale = select(above, sum_lx / sum_l2, fit_scale)
+            fit_low = select(above, ZERO, fit_low)
+            total = splat(ZERO)
+            for i in range(size):
+                total += weights[i] * measure(fit_scale * levels[i] + fit_low - x[i])
+            better = (determinant > ZERO) & (total < best) & ~flat
+            best = select(better, total, best)
+            inverse = select(better, candidate, inverse)
+            code_low = select(better, low, code_low)
+            scale = select(better, fit_scale, scale)
+            low = select(better, fit_low, low)
+
+        return select(flat, ZERO, scale), -low, select(flat, ZERO, inverse), code_low
+
+    return search
 
 
 @part
-def search_affine(
-    x: Tile, weights: Tile, size: int, top: int, first: np.float32, step: np.float32, steps: int
-) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return scale, minimum, level_inverse, level_minimum with x ~ minimum + scale * code, code 0 .. top.
+def _squared(error: Floats) -> Floats:
+    return error * error
 
-    Matches make_qkx2_quants and make_qkx3_quants with squared errors: candidates of the inverse scale are
-    (top + first + k * step) / range for k = 0 .. steps, each followed by a weighted least squares fit.
-    """
-    low = x[0]
-    high = x[0]
-    sum_w = weights[0]
-    sum_wx = sum_w * x[0]
-    for i in range(1, size):
-        low = minimum(x[i], low)
-        high = maximum(x[i], high)
-        sum_w += weights[i]
-        sum_wx += weights[i] * x[i]
-    low = select(low > ZERO, ZERO, low)
-    flat = high <= low
-    flat_low = low
 
-    level_inverse = np.float32(top) / (high - low)
-    level_low = low
-    scale = ONE / level_inverse
-    best = splat(ZERO)
-    for i in range(size):
-        level = to_float(affine_level(x[i], level_inverse, low, top))
-        error = scale * level + low - x[i]
-        best += weights[i] * (error * error)
-
-    for k in range(steps + 1):
-        inverse = (first + step * np.float32(k) + np.float32(top)) / (high - low)
-        sum_l = splat(ZERO)
-        sum_l2 = splat(ZERO)
-        sum_lx = splat(ZERO)
-        for i in range(size):
-            level = to_float(affine_level(x[i], inverse, low, top))
-            wl = weights[i] * level
-            sum_l += wl
-            sum_l2 += wl * level
-            sum_lx += wl * x[i]
-        determinant = sum_w * sum_l2 - sum_l * sum_l
-        fit_scale = (sum_w * sum_lx - sum_wx * sum_l) / determinant
-        fit_low = (sum_l2 * sum_wx - sum_l * sum_lx) / determinant
-        above = fit_low > ZERO
-        fit_scale = select(above, sum_lx / sum_l2, fit_scale)
-        fit_low = select(above, ZERO, fit_low)
-        total = splat(ZERO)
-        for i in range(size):
-            level = to_float(affine_level(x[i], inverse, low, top))
-            error = fit_scale * level + fit_low - x[i]
-            total += weights[i] * (error * error)
-        better = (determinant > ZERO) & (total < best)
-        best = select(better, total, best)
-        level_inverse = select(better, inverse, level_inverse)
-        level_low = select(better, low, level_low)
-        scale = select(better, fit_scale, scale)
-        low = select(better, fit_low, low)
-
-    scale = select(flat, ZERO, scale)
-    low = select(flat, flat_low, low)
-    return scale, low, select(flat, ZERO, level_inverse), select(flat, ZERO, level_low)
+search_affine = _affine_search(_squared)
+search_affine_absolute = _affine_search(absolute)
 
 
 @part
@@ -98,27 +139,106 @@ def affine_codes(
     x: Tile,
     scale: Floats,
     minus_low: Floats,
-    level_inverse: Floats,
-    level_low: Floats,
+    inverse: Floats,
+    code_low: Floats,
     size: int,
     top: int,
     codes: Tile,
 ) -> None:
-    """Fill `codes` for the scale and minimum that were stored; where that scale is 0, those of the search."""
+    """Fill `codes`, Ints, for the scale and minimum as stored; where that scale is 0, with the search's."""
     for i in range(size):
         codes[i] = clamp(nearest_int((x[i] + minus_low) / scale), 0, top)
     kept = scale == ZERO
     if any_lane(kept):
         for i in range(size):
-            codes[i] = select(kept, affine_level(x[i], level_inverse, level_low, top), codes[i])
+            searched = clamp(nearest_int(inverse * (x[i] - code_low)), 0, top)
+            codes[i] = select(kept, searched, codes[i])
+
+
+def _symmetric_search(level: Callable[..., Any]) -> Any:
+    """Return the search for a scale, given how values are rounded and limited to -half .. half - 1.
+
+        search(x, weights, size, half) -> scale, inverse
+
+    so that x ~ scale * (code - half), code in 0 .. 2 * half - 1, for size <= 32 elements. make_qx_quants with
+    weights: nineteen candidates around the one that gives the largest |x| the level -half. Where all of x
+    counts as zero, scale and inverse are 0.
+    """
+
+    @part
+    def sums(
+        x: Tile, weights: Tile, weighted: Tile, inverse: Floats, size: int, half: int
+    ) -> tuple[Floats, Floats]:
+        """Return the weighted sums of level * x and of level**2; `weighted` are the products weight * x."""
+        sum_lx = splat(ZERO)
+        sum_l2 = splat(ZERO)
+        for i in range(size):
+            rounded = level(inverse * x[i], half)
+            sum_lx += weighted[i] * rounded
+            sum_l2 += weights[i] * rounded * rounded
+        return sum_lx, sum_l2
+
+    @part
+    def search(x: Tile, weights: Tile, size: int, half: int) -> tuple[Floats, Floats]:
+        weighted = float_tile(32)
+        extreme = splat(ZERO)
+        largest = splat(ZERO)
+        for i in range(size):
+            weighted[i] = weights[i] * x[i]
+            farther = absolute(x[i]) > largest
+            largest = select(farther, absolute(x[i]), largest)
+            extreme = select(farther, x[i], extreme)
+        empty = largest < EMPTY
+
+        inverse = np.float32(-half) / extreme
+        sum_lx, sum_l2 = sums(x, weights, weighted, inverse, size, half)
+        scale = select(sum_l2 != ZERO, sum_lx / sum_l2, ZERO)
+        best = scale * sum_lx
+        for k in range(-9, 10):
+            if k != 0:
+                candidate = -(np.float32(half) + np.float32(0.1) * np.float32(k)) / extreme
+                sum_lx, sum_l2 = sums(x, weights, weighted, candidate, size, half)
+                better = (sum_l2 > ZERO) & (sum_lx * sum_lx > best * sum_l2)
+                scale = select(better, sum_lx / sum_l2, scale)
+                best = select(better, scale * sum_lx, best)
+                inverse = select(better, candidate, inverse)
+        return select(empty, ZERO, scale), select(empty, ZERO, inverse)
+
+    return search
 
 
 @part
-def search_positive(x: Tile, weights: Tile, levels: Tile, size: int, top: int) -> Floats:
-    """Return the scale with x ~ scale * levels, and fill `levels`, Ints 0 .. top; x are themselves scales.
+def _level(value: Floats, half: int) -> Floats:
+    return nearest_float(value, -half, half - 1)
 
-    Matches make_qp_quants: nine candidates, then up to five rounds that move one level at a time. It keeps
-    levels in bytes without a lower bound, so that the level of a negative x wraps around.
+
+@part
+def _level_of_any(value: Floats, half: int) -> Floats:
+    return to_float(clamp(nearest_int(value), -half, half - 1))
+
+
+search_symmetric = _symmetric_search(_level)  # of finite x
+search_symmetric_of_any = _symmetric_search(_level_of_any)  # of x that may be NaN or infinite
+
+
+@part
+def symmetric_codes(x: Tile, scale: Floats, inverse: Floats, size: int, half: int, codes: Tile) -> None:
+    """Fill `codes`, Ints, for the scale as stored; where that is 0, with those of `search_symmetric`."""
+    for i in range(size):
+        codes[i] = clamp(nearest_int(x[i] / scale), -half, half - 1) + half
+    kept = scale == ZERO
+    if any_lane(kept):
+        for i in range(size):
+            searched = clamp(nearest_int(inverse * x[i]), -half, half - 1) + half
+            codes[i] = select(kept, select(inverse == ZERO, 0, searched), codes[i])
+
+
+@part
+def search_positive(x: Tile, weights: Tile, codes: Tile, size: int, top: int) -> Floats:
+    """Return the scale with x ~ scale * code and fill `codes`, Ints; x are scales or minimums themselves.
+
+    make_qp_quants: nine candidates, then up to five rounds that move one code at a time. Codes are bytes
+    without a lower bound there: that of a negative x wraps around.
     """
     largest = splat(ZERO)
     for i in range(size):
@@ -146,23 +266,23 @@ def search_positive(x: Tile, weights: Tile, levels: Tile, size: int, top: int) -
     sum_lx = splat(ZERO)
     sum_l2 = splat(ZERO)
     for i in range(size):
-        level = minimum(nearest_int(inverse * x[i]), top)
-        levels[i] = level & 0xFF
-        sum_lx += weights[i] * x[i] * to_float(level)
-        sum_l2 += weights[i] * to_float(level) * to_float(level)
+        code = minimum(nearest_int(inverse * x[i]), top)
+        codes[i] = code & 0xFF
+        sum_lx += weights[i] * x[i] * to_float(code)
+        sum_l2 += weights[i] * to_float(code) * to_float(code)
     for _ in range(5):
         changed = empty & ~empty
         for i in range(size):
-            old = to_float(levels[i])
+            old = to_float(codes[i])
             rest_lx = sum_lx - weights[i] * x[i] * old
             rest_l2 = sum_l2 - weights[i] * old * old
-            level = minimum(nearest_int(x[i] * rest_l2 / rest_lx), top)
-            new = to_float(level)
+            code = minimum(nearest_int(x[i] * rest_l2 / rest_lx), top)
+            new = to_float(code)
             new_lx = rest_lx + weights[i] * x[i] * new
             new_l2 = rest_l2 + weights[i] * new * new
             better = new_lx * new_lx * sum_l2 > sum_lx * sum_lx * new_l2
-            better &= (rest_lx > ZERO) & (rest_l2 > ZERO) & (level != levels[i])
-            levels[i] = select(better, level & 0xFF, levels[i])
+            better &= (rest_lx > ZERO) & (rest_l2 > ZERO) & (code != codes[i])
+            codes[i] = select(better, code & 0xFF, codes[i])
             sum_lx = select(better, new_lx, sum_lx)
             sum_l2 = select(better, new_l2, sum_l2)
             changed |= better
@@ -170,5 +290,5 @@ def search_positive(x: Tile, weights: Tile, levels: Tile, size: int, top: int) -
             break
 
     for i in range(size):
-        levels[i] = select(empty, 0, levels[i])
+        codes[i] = select(empty, 0, codes[i])
     return select(empty | ~(sum_l2 > ZERO), ZERO, sum_lx / sum_l2)

@@ -1,0 +1,112 @@
+"""What the K-quants share around their searches: weights of errors, fits of sub-blocks, codes of scales.
+
+A super-block is 256 weights in sub-blocks of 16 or 32. Each sub-block has a scale, and in Q2_K, Q4_K and
+Q5_K a minimum; these are in turn coded with one float16 per super-block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from quantize.formats.kernel import part
+from quantize.formats.lane_memory import Tile, tail
+from quantize.formats.lanes import Floats, absolute, maximum, select, splat, square_root
+from quantize.formats.rounding import nearest_int
+from quantize.formats.search import ZERO, search_affine, search_affine_absolute
+
+ELEMS = 256
+
+
+class AffineFit(NamedTuple):
+    """What `search_affine` found for each sub-block: Tiles of Floats, one vector per sub-block."""
+
+    scales: Tile
+    minus_lows: Tile
+    inverses: Tile
+    code_lows: Tile
+
+
+@part
+def mean_square(x: Tile, factor: np.float32) -> Floats:
+    """Return factor times the mean of the squares of a super-block."""
+    total = splat(ZERO)
+    for i in range(ELEMS):
+        total += x[i] * x[i]
+    return factor * total / np.float32(ELEMS)
+
+
+@part
+def weigh(x: Tile, weights: Tile, spread: Floats, size: int, sums: Tile) -> None:
+    """Turn importances into the weights of errors, in place, and fill `sums` with their sum per sub-block.
+
+    A weight grows with the element itself: importance * sqrt(spread + x**2).
+    """
+    for j in range(ELEMS // size):
+        total = splat(ZERO)
+        for i in range(j * size, (j + 1) * size):
+            weights[i] = weights[i] * square_root(spread + x[i] * x[i])
+            total += weights[i]
+        sums[j] = total
+
+
+@part
+def weigh_by_magnitude(x: Tile, size: int, weights: Tile) -> None:
+    """Fill `weights`, for want of importances, with |x| plus the sub-block's root mean square."""
+    for j in range(ELEMS // size):
+        total = splat(ZERO)
+        for i in range(j * size, (j + 1) * size):
+            total += x[i] * x[i]
+        typical = square_root(total / np.float32(size))
+        for i in range(j * size, (j + 1) * size):
+            weights[i] = typical + absolute(x[i])
+
+
+def _fit_with(search: Callable[..., Any]) -> Any:
+    """Return the function that fills an AffineFit by a search of each sub-block.
+
+    fit_sub_blocks(x, weights, size, top, first, step, steps, fit)
+    """
+
+    @part
+    def fit_sub_blocks(
+        x: Tile,
+        weights: Tile,
+        size: int,
+        top: int,
+        first: np.float32,
+        step: np.float32,
+        steps: int,
+        fit: AffineFit,
+    ) -> None:
+        for j in range(ELEMS // size):
+            scale, minus_low, inverse, code_low = search(
+                tail(x, j * size), tail(weights, j * size), size, top, first, step, steps
+            )
+            fit.scales[j] = scale
+            fit.minus_lows[j] = minus_low
+            fit.inverses[j] = inverse
+            fit.code_lows[j] = code_low
+
+    return fit_sub_blocks
+
+
+fit_sub_blocks = _fit_with(search_affine)
+fit_sub_blocks_absolute = _fit_with(search_affine_absolute)
+
+
+@part
+def code_by_largest(x: Tile, count: int, top: int, codes: Tile) -> Floats:
+    """Return the scale that gives the largest of x the code `top`, and fill `codes`, Ints, with bytes.
+
+    What the K-quants do without importances. The byte of a negative x wraps around.
+    """
+    largest = splat(ZERO)
+    for j in range(count):
+        largest = maximum(x[j], largest)
+    inverse = select(largest > ZERO, np.float32(top) / largest, ZERO)
+    for j in range(count):
+        codes[j] = nearest_int(inverse * x[j]) & 0xFF
+    return largest / np.float32(top)
