@@ -35,10 +35,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -49,29 +46,11 @@ from gguf_tools.layout import FileLayout, TensorInfo
 from gguf_tools.reader import GGUFFile
 from gguf_tools.values import Value
 from gguf_tools.writer import GGUFWriter
-from quantize.importance import Importance
+from quantize.importance import Importance, ImportanceFile, ImportanceFormat
 
-Format = Literal["gguf", "dat"]
+__all__ = ["ImportanceFile", "load", "save", "save_dat", "save_gguf"]
+
 _SUMS, _COUNTS = ".in_sum2", ".counts"
-
-
-@dataclass(frozen=True)
-class ImportanceFile:
-    """What an importance matrix file holds.
-
-    entries      by name of the weight. From `.dat`: one row each, the experts end to end, counted in chunks
-    datasets     names of the calibration texts
-    chunk_count  chunks seen
-    chunk_size   tokens per chunk; 0 when unknown, as in `.dat`
-    path         where it was read, None for one made in memory
-    """
-
-    entries: Mapping[str, Importance]
-    datasets: tuple[str, ...] = ()
-    chunk_count: int = 0
-    chunk_size: int = 0
-    path: Path | None = None
-    format: Format = field(default="gguf", compare=False)
 
 
 def load(path: str | os.PathLike[str]) -> ImportanceFile:
@@ -92,7 +71,9 @@ def load(path: str | os.PathLike[str]) -> ImportanceFile:
     return found
 
 
-def save(path: str | os.PathLike[str], contents: ImportanceFile, format: Format | None = None) -> None:
+def save(
+    path: str | os.PathLike[str], contents: ImportanceFile, format: ImportanceFormat | None = None
+) -> None:
     """Write `contents` to `path`; the file appears whole or not at all.
 
     format  "gguf" or "dat"; None: dat for a name that ends with .dat, else gguf

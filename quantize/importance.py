@@ -23,7 +23,9 @@ A size that fits none of these is an error.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +68,27 @@ class Importance:
 
 
 Importances = Mapping[str, Importance]
+
+ImportanceFormat = Literal["gguf", "dat"]
+
+
+@dataclass(frozen=True)
+class ImportanceFile:
+    """What an importance matrix file holds.
+
+    entries      by name of the weight. From `.dat`: one row each, the experts end to end, counted in chunks
+    datasets     names of the calibration texts
+    chunk_count  chunks seen
+    chunk_size   tokens per chunk; 0 when unknown, as in `.dat`
+    path         where it was read, None for one made in memory
+    """
+
+    entries: Importances
+    datasets: tuple[str, ...] = ()
+    chunk_count: int = 0
+    chunk_size: int = 0
+    path: Path | None = None
+    format: ImportanceFormat = field(default="gguf", compare=False)
 
 
 @dataclass(frozen=True)
