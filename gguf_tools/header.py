@@ -344,7 +344,7 @@ def encode_header(
     parts = [MAGIC, struct.pack(order + "IQQ", version, len(tensors), len(metadata))]
     for key, value in metadata.items():
         try:
-            parts += [_encode_string(key, order), *_encode_value(value, order)]
+            parts += [_encode_string(key, order), encode_value(value, endian)]
         except (struct.error, TypeError, UnicodeEncodeError, OverflowError) as error:
             raise FormatError(f"key {key!r}: can't be written as {value.type_name}: {error}") from None
     for info, offset in zip(tensors, offsets, strict=True):
@@ -368,7 +368,12 @@ def _encode_string(text: str, order: str) -> bytes:
     return struct.pack(order + "Q", len(raw)) + raw
 
 
-def _encode_value(value: Value, order: str) -> list[bytes]:
+def encode_value(value: Value, endian: Endian = "little") -> bytes:
+    """The bytes of a value with its kind in front.
+
+    raises  struct.error, TypeError or UnicodeEncodeError for data that are not what the kind says
+    """
+    order = _ORDER[endian]
     parts = [struct.pack(order + "I", value.kind)]
     if value.kind is Kind.STRING:
         parts.append(_encode_string(value.data, order))
@@ -376,7 +381,7 @@ def _encode_value(value: Value, order: str) -> list[bytes]:
         parts += _encode_array(value, order)
     else:
         parts.append(struct.pack(order + FIXED_CODES[value.kind], value.data))
-    return parts
+    return b"".join(parts)
 
 
 def _encode_array(array: Value, order: str) -> list[bytes]:

@@ -29,6 +29,8 @@ class GGUFSource(Protocol):
     @property
     def path(self) -> Path: ...
     @property
+    def paths(self) -> list[Path]: ...
+    @property
     def version(self) -> int: ...
     @property
     def endian(self) -> Endian: ...
@@ -47,6 +49,7 @@ class GGUFSource(Protocol):
     def raw(self, name: str) -> np.ndarray: ...
     def raw_rows(self, name: str, start: int, stop: int) -> np.ndarray: ...
     def read_rows(self, name: str, start: int, stop: int) -> np.ndarray: ...
+    def read_bytes(self, name: str, start: int, stop: int) -> np.ndarray: ...
     def close(self) -> None: ...
 
 
@@ -110,6 +113,11 @@ class GGUFFile:
             self._map = None
         self._stream.close()
 
+    @property
+    def paths(self) -> list[Path]:
+        """The one file, as a list: what a split set has several of."""
+        return [self.path]
+
     def get(self, key: str, default: Any = None) -> Any:
         """The plain data of a metadata value, arrays as tuples; `default` if there is no such key."""
         value = self.metadata.get(key)
@@ -155,11 +163,18 @@ class GGUFFile:
         and a file that another program shortens meanwhile is an error here and a crash there.
         raises  ShapeError like `raw_rows`, TruncatedError if the file has become shorter
         """
+        return self._read(name, *self._row_range(name, start, stop))
+
+    def read_bytes(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Bytes start..stop of a tensor's data, or up to their end, as a new uint8 array; see `read_rows`."""
+        stop = min(stop, self.tensor(name).n_bytes)
+        return self._read(name, self._offsets[name] + start, stop - start)
+
+    def _read(self, name: str, offset: int, n_bytes: int) -> np.ndarray:
         import numpy as np
 
-        offset, n_bytes = self._row_range(name, start, stop)
-        rows = np.empty(n_bytes, np.uint8)
-        left = rows.data
+        data = np.empty(n_bytes, np.uint8)
+        left = data.data
         while left:
             n_read = os.preadv(self.fileno(), [left], offset)
             if not n_read:
@@ -169,7 +184,7 @@ class GGUFFile:
                 )
             left = left[n_read:]
             offset += n_read
-        return rows
+        return data
 
     def _row_range(self, name: str, start: int, stop: int) -> tuple[int, int]:
         info = self.tensor(name)

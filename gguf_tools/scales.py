@@ -5,8 +5,8 @@ block can't do that, so these numbers are all that a check needs to read.
 
 `SCALES` says where they are, for the types that files hold (not NVFP4: to ggml none of its codes is NaN;
 not I2_S, whose one scale follows the last row). Offsets are within one block; a group of interleaved rows
-keeps the numbers of its rows side by side, in front of the row group or in the block group. Sources: ggml-common.h of llama.cpp and of ik_llama.cpp, and, for the row
-metadata, ik_llama.cpp's dequantizers.
+keeps the numbers of its rows side by side, in front of the row group or in the block group. Sources:
+ggml-common.h of llama.cpp and of ik_llama.cpp, and ik_llama.cpp's dequantizers for the row metadata.
 """
 
 from __future__ import annotations

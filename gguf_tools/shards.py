@@ -249,6 +249,10 @@ class GGUFSet:
         """Rows of a tensor as a new array, see GGUFFile.read_rows."""
         return self.file_of(name).read_rows(name, start, stop)
 
+    def read_bytes(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Bytes of a tensor's data as a new array, see GGUFFile.read_bytes."""
+        return self.file_of(name).read_bytes(name, start, stop)
+
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFSet:
     """Open a model by the path of its file, or of any one of its parts."""

@@ -1,0 +1,100 @@
+"""How a command runs and ends; shared by all commands of this project.
+
+    def main(argv=None):
+        parser = command.make_parser("gguf-tools", "what it does", epilog=EXAMPLES)
+        parser.add_argument("file")
+        return command.run(parser, show, argv)
+
+`show` gets the parsed arguments and returns nothing, or an exit code:
+
+    0    done
+    1    an error, told in one line on standard error; what `show` returns, if it returns 1
+    2    arguments that make no sense
+    130  interrupted
+    141  whoever read the output has stopped reading
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from gguf_tools.errors import ToolkitError
+
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+Body = Callable[[argparse.Namespace], "int | None"]
+
+
+def make_parser(prog: str, description: str, *, epilog: str = "", version: str) -> argparse.ArgumentParser:
+    """Return a parser with `--version` and `--verbose`; texts are printed as they are laid out."""
+    parser = argparse.ArgumentParser(
+        prog, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version}")
+    add_verbose(parser)
+    return parser
+
+
+def add_verbose(parser: argparse.ArgumentParser) -> None:
+    """Give a parser (or a subcommand's) `--verbose`."""
+    # SUPPRESS keeps a subcommand's default from undoing what stood in front of it.
+    parser.add_argument(
+        "--verbose", action="store_true", default=argparse.SUPPRESS, help="show where an error arose"
+    )
+
+
+def run(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str] | None = None) -> int:
+    """Parse `argv`, call `body` with the result, and return the exit code.
+
+    Errors that are the input's or the environment's fault become one line; a bug keeps its traceback.
+    """
+    _print_anything(sys.stdout)
+    try:
+        args = parser.parse_args(argv)
+    except SystemExit as exit_:
+        return int(exit_.code or 0)
+    verbose = bool(getattr(args, "verbose", False))
+    try:
+        code = body(args)
+        sys.stdout.flush()
+        return code or 0
+    except SystemExit as exit_:  # parser.error called by the body
+        return int(exit_.code or 0)
+    except KeyboardInterrupt:
+        if verbose:
+            traceback.print_exc()
+        print(f"{parser.prog}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes standard output once more when it ends; let that go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except (ToolkitError, OSError, MemoryError) as error:
+        if verbose:
+            traceback.print_exc()
+        print(f"{parser.prog}: error: {one_line(error)}", file=sys.stderr)
+        return 1
+
+
+def one_line(error: BaseException) -> str:
+    """An error as one line of text."""
+    if isinstance(error, OSError) and error.strerror:
+        name = error.filename if error.filename is not None else error.filename2
+        text = f"{os.fsdecode(name)}: {error.strerror}" if isinstance(name, str | bytes) else error.strerror
+    elif isinstance(error, MemoryError):
+        text = "out of memory"
+    else:
+        text = str(error) or type(error).__name__
+    return " ".join(text.split("\n")).strip()
+
+
+def _print_anything(stream: object) -> None:
+    """Let `stream` print text that its encoding lacks as escapes, instead of raising in mid-output."""
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")

@@ -1,0 +1,123 @@
+"""What `gguf-tools diff` finds: metadata and tensors that two files do not have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gguf_tools.header import encode_value
+from gguf_tools.reader import GGUFSource
+from gguf_tools.row_chunks import CHUNK_BYTES
+from gguf_tools.text import printable, value_text
+from gguf_tools.values import Value
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that differs.
+
+    section  "file", "metadata" or "tensors"
+    name     key, tensor, or property of the file
+    a, b     what each file has, as text; None if it has nothing of that name
+    """
+
+    section: str
+    name: str
+    a: str | None
+    b: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        return {"section": self.section, "name": self.name, "a": self.a, "b": self.b}
+
+    def as_text(self) -> str:
+        if self.b is None:
+            return f"{self.section}: {printable(self.name)}: only in A: {self.a}"
+        if self.a is None:
+            return f"{self.section}: {printable(self.name)}: only in B: {self.b}"
+        return f"{self.section}: {printable(self.name)}: {self.a} in A, {self.b} in B"
+
+
+def compare(a: GGUFSource, b: GGUFSource, *, data: bool = True) -> list[Difference]:
+    """Return all differences, in the order of A.
+
+    data  compare the bytes of tensors that have the same shape and type; False only looks at headers
+    """
+    found = [
+        Difference("file", name, str(of_a), str(of_b))
+        for name, of_a, of_b in (
+            ("byte order", a.endian, b.endian),
+            ("alignment", a.alignment, b.alignment),
+            ("version", a.version, b.version),
+        )
+        if of_a != of_b
+    ]
+    return found + _compare_metadata(a, b) + _compare_tensors(a, b, data)
+
+
+def _compare_metadata(a: GGUFSource, b: GGUFSource) -> list[Difference]:
+    found = []
+    for key in a.metadata | b.metadata:
+        of_a, of_b = a.metadata.get(key), b.metadata.get(key)
+        if of_a is not None and of_b is not None and encode_value(of_a) == encode_value(of_b):
+            continue
+        text_a, text_b = _value_text(of_a), _value_text(of_b)
+        if text_a == text_b and of_a is not None and of_b is not None:
+            place = _first_difference(of_a, of_b)
+            text_a, text_b = (f"{text} (differs from {place} on)" for text in (text_a, text_b))
+        found.append(Difference("metadata", key, text_a, text_b))
+    return found
+
+
+def _value_text(value: Value | None) -> str | None:
+    return None if value is None else f"{value.type_name} {value_text(value)}"
+
+
+def _first_difference(a: Value, b: Value) -> str:
+    """Where two values differ whose shortened texts are the same."""
+    unit = "item" if isinstance(a.data, tuple) else "character"
+    if not isinstance(a.data, tuple | str):
+        return "its last digits"
+    pairs = zip(a.data, b.data, strict=False)
+    index = next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a.data), len(b.data)))
+    return f"{unit} {index}"
+
+
+def _compare_tensors(a: GGUFSource, b: GGUFSource, data: bool) -> list[Difference]:
+    found = []
+    for name in a.tensors | b.tensors:
+        of_a, of_b = (_tensor_text(source, name) for source in (a, b))
+        if of_a != of_b:
+            found.append(Difference("tensors", name, of_a, of_b))
+        elif data:
+            row = _first_different_row(a, b, name)
+            if row is not None:
+                same = f"{of_a}, other data from row {row} on"
+                found.append(Difference("tensors", name, same, same))
+    if list(a.tensors) != list(b.tensors) and a.tensors.keys() == b.tensors.keys():
+        found.append(Difference("tensors", "order", _order_text(a, b), _order_text(b, a)))
+    return found
+
+
+def _tensor_text(source: GGUFSource, name: str) -> str | None:
+    info = source.tensors.get(name)
+    return None if info is None else f"{info.type.name} {' x '.join(map(str, info.shape))}"
+
+
+def _order_text(source: GGUFSource, other: GGUFSource) -> str:
+    index, name = next(
+        (index, name)
+        for index, (name, of_other) in enumerate(zip(source.tensors, other.tensors, strict=True))
+        if name != of_other
+    )
+    return f"{printable(name)} at {index}"
+
+
+def _first_different_row(a: GGUFSource, b: GGUFSource, name: str) -> int | None:
+    import numpy as np
+
+    info = a.tensors[name]
+    for start in range(0, info.n_bytes, CHUNK_BYTES):
+        of_a, of_b = (source.read_bytes(name, start, start + CHUNK_BYTES) for source in (a, b))
+        if not np.array_equal(of_a, of_b):
+            return (start + int(np.argmax(of_a != of_b))) // info.row_bytes
+    return None

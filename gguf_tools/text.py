@@ -1,0 +1,81 @@
+"""Text for terminals, made of what strangers put into files."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from gguf_tools.values import Kind, Value
+
+MAX_ITEMS = 6
+MAX_CHARS = 80
+
+
+def printable(text: str) -> str:
+    """`text` as it is, or quoted with escapes if it holds what would move a terminal's cursor."""
+    return text if text.isprintable() else repr(text)
+
+
+def value_text(value: Value, *, full: bool = False) -> str:
+    """A metadata value on one line; long arrays and strings are cut short unless `full`."""
+    if value.kind is not Kind.ARRAY:
+        return _scalar_text(value.data, full)
+    shown = value.data if full else value.data[:MAX_ITEMS]
+    if value.item is not Kind.ARRAY:
+        items = [_scalar_text(item, full) for item in shown]
+    elif full:
+        items = [value_text(item, full=True) for item in shown]
+    else:
+        items = [f"[{len(item.data):,} items]" for item in shown]
+    if len(shown) < len(value.data):
+        items.append(f"... {len(value.data):,} in all")
+    return f"[{', '.join(items)}]"
+
+
+def _scalar_text(data: Any, full: bool) -> str:
+    if isinstance(data, str):
+        if full or len(data) <= MAX_CHARS:
+            return repr(data)
+        return f"{data[:MAX_CHARS]!r}... {len(data):,} characters"
+    if isinstance(data, float):
+        return f"{data:.8g}"  # float32 has no more digits that mean something
+    return str(data)
+
+
+def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
+    """Lines with columns in line; columns in `right` are flush right, the last one is never padded."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def json_text(data: Any) -> str:
+    """`data` as JSON in ASCII; numbers that JSON lacks become the strings "nan", "inf" and "-inf"."""
+    return json.dumps(_finite(data), indent=2, allow_nan=False)
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, float) and not math.isfinite(data):
+        return str(data)
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(item) for item in data]
+    return data
+
+
+def bytes_text(n_bytes: int) -> str:
+    """A size: "1,234 bytes", with a rounded one behind it when that is easier to read."""
+    exact = f"{n_bytes:,} bytes"
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if n_bytes >= size:
+            return f"{exact} ({n_bytes / size:,.2f} {unit})"
+    return exact

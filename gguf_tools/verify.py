@@ -1,0 +1,96 @@
+"""What `gguf-tools verify` finds in a file that can be opened.
+
+Opening has refused what contradicts itself (see header.py). Left are data that would make a model compute
+nonsense, and things that llama.cpp refuses though the file is readable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gguf_tools.header import MAX_NAME_BYTES, align_up
+from gguf_tools.reader import GGUFFile, GGUFSource
+from gguf_tools.row_chunks import row_chunks
+from gguf_tools.scales import SCALES, count_nonfinite
+from gguf_tools.tensors import TensorInfo
+from gguf_tools.text import printable
+from gguf_tools.values import bytes_of
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that a check found.
+
+    file, tensor  where; tensor is "" for the file as a whole
+    text          what
+    is_bad        False for what is only worth knowing
+    """
+
+    file: str
+    tensor: str
+    text: str
+    is_bad: bool = True
+
+    def as_json(self) -> dict[str, Any]:
+        return {"file": self.file, "tensor": self.tensor, "text": self.text, "bad": self.is_bad}
+
+    def as_text(self) -> str:
+        where = f"{self.file}: {printable(self.tensor)}" if self.tensor else self.file
+        return f"{where}: {self.text}" if self.is_bad else f"{where}: note: {self.text}"
+
+
+def verify(source: GGUFSource) -> list[Finding]:
+    """Return what is wrong, or worth knowing, about a file or split set; reads all of it."""
+    findings: list[Finding] = []
+    files = {source.file_of(name) for name in source.tensors}
+    for file in sorted(files, key=lambda file: file.path):
+        findings += _check_places(file)
+    for info in source.tensors.values():
+        findings += _check_tensor(source.file_of(info.name), info)
+    return findings
+
+
+def _check_places(file: GGUFFile) -> list[Finding]:
+    """Gaps and order, as llama.cpp wants them, and bytes that belong to nothing."""
+    name = str(file.path)
+    findings = []
+    expected = file.data_start
+    for info in file.tensors.values():
+        offset = file.data_offset(info.name)
+        if offset != expected:
+            findings.append(
+                Finding(name, info.name, f"data at byte {offset}, llama.cpp expects them at {expected}")
+            )
+        expected = align_up(offset + info.n_bytes - file.data_start, file.alignment) + file.data_start
+        if len(bytes_of(info.name)) > MAX_NAME_BYTES:
+            findings.append(
+                Finding(name, info.name, f"name longer than {MAX_NAME_BYTES} bytes, llama.cpp refuses it")
+            )
+    if file.size_bytes > expected:
+        text = f"{file.size_bytes - expected} bytes behind the last tensor belong to nothing"
+        findings.append(Finding(name, "", text, is_bad=False))
+    return findings
+
+
+def _check_tensor(file: GGUFFile, info: TensorInfo) -> list[Finding]:
+    """NaN and infinity in floats and in the scales of blocks."""
+    n_bad, first_row = 0, -1
+    if info.n_rows % info.type.rows_interleaved:
+        text = f"{info.n_rows} rows, but {info.type.name} keeps {info.type.rows_interleaved} together"
+        return [Finding(str(file.path), info.name, text)]
+    for start, stop in row_chunks(info):
+        rows = file.read_rows(info.name, start, stop)
+        count, row = count_nonfinite(info.type, rows, info.row_bytes, file.endian)
+        if count and not n_bad:
+            first_row = start + row
+        n_bad += count
+    if n_bad:
+        what = "scales" if info.type.is_quantized else "weights"
+        text = f"{n_bad:,} {info.type.name} {what} are NaN or infinite, the first in row {first_row}"
+        return [Finding(str(file.path), info.name, text)]
+    if info.type.is_quantized and info.type.name not in SCALES:
+        text = f"scales of {info.type.name} are not checked"
+        return [Finding(str(file.path), info.name, text, is_bad=False)]
+    return []
+
