@@ -155,6 +155,18 @@ def affine_codes(
             codes[i] = select(kept, searched, codes[i])
 
 
+@part
+def farthest_from_zero(x: Tile, count: int) -> tuple[Floats, Floats]:
+    """Return the largest |x[j]|, and the x[j] that has it; the first one of equals. NaN never counts."""
+    largest = splat(ZERO)
+    extreme = splat(ZERO)
+    for j in range(count):
+        farther = absolute(x[j]) > largest
+        largest = select(farther, absolute(x[j]), largest)
+        extreme = select(farther, x[j], extreme)
+    return largest, extreme
+
+
 def _symmetric_search(level: Callable[..., Any]) -> Any:
     """Return the search for a scale, given how values are rounded and limited to -half .. half - 1.
 
@@ -181,13 +193,9 @@ def _symmetric_search(level: Callable[..., Any]) -> Any:
     @part
     def search(x: Tile, weights: Tile, size: int, half: int) -> tuple[Floats, Floats]:
         weighted = float_tile(32)
-        extreme = splat(ZERO)
-        largest = splat(ZERO)
         for i in range(size):
             weighted[i] = weights[i] * x[i]
-            farther = absolute(x[i]) > largest
-            largest = select(farther, absolute(x[i]), largest)
-            extreme = select(farther, x[i], extreme)
+        largest, extreme = farthest_from_zero(x, size)
         empty = largest < EMPTY
 
         inverse = np.float32(-half) / extreme

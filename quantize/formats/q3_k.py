@@ -1,0 +1,183 @@
+"""Q3_K: 256 weights in 110 bytes, 3.4375 bits each.
+
+    bytes       field
+    0 .. 31     hmask   bit 2 of the codes q: bit j of byte i is that of weight 32 * j + i
+    32 .. 95    qs      bits 0 .. 1 of the codes: 32 bytes hold 128, the lowest bits first (packing.pack)
+    96 .. 103   scales  bits 0 .. 3 of the scales sc: byte j has those of scales j and j + 8
+    104 .. 107          bits 4 .. 5: byte j has those of scales j, j + 4, j + 8 and j + 12, lowest bits first
+    108 .. 109  d       float16
+
+The value of weight i = 0 .. 15 in sub-block j = 0 .. 15:
+
+    d * (sc[j] - 32) * (q[16 * j + i] - 4)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.ggml_types import Q3_K
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.half import from_half_bits, halves_to_float32, to_half_bits
+from quantize.formats.kernel import kernel, part
+from quantize.formats.lane_memory import Tile, float_tile, int_tile, tail
+from quantize.formats.lanes import LANES, Floats, Ints, any_lane, select, splat, to_float, to_int
+from quantize.formats.packing import pack, unpack
+from quantize.formats.rounding import clamp, nearest_float, nearest_int
+from quantize.formats.search import (
+    EMPTY,
+    ONE,
+    ZERO,
+    farthest_from_zero,
+    search_symmetric,
+    search_symmetric_of_any,
+    symmetric_codes,
+)
+from quantize.formats.super_block import mean_square, weigh
+from quantize.formats.tiles import as_source, load_blocks, load_importances, padded_words, store_blocks
+
+BLOCK = np.dtype([("hmask", "u1", 32), ("qs", "u1", 64), ("scales", "u1", 12), ("d", "<u2")])
+
+
+def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
+    """Return the weights of Q3_K blocks.
+
+    blocks   BLOCK (n_rows, n_blocks)
+    returns  float32 (n_rows, n_blocks * 256)
+    """
+    flat = blocks.reshape(-1)
+    codes = unpack(flat["qs"], bits=2, group_bytes=32) | unpack(flat["hmask"], bits=1, group_bytes=32) << 2
+    levels = codes.view(np.int8).reshape(-1, 16, 16) - np.int8(_HALF)
+    packed = flat["scales"]
+    scale_codes = (
+        unpack(packed[:, :8], bits=4, group_bytes=8) | unpack(packed[:, 8:], bits=2, group_bytes=4) << 4
+    )
+    with np.errstate(all="ignore"):  # an infinite or NaN scale decodes to what IEEE arithmetic makes of it
+        scales = halves_to_float32(flat["d"])[:, None] * (scale_codes.view(np.int8) - np.int8(_SCALE_HALF))
+        weights = scales[:, :, None] * levels
+    return weights.reshape(len(blocks), -1)
+
+
+def quantize(rows: Rows, weights: Weights) -> Blocks:
+    """Return `rows` as Q3_K blocks, the bytes of ggml's quantize_q3_K.
+
+    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 256, all finite
+    weights  float32 (n_cols,) column importances, or None
+    returns  BLOCK (n_rows, n_cols // 256)
+    raises   ShapeError if rows or weights do not fit
+    """
+    blocks = np.empty((len(rows), check_shape(rows, weights, Q3_K)), BLOCK)
+    out = blocks.view(np.uint8).reshape(-1)
+    if weights is None:
+        _quantize_plain(as_source(rows), out)
+    else:
+        _quantize_weighted(as_source(rows), weights, out)
+    return blocks
+
+
+_BYTES = BLOCK.itemsize
+_WORDS = padded_words(_BYTES)
+_HALF = 4
+_SCALE_HALF = 32
+
+
+@kernel
+def _quantize_weighted(source: Rows, importances: Weights, out: npt.NDArray[np.uint8]) -> None:
+    x, weights, sums = float_tile(256), float_tile(256), float_tile(16)
+    scales, inverses = float_tile(16), float_tile(16)
+    scale_codes, codes = int_tile(16), int_tile(256)
+    words = int_tile(_WORDS)
+    for first in range(0, out.size // _BYTES, LANES):
+        load_blocks(source, first, 256, x)
+        load_importances(importances, first, 256, weights)
+        weigh(x, weights, mean_square(x, np.float32(2)), 16, sums)
+        for j in range(16):
+            scale, inverse = search_symmetric(tail(x, 16 * j), tail(weights, 16 * j), 16, _HALF)
+            scales[j] = scale
+            inverses[j] = inverse
+        d, inverse_d = search_symmetric_of_any(scales, sums, 16, _SCALE_HALF)
+        half_d = to_half_bits(d)
+        largest, _extreme = farthest_from_zero(scales, 16)
+        for j in range(16):
+            code = clamp(nearest_int(inverse_d * scales[j]), -_SCALE_HALF, _SCALE_HALF - 1) + _SCALE_HALF
+            scale_codes[j] = select(largest < EMPTY, 0, code)
+            scale = from_half_bits(half_d) * to_float(scale_codes[j] - _SCALE_HALF)
+            symmetric_codes(tail(x, 16 * j), scale, inverses[j], 16, _HALF, tail(codes, 16 * j))
+        _pack(codes, scale_codes, half_d, words)
+        store_blocks(words, out, first, _BYTES)
+
+
+@kernel
+def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> None:
+    x, scales = float_tile(256), float_tile(16)
+    scale_codes, codes = int_tile(16), int_tile(256)
+    words = int_tile(_WORDS)
+    for first in range(0, out.size // _BYTES, LANES):
+        load_blocks(source, first, 256, x)
+        for j in range(16):
+            scales[j] = _search_plain(tail(x, 16 * j), tail(codes, 16 * j))
+        _largest, extreme = farthest_from_zero(scales, 16)
+        inverse_d = np.float32(-_SCALE_HALF) / extreme
+        half_d = select(extreme == ZERO, 0, to_half_bits(ONE / inverse_d))
+        for j in range(16):
+            code = nearest_int(inverse_d * scales[j]) << 24 >> 24
+            code = clamp(code, -_SCALE_HALF, _SCALE_HALF - 1) + _SCALE_HALF
+            scale_codes[j] = select(extreme == ZERO, 0, code)
+            scale = from_half_bits(half_d) * to_float(scale_codes[j] - _SCALE_HALF)
+            for i in range(16 * j, 16 * (j + 1)):
+                stored = clamp(nearest_int(x[i] / scale), -_HALF, _HALF - 1) + _HALF
+                codes[i] = select(scale == ZERO, codes[i], stored)
+        _pack(codes, scale_codes, half_d, words)
+        store_blocks(words, out, first, _BYTES)
+
+
+@part
+def _search_plain(x: Tile, codes: Tile) -> Floats:
+    """Return the scale of 16 elements and fill `codes`, Ints: make_q3_quants with errors weighed by x**2.
+
+    From the codes that give the largest |x| the level -4, up to five rounds move one code at a time.
+    """
+    largest, extreme = farthest_from_zero(x, 16)
+    empty = largest < EMPTY
+    inverse = np.float32(-_HALF) / extreme
+    levels = float_tile(16)
+    sum_lx = splat(ZERO)
+    sum_l2 = splat(ZERO)
+    for i in range(16):
+        weight = x[i] * x[i]
+        levels[i] = nearest_float(inverse * x[i], -_HALF, _HALF - 1)
+        sum_lx += weight * x[i] * levels[i]
+        sum_l2 += weight * levels[i] * levels[i]
+    for _ in range(5):
+        changed = empty & ~empty
+        for i in range(16):
+            weight = x[i] * x[i]
+            rest_lx = sum_lx - weight * x[i] * levels[i]
+            rest_l2 = sum_l2 - weight * levels[i] * levels[i]
+            level = to_float(clamp(nearest_int(x[i] * rest_l2 / rest_lx), -_HALF, _HALF - 1))
+            new_lx = rest_lx + weight * x[i] * level
+            new_l2 = rest_l2 + weight * level * level
+            better = new_lx * new_lx * sum_l2 > sum_lx * sum_lx * new_l2
+            better &= (rest_lx > ZERO) & (new_l2 > ZERO) & (level != levels[i])
+            levels[i] = select(better, level, levels[i])
+            sum_lx = select(better, new_lx, sum_lx)
+            sum_l2 = select(better, new_l2, sum_l2)
+            changed |= better
+        if not any_lane(changed):
+            break
+    for i in range(16):
+        codes[i] = select(empty, 0, to_int(levels[i]) + _HALF)
+    return select(empty | ~(sum_l2 > ZERO), ZERO, sum_lx / sum_l2)
+
+
+@part
+def _pack(codes: Tile, scale_codes: Tile, half_d: Ints, words: Tile) -> None:
+    pack(codes, 2, 1, 32, 32, words)
+    pack(codes, 0, 2, 32, 64, tail(words, 8))
+    pack(scale_codes, 0, 4, 8, 8, tail(words, 24))
+    pack(scale_codes, 4, 2, 4, 4, tail(words, 26))
+    words[27] = half_d
+
+
+FORMAT = QuantFormat(Q3_K, BLOCK, quantize, dequantize, ImportanceUse.OPTIONAL)

@@ -1,0 +1,134 @@
+"""Q5_K: 256 weights in 176 bytes, 5.5 bits each.
+
+    bytes      field
+    0 .. 1     d       float16
+    2 .. 3     dmin    float16
+    4 .. 15    scales  8 scales sc and 8 minimums m of 6 bits (packing.pack_scales)
+    16 .. 47   qh      bit 4 of the codes q: bit j of byte i is that of weight 32 * j + i
+    48 .. 175  qs      bits 0 .. 3 of the codes: 32 bytes hold 64, the lower halves first (packing.pack)
+
+The value of weight i = 0 .. 31 in sub-block j = 0 .. 7:
+
+    d * sc[j] * q[32 * j + i] - dmin * m[j]
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.ggml_types import Q5_K
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.half import from_half_bits, halves_to_float32, to_half_bits
+from quantize.formats.kernel import kernel, part
+from quantize.formats.lane_memory import Tile, float_tile, int_tile, tail
+from quantize.formats.lanes import LANES, minimum, shift_right_logical, to_float
+from quantize.formats.packing import pack, pack_scales, unpack, unpack_scale, unpack_scales
+from quantize.formats.search import affine_codes, search_positive
+from quantize.formats.super_block import (
+    AffineFit,
+    code_by_largest,
+    fit_sub_blocks,
+    mean_square,
+    weigh,
+    weigh_by_magnitude,
+)
+from quantize.formats.tiles import as_source, load_blocks, load_importances, padded_words, store_blocks
+
+BLOCK = np.dtype([("d", "<u2"), ("dmin", "<u2"), ("scales", "u1", 12), ("qh", "u1", 32), ("qs", "u1", 128)])
+
+
+def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
+    """Return the weights of Q5_K blocks.
+
+    blocks   BLOCK (n_rows, n_blocks)
+    returns  float32 (n_rows, n_blocks * 256)
+    """
+    flat = blocks.reshape(-1)
+    scales, minimums = unpack_scales(flat["scales"])
+    codes = unpack(flat["qs"], bits=4, group_bytes=32) | unpack(flat["qh"], bits=1, group_bytes=32) << 4
+    d = halves_to_float32(flat["d"])[:, None]
+    dmin = halves_to_float32(flat["dmin"])[:, None]
+    with np.errstate(all="ignore"):  # an infinite or NaN scale decodes to what IEEE arithmetic makes of it
+        weights = (d * scales)[:, :, None] * codes.reshape(-1, 8, 32) - (dmin * minimums)[:, :, None]
+    return weights.reshape(len(blocks), -1)
+
+
+def quantize(rows: Rows, weights: Weights) -> Blocks:
+    """Return `rows` as Q5_K blocks, the bytes of ggml's quantize_q5_K.
+
+    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 256, all finite
+    weights  float32 (n_cols,) column importances, or None
+    returns  BLOCK (n_rows, n_cols // 256)
+    raises   ShapeError if rows or weights do not fit
+    """
+    blocks = np.empty((len(rows), check_shape(rows, weights, Q5_K)), BLOCK)
+    out = blocks.view(np.uint8).reshape(-1)
+    if weights is None:
+        _quantize_plain(as_source(rows), out)
+    else:
+        _quantize_weighted(as_source(rows), weights, out)
+    return blocks
+
+
+_BYTES = BLOCK.itemsize
+_WORDS = padded_words(_BYTES)
+_TOP = 31
+_SCALE_TOP = 63
+
+
+@kernel
+def _quantize_weighted(source: Rows, importances: Weights, out: npt.NDArray[np.uint8]) -> None:
+    x, weights, sums = float_tile(256), float_tile(256), float_tile(8)
+    fit = AffineFit(float_tile(8), float_tile(8), float_tile(8), float_tile(8))
+    scale_codes, low_codes = int_tile(8), int_tile(8)
+    words = int_tile(_WORDS)
+    for first in range(0, out.size // _BYTES, LANES):
+        load_blocks(source, first, 256, x)
+        load_importances(importances, first, 256, weights)
+        weigh(x, weights, mean_square(x, np.float32(2)), 32, sums)
+        fit_sub_blocks(x, weights, 32, _TOP, np.float32(-0.9), np.float32(0.05), 36, fit)
+        d = search_positive(fit.scales, sums, scale_codes, 8, _SCALE_TOP)
+        dmin = search_positive(fit.minus_lows, sums, low_codes, 8, _SCALE_TOP)
+        words[0] = to_half_bits(d) | to_half_bits(dmin) << 16
+        _pack_rest(x, fit, scale_codes, low_codes, words)
+        store_blocks(words, out, first, _BYTES)
+
+
+@kernel
+def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> None:
+    x, weights = float_tile(256), float_tile(256)
+    fit = AffineFit(float_tile(8), float_tile(8), float_tile(8), float_tile(8))
+    scale_codes, low_codes = int_tile(8), int_tile(8)
+    words = int_tile(_WORDS)
+    for first in range(0, out.size // _BYTES, LANES):
+        load_blocks(source, first, 256, x)
+        weigh_by_magnitude(x, 32, weights)
+        fit_sub_blocks(x, weights, 32, _TOP, np.float32(-0.5), np.float32(0.1), 15, fit)
+        d = code_by_largest(fit.scales, 8, _SCALE_TOP, scale_codes)
+        dmin = code_by_largest(fit.minus_lows, 8, _SCALE_TOP, low_codes)
+        words[0] = to_half_bits(d) | to_half_bits(dmin) << 16
+        _pack_rest(x, fit, scale_codes, low_codes, words)
+        store_blocks(words, out, first, _BYTES)
+
+
+@part
+def _pack_rest(x: Tile, fit: AffineFit, scale_codes: Tile, low_codes: Tile, words: Tile) -> None:
+    """Fill scales, qh and qs of `words`, where d and dmin are set."""
+    for j in range(8):
+        scale_codes[j] = minimum(scale_codes[j], _SCALE_TOP)
+        low_codes[j] = minimum(low_codes[j], _SCALE_TOP)
+    pack_scales(scale_codes, low_codes, tail(words, 1))
+    codes = int_tile(256)
+    d = from_half_bits(words[0] & 0xFFFF)
+    dmin = from_half_bits(shift_right_logical(words[0], 16))
+    for j in range(8):
+        scale = d * to_float(unpack_scale(tail(words, 1), 0, j))
+        minus_low = dmin * to_float(unpack_scale(tail(words, 1), 1, j))
+        sub, sub_codes = tail(x, 32 * j), tail(codes, 32 * j)
+        affine_codes(sub, scale, minus_low, fit.inverses[j], fit.code_lows[j], 32, _TOP, sub_codes)
+    pack(codes, 4, 1, 32, 32, tail(words, 4))
+    pack(codes, 0, 4, 32, 128, tail(words, 12))
+
+
+FORMAT = QuantFormat(Q5_K, BLOCK, quantize, dequantize, ImportanceUse.OPTIONAL)

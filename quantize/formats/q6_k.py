@@ -1,0 +1,120 @@
+"""Q6_K: 256 weights in 210 bytes, 6.5625 bits each.
+
+    bytes       field
+    0 .. 127    ql      bits 0 .. 3 of the codes q: 64 bytes hold 128, the lower halves first (packing.pack)
+    128 .. 191  qh      bits 4 .. 5 of the codes: 32 bytes hold 128, the lowest bits first
+    192 .. 207  scales  int8, sc[j] of sub-block j
+    208 .. 209  d       float16
+
+The value of weight i = 0 .. 15 in sub-block j = 0 .. 15:
+
+    d * sc[j] * (q[16 * j + i] - 32)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.ggml_types import Q6_K
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.half import from_half_bits, halves_to_float32, to_half_bits
+from quantize.formats.kernel import kernel, part
+from quantize.formats.lane_memory import Tile, float_tile, int_tile, tail
+from quantize.formats.lanes import LANES, any_lane, minimum, select, splat, to_float
+from quantize.formats.packing import pack, unpack
+from quantize.formats.rounding import nearest_int
+from quantize.formats.search import EMPTY, ONE, farthest_from_zero, search_symmetric, symmetric_codes
+from quantize.formats.tiles import as_source, load_blocks, load_importances, padded_words, store_blocks
+
+BLOCK = np.dtype([("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", "<u2")])
+
+
+def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
+    """Return the weights of Q6_K blocks.
+
+    blocks   BLOCK (n_rows, n_blocks)
+    returns  float32 (n_rows, n_blocks * 256)
+    """
+    flat = blocks.reshape(-1)
+    codes = unpack(flat["ql"], bits=4, group_bytes=64) | unpack(flat["qh"], bits=2, group_bytes=32) << 4
+    levels = codes.view(np.int8).reshape(-1, 16, 16) - np.int8(_HALF)
+    with np.errstate(all="ignore"):  # an infinite or NaN scale decodes to what IEEE arithmetic makes of it
+        scales = halves_to_float32(flat["d"])[:, None] * flat["scales"]
+        weights = scales[:, :, None] * levels
+    return weights.reshape(len(blocks), -1)
+
+
+def quantize(rows: Rows, weights: Weights) -> Blocks:
+    """Return `rows` as Q6_K blocks, the bytes of ggml's quantize_q6_K.
+
+    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 256, all finite
+    weights  float32 (n_cols,) column importances, or None
+    returns  BLOCK (n_rows, n_cols // 256)
+    raises   ShapeError if rows or weights do not fit
+    """
+    blocks = np.empty((len(rows), check_shape(rows, weights, Q6_K)), BLOCK)
+    out = blocks.view(np.uint8).reshape(-1)
+    if weights is None:
+        _quantize_plain(as_source(rows), out)
+    else:
+        _quantize_weighted(as_source(rows), weights, out)
+    return blocks
+
+
+_BYTES = BLOCK.itemsize
+_WORDS = padded_words(_BYTES)
+_HALF = 32
+
+
+@kernel
+def _quantize_weighted(source: Rows, importances: Weights, out: npt.NDArray[np.uint8]) -> None:
+    x, weights = float_tile(256), float_tile(256)
+    words = int_tile(_WORDS)
+    for first in range(0, out.size // _BYTES, LANES):
+        load_blocks(source, first, 256, x)
+        load_importances(importances, first, 256, weights)
+        _encode(x, weights, words)
+        store_blocks(words, out, first, _BYTES)
+
+
+@kernel
+def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> None:
+    x, weights = float_tile(256), float_tile(256)
+    words = int_tile(_WORDS)
+    for first in range(0, out.size // _BYTES, LANES):
+        load_blocks(source, first, 256, x)
+        for i in range(256):
+            weights[i] = x[i] * x[i]
+        _encode(x, weights, words)
+        store_blocks(words, out, first, _BYTES)
+
+
+@part
+def _encode(x: Tile, weights: Tile, words: Tile) -> None:
+    """Fill `words`."""
+    scales, inverses = float_tile(16), float_tile(16)
+    scale_codes, codes = int_tile(16), int_tile(256)
+    for j in range(16):
+        scale, inverse = search_symmetric(tail(x, 16 * j), tail(weights, 16 * j), 16, _HALF)
+        scales[j] = scale
+        inverses[j] = inverse
+    largest, extreme = farthest_from_zero(scales, 16)
+    inverse_d = np.float32(-128) / extreme
+    half_d = to_half_bits(ONE / inverse_d)
+    d = from_half_bits(half_d)
+    for j in range(16):
+        code = minimum(nearest_int(inverse_d * scales[j]), 127) << 24 >> 24
+        scale_codes[j] = code
+        symmetric_codes(tail(x, 16 * j), d * to_float(code), inverses[j], 16, _HALF, tail(codes, 16 * j))
+    pack(codes, 0, 4, 64, 128, words)
+    pack(codes, 4, 2, 32, 64, tail(words, 32))
+    pack(scale_codes, 0, 8, 16, 16, tail(words, 48))
+    words[52] = half_d
+    empty = largest < EMPTY
+    if any_lane(empty):
+        for k in range(53):
+            words[k] = select(empty, splat(0), words[k])
+
+
+FORMAT = QuantFormat(Q6_K, BLOCK, quantize, dequantize, ImportanceUse.OPTIONAL)
