@@ -21,6 +21,8 @@ from gguf_tools.ggml_types import GGMLType
 Rows = npt.NDArray[Any]
 """(n_rows, n_cols) of float32, float16 or ml_dtypes.bfloat16."""
 
+ROW_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
 Blocks = npt.NDArray[Any]
 """(n_rows, n_blocks) of a format's BLOCK."""
 
@@ -58,33 +60,30 @@ def as_float32(rows: Rows) -> npt.NDArray[np.float32]:
     """Return `rows` as float32, C-contiguous; the same array when it already is.
 
     rows     (n_rows, n_cols) of float32, float16 or ml_dtypes.bfloat16; all three convert exactly
-    raises   ShapeError if rows is not two-dimensional or of another dtype
+    raises   ShapeError if rows are of another dtype
     """
-    if rows.ndim != 2:
-        raise ShapeError(f"rows must have 2 dimensions, found shape {rows.shape}")
     if rows.dtype == np.float32:
         return np.ascontiguousarray(rows)
-    if rows.dtype == np.float16:
+    if rows.dtype in ROW_DTYPES:
         return rows.astype(np.float32, order="C")
-    if rows.dtype == ml_dtypes.bfloat16:
-        # a bfloat16 is the upper half of a float32; the shift keeps NaN payloads, which a cast may not
-        bits = np.ascontiguousarray(rows).view(np.uint16).astype(np.uint32)
-        bits <<= np.uint32(16)
-        return bits.view(np.float32)
     raise ShapeError(f"rows must be float32, float16 or bfloat16, found {rows.dtype}")
 
 
 def check_shape(rows: Rows, weights: Weights, type_: GGMLType) -> int:
     """Return the blocks per row of `rows` as `type_`.
 
-    raises   ShapeError if rows is not two-dimensional, a row is not a whole number of blocks, or weights
-             are not float32 (n_cols,)
+    raises   ShapeError if rows are not two-dimensional or not floats, if a row is not a whole number of
+             blocks, or if weights are not float32 (n_cols,)
     """
     if rows.ndim != 2:
         raise ShapeError(f"{type_.name}: rows must have 2 dimensions, found shape {rows.shape}")
+    if rows.dtype not in ROW_DTYPES:
+        raise ShapeError(f"{type_.name}: rows must be float32, float16 or bfloat16, found {rows.dtype}")
     n_cols = rows.shape[1]
     if n_cols % type_.block_elems:
         raise ShapeError(f"{type_.name}: row length {n_cols} is not a multiple of {type_.block_elems}")
-    if weights is not None and weights.shape != (n_cols,):
-        raise ShapeError(f"{type_.name}: importances of shape {weights.shape} for rows of {n_cols} columns")
+    if weights is not None and (weights.shape != (n_cols,) or weights.dtype != np.float32):
+        raise ShapeError(
+            f"{type_.name}: importances must be float32 ({n_cols},), found {weights.dtype} {weights.shape}"
+        )
     return n_cols // type_.block_elems
