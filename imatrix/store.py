@@ -42,9 +42,10 @@ import numpy.typing as npt
 
 from gguf_tools.errors import BadImportance, OutputError
 from gguf_tools.ggml_types import F32
-from gguf_tools.layout import FileLayout, TensorInfo
+from gguf_tools.layout import FileLayout
 from gguf_tools.reader import GGUFFile
-from gguf_tools.values import Value
+from gguf_tools.tensors import TensorInfo
+from gguf_tools.values import Value, bytes_of
 from gguf_tools.writer import GGUFWriter
 from quantize.importance import Importance, ImportanceFile, ImportanceFormat
 
@@ -104,11 +105,25 @@ def _load_gguf(path: Path) -> ImportanceFile:
             raise BadImportance(f"{path}: {unpaired[0]}: found one of {_SUMS} and {_COUNTS}, expected both")
         return ImportanceFile(
             entries={name: _gguf_entry(file, path, name) for name in sorted(names[_SUMS])},
-            datasets=tuple(file.get("imatrix.datasets", ())),
-            chunk_count=file.get("imatrix.chunk_count", 0),
-            chunk_size=file.get("imatrix.chunk_size", 0),
+            datasets=_texts(file, "imatrix.datasets"),
+            chunk_count=_whole_number(file, "imatrix.chunk_count"),
+            chunk_size=_whole_number(file, "imatrix.chunk_size"),
             path=path,
         )
+
+
+def _texts(file: GGUFFile, key: str) -> tuple[str, ...]:
+    found = file.get(key, ())
+    if not isinstance(found, tuple | list) or not all(isinstance(text, str) for text in found):
+        raise BadImportance(f"{file.path}: {key}: found {found!r:.60}, expected a list of names")
+    return tuple(found)
+
+
+def _whole_number(file: GGUFFile, key: str) -> int:
+    found = file.get(key, 0)
+    if not isinstance(found, int) or found < 0:
+        raise BadImportance(f"{file.path}: {key}: found {found!r:.60}, expected a whole number")
+    return found
 
 
 def _gguf_entry(file: GGUFFile, path: Path, name: str) -> Importance:
@@ -141,7 +156,7 @@ def save_gguf(path: str | os.PathLike[str], contents: ImportanceFile) -> None:
         "imatrix.chunk_size": Value.u32(contents.chunk_size),
     }
     parts: dict[TensorInfo, npt.NDArray[np.float32]] = {}
-    for name in sorted(contents.entries, key=str.encode):
+    for name in sorted(contents.entries, key=bytes_of):
         entry = contents.entries[name]
         n_mats, n_cols = entry.values.shape
         parts[TensorInfo(name + _SUMS, (n_mats, n_cols) if n_mats > 1 else (n_cols,), F32)] = entry.values
@@ -224,7 +239,7 @@ def save_dat(path: str | os.PathLike[str], contents: ImportanceFile) -> None:
     raises  OutputError when it can't be written
     """
     blocks = []
-    for name in sorted(contents.entries, key=str.encode):
+    for name in sorted(contents.entries, key=bytes_of):
         entry = contents.entries[name]
         counts = entry.whole_counts()
         if counts.max() <= 0:
@@ -241,7 +256,7 @@ def save_dat(path: str | os.PathLike[str], contents: ImportanceFile) -> None:
 
 
 def _dat_string(text: str) -> bytes:
-    data = text.encode("utf-8", "surrogateescape")
+    data = bytes_of(text)
     return struct.pack("<i", len(data)) + data
 
 

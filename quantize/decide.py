@@ -25,7 +25,7 @@ from enum import Enum
 
 from gguf_tools.errors import BadRequest, NoFallback
 from gguf_tools.ggml_types import GGMLType, by_name
-from gguf_tools.layout import TensorInfo
+from gguf_tools.tensors import TensorInfo
 from quantize.facts import ModelFacts
 from quantize.fallback import fit
 from quantize.overrides import Override, find_override

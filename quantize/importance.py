@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.errors import BadImportance, BadRequest
-from gguf_tools.layout import TensorInfo
+from gguf_tools.tensors import TensorInfo
 from quantize.roles import Role, sibling_with_same_activations, tensor_role
 
 ONE_ROW_FOR_ALL = "one row for all"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from gguf_tools.errors import BadRequest
 from gguf_tools.ggml_types import BF16, F16, F32, Q8_0, GGMLType
-from gguf_tools.layout import TensorInfo
+from gguf_tools.tensors import TensorInfo
 from quantize.plan import Plan, TensorPlan
 from quantize.roles import float32_reason, tensor_role
 

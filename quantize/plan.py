@@ -13,7 +13,7 @@ from typing import Any
 
 from gguf_tools.errors import BadRequest, NeedsImportance
 from gguf_tools.ggml_types import GGMLType
-from gguf_tools.layout import TensorInfo
+from gguf_tools.tensors import TensorInfo
 from quantize.decide import Candidate, Decider, Decision, PlanOptions, decide
 from quantize.facts import ARCHITECTURES_WITH_OWN_RULES, ModelFacts
 from quantize.importance import ONE_ROW_FOR_ALL, Importances, resolve

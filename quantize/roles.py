@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from gguf_tools.values import bytes_of
+
 _LAYER = re.compile(r"blk\.(\d+)")
 
 
@@ -169,7 +171,12 @@ def file_order(names: Iterable[str]) -> list[str]:
 
     Tensors outside of the layers come first, then layer by layer; within one, by the bytes of the name.
     """
-    return sorted(names, key=lambda name: (-1 if (n := layer_of(name)) is None else n, name.encode()))
+
+    def place(name: str) -> tuple[int, bytes]:
+        layer = layer_of(name)
+        return (-1 if layer is None else layer), bytes_of(name)
+
+    return sorted(names, key=place)
 
 
 def in_layer(name: str, layer: int) -> str:

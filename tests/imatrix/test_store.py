@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import struct
 from dataclasses import replace
@@ -12,8 +13,9 @@ import pytest
 import imatrix
 from gguf_tools.errors import BadImportance, GGUFError, OutputError
 from gguf_tools.ggml_types import F16, F32
-from gguf_tools.layout import FileLayout, TensorInfo
+from gguf_tools.layout import FileLayout
 from gguf_tools.reader import GGUFFile
+from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
 from gguf_tools.writer import GGUFWriter
 from imatrix.store import ImportanceFile, load, save, save_dat, save_gguf
@@ -169,10 +171,22 @@ def test_damaged_dat(tmp_path: Path, data: bytes, complaint: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def write_gguf(path: Path, **tensors: npt.NDArray[np.generic]) -> None:
+def test_no_cut_or_flipped_byte_of_a_dat_file_is_a_surprise(tmp_path: Path) -> None:
+    path = tmp_path / "a.dat"
+    whole = dat(("a", 4, [8.0, 2.0]), ("b", 1, [8.0]), trailer=struct.pack("<ii", 9, 1) + b"x")
+    for end in range(len(whole)):
+        for data in (whole[:end], whole[:end] + b"\xff" + whole[end + 1 :]):
+            path.write_bytes(data)
+            with contextlib.suppress(BadImportance):
+                assert set(load(path).entries) <= {"a", "b", "\udcff"}
+
+
+def write_gguf(
+    path: Path, tensors: dict[str, npt.NDArray[np.generic]], metadata: dict[str, Value] | None = None
+) -> None:
     types = {"f": F32, "e": F16}
     infos = [TensorInfo(name, data.shape, types[data.dtype.char]) for name, data in tensors.items()]
-    layout = FileLayout.of({"general.type": Value.string("imatrix")}, infos)
+    layout = FileLayout.of({"general.type": Value.string("imatrix"), **(metadata or {})}, infos)
     with GGUFWriter(path, layout) as writer:
         for name, data in tensors.items():
             writer.write(layout.offset_of(name), data.tobytes())
@@ -198,10 +212,33 @@ def test_gguf_that_is_no_importance_matrix(
     tmp_path: Path, tensors: dict[str, npt.NDArray[np.generic]], complaint: str
 ) -> None:
     path = tmp_path / "a.gguf"
-    write_gguf(path, **tensors)
+    write_gguf(path, tensors)
     with pytest.raises(BadImportance, match=complaint) as error:
         load(path)
     assert str(error.value).startswith(str(path))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("imatrix.datasets", Value.u32(5)),
+        ("imatrix.datasets", Value.i32s([5])),
+        ("imatrix.chunk_count", Value.string("5")),
+        ("imatrix.chunk_size", Value.i32(-5)),
+    ],
+)
+def test_metadata_of_the_wrong_kind(tmp_path: Path, key: str, value: Value) -> None:
+    one = np.ones(1, np.float32)
+    write_gguf(tmp_path / "a.gguf", {"a.in_sum2": one, "a.counts": one}, {key: value})
+    with pytest.raises(BadImportance, match=f"{key}: found .*5.*, expected"):
+        load(tmp_path / "a.gguf")
+
+
+def test_names_that_are_not_utf8_survive(tmp_path: Path) -> None:
+    contents = replace(small(), entries={"\udcff": small().entries["blk.0.attn_q.weight"]})
+    for name in ("a.dat", "a.gguf"):
+        save(tmp_path / name, contents)
+        assert list(load(tmp_path / name).entries) == ["\udcff"]
 
 
 def test_truncated_gguf(tmp_path: Path) -> None:

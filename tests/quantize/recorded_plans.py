@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gguf_tools.ggml_types import F32, by_name
-from gguf_tools.layout import TensorInfo
+from gguf_tools.tensors import TensorInfo
 from quantize.facts import ModelFacts
 from quantize.importance import Importance
 from quantize.plan import in_file_order

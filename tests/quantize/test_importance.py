@@ -6,7 +6,7 @@ import pytest
 
 from gguf_tools.errors import BadImportance, BadRequest
 from gguf_tools.ggml_types import F32
-from gguf_tools.layout import TensorInfo
+from gguf_tools.tensors import TensorInfo
 from quantize.importance import Importance, ResolvedImportance, refuse_nonfinite, resolve, select
 
 N_HEADS, NOPE, V, LORA = 4, 32, 16, 64

@@ -8,7 +8,7 @@ import pytest
 
 from gguf_tools.errors import BadImportance, BadRequest, NeedsImportance, NoFallback
 from gguf_tools.ggml_types import BF16, F16, F32, Q4_K, Q6_K, Q8_0, by_name
-from gguf_tools.layout import TensorInfo
+from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
 from quantize.facts import ModelFacts
 from quantize.formats import available, get_format
