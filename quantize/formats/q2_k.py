@@ -44,12 +44,12 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     returns  float32 (n_rows, n_blocks * 256)
     """
     flat = blocks.reshape(-1)
+    scales, minimums = np.split(unpack(flat["scales"], bits=4, group_bytes=16), 2, axis=1)
     codes = unpack(flat["qs"], bits=2, group_bytes=32).reshape(-1, 16, 16)
     d = halves_to_float32(flat["d"])[:, None]
     dmin = halves_to_float32(flat["dmin"])[:, None]
     with np.errstate(all="ignore"):  # an infinite or NaN scale decodes to what IEEE arithmetic makes of it
-        scales, minimums = d * (flat["scales"] & 0xF), dmin * (flat["scales"] >> 4)
-        weights: npt.NDArray[np.float32] = scales[:, :, None] * codes - minimums[:, :, None]
+        weights = (d * scales)[:, :, None] * codes - (dmin * minimums)[:, :, None]
     return weights.reshape(len(blocks), -1)
 
 
