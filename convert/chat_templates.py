@@ -1,0 +1,77 @@
+"""The chat templates of a checkpoint: how a conversation becomes a prompt."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from convert.json_files import read_json_object_if_there
+from gguf_tools.errors import BadTokenizer
+
+_IN_A_KEY = frozenset(string.ascii_letters + string.digits)
+
+
+@dataclass(frozen=True)
+class ChatTemplates:
+    """default is what llama.cpp uses unless told a name; named are the others."""
+
+    default: str | None = None
+    named: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def read_chat_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> ChatTemplates:
+    """Return the templates of the first source that has any.
+
+    1. chat_template.jinja and additional_chat_templates/*.jinja
+    2. tokenizer_config.json: one text, or a list of {"name", "template"}
+    3. chat_template.json
+
+    This is transformers' order; llama.cpp's converter asks 2 before 1. A note says when that matters.
+
+    raises  BadTokenizer for a template that is no text
+    """
+    in_files = _jinja_files(folder)
+    path = folder / "tokenizer_config.json"
+    in_config = _named_templates(path, tokenizer_config.get("chat_template"))
+    path = folder / "chat_template.json"
+    in_json = _named_templates(path, read_json_object_if_there(path, BadTokenizer).get("chat_template"))
+
+    chosen = in_files or in_config or in_json
+    notes: list[str] = []
+    if in_files and in_config and in_files != in_config:
+        notes.append("chat template: chat_template.jinja is used; tokenizer_config.json has another one")
+    if chosen and "default" not in chosen:
+        notes.append(f"chat template: none is named default, only {', '.join(chosen)}")
+    named = {_key_part(name): template for name, template in chosen.items() if name not in ("default", "")}
+    return ChatTemplates(chosen.get("default"), named, tuple(notes))
+
+
+def _jinja_files(folder: Path) -> dict[str, str]:
+    paths = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    if (main := folder / "chat_template.jinja").is_file():
+        paths = {"default": main, **paths}
+    try:
+        return {name: path.read_text(encoding="utf-8") for name, path in paths.items()}
+    except (OSError, UnicodeDecodeError) as cause:
+        raise BadTokenizer(f"{folder}: a chat template can't be read: {cause}") from cause
+
+
+def _named_templates(path: Path, entry: object) -> dict[str, str]:
+    if entry is None:
+        return {}
+    if isinstance(entry, str):
+        return {"default": entry}
+    if isinstance(entry, list) and all(isinstance(choice, Mapping) for choice in entry):
+        templates = {choice.get("name", ""): choice.get("template") for choice in entry}
+        if all(isinstance(part, str) for pair in templates.items() for part in pair):
+            return templates
+    raise BadTokenizer(f'{path}: chat_template is neither a text nor a list of {{"name", "template"}}')
+
+
+def _key_part(name: str) -> str:
+    """A template's name becomes part of a metadata key: anything but ASCII letters and digits is replaced."""
+    return "".join(char if char in _IN_A_KEY else "_" for char in name)

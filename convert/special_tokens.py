@@ -1,0 +1,234 @@
+"""Which token begins a text, ends it, pads it ...; and which of them a tokenizer adds by itself.
+
+The facts lie in up to five files. They are asked in the order of gguf-py's SpecialVocab, which knows
+tokenizer_config.json, tokenizer.json's post-processor and config.json; the others only fill what these
+leave open.
+
+One decision differs from SpecialVocab of late 2026. A post-processor of type ByteLevel adds nothing;
+there it overrules `"add_bos_token": true` in tokenizer_config.json, which DeepSeek's V2 and V3 files
+have. Here the explicit statement counts, as in earlier llama.cpp and in the GGUF files in use:
+without it these models see raw text that lacks the first token they were trained with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from convert.json_files import read_json_object_if_there
+from convert.vocab_bpe import SPECIAL_KINDS
+from gguf_tools.errors import BadTokenizer
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Both in the order they are written.
+
+    ids   kind ("bos", "eos" ...) -> token id
+    adds  kind -> whether encoding a text adds it
+    """
+
+    ids: Mapping[str, int]
+    adds: Mapping[str, bool]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Named:
+    """What the files say of special tokens as texts, and what the post-processor adds."""
+
+    texts: Mapping[str, str]
+    adds: Mapping[str, bool]
+    kinds: tuple[str, ...] = SPECIAL_KINDS
+    notes: tuple[str, ...] = ()
+
+    def text(self, kind: str) -> str | None:
+        return self.texts.get(kind)
+
+    def called(self, **texts: str | None) -> _Named:
+        return replace(self, texts={**self.texts, **{kind: text for kind, text in texts.items() if text}})
+
+    def adding(self, **adds: bool) -> _Named:
+        return replace(self, adds={**self.adds, **adds})
+
+    def noting(self, note: str) -> _Named:
+        return replace(self, notes=(*self.notes, note))
+
+
+def read_special_tokens(
+    folder: Path,
+    config: Mapping[str, Any],
+    tokenizer_json: Mapping[str, Any],
+    tokenizer_config: Mapping[str, Any],
+    tokens: Sequence[str],
+    default_ids: Mapping[str, int] | None = None,
+) -> SpecialTokens:
+    """Return the special tokens of a checkpoint's folder.
+
+    config          config.json
+    tokenizer_json  empty for a SentencePiece vocabulary without one
+    tokens          texts by id
+    default_ids     what a SentencePiece model says itself, the last to be asked
+    raises          BadTokenizer when a side file is no JSON
+    """
+    named = _Named({kind: text for kind in SPECIAL_KINDS if (text := _text(tokenizer_config, kind))}, {})
+    named = named.called(
+        bos=named.text("bos") or named.text("cls"), eos=named.text("eos") or named.text("sep")
+    )
+    post_processor = tokenizer_json.get("post_processor") or {}
+    byte_level = False
+    for processor in post_processor.get("processors", [post_processor]):
+        kind = processor.get("type")
+        byte_level |= kind == "ByteLevel"
+        if kind == "RobertaProcessing":
+            named = _after_roberta(named, processor)
+        elif kind == "TemplateProcessing":
+            named = _after_template(named, processor)
+    adds, add_notes = _adds(named, tokenizer_config, byte_level)
+    ids, id_notes = _ids(folder, named, config, tokenizer_json, tokens, default_ids or {})
+    return SpecialTokens(ids, adds, (*named.notes, *add_notes, *id_notes))
+
+
+def _text(source: Mapping[str, Any], kind: str) -> str | None:
+    entry = source.get(f"{kind}_token")
+    text = entry.get("content") if isinstance(entry, Mapping) else entry
+    return text if isinstance(text, str) else None
+
+
+# --- what the post-processor of tokenizer.json adds ----------------------------------------------------
+
+
+def _after_roberta(named: _Named, processor: Mapping[str, Any]) -> _Named:
+    cls = named.text("cls") or (processor.get("cls") or [named.text("bos")])[0]
+    sep = named.text("sep") or (processor.get("sep") or [named.text("eos")])[0]
+    return named.called(cls=cls, sep=sep).adding(bos=True, eos=True, sep=True)
+
+
+def _after_template(named: _Named, processor: Mapping[str, Any]) -> _Named:
+    single = processor.get("single") or []
+    pair = processor.get("pair") or []
+    first = _special(single[0]) if len(single) > 1 else None
+    last = _special(single[-1]) if len(single) > 1 else None
+    if first:
+        if first not in (named.text("bos"), named.text("cls")):
+            named = named.called(bos=named.text("bos") or first, cls=named.text("cls") or first)
+        known = first in (named.text("bos"), named.text("cls"))
+        named = named.adding(bos=known)
+        if not known:
+            named = named.noting(f"tokenizer.json puts {first!r}, not the bos token, before a text: left out")
+    if last:
+        if last != named.text("eos"):
+            named = _with_new_eos(named, last)
+        named = named.adding(eos=True)
+    return _after_pair(named, pair, first, last)
+
+
+def _with_new_eos(named: _Named, last: str) -> _Named:
+    """The token that the template puts at the end is eos; what was called eos ends a turn, or a message."""
+    free = next((kind for kind in ("eot", "eom") if kind not in named.kinds), None)
+    old = named.text("eos")
+    if free is None:
+        note = f"tokenizer.json puts {last!r} after a text: it replaces {old!r} as eos"
+        return named.called(eos=last).noting(note)
+    return replace(named, kinds=(*named.kinds, free)).called(**{free: old, "eos": last})
+
+
+def _after_pair(named: _Named, pair: list[Any], first: str | None, last: str | None) -> _Named:
+    """Whether a separator stands between two texts, as in A [sep] [eos] B."""
+    start = 1 if pair and first and _special(pair[0]) == first else 0
+    stop = len(pair) - (1 if pair and last and _special(pair[-1]) == last else 0)
+    between = pair[start:stop]
+    if len(between) < 3 or _sequence(between[0]) != "A" or _sequence(between[-1]) != "B":
+        return named
+    between = between[1:-1]
+    ends = [text for text in (named.text("sep"), named.text("eos")) if text]
+    add_sep = _special(between[0]) in ends and not last
+    if len(between) == 2:
+        add_sep |= _special(between[1]) in ends
+    named = named.adding(sep=add_sep)
+    if add_sep and not named.text("sep"):
+        named = named.called(sep=named.text("eos"))
+    return named
+
+
+def _special(element: Mapping[str, Any]) -> str | None:
+    return (element.get("SpecialToken") or {}).get("id")
+
+
+def _sequence(element: Mapping[str, Any]) -> str | None:
+    return (element.get("Sequence") or {}).get("id")
+
+
+def _adds(
+    named: _Named, tokenizer_config: Mapping[str, Any], byte_level: bool
+) -> tuple[dict[str, bool], list[str]]:
+    adds = dict(named.adds)
+    notes: list[str] = []
+    if byte_level:  # adds nothing, so the two are false unless tokenizer_config.json says otherwise
+        for kind in ("bos", "eos"):
+            stated = tokenizer_config.get(f"add_{kind}_token")
+            adds.setdefault(kind, stated if isinstance(stated, bool) else False)
+            if stated is True and kind not in named.adds:
+                notes.append(
+                    f"add_{kind}_token: true, as tokenizer_config.json says; "
+                    "tokenizer.json's post-processor adds none"
+                )
+    for kind in named.kinds:
+        stated = tokenizer_config.get(f"add_{kind}_token")
+        if not isinstance(stated, bool):
+            continue
+        if adds.setdefault(kind, stated) != stated:
+            notes.append(
+                f"add_{kind}_token: {str(adds[kind]).lower()}, as tokenizer.json's post-processor does; "
+                f"tokenizer_config.json says {str(stated).lower()}"
+            )
+    return adds, notes
+
+
+# --- ids -----------------------------------------------------------------------------------------------
+
+
+def _ids(
+    folder: Path,
+    named: _Named,
+    config: Mapping[str, Any],
+    tokenizer_json: Mapping[str, Any],
+    tokens: Sequence[str],
+    default_ids: Mapping[str, int],
+) -> tuple[dict[str, int], list[str]]:
+    generation_config = read_json_object_if_there(folder / "generation_config.json", BadTokenizer)
+    special_tokens_map = read_json_object_if_there(folder / "special_tokens_map.json", BadTokenizer)
+    added = tokenizer_json.get("added_tokens") or []
+    id_of_added = {token["content"]: token["id"] for token in reversed(added)}
+    id_of = {text: token_id for token_id, text in reversed(list(enumerate(tokens)))}
+
+    sources: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("tokenizer_config.json", {kind: id_of_added.get(named.text(kind)) for kind in named.kinds}),
+        ("config.json", {kind: config.get(f"{kind}_token_id") for kind in named.kinds}),
+        ("tokenizer_config.json", {kind: id_of.get(named.text(kind) or "") for kind in named.kinds}),
+        (
+            "special_tokens_map.json",
+            {kind: id_of.get(_text(special_tokens_map, kind) or "") for kind in named.kinds},
+        ),
+        ("generation_config.json", {kind: generation_config.get(f"{kind}_token_id") for kind in named.kinds}),
+        ("generation_config.json", {"eos": _first(generation_config.get("eos_token_id"))}),
+        ("tokenizer.model", dict(default_ids)),
+    )
+    ids: dict[str, int] = {}
+    notes: list[str] = []
+    for file_name, candidates in sources:
+        for kind, token_id in candidates.items():
+            if kind in ids or not isinstance(token_id, int):
+                continue
+            if 0 <= token_id < len(tokens):
+                ids[kind] = token_id
+            else:
+                notes.append(f"{file_name}: {kind} token id {token_id} is none of {len(tokens)}: left out")
+    notes += [f"no {kind} token found in {folder}" for kind in ("bos", "eos") if kind not in ids]
+    return ids, notes
+
+
+def _first(ids: object) -> object:
+    return ids[0] if isinstance(ids, list) and ids else None

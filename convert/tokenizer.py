@@ -1,0 +1,215 @@
+"""A checkpoint's tokenizer as GGUF metadata: the keys tokenizer.*.
+
+    tokenizer.json, a byte-level BPE     -> tokenizer.ggml.model "gpt2", merges, a named pre-tokenizer
+    tokenizer.model, a SentencePiece BPE -> tokenizer.ggml.model "llama", scores
+
+Everything is read as data (JSON, protocol buffer); no code of the checkpoint's is ever run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from convert.chat_templates import ChatTemplates, read_chat_templates
+from convert.json_files import read_json_object_if_there
+from convert.pretokenizers import find_pre_tokenizer
+from convert.special_tokens import SpecialTokens, read_special_tokens
+from convert.vocab import Vocab
+from convert.vocab_bpe import is_byte_level_bpe, read_bpe_vocab
+from convert.vocab_spm import read_spm_vocab
+from gguf_tools import keys
+from gguf_tools.errors import BadConfig, BadRequest, BadTokenizer
+from gguf_tools.values import Value
+
+# Kinds without a key (cls) are known to tokenizers but not to GGUF.
+_ID_KEYS = {
+    "bos": keys.TOKENIZER_BOS_ID,
+    "eos": keys.TOKENIZER_EOS_ID,
+    "unk": keys.TOKENIZER_UNK_ID,
+    "sep": keys.TOKENIZER_SEP_ID,
+    "pad": keys.TOKENIZER_PAD_ID,
+    "mask": keys.TOKENIZER_MASK_ID,
+    "eot": keys.TOKENIZER_EOT_ID,
+    "eom": keys.TOKENIZER_EOM_ID,
+}
+_ADD_KEYS = {
+    "bos": keys.TOKENIZER_ADD_BOS,
+    "eos": keys.TOKENIZER_ADD_EOS,
+    "sep": keys.TOKENIZER_ADD_SEP,
+}
+_NORMALIZER_KEY = "tokenizer.ggml.normalizer.{name}"
+_NORMALIZER_SETTINGS = ("lowercase", "strip_accents")
+
+_OTHER_TOKENIZER_FILES = ("tiktoken.model", "tekken.json", "vocab.json", "merges.txt", "spiece.model")
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """What tokenizer.* of a GGUF file says.
+
+    model             "gpt2" (byte-level BPE) or "llama" (SentencePiece)
+    pre               name of the pre-tokenizer; "default" for SentencePiece
+    add_space_prefix  False when a SentencePiece text gets no leading space; None: llama.cpp's default
+    normalizer        the two settings that have keys: lowercase, strip_accents
+    notes             one line for each thing that is not carried over as it stands, or had to be decided
+    """
+
+    model: str
+    pre: str
+    vocab: Vocab
+    special: SpecialTokens
+    chat_templates: ChatTemplates
+    add_space_prefix: bool | None = None
+    normalizer: Mapping[str, bool] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def metadata(self) -> dict[str, Value]:
+        """Return the keys and values in the order in which llama.cpp's converter writes them."""
+        return dict(self._entries())
+
+    def _entries(self) -> Iterator[tuple[str, Value]]:
+        yield keys.TOKENIZER_MODEL, Value.string(self.model)
+        yield keys.TOKENIZER_PRE, Value.string(self.pre)
+        yield keys.TOKENIZER_TOKENS, Value.strings(self.vocab.tokens)
+        if self.vocab.scores is not None:
+            yield keys.TOKENIZER_SCORES, Value.f32s(self.vocab.scores)
+        yield keys.TOKENIZER_TOKEN_TYPE, Value.i32s(self.vocab.types)
+        if self.vocab.merges:
+            yield keys.TOKENIZER_MERGES, Value.strings(self.vocab.merges)
+        for kind, token_id in self.special.ids.items():
+            if kind in _ID_KEYS:
+                yield _ID_KEYS[kind], Value.u32(token_id)
+        for kind, adds in self.special.adds.items():
+            if kind in _ADD_KEYS:
+                yield _ADD_KEYS[kind], Value.bool_(adds)
+        templates = self.chat_templates
+        for name, template in templates.named.items():
+            yield keys.TOKENIZER_CHAT_TEMPLATE_NAMED.format(name=name), Value.string(template)
+        if templates.named:
+            yield keys.TOKENIZER_CHAT_TEMPLATES, Value.strings(templates.named)
+        if templates.default:
+            yield keys.TOKENIZER_CHAT_TEMPLATE, Value.string(templates.default)
+        for name, value in self.normalizer.items():
+            yield _NORMALIZER_KEY.format(name=name), Value.bool_(value)
+        if self.add_space_prefix is not None:
+            yield keys.TOKENIZER_ADD_PREFIX, Value.bool_(self.add_space_prefix)
+
+
+def read_tokenizer(folder: Path, config: Mapping[str, Any], *, pre_tokenizer: str | None = None) -> Tokenizer:
+    """Return the tokenizer in a checkpoint's folder.
+
+    config         config.json, for vocab_size and special token ids
+    pre_tokenizer  name of llama.cpp's pre-tokenizer, in place of recognising it
+    raises         BadTokenizer when the files are missing, damaged, or ask for what llama.cpp can't do;
+                   BadRequest when pre_tokenizer is given and there is nothing it could apply to
+    """
+    tokenizer_config = read_json_object_if_there(folder / "tokenizer_config.json", BadTokenizer)
+    vocab_size = config.get("vocab_size")
+    if vocab_size is not None and not isinstance(vocab_size, int):
+        raise BadConfig(f"{folder / 'config.json'}: vocab_size is {vocab_size!r}, expected a number")
+
+    json_path, model_path = folder / "tokenizer.json", folder / "tokenizer.model"
+    tokenizer_json = read_json_object_if_there(json_path, BadTokenizer)
+    if is_byte_level_bpe(tokenizer_json):
+        return _read_byte_level(
+            json_path, config, tokenizer_json, tokenizer_config, vocab_size, pre_tokenizer
+        )
+    if model_path.is_file():
+        if pre_tokenizer is not None:
+            raise BadRequest(f"--pre-tokenizer {pre_tokenizer}: {model_path} (SentencePiece) has none")
+        return _read_sentencepiece(model_path, config, tokenizer_json, tokenizer_config, vocab_size)
+    if tokenizer_json:
+        model = tokenizer_json.get("model") or {}
+        kind = f"{model.get('type')}{' with byte_fallback' if model.get('byte_fallback') else ''}"
+        raise BadTokenizer(
+            f"{json_path}: model is {kind}, expected a byte-level BPE, or a tokenizer.model beside it"
+        )
+    others = [name for name in _OTHER_TOKENIZER_FILES if (folder / name).is_file()]
+    raise BadTokenizer(
+        f"{folder}: no tokenizer.json and no tokenizer.model"
+        + (f"; found {', '.join(others)}: save the tokenizer as tokenizer.json first" if others else "")
+    )
+
+
+def _read_byte_level(
+    path: Path,
+    config: Mapping[str, Any],
+    tokenizer_json: Mapping[str, Any],
+    tokenizer_config: Mapping[str, Any],
+    vocab_size: int | None,
+    pre_tokenizer: str | None,
+) -> Tokenizer:
+    pre = find_pre_tokenizer(
+        path,
+        tokenizer_json.get("pre_tokenizer"),
+        ignore_merges=bool(tokenizer_json["model"].get("ignore_merges")),
+        name=pre_tokenizer,
+    )
+    special_tokens_map = read_json_object_if_there(path.with_name("special_tokens_map.json"), BadTokenizer)
+    vocab = read_bpe_vocab(path, tokenizer_json, tokenizer_config, special_tokens_map, vocab_size)
+    special = read_special_tokens(path.parent, config, tokenizer_json, tokenizer_config, vocab.tokens)
+    templates = read_chat_templates(path.parent, tokenizer_config)
+    normalizers = list(_flat(tokenizer_json.get("normalizer")))
+    lost = [str(normalizer.get("type")) for normalizer in normalizers]
+    notes = [f"normalizer {name} is not applied: llama.cpp's BPE takes text as it is" for name in lost]
+    return Tokenizer(
+        model="gpt2",
+        pre=pre,
+        vocab=vocab,
+        special=special,
+        chat_templates=templates,
+        normalizer=_normalizer_settings(normalizers),
+        notes=(*vocab.notes, *special.notes, *templates.notes, *notes),
+    )
+
+
+def _read_sentencepiece(
+    path: Path,
+    config: Mapping[str, Any],
+    tokenizer_json: Mapping[str, Any],
+    tokenizer_config: Mapping[str, Any],
+    vocab_size: int | None,
+) -> Tokenizer:
+    spm = read_spm_vocab(path, tokenizer_config, vocab_size)
+    vocab = spm.vocab
+    special = read_special_tokens(
+        path.parent, config, tokenizer_json, tokenizer_config, vocab.tokens, spm.special_ids
+    )
+    templates = read_chat_templates(path.parent, tokenizer_config)
+    return Tokenizer(
+        model="llama",
+        pre="default",
+        vocab=vocab,
+        special=special,
+        chat_templates=templates,
+        add_space_prefix=None if spm.add_space_prefix else False,
+        notes=(*vocab.notes, *special.notes, *templates.notes),
+    )
+
+
+def _flat(normalizer: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+    if not normalizer:
+        return
+    if normalizer.get("type") == "Sequence":
+        for part in normalizer.get("normalizers") or ():
+            yield from _flat(part)
+    else:
+        yield normalizer
+
+
+def _normalizer_settings(normalizers: list[Mapping[str, Any]]) -> dict[str, bool]:
+    settings: dict[str, bool] = {}
+    for normalizer in normalizers:
+        kind = normalizer.get("type")
+        if kind == "Lowercase":
+            settings["lowercase"] = True
+        elif kind == "StripAccents":
+            settings["strip_accents"] = True
+        elif kind == "BertNormalizer":
+            settings |= {
+                name: normalizer[name] for name in _NORMALIZER_SETTINGS if normalizer.get(name) is not None
+            }
+    return {name: settings[name] for name in _NORMALIZER_SETTINGS if name in settings}

@@ -1,0 +1,185 @@
+"""Reading a byte-level BPE vocabulary out of tokenizer.json.
+
+The ids are those that the `tokenizers` library gives, with what transformers adds to them: the tokens
+of tokenizer_config.json that tokenizer.json lacks, and the `special` flags it overrides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from convert.vocab import TokenType, Vocab, added_tokens_of, check_fits, looks_special, pad_text
+from gguf_tools.errors import BadTokenizer
+
+SPECIAL_KINDS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+_REPLACEMENT_CHARACTER = "\ufffd"
+
+
+def is_byte_level_bpe(tokenizer_json: Mapping[str, Any]) -> bool:
+    """True for tokens of bytes written as characters; SentencePiece's have byte_fallback instead."""
+    model = tokenizer_json.get("model")
+    if not isinstance(model, Mapping):
+        return False
+    return model.get("type", "BPE") == "BPE" and "merges" in model and not model.get("byte_fallback")
+
+
+def read_bpe_vocab(
+    path: Path,
+    tokenizer_json: Mapping[str, Any],
+    tokenizer_config: Mapping[str, Any],
+    special_tokens_map: Mapping[str, Any],
+    vocab_size: int | None,
+) -> Vocab:
+    """Return the vocabulary of `tokenizer_json`, padded to `vocab_size` with unused tokens.
+
+    path        the tokenizer.json, for messages and for the library, which reads it again
+    vocab_size  rows of the embedding; None for as many as there are tokens
+    raises      BadTokenizer for what llama.cpp's BPE can't do, contradicting ids, or ids past `vocab_size`
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        library = Tokenizer.from_file(str(path))
+    except Exception as cause:  # the library raises bare Exceptions
+        raise BadTokenizer(f"{path}: the tokenizers library can't read it: {cause}") from cause
+    _check_model(path, tokenizer_json["model"])
+    _check_added_ids(path, tokenizer_json, library)
+    config_path = path.with_name("tokenizer_config.json")
+    notes = list(
+        _add_tokens_of_config(library, config_path, tokenizer_config, special_tokens_map, vocab_size)
+    )
+
+    text_of = {token_id: text for text, token_id in library.get_vocab(with_added_tokens=True).items()}
+    _check_base_holes(path, tokenizer_json["model"]["vocab"], text_of)
+    last = max(text_of, default=-1)
+    n_rows = last + 1 if vocab_size is None else vocab_size
+    if last >= 0:
+        check_fits(path, text_of[last], last, n_rows)
+
+    added = library.get_added_tokens_decoder()
+    tokens: list[str] = []
+    types: list[TokenType] = []
+    for token_id in range(n_rows):
+        if token_id not in text_of:
+            text, kind = pad_text(token_id), TokenType.UNUSED
+        elif token_id not in added:
+            text, kind = text_of[token_id], TokenType.NORMAL
+        else:
+            text, kind = _added_token(library, text_of[token_id], added[token_id])
+        tokens.append(text)
+        types.append(kind)
+    if n_rows > len(text_of):
+        notes.append(f"{n_rows - len(text_of)} rows of the embedding have no token: written as [PADn]")
+    merges = _merges(path, tokenizer_json["model"]["merges"])
+    return Vocab(tuple(tokens), tuple(types), merges, notes=tuple(notes))
+
+
+def _check_model(path: Path, model: Mapping[str, Any]) -> None:
+    for key in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(key):
+            raise BadTokenizer(f"{path}: model.{key} is {model[key]!r}; llama.cpp's byte-level BPE has none")
+    seen: dict[int, str] = {}
+    for text, token_id in model["vocab"].items():
+        if token_id in seen:
+            raise BadTokenizer(f"{path}: tokens {seen[token_id]!r} and {text!r} have the same id {token_id}")
+        seen[token_id] = text
+
+
+def _check_added_ids(path: Path, tokenizer_json: Mapping[str, Any], library: Any) -> None:
+    """The library renumbers an added token whose id is taken or leaves a gap, and others with it."""
+    for token in tokenizer_json.get("added_tokens") or ():
+        text, token_id = token.get("content"), token.get("id")
+        actual = library.token_to_id(text)
+        if actual != token_id:
+            raise BadTokenizer(
+                f"{path}: added token {text!r} is given id {token_id}, but the tokenizers library makes it "
+                f"{actual}: {token_id} is taken by another token, or ids before it are missing"
+            )
+
+
+def _check_base_holes(path: Path, base: Mapping[str, int], text_of: Mapping[int, str]) -> None:
+    last = max(base.values(), default=-1)
+    ids = sorted(token_id for token_id in text_of if token_id <= last)
+    missing = next((i for i, token_id in enumerate(ids) if token_id != i), None)
+    if missing is not None:
+        raise BadTokenizer(
+            f"{path}: no token has id {missing}, though ids go up to {last}: the vocabulary is damaged"
+        )
+
+
+def _add_tokens_of_config(
+    library: Any,
+    config_path: Path,
+    tokenizer_config: Mapping[str, Any],
+    special_tokens_map: Mapping[str, Any],
+    vocab_size: int | None,
+) -> Iterator[str]:
+    """Add to `library` what transformers would, yielding a note for each token that has no row."""
+    from tokenizers import AddedToken
+
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    for token_id, text, entry in added_tokens_of(config_path, tokenizer_config):
+        actual = library.token_to_id(text)
+        if actual is None:
+            actual = library.get_vocab_size(with_added_tokens=True)
+        if vocab_size is not None and actual >= vocab_size:
+            yield f"{config_path.name}: token {text!r} has no row in the embedding: left out"
+            continue
+        library.add_tokens([AddedToken(text, **{flag: entry[flag] for flag in flags if flag in entry})])
+        if actual != token_id:
+            yield f"{config_path.name}: token {text!r} is given id {token_id}: it is {actual}"
+
+    added = {token.content for token in library.get_added_tokens_decoder().values()}
+    for text in _named_special_tokens(tokenizer_config, special_tokens_map):
+        if text in added:
+            continue
+        if library.token_to_id(text) is None and vocab_size is not None:
+            token_id = library.get_vocab_size(with_added_tokens=True)
+            if token_id >= vocab_size:
+                yield f"special token {text!r} is in no vocabulary and has no row in the embedding: left out"
+                continue
+        library.add_special_tokens([AddedToken(text, special=True, normalized=False)])
+
+
+def _named_special_tokens(*sources: Mapping[str, Any]) -> Iterator[str]:
+    for source in sources:
+        named = [source.get(f"{kind}_token") for kind in SPECIAL_KINDS]
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            listed = source.get(key)
+            if isinstance(listed, Mapping):
+                named += listed.values()
+            elif isinstance(listed, list):
+                named += listed
+        for token in named:
+            text = token.get("content") if isinstance(token, Mapping) else token
+            if isinstance(text, str) and text:
+                yield text
+
+
+def _added_token(library: Any, text: str, added: Any) -> tuple[str, TokenType]:
+    if not added.normalized:
+        # llama.cpp prints an added token as it is spelled, the library by its byte decoder. Bytes that are
+        # no text by themselves keep their spelling: nothing could match them otherwise.
+        ids = library.encode(text, add_special_tokens=False).ids
+        decoded = library.decode(ids, skip_special_tokens=False)
+        if _REPLACEMENT_CHARACTER not in decoded:
+            text = decoded
+    if added.special or looks_special(text):
+        return text, TokenType.CONTROL
+    return text.replace("▁", " "), TokenType.USER_DEFINED
+
+
+def _merges(path: Path, merges: list[Any]) -> tuple[str, ...]:
+    """Return merges as "left right"; a space inside a part is written as the byte alphabet's Ġ."""
+    joined: list[str] = []
+    for merge in merges:
+        if isinstance(merge, str):
+            joined.append(merge)
+        elif isinstance(merge, list) and len(merge) == 2 and all(isinstance(part, str) for part in merge):
+            joined.append(" ".join(part.replace(" ", "Ġ") for part in merge))
+        else:
+            raise BadTokenizer(f'{path}: merge {merge!r} is neither "left right" nor a pair of texts')
+    return tuple(joined)
