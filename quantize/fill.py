@@ -91,7 +91,7 @@ def fill(writers: Sequence[GGUFWriter], job: FillJob, executor: Executor, progre
         data = encode_chunk(task, target, job)
         if swapped:
             data = swap_bytes(target, data)
-        writer.write(task.offset, data)
+        writer.write(task.offset, data.data)
         progress(task.n_bytes)
 
     spans = job.rows_per_weights()

@@ -44,7 +44,9 @@ class ThreadExecutor:
                 failures.append((task, error))
                 stop.set()
 
-        threads = [threading.Thread(target=worker, name=f"chunk-{i}", daemon=True) for i in range(self.n_threads)]
+        threads = [
+            threading.Thread(target=worker, name=f"chunk-{i}", daemon=True) for i in range(self.n_threads)
+        ]
         for thread in threads:
             thread.start()
         try:

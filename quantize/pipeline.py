@@ -1,0 +1,279 @@
+"""Quantize a GGUF file: decide, lay out, fill, publish.
+
+`prepare` reads the header and decides everything, down to the exact size of the output, without reading a
+weight; `quantize` then fills and publishes. Nothing is visible under the output's name before it is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gguf_tools import keys
+from gguf_tools.errors import BadRequest, QuantError
+from gguf_tools.layout import FileLayout
+from gguf_tools.shards import SPLIT_KEYS, GGUFSet, layouts_of, open_gguf, shard_paths
+from gguf_tools.tensors import TensorInfo
+from gguf_tools.values import Value
+from gguf_tools.writer import GGUFWriter
+from quantize.executors import make_executor
+from quantize.facts import ModelFacts
+from quantize.fill import FillJob, Progress, fill
+from quantize.formats import available
+from quantize.importance import ImportanceFile, Importances, refuse_nonfinite, resolve
+from quantize.plan import Plan, PlanOptions, build_plan, in_file_order
+from quantize.recipes import Recipe, find_recipe
+from quantize.roles import layer_of
+from quantize.source import GGUFTensor
+
+QUANTIZATION_VERSION = 2
+"""GGML_QNT_VERSION: the generation of ggml's block layouts that we write."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file to be written: where, and every byte offset in it."""
+
+    path: Path
+    layout: FileLayout
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """All that is decided before a weight is read.
+
+    outputs       one file, or one per shard
+    source_bytes  bytes of the tensors that will be read
+    """
+
+    plan: Plan
+    outputs: tuple[Output, ...]
+    source_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Exact size of all output files together."""
+        return sum(output.layout.total_bytes for output in self.outputs)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run has done."""
+
+    preparation: Preparation
+    seconds: float
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(output.path for output in self.preparation.outputs)
+
+
+def default_threads() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def default_output(source: Path, recipe: Recipe) -> Path:
+    """Return where the output goes when no name is given, as llama-quantize has it."""
+    return source.with_name(f"ggml-model-{recipe.name}.gguf")
+
+
+def prepare(
+    source: GGUFSet,
+    output: Path,
+    recipe: Recipe,
+    *,
+    importances: ImportanceFile | None = None,
+    options: PlanOptions | None = None,
+    keep_split: bool = False,
+    kv_overrides: Iterable[tuple[str, Value]] = (),
+    allow_missing_data: bool = False,
+) -> Preparation:
+    """Decide what becomes of every tensor of `source`, and lay the output out.
+
+    keep_split          one output per shard of the source, named OUTPUT-00001-of-0000N.gguf
+    kv_overrides        metadata that replace or join those of the source, in order
+    allow_missing_data  see `build_plan`: a dry run wants the plan even when it can't be run
+    raises  PlanError, NeedsImportance, BadImportance (see `build_plan`); QuantError for a type without codec
+    """
+    options = options or PlanOptions()
+    entries = importances.entries if importances else {}
+    refuse_nonfinite(entries)
+    tensors = tuple(source.tensors.values())
+    if keep_split:
+        options = replace(options, keep_order=True)
+    else:
+        tensors = tuple(in_file_order(tensors))
+    plan = build_plan(
+        tensors,
+        recipe,
+        ModelFacts.from_metadata(source.metadata),
+        importances=entries,
+        options=options,
+        allow_missing_data=allow_missing_data,
+    )
+    if not allow_missing_data:
+        _refuse_unknown_types(plan)
+    metadata = _output_metadata(source, recipe, importances, kv_overrides, plan, options)
+    groups = _shard_groups(source, plan) if keep_split else [plan.infos]
+    layouts = layouts_of(metadata, groups)
+    paths = shard_paths(output, len(layouts))
+    outputs = tuple(Output(path, layout) for path, layout in zip(paths, layouts, strict=True))
+    return Preparation(plan, outputs, sum(tensor.source_info.n_bytes for tensor in plan.tensors))
+
+
+def quantize(
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None,
+    file_type: str,
+    *,
+    importances: ImportanceFile | Importances | None = None,
+    options: PlanOptions | None = None,
+    keep_split: bool = False,
+    kv_overrides: Iterable[tuple[str, Value]] = (),
+    n_threads: int | None = None,
+    progress: Callable[[Preparation], Progress] | None = None,
+) -> Result:
+    """Quantize the GGUF file `source` (or the split set it belongs to) to `file_type`, and write `output`.
+
+    output       None: ggml-model-TYPE.gguf beside the source
+    file_type    as llama-quantize has them: Q4_K_M, Q8_0, COPY, ...
+    importances  from `imatrix.load`, or a mapping tensor name -> Importance
+    n_threads    None: one per core
+    progress     called once with what was decided; what it returns is called with the bytes of every chunk
+    raises  ToolkitError; the old output stays as it was, and nothing half-written is left
+    """
+    started = time.monotonic()
+    recipe = find_recipe(file_type)
+    if importances is not None and not isinstance(importances, ImportanceFile):
+        importances = ImportanceFile(importances)
+    path = Path(source)
+    target = default_output(path, recipe) if output is None else Path(output)
+    with open_gguf(path) as opened:
+        preparation = prepare(
+            opened,
+            target,
+            recipe,
+            importances=importances,
+            options=options,
+            keep_split=keep_split,
+            kv_overrides=kv_overrides,
+        )
+        job = _job(opened, preparation.plan, importances.entries if importances else {})
+        report = progress(preparation) if progress else _no_progress
+        write_outputs(
+            preparation.outputs,
+            job,
+            n_threads or default_threads(),
+            report,
+            inputs=[shard.path for shard in opened.shards],
+        )
+    return Result(preparation, time.monotonic() - started)
+
+
+def write_outputs(
+    outputs: Iterable[Output], job: FillJob, n_threads: int, progress: Progress, inputs: Iterable[Path]
+) -> None:
+    """Fill all `outputs` and publish them together.
+
+    inputs  files that are being read, which no output may replace
+    raises  ExecutionError for the first chunk that fails, OutputError for a file that can't be written
+    """
+    inputs = tuple(inputs)
+    with ExitStack() as stack:
+        writers = [
+            stack.enter_context(GGUFWriter(output.path, output.layout, inputs=inputs)) for output in outputs
+        ]
+        fill(writers, job, make_executor(n_threads), progress)
+        for writer in writers:
+            writer.publish()
+
+
+def _no_progress(n_bytes: int) -> None:
+    pass
+
+
+def _job(source: GGUFSet, plan: Plan, entries: Importances) -> FillJob:
+    n_heads = ModelFacts.from_metadata(source.metadata).n_heads
+    resolved = {
+        tensor.name: found
+        for tensor in plan.tensors
+        if tensor.importance is not None
+        and (found := resolve(tensor.source_info, entries, n_heads)) is not None
+    }
+    sources = {tensor.name: GGUFTensor(source, tensor.source_name) for tensor in plan.tensors}
+    return FillJob(sources, resolved)
+
+
+def _refuse_unknown_types(plan: Plan) -> None:
+    known = set(available())
+    converted = [tensor for tensor in plan.tensors if not tensor.is_copied]
+    for tensor in converted:
+        for type_, verb in ((tensor.source_type, "decoded"), (tensor.target_type, "encoded")):
+            if type_.name not in known:
+                raise QuantError(
+                    f"{tensor.name}: {type_.name} can't be {verb} yet"
+                    f" ({tensor.source_type.name} -> {tensor.target_type.name});"
+                    f" known types: {', '.join(available())}"
+                )
+
+
+def _output_metadata(
+    source: GGUFSet,
+    recipe: Recipe,
+    importances: ImportanceFile | None,
+    kv_overrides: Iterable[tuple[str, Value]],
+    plan: Plan,
+    options: PlanOptions,
+) -> Mapping[str, Value]:
+    """Return the source's metadata with what changes, in the order in which llama-quantize writes them:
+    a key that is set anew moves to the end."""
+    metadata = {key: value for key, value in source.metadata.items() if key not in SPLIT_KEYS}
+
+    def set_anew(key: str, value: Value) -> None:
+        metadata.pop(key, None)
+        metadata[key] = value
+
+    set_anew(keys.QUANTIZATION_VERSION, Value.u32(QUANTIZATION_VERSION))
+    if recipe.file_type is not None:
+        set_anew(keys.FILE_TYPE, Value.u32(recipe.file_type))
+    elif keys.FILE_TYPE in metadata:
+        set_anew(keys.FILE_TYPE, metadata[keys.FILE_TYPE])
+    for key, value in (*kv_overrides, *_importance_metadata(importances)):
+        set_anew(key, value)
+    if options.prune_layers:
+        architecture = metadata[keys.ARCHITECTURE].data
+        layers = {layer for tensor in plan.tensors if (layer := layer_of(tensor.name)) is not None}
+        set_anew(keys.BLOCK_COUNT.format(arch=architecture), Value.u32(len(layers)))
+    return metadata
+
+
+def _importance_metadata(importances: ImportanceFile | None) -> Iterable[tuple[str, Value]]:
+    """Yield what a quantized file says of the importance matrix that made it.
+
+    Only the name of the file is kept: where it lay on somebody's disk is nobody's business.
+    """
+    if not importances or not importances.entries:
+        return
+    if importances.path is not None:
+        yield keys.QUANTIZE_IMATRIX_FILE, Value.string(importances.path.name)
+    if importances.datasets:
+        yield keys.QUANTIZE_IMATRIX_DATASET, Value.string(Path(importances.datasets[0]).name)
+    yield keys.QUANTIZE_IMATRIX_ENTRIES_COUNT, Value.u32(len(importances.entries))
+    if importances.chunk_count > 0:
+        yield keys.QUANTIZE_IMATRIX_CHUNKS_COUNT, Value.u32(importances.chunk_count)
+
+
+def _shard_groups(source: GGUFSet, plan: Plan) -> list[list[TensorInfo]]:
+    """Return the output's tensors by the shard of the source that they come from; a shard left empty by
+    pruning goes."""
+    if len(source.shards) == 1:
+        raise BadRequest(f"{source.path}: --keep-split needs a split source, found a single file")
+    groups: dict[Path, list[TensorInfo]] = {shard.path: [] for shard in source.shards}
+    for tensor in plan.tensors:
+        groups[source.file_of(tensor.source_name).path].append(tensor.info)
+    return [group for group in groups.values() if group]

@@ -1,0 +1,52 @@
+"""A progress bar in bytes, with rate and time left, on standard error."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import TracebackType
+from typing import Any
+
+from quantize.fill import Progress
+from quantize.pipeline import Preparation
+
+
+class ProgressBar:
+    """Shows how much of the output is written; nothing where standard error is no terminal.
+
+    with ProgressBar("quantizing") as bar:
+        quantize(..., progress=bar.start)
+    """
+
+    def __init__(self, verb: str) -> None:
+        self._verb = verb
+        self._lock = threading.Lock()
+        self._bar: Any = None
+
+    def start(self, preparation: Preparation) -> Progress:
+        """Show an empty bar for what was decided, and return what advances it, from any thread."""
+        from tqdm import tqdm
+
+        self._bar = tqdm(
+            desc=self._verb,
+            total=preparation.plan.total_bytes,
+            unit="B",
+            unit_scale=True,
+            unit_divisor=1024,
+            smoothing=0.1,
+            disable=not sys.stderr.isatty(),
+        )
+        return self._advance
+
+    def _advance(self, n_bytes: int) -> None:
+        with self._lock:
+            self._bar.update(n_bytes)
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()

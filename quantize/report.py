@@ -1,0 +1,87 @@
+"""Reports: a plan and its outcome, as text for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from quantize.pipeline import Preparation, Result
+from quantize.plan import Plan, TensorPlan
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def size_text(n_bytes: float) -> str:
+    """Return a size for people: 1536 -> "1.50 KiB"."""
+    for unit in _UNITS:
+        if n_bytes < 1024 or unit == _UNITS[-1]:
+            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.2f} {unit}"
+        n_bytes /= 1024
+    raise AssertionError
+
+
+def plan_lines(plan: Plan) -> Iterator[str]:
+    """Yield a line per tensor: number, name, shape, types, sizes, importances, reason."""
+    name_width = max((len(tensor.name) for tensor in plan.tensors), default=0)
+    shapes = [" x ".join(map(str, tensor.shape)) for tensor in plan.tensors]
+    shape_width = max(map(len, shapes), default=0)
+    total = len(plan.tensors)
+    for number, (tensor, shape) in enumerate(zip(plan.tensors, shapes, strict=True), 1):
+        yield (
+            f"[{number:{len(str(total))}}/{total}] {tensor.name:{name_width}}  {shape:>{shape_width}}"
+            f"  {_types_text(tensor):16}  {size_text(tensor.info.n_bytes):>10}  {_why(tensor)}"
+        )
+
+
+def _types_text(tensor: TensorPlan) -> str:
+    if tensor.is_copied:
+        return tensor.target_type.name
+    return f"{tensor.source_type.name} -> {tensor.target_type.name}"
+
+
+def _why(tensor: TensorPlan) -> str:
+    if tensor.importance is None:
+        return tensor.reason
+    weighting = f": {tensor.weighting}" if tensor.weighting else ""
+    return f"{tensor.reason} [importances{weighting}]"
+
+
+def total_lines(preparation: Preparation) -> Iterator[str]:
+    """Yield the sums of a plan: bytes by type, bits per weight, exact size of the output, and the notes."""
+    plan, outputs = preparation.plan, preparation.outputs
+    tensors: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for info in plan.infos:
+        tensors[info.type.name] += 1
+        sizes[info.type.name] += info.n_bytes
+    for name, n_bytes in sizes.most_common():
+        yield f"  {name:8} {tensors[name]:5} tensors  {size_text(n_bytes):>10}"
+    yield (
+        f"{plan.file_type}: {size_text(preparation.source_bytes)} -> {size_text(preparation.total_bytes)}"
+        f" ({preparation.total_bytes:,} bytes), {plan.bits_per_weight:.2f} bits per weight"
+    )
+    if len(outputs) > 1:
+        for output in outputs:
+            yield f"  {output.path}  {size_text(output.layout.total_bytes)}"
+    yield from note_lines(plan)
+
+
+def note_lines(plan: Plan) -> Iterator[str]:
+    """Yield what a user should know about a plan."""
+    for note in plan.notes:
+        yield f"note: {note}"
+    if plan.needs_data:
+        yield (
+            f"warning: this plan can't be run: {len(plan.needs_data)} tensors need an importance matrix"
+            f" and have no data: {', '.join(plan.needs_data)}"
+        )
+
+
+def result_lines(result: Result) -> Iterator[str]:
+    """Yield the summary of a run: the plan's sums, then where the output is and how long it took."""
+    preparation = result.preparation
+    yield from total_lines(preparation)
+    rate = preparation.source_bytes / max(result.seconds, 1e-9)
+    first, *others = result.paths
+    more = f" and {len(others)} more parts" if others else ""
+    yield f"wrote {first}{more} in {result.seconds:.1f} s ({size_text(rate)} of source a second)"
