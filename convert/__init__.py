@@ -1,0 +1,24 @@
+"""Convert Hugging Face folders of DeepSeek V2 and V3 into GGUF files.
+
+>>> import convert
+>>> convert.convert("DeepSeek-V2-Lite", "lite-bf16.gguf", outtype="bf16")          # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from convert.pipeline import ConvertOptions, convert
+
+__all__ = ["ConvertOptions", "convert"]
+
+_HOMES = {"ConvertOptions": "convert.pipeline", "convert": "convert.pipeline"}
+
+
+def __getattr__(name: str) -> Any:
+    # Nothing is imported before it is used, so that a command's --help stays instant.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,160 @@
+"""The `convert-hf-to-gguf` command: the flags of llama.cpp's converter that fit, and `--mla`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gguf_tools import __version__, command
+
+if TYPE_CHECKING:
+    from convert.pipeline import ConvertOptions
+
+DESCRIPTION = """\
+Turn a Hugging Face folder of a DeepSeek V2 or V3 model (V2, V2-Lite, V2.5, V3, V3.1, R1) into a GGUF file.
+Weights may be F32, F16, BF16 or DeepSeek's FP8; no code of the model's folder is ever run."""
+
+EPILOG = """\
+examples:
+  convert-hf-to-gguf DeepSeek-V2-Lite --outfile lite-bf16.gguf --outtype bf16
+  convert-hf-to-gguf DeepSeek-V3 --outfile 'v3-{ftype}.gguf' --split-max-size 50G
+  convert-hf-to-gguf DeepSeek-V3 --mla both            with attn_kv_b too, for ik_llama.cpp
+  convert-hf-to-gguf DeepSeek-V3 --dry-run             what would be written, and how large
+
+MLA layouts:
+  split   attn_k_b and attn_v_b, one matrix per head: what llama.cpp wants
+  both    attn_kv_b, attn_k_b and attn_v_b as 2-D matrices: what ik_llama.cpp wants
+  none    only attn_kv_b: plain attention, with its large cache
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    parser = _parser()
+    return command.run(parser, lambda args: _convert(args, parser), argv)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command.make_parser("convert-hf-to-gguf", DESCRIPTION, epilog=EPILOG, version=__version__)
+    parser.add_argument("model", type=Path, nargs="?", metavar="MODEL_DIR", help="folder with config.json")
+    parser.add_argument(
+        "--outfile", type=Path, metavar="FILE",
+        help="where to write; {ftype} stands for the type, a folder gets a name made of the model's"
+        " (default: into MODEL_DIR)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--outtype", default="auto", choices=["f32", "f16", "bf16", "q8_0", "auto"],
+        help="type of the large matrices; auto: the 16-bit type of the checkpoint (default)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--mla",
+        default="split",
+        choices=["split", "both", "none"],
+        help="layout of attention (default: split)",
+    )
+    parser.add_argument(
+        "--mtp",
+        action="store_true",
+        help="keep the multi-token-prediction layers, which are left out otherwise",
+    )
+    parser.add_argument("--vocab-only", action="store_true", help="write the tokenizer and no tensors")
+    parser.add_argument("--bigendian", action="store_true", help="write for a big-endian machine")
+    parser.add_argument("--split-max-size", metavar="N(M|G)", help="start a new part at this size")
+    parser.add_argument(
+        "--split-max-tensors", type=int, metavar="N", help="start a new part at so many tensors"
+    )
+    parser.add_argument("--model-name", metavar="NAME", help="general.name in the file")
+    parser.add_argument(
+        "--metadata",
+        type=Path,
+        metavar="FILE.json",
+        help="general.* values that win over what the folder says",
+    )
+    parser.add_argument(
+        "--pre-tokenizer", metavar="NAME",
+        help="llama.cpp's name of the pre-tokenizer, when tokenizer.json is not recognised",
+    )  # fmt: skip
+    parser.add_argument("--threads", type=int, metavar="N", help="how many threads (default: one per core)")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be written; write nothing")
+    parser.add_argument(
+        "--print-supported-models", action="store_true", help="list the architectures that can be converted"
+    )
+    return parser
+
+
+def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    if args.print_supported_models:
+        from convert.architectures import supported
+
+        print("\n".join(supported()))
+        return
+    if args.model is None:
+        parser.error("MODEL_DIR is missing")
+    options = _options(args, parser)
+    from convert.pipeline import convert
+    from quantize.progress import ProgressBar
+    from quantize.report import note_lines, result_lines
+
+    if args.dry_run:
+        _print_plan(args, options)
+        return
+    if args.threads is not None and args.threads < 1:
+        parser.error(f"--threads is {args.threads}, expected at least 1")
+    with ProgressBar("converting") as bar:
+        result = convert(args.model, args.outfile, options, n_threads=args.threads, progress=bar.start)
+    lines = note_lines(result.preparation.plan) if options.vocab_only else result_lines(result)
+    for line in lines:
+        print(line)
+    if options.vocab_only:
+        print(f"wrote {result.paths[0]}")
+
+
+def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> ConvertOptions:
+    from convert.pipeline import ConvertOptions
+
+    if args.split_max_tensors is not None and args.split_max_tensors < 0:
+        parser.error(f"--split-max-tensors is {args.split_max_tensors}, expected a positive number")
+    return ConvertOptions(
+        outtype=args.outtype,
+        mla=args.mla,
+        mtp=args.mtp,
+        model_name=args.model_name,
+        metadata_file=args.metadata,
+        pre_tokenizer=args.pre_tokenizer,
+        vocab_only=args.vocab_only,
+        big_endian=args.bigendian,
+        split_max_bytes=_size(args.split_max_size, parser),
+        split_max_tensors=args.split_max_tensors or None,
+    )
+
+
+def _size(text: str | None, parser: argparse.ArgumentParser) -> int | None:
+    """Return the bytes of `300M` or `2G` (thousands, as llama.cpp's converter has them); 0 is no limit."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)([KMG]?)", text)
+    if match is None:
+        parser.error(f"--split-max-size is {text!r}, expected a number with M or G, for instance 2G")
+    return int(match[1]) * {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}[match[2]] or None
+
+
+def _print_plan(args: argparse.Namespace, options: ConvertOptions) -> None:
+    from convert.checkpoint import Checkpoint
+    from convert.pipeline import prepare, prepare_vocab
+    from quantize.report import plan_lines, total_lines
+
+    if options.vocab_only:
+        preparation = prepare_vocab(args.model, args.outfile, options)
+    else:
+        with Checkpoint(args.model) as checkpoint:
+            preparation, _ = prepare(checkpoint, args.outfile, options)
+    for line in (*plan_lines(preparation.plan), *total_lines(preparation)):
+        print(line)
+    print(f"would write {', '.join(str(output.path) for output in preparation.outputs)}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

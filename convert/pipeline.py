@@ -1,0 +1,213 @@
+"""Convert a Hugging Face folder into a GGUF file: decide, lay out, fill, publish.
+
+`prepare` reads headers, config.json and the tokenizer, and decides everything down to the exact size of the
+output; `convert` then fills and publishes. Nothing is visible under the output's name before it is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from convert.architectures import find_architecture
+from convert.architectures.base import Conversion, MLALayout, Options, build, metadata_of
+from convert.checkpoint import Checkpoint, read_config
+from convert.metadata import GeneralMetadata, general_metadata
+from convert.naming import count_parameters, fill_outfile_template
+from convert.tokenizer import Tokenizer, read_tokenizer
+from convert.weights import choose_loader
+from gguf_tools import keys
+from gguf_tools.errors import BadRequest
+from gguf_tools.header import Endian
+from gguf_tools.shards import group_tensors, layouts_of, shard_paths
+from gguf_tools.tensors import TensorInfo
+from gguf_tools.values import Metadata, Value
+from quantize.fill import FillJob, Progress
+from quantize.outtypes import outtype_plan, resolve_outtype
+from quantize.pipeline import (
+    QUANTIZATION_VERSION,
+    Output,
+    Preparation,
+    Result,
+    default_threads,
+    write_outputs,
+)
+from quantize.plan import Plan
+from quantize.recipes import find_recipe
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """What the user chooses about a conversion; the defaults are those of the command.
+
+    outtype          "f32", "f16", "bf16", "q8_0", or "auto": the 16-bit type of the checkpoint
+    mla              "split" for llama.cpp, "both" for ik_llama.cpp, "none" for plain attention
+    mtp              keep the multi-token-prediction layers
+    model_name       general.name
+    metadata_file    JSON file with general.* values that win over what the folder says
+    pre_tokenizer    name to write when the tokenizer's own rules are not recognised
+    vocab_only       write the tokenizer and no tensors
+    big_endian       for a big-endian machine
+    split_max_bytes, split_max_tensors   start a new shard at these limits; None: one file
+    """
+
+    outtype: str = "auto"
+    mla: MLALayout = "split"
+    mtp: bool = False
+    model_name: str | None = None
+    metadata_file: Path | None = None
+    pre_tokenizer: str | None = None
+    vocab_only: bool = False
+    big_endian: bool = False
+    split_max_bytes: int | None = None
+    split_max_tensors: int | None = None
+
+
+@dataclass(frozen=True)
+class _Model:
+    """What the folder holds besides weights: the general keys, the family's keys and the tokenizer."""
+
+    general: GeneralMetadata
+    family: Metadata
+    architecture: str
+    tokenizer: Tokenizer
+
+    def metadata(self, file_type: str) -> dict[str, Value]:
+        """Return all keys; `file_type` is the name of the recipe whose number the file carries."""
+        number = find_recipe(file_type).file_type
+        assert number is not None, f"{file_type} has no number"
+        return {
+            keys.ARCHITECTURE: Value.string(self.architecture),
+            **self.general.metadata(),
+            **self.family,
+            keys.FILE_TYPE: Value.u32(number),
+            keys.QUANTIZATION_VERSION: Value.u32(QUANTIZATION_VERSION),
+            **self.tokenizer.metadata(),
+        }
+
+
+def convert(
+    folder: str | os.PathLike[str],
+    outfile: str | os.PathLike[str] | None = None,
+    options: ConvertOptions | None = None,
+    *,
+    n_threads: int | None = None,
+    progress: Callable[[Preparation], Progress] | None = None,
+    **choices: object,
+) -> Result:
+    """Convert the checkpoint in `folder`, and write `outfile`.
+
+        convert("DeepSeek-V2-Lite", "lite-bf16.gguf", outtype="bf16")
+
+    outfile    a file, in which {ftype} stands for the type; or a folder (None: `folder` itself), in which
+               the file gets a name made of what is known of the model
+    options    what to do; or give its fields as keyword arguments
+    n_threads  None: one per core
+    progress   called once with what was decided; what it returns is called with the bytes of every chunk
+    raises  ToolkitError; the old output stays as it was, and nothing half-written is left
+    """
+    started = time.monotonic()
+    if options is None:
+        options = ConvertOptions(**choices)  # type: ignore[arg-type]
+    elif choices:
+        raise TypeError(f"give either options or {', '.join(choices)}")
+    path = Path(folder)
+    if options.vocab_only:
+        preparation = prepare_vocab(path, outfile, options)
+        job = FillJob({}, {})
+        report = progress(preparation) if progress else _no_progress
+        write_outputs(preparation.outputs, job, 1, report, inputs=())
+        return Result(preparation, time.monotonic() - started)
+    with Checkpoint(path) as checkpoint:
+        preparation, conversion = prepare(checkpoint, outfile, options)
+        job = FillJob({tensor.name: tensor for tensor in conversion.tensors}, {})
+        report = progress(preparation) if progress else _no_progress
+        inputs = sorted({checkpoint.raw(name).path for name in checkpoint.names()})
+        write_outputs(preparation.outputs, job, n_threads or default_threads(), report, inputs)
+    return Result(preparation, time.monotonic() - started)
+
+
+def prepare(
+    checkpoint: Checkpoint, outfile: str | os.PathLike[str] | None, options: ConvertOptions
+) -> tuple[Preparation, Conversion]:
+    """Decide what the checkpoint becomes and lay the output out, without reading a weight."""
+    folder = checkpoint.folder
+    conversion = build(
+        find_architecture(checkpoint.config, checkpoint.config_path),
+        choose_loader(checkpoint),
+        mla=options.mla,
+        mtp=options.mtp,
+    )
+    infos = [TensorInfo(tensor.name, tensor.shape, tensor.type) for tensor in conversion.tensors]
+    wanted = resolve_outtype(options.outtype, infos)
+    plan = outtype_plan(infos, wanted)
+    general = general_metadata(
+        folder,
+        checkpoint.config,
+        model_name=options.model_name,
+        metadata_file=options.metadata_file,
+        counts=count_parameters((info.name, info.shape) for info in infos),
+    )
+    tokenizer = read_tokenizer(folder, checkpoint.config, pre_tokenizer=options.pre_tokenizer)
+    model = _Model(general, conversion.metadata, conversion.architecture.gguf_name, tokenizer)
+    plan = replace(plan, notes=(*conversion.notes, *general.notes, *tokenizer.notes, *plan.notes))
+    metadata = model.metadata(plan.file_type)
+    path = _output_path(folder, outfile, general, wanted.name, vocab_only=False)
+    return Preparation(
+        plan, _outputs(path, metadata, plan, options), sum(info.n_bytes for info in infos)
+    ), conversion
+
+
+def prepare_vocab(
+    folder: Path, outfile: str | os.PathLike[str] | None, options: ConvertOptions
+) -> Preparation:
+    """Decide what a file without tensors holds: the tokenizer, and what config.json says of the model."""
+    config = read_config(folder)
+    architecture = find_architecture(config, folder / "config.json")
+    general = general_metadata(
+        folder, config, model_name=options.model_name, metadata_file=options.metadata_file
+    )
+    tokenizer = read_tokenizer(folder, config, pre_tokenizer=options.pre_tokenizer)
+    family = metadata_of(
+        architecture,
+        architecture.read_config(config, folder / "config.json"),
+        Options(options.mla, options.mtp),
+    )
+    model = _Model(general, family, architecture.gguf_name, tokenizer)
+    plan = outtype_plan((), resolve_outtype(options.outtype, ()))
+    plan = replace(plan, notes=(*general.notes, *tokenizer.notes))
+    path = _output_path(folder, outfile, general, plan.file_type, vocab_only=True)
+    return Preparation(plan, _outputs(path, model.metadata(plan.file_type), plan, options), 0)
+
+
+def _outputs(path: Path, metadata: Metadata, plan: Plan, options: ConvertOptions) -> tuple[Output, ...]:
+    groups = group_tensors(
+        plan.infos, max_bytes=options.split_max_bytes, max_tensors=options.split_max_tensors
+    )
+    endian: Endian = "big" if options.big_endian else "little"
+    layouts = layouts_of(metadata, groups, endian=endian)
+    paths = shard_paths(path, len(layouts))
+    return tuple(Output(path, layout) for path, layout in zip(paths, layouts, strict=True))
+
+
+def _output_path(
+    folder: Path,
+    outfile: str | os.PathLike[str] | None,
+    general: GeneralMetadata,
+    type_name: str,
+    *,
+    vocab_only: bool,
+) -> Path:
+    target = folder if outfile is None else Path(outfile)
+    if target.is_dir():
+        return target / general.default_outfile(type_name, vocab_only=vocab_only)
+    if not target.parent.is_dir():
+        raise BadRequest(f"--outfile {target}: there is no folder {target.parent}; create it first")
+    return target.with_name(fill_outfile_template(target.name, type_name))
+
+
+def _no_progress(n_bytes: int) -> None:
+    pass
