@@ -21,7 +21,6 @@ from quantize.chunks import ChunkTask, layout_chunks
 from quantize.executors import Executor
 from quantize.finite import check_finite, first_nonfinite
 from quantize.formats import get_format
-from quantize.formats.base import as_float32
 from quantize.importance import ResolvedImportance
 from quantize.source import SourceTensor
 
@@ -58,10 +57,8 @@ def encode_chunk(task: ChunkTask, target: GGMLType, job: FillJob) -> np.ndarray:
         return np.frombuffer(source.raw_rows(task.row_start, task.row_stop), np.uint8)
     rows = source.read_rows(task.row_start, task.row_stop)
     check_finite(rows, task.tensor, task.row_start)
-    if target not in _FLOATS:
-        rows = as_float32(rows)
     found = job.importances.get(task.tensor)
-    weights = None if found is None else found.weights[task.row_start // found.rows_per_weights]
+    weights = None if found is None else found.weights_of_row(task.row_start)
     blocks = get_format(target).quantize(rows, weights)
     if target == F16 and source.type != F16:
         _check_half_range(task, rows, blocks)

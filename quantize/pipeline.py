@@ -101,6 +101,7 @@ def prepare(
     raises  PlanError, NeedsImportance, BadImportance (see `build_plan`); QuantError for a type without codec
     """
     options = options or PlanOptions()
+    kv_overrides = tuple(kv_overrides)
     entries = importances.entries if importances else {}
     refuse_nonfinite(entries)
     tensors = tuple(source.tensors.values())
@@ -111,7 +112,7 @@ def prepare(
     plan = build_plan(
         tensors,
         recipe,
-        ModelFacts.from_metadata(source.metadata),
+        ModelFacts.from_metadata({**source.metadata, **dict(kv_overrides)}),
         importances=entries,
         options=options,
         allow_missing_data=allow_missing_data,
@@ -249,6 +250,12 @@ def _output_metadata(
         architecture = metadata[keys.ARCHITECTURE].data
         layers = {layer for tensor in plan.tensors if (layer := layer_of(tensor.name)) is not None}
         set_anew(keys.BLOCK_COUNT.format(arch=architecture), Value.u32(len(layers)))
+        # llama-quantize leaves this one alone, and a model without its dense layer no longer loads.
+        leading = keys.LEADING_DENSE_BLOCK_COUNT.format(arch=architecture)
+        if leading in metadata:
+            n_dense = metadata[leading].data
+            pruned = sum(layer < n_dense for layer in set(options.prune_layers))
+            metadata[leading] = Value.u32(n_dense - pruned)
     return metadata
 
 
