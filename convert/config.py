@@ -131,7 +131,7 @@ class DeepseekConfig:
         is_v3 = architecture == V3
         for key, (value, why) in _FIXED.items():
             if raw.get(key) is not None and raw[key] != value:
-                raise UnsupportedCheckpoint(f"{path}: {key} is {raw[key]!r}, expected {value!r}: {why}")
+                raise UnsupportedCheckpoint(f"{path}: {key} is {_shown(raw[key])}, expected {value!r}: {why}")
         heads = read.size("num_attention_heads")
         if raw.get("num_key_value_heads") not in (None, heads):
             raise read.bad(
@@ -253,7 +253,7 @@ def _read_rope(raw: Mapping[str, Any], path: str | Path, context: int) -> tuple[
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     rope = raw.get(key) or {}
     if not isinstance(rope, dict):
-        raise BadConfig(f"{path}: {key} is {rope!r}, expected an object or null")
+        raise BadConfig(f"{path}: {key} is {_shown(rope)}, expected an object or null")
     beside = _Reader(raw, path)
     read = _Reader(rope, path, prefix=f"{key}.")
     theta = read.number("rope_theta", beside.number("rope_theta", 10000.0))
@@ -261,7 +261,9 @@ def _read_rope(raw: Mapping[str, Any], path: str | Path, context: int) -> tuple[
     if kind == "default":
         return theta, None
     if kind != "yarn":
-        raise UnsupportedCheckpoint(f"{path}: {key}: RoPE of type {kind!r}, expected 'default' or 'yarn'")
+        raise UnsupportedCheckpoint(
+            f"{path}: {key}: RoPE of type {_shown(kind)}, expected 'default' or 'yarn'"
+        )
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise read.bad("partial_rotary_factor", "1.0")
     return theta, Yarn(
@@ -273,6 +275,12 @@ def _read_rope(raw: Mapping[str, Any], path: str | Path, context: int) -> tuple[
         mscale_all_dim=read.number_or_null("mscale_all_dim"),
         attention_factor=read.number_or_null("attention_factor"),
     )
+
+
+def _shown(value: Any) -> str:
+    """Return `value` for an error message: on one line, and not at any length."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
@@ -296,8 +304,9 @@ class _Reader:
     prefix: str = ""
 
     def bad(self, key: str, expected: str) -> BadConfig:
-        found = f"{key} is {str(self.raw[key])[:80]!r}" if key in self.raw else f"no {key}"
-        return BadConfig(f"{self.path}: {self.prefix and self.prefix + ': '}{found}, expected {expected}")
+        name = self.prefix + key
+        found = f"{name} is {_shown(self.raw[key])}" if key in self.raw else f"no {name}"
+        return BadConfig(f"{self.path}: {found}, expected {expected}")
 
     def size(
         self, key: str, default: int | _Missing = _MISSING, *, least: int = 1, most: int = 2**31 - 1

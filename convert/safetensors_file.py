@@ -227,7 +227,7 @@ def _range(path: Path, name: str, entry: Any) -> tuple[int, int]:
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise CheckpointError(
-            f"{path}: {name}: unknown dtype {dtype!r}, expected one of {', '.join(DTYPE_BITS)}"
+            f"{path}: {name}: unknown dtype {str(dtype)[:40]!r}, expected one of {', '.join(DTYPE_BITS)}"
         )
     if not _are_sizes(shape):
         raise CheckpointError(f"{path}: {name}: shape {str(shape)[:100]} is not a list of sizes")

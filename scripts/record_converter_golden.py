@@ -3,11 +3,12 @@
     python scripts/record_converter_golden.py split LLAMA_CPP_CHECKOUT
     python scripts/record_converter_golden.py both IK_LLAMA_CPP_CHECKOUT
 
-Writes tests/golden/convert/CASE.json for the cases of tests/convert/cases.py in that layout: metadata, and for
-every tensor, in file order, [type, shape with columns first, sha256 of its bytes]. Needs torch and transformers.
+Writes tests/golden/convert/CASE.json for the cases of tests/convert/cases.py in that layout: metadata,
+and for every tensor, in file order, [type, shape with columns first, sha256 of its bytes]. Needs torch and
+transformers. A third argument says what was recorded from; without it, the checkout's commit.
 
-The micro checkpoints have no tokenizer, so the converter's set_vocab is replaced by nothing; everything else
-is the converter's own doing.
+The micro checkpoints have no tokenizer, so the converter's set_vocab is replaced by nothing; everything
+else is the converter's own doing.
 """
 
 from __future__ import annotations

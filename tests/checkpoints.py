@@ -57,7 +57,7 @@ STYLES: Mapping[str, dict[str, Any]] = {
         "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "q_lora_rank": 56,
         "n_shared_experts": 2, "n_group": 1, "topk_group": 1, "topk_method": "greedy",
         "scoring_func": "softmax", "norm_topk_prob": False, "routed_scaling_factor": 16.0,
-        "rope_parameters": _YARN,
+        "rope_parameters": _YARN, "max_position_embeddings": 2560,
     },
     "v2-lite": _SIZES | {
         "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "q_lora_rank": None,
@@ -65,6 +65,7 @@ STYLES: Mapping[str, dict[str, Any]] = {
         "scoring_func": "softmax", "norm_topk_prob": False, "routed_scaling_factor": 1.0,
         "num_hidden_layers": 27, "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32,
         "n_routed_experts": 4, "num_experts_per_tok": 2, "rope_parameters": _YARN,
+        "max_position_embeddings": 2560,
     },
 }  # fmt: skip
 """Configurations by style: V3; V2 with q_lora; V2-Lite (no q_lora, as deep as llama.cpp wants it)."""

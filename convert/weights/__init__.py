@@ -50,7 +50,7 @@ def choose_loader(checkpoint: Checkpoint) -> WeightsLoader:
         loader: type[WeightsLoader] = getattr(import_module(module), name)
         if loader.matches(checkpoint):
             return loader(checkpoint)
+    said = f"quant_method {method!r}" if config else "no quantization_config"
     raise UnsupportedCheckpoint(
-        f"{checkpoint.folder}: stored in no format that is read, and config.json has no quantization_config;"
-        f" {shown}"
+        f"{checkpoint.config_path}: {said}, and weights in no format that is read; {shown}"
     )

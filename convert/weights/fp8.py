@@ -34,6 +34,8 @@ CODES = "F8_E4M3"
 SCALE_SUFFIX = "_scale_inv"
 DEFAULT_BLOCK = (128, 128)
 _SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E8M0")
+# Scales of whole tensors or rows, and of blocks under another name; recognised, not read.
+_OTHER_SCALES = (".weight_scale", ".scale")
 # Statistics of activations that some producers leave beside the weights.
 _ACTIVATION_SUFFIXES = (".input_scale", ".activation_scale")
 
@@ -123,6 +125,11 @@ class Fp8Loader:
                 f"{codes.path}: {codes.name}: {codes.dtype} of shape {codes.shape}, expected a matrix"
             )
         if name not in self.checkpoint:
+            other = next((module + s for s in _OTHER_SCALES if module + s in self.checkpoint), None)
+            if other is not None:
+                raise UnsupportedCheckpoint(
+                    f"{codes.path}: {module}: {codes.dtype} with {other}; only blocks with {name} are read"
+                )
             raise MissingTensor(
                 f"{codes.path}: {module}: stored as {codes.dtype} without {name}; expected the scales of its"
                 " blocks (a shard may be missing)"

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3: tensors and metadata against the recorded converters, layouts, and totality of the rules."""
+"""DeepSeek V2 and V3: tensors and keys against the recorded converters, layouts, total matching, notes."""
 
 from __future__ import annotations
 
