@@ -13,6 +13,7 @@ without it these models see raw text that lacks the first token they were traine
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -198,7 +199,9 @@ def _ids(
     tokens: Sequence[str],
     default_ids: Mapping[str, int],
 ) -> tuple[dict[str, int], list[str]]:
-    generation_config = read_json_object_if_there(folder / "generation_config.json", BadTokenizer)
+    generation_config: dict[str, Any] = {}
+    with suppress(BadTokenizer):  # a broken one is reported with the sampling settings, which it is for
+        generation_config = read_json_object_if_there(folder / "generation_config.json", BadTokenizer)
     special_tokens_map = read_json_object_if_there(folder / "special_tokens_map.json", BadTokenizer)
     added = tokenizer_json.get("added_tokens") or []
     id_of_added = {token["content"]: token["id"] for token in reversed(added)}

@@ -18,7 +18,7 @@ from convert.json_files import read_json_object_if_there
 from convert.pretokenizers import find_pre_tokenizer
 from convert.special_tokens import SpecialTokens, read_special_tokens
 from convert.vocab import Vocab
-from convert.vocab_bpe import is_byte_level_bpe, read_bpe_vocab
+from convert.vocab_bpe import is_byte_level_bpe, load_tokenizer_json, read_bpe_vocab
 from convert.vocab_spm import read_spm_vocab
 from gguf_tools import keys
 from gguf_tools.errors import BadConfig, BadRequest, BadTokenizer
@@ -142,14 +142,14 @@ def _read_byte_level(
     vocab_size: int | None,
     pre_tokenizer: str | None,
 ) -> Tokenizer:
+    special_tokens_map = read_json_object_if_there(path.with_name("special_tokens_map.json"), BadTokenizer)
+    vocab = read_bpe_vocab(path, tokenizer_json, tokenizer_config, special_tokens_map, vocab_size)
     pre = find_pre_tokenizer(
         path,
         tokenizer_json.get("pre_tokenizer"),
         ignore_merges=bool(tokenizer_json["model"].get("ignore_merges")),
         name=pre_tokenizer,
     )
-    special_tokens_map = read_json_object_if_there(path.with_name("special_tokens_map.json"), BadTokenizer)
-    vocab = read_bpe_vocab(path, tokenizer_json, tokenizer_config, special_tokens_map, vocab_size)
     special = read_special_tokens(path.parent, config, tokenizer_json, tokenizer_config, vocab.tokens)
     templates = read_chat_templates(path.parent, tokenizer_config)
     normalizers = list(_flat(tokenizer_json.get("normalizer")))
@@ -173,6 +173,8 @@ def _read_sentencepiece(
     tokenizer_config: Mapping[str, Any],
     vocab_size: int | None,
 ) -> Tokenizer:
+    if tokenizer_json:  # its added tokens and post-processor count
+        load_tokenizer_json(path.with_name("tokenizer.json"))
     spm = read_spm_vocab(path, tokenizer_config, vocab_size)
     vocab = spm.vocab
     special = read_special_tokens(

@@ -26,6 +26,19 @@ def is_byte_level_bpe(tokenizer_json: Mapping[str, Any]) -> bool:
     return model.get("type", "BPE") == "BPE" and "merges" in model and not model.get("byte_fallback")
 
 
+def load_tokenizer_json(path: Path) -> Any:
+    """Return the tokenizers library's own object for the file, which also proves that the file has its form.
+
+    raises  BadTokenizer when the library refuses it
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as cause:  # the library raises bare Exceptions
+        raise BadTokenizer(f"{path}: the tokenizers library can't read it: {cause}") from cause
+
+
 def read_bpe_vocab(
     path: Path,
     tokenizer_json: Mapping[str, Any],
@@ -39,12 +52,7 @@ def read_bpe_vocab(
     vocab_size  rows of the embedding; None for as many as there are tokens
     raises      BadTokenizer for what llama.cpp's BPE can't do, contradicting ids, or ids past `vocab_size`
     """
-    from tokenizers import Tokenizer
-
-    try:
-        library = Tokenizer.from_file(str(path))
-    except Exception as cause:  # the library raises bare Exceptions
-        raise BadTokenizer(f"{path}: the tokenizers library can't read it: {cause}") from cause
+    library = load_tokenizer_json(path)
     _check_model(path, tokenizer_json["model"])
     _check_added_ids(path, tokenizer_json, library)
     config_path = path.with_name("tokenizer_config.json")

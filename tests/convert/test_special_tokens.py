@@ -108,6 +108,11 @@ def test_an_id_that_is_no_token_is_left_out(tmp_path: Path) -> None:
     assert f"no bos token found in {tmp_path}" in tokenizer.notes
 
 
+def test_a_broken_generation_config_counts_as_none(tmp_path: Path) -> None:
+    put(tmp_path, tokenizer_json=small(), generation_config_json="{")
+    assert read(tmp_path, eos_token_id=7).special.ids == {"eos": 7}
+
+
 def test_add_bos_of_deepseek_v2(tmp_path: Path) -> None:
     """Its config says add_bos_token, its post-processor (ByteLevel) adds nothing: the config is believed."""
     tokenizer = read(copy_tokenizer("deepseek-llm", tmp_path), 102400)

@@ -80,6 +80,7 @@ BAD_FILES: dict[str, tuple[Any, str]] = {
     "unigram": (with_model(type="Unigram"), r"model is Unigram, expected a byte-level BPE"),
     "SentencePiece": (with_model(byte_fallback=True), r"model is BPE with byte_fallback, expected"),
     "not the library's form": (with_model(vocab=[]), r"the tokenizers library can't read it"),
+    "a pre-tokenizer that is a list": (small(pre_tokenizer=[]), r"the tokenizers library can't read it"),
     "same id twice": (
         with_model(vocab={"a": 0, "b": 1, "c": 1, "Ġ": 2, "ab": 3, "Ġab": 4}),
         r"'b' and 'c' have the same id 1",
