@@ -1,0 +1,53 @@
+"""The trained tiny model as a user has it: a folder, and the files made of it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import convert
+from tests.tokenizer_files import copy_tokenizer
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+Recorded = dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trained model's Hugging Face folder."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-deepseek-v3"
+    shutil.copytree(GOLDEN / "tiny-deepseek-v3", folder, ignore=shutil.ignore_patterns("README.md"))
+    return copy_tokenizer("tiny", folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return the trained model's GGUF file of an output type, made once."""
+    folder = tmp_path_factory.mktemp("gguf")
+
+    def make(outtype: str) -> Path:
+        path = folder / f"tiny-{outtype}.gguf"
+        if not path.exists():
+            convert.convert(tiny_folder, path, outtype=outtype)
+        return path
+
+    return make
+
+
+def recorded_conversion(outtype: str) -> Recorded:
+    """What llama.cpp's converter writes of the trained model."""
+    found: Recorded = json.loads((GOLDEN / "convert" / f"tiny-deepseek-v3.{outtype}.json").read_text())
+    return found
+
+
+def recorded_quantization(which: str) -> Recorded:
+    """What llama-quantize writes of it; `which` is "f32.imatrix" or "bf16.noimatrix"."""
+    with gzip.open(GOLDEN / "quantize" / f"tiny-deepseek-v3.{which}.json.gz") as file:
+        found: Recorded = json.load(file)
+    return found

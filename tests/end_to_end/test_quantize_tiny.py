@@ -1,0 +1,119 @@
+"""The trained model, quantized: the bytes that llama-quantize writes, and files that llama.cpp runs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import imatrix
+import quantize
+from gguf_tools import GGUFSet, open_gguf
+from gguf_tools.errors import NeedsImportance
+from quantize.formats import available
+from quantize.importance import ImportanceFile
+from quantize.source import GGUFTensor
+from tests import oracle
+from tests.end_to_end.conftest import GOLDEN, recorded_quantization
+
+WEIGHTED = recorded_quantization("f32.imatrix")
+PLAIN = recorded_quantization("bf16.noimatrix")
+
+
+def _types(recorded: dict) -> set[str]:
+    return {entry[0] for entry in recorded.values()}
+
+
+CAN_WRITE = [name for name, recorded in WEIGHTED.items() if _types(recorded) <= set(available())]
+"""The recorded file types whose every type has a codec."""
+
+
+@cache
+def importances(form: str) -> ImportanceFile:
+    return imatrix.load(GOLDEN / "imatrix" / f"tiny-deepseek-v3.imatrix.{form}")
+
+
+def differing(file: GGUFSet, recorded: dict) -> list[str]:
+    return [
+        name
+        for name, (type_, ne, sha256) in recorded.items()
+        if file.tensors[name].type.name != type_
+        or list(file.tensors[name].shape[::-1]) != ne
+        or hashlib.sha256(file.raw(name)).hexdigest() != sha256
+    ]
+
+
+def test_the_main_file_types_are_compared() -> None:
+    assert {"Q2_K", "Q3_K_M", "Q4_0", "Q4_1", "Q4_K_M", "Q5_0", "Q5_1", "Q5_K_M", "Q6_K", "Q8_0"} <= set(CAN_WRITE)
+
+
+@pytest.mark.parametrize("file_type", CAN_WRITE)
+def test_with_importances(file_type: str, tiny_gguf: Callable[[str], Path], tmp_path: Path) -> None:
+    quantize.quantize(tiny_gguf("f32"), tmp_path / "q.gguf", file_type, importances=importances("gguf"))
+    with open_gguf(tmp_path / "q.gguf") as file:
+        assert list(file.tensors) == list(WEIGHTED[file_type])
+        assert differing(file, WEIGHTED[file_type]) == []
+
+
+@pytest.mark.parametrize("file_type", CAN_WRITE)
+def test_without_importances(file_type: str, tiny_gguf: Callable[[str], Path], tmp_path: Path) -> None:
+    output = tmp_path / "q.gguf"
+    if "refused" in PLAIN[file_type]:
+        with pytest.raises(NeedsImportance, match=r"tensors need an importance matrix.*blk\.0\."):
+            quantize.quantize(tiny_gguf("bf16"), output, file_type)
+        assert list(tmp_path.iterdir()) == []
+        return
+    quantize.quantize(tiny_gguf("bf16"), output, file_type)
+    with open_gguf(output) as file:
+        assert list(file.tensors) == list(PLAIN[file_type])
+        assert differing(file, PLAIN[file_type]) == []
+
+
+@pytest.mark.parametrize("file_type", CAN_WRITE)
+def test_with_importances_in_the_older_form(
+    file_type: str, tiny_gguf: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A `.dat` holds means times a number of calls. For experts that number is no power of two, so their
+    weights differ from the GGUF form's in the last bit: those are compared with ggml, fed the same."""
+    data = importances("dat")
+    quantize.quantize(tiny_gguf("f32"), tmp_path / "q.gguf", file_type, importances=data)
+    with open_gguf(tmp_path / "q.gguf") as file, open_gguf(tiny_gguf("f32")) as source:
+        different = differing(file, WEIGHTED[file_type])
+        assert all("_exps." in name for name in different)
+        if oracle.available():
+            for name in different:
+                assert (file.raw(name) == _by_ggml(file, source, name, data)).all(), name
+
+
+def _by_ggml(file: GGUFSet, source: GGUFSet, name: str, data: ImportanceFile) -> np.ndarray:
+    info = file.tensors[name]
+    rows = GGUFTensor(source, name).read_rows(0, info.n_rows).reshape(info.shape)
+    weights = data.entries[name].weights().reshape(info.n_mats, info.n_cols)
+    blocks = [oracle.quantize(info.type.id, m, w) for m, w in zip(rows, weights, strict=True)]
+    return np.concatenate([block.reshape(-1) for block in blocks])
+
+
+@pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
+@pytest.mark.parametrize("file_type", CAN_WRITE)
+def test_llama_cpp_runs_it(file_type: str, tiny_gguf: Callable[[str], Path], tmp_path: Path) -> None:
+    quantize.quantize(tiny_gguf("f32"), tmp_path / "q.gguf", file_type, importances=importances("gguf"))
+    ids = list(range(40, 104))
+    with oracle.Model(tmp_path / "q.gguf") as model, oracle.Model(tiny_gguf("f32")) as original:
+        logits, exact = model.logits(ids), original.logits(ids)
+    assert np.isfinite(logits).all()
+    assert np.linalg.norm(logits - exact) / np.linalg.norm(exact) < 0.6
+
+
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_bytes_do_not_depend_on_threads(
+    n_threads: int, tiny_gguf: Callable[[str], Path], tmp_path: Path
+) -> None:
+    for threads, name in ((2, "a.gguf"), (n_threads, "b.gguf")):
+        quantize.quantize(
+            tiny_gguf("bf16"), tmp_path / name, "Q4_K_M", importances=importances("gguf"), n_threads=threads
+        )
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
