@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quantize.formats.half import from_half_bits
 from quantize.formats.kernel import part
 from quantize.formats.lane_memory import Tile, float_tile, load, store
 from quantize.formats.lanes import (
@@ -20,6 +21,7 @@ from quantize.formats.lanes import (
     Floats,
     Ints,
     absolute,
+    lane_numbers,
     maximum,
     minimum,
     select,
@@ -136,3 +138,22 @@ def prepend_half(half: Ints, words: Tile, count: int) -> None:
     for k in range(count - 1, 0, -1):
         words[k] = words[k] << 16 | shift_right_logical(words[k - 1], 16)
     words[0] = words[0] << 16 | half
+
+
+@part
+def float_at(data: npt.NDArray[Any], offset: int) -> np.float32:
+    """Return the float16 whose bytes, uint8 or int8, begin at data[offset]."""
+    return from_half_bits(data[offset] & 0xFF | (data[offset + 1] & 0xFF) << 8)
+
+
+@part
+def fifth_bits_at(data: npt.NDArray[np.uint8], offset: int, first: int) -> Ints:
+    """Return the fifth bits of codes first .. first + LANES - 1, as 0 or 16, from 4 bytes at data[offset]."""
+    word = data[offset] | data[offset + 1] << 8 | data[offset + 2] << 16 | data[offset + 3] << 24
+    return (splat(word) >> (lane_numbers() + first) & 1) << 4
+
+
+@part
+def add_minimum(product: Floats, m: np.float32) -> Floats:
+    """Return product + m, and the product where both are NaN: a compiler may exchange what it adds."""
+    return select(product != product, product, product + m)

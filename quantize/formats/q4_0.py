@@ -18,14 +18,15 @@ from quantize.formats.blocks_of_32 import (
     ELEMS,
     ZERO,
     fit_symmetric,
+    float_at,
     load_weighted,
     prepend_half,
     row_mean_squares,
 )
-from quantize.formats.half import from_half_bits, to_half_bits
+from quantize.formats.half import to_half_bits
 from quantize.formats.kernel import kernel, part
-from quantize.formats.lane_memory import Tile, float_tile, int_tile
-from quantize.formats.lanes import LANES, Floats, select
+from quantize.formats.lane_memory import Tile, float_tile, int_tile, load, store
+from quantize.formats.lanes import LANES, Floats, select, to_float
 from quantize.formats.packing import pack
 from quantize.formats.rounding import clamp, nearest_int
 from quantize.formats.search import search_symmetric
@@ -41,7 +42,7 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     returns  float32 (n_rows, n_blocks * 32)
     """
     rows = np.empty((blocks.shape[0], blocks.shape[1] * ELEMS), np.float32)
-    _decode(blocks.reshape(-1), rows.reshape(-1, ELEMS))
+    _decode(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), rows.reshape(-1))
     return rows
 
 
@@ -69,13 +70,13 @@ _WORDS = padded_words(_BYTES)
 
 
 @kernel
-def _decode(blocks: Blocks, out: npt.NDArray[np.float32]) -> None:
-    for k in range(len(blocks)):
-        block = blocks[k]
-        d = from_half_bits(block.d)
-        for i in range(16):
-            out[k, i] = d * np.float32((block.qs[i] & 0xF) - _HALF)
-            out[k, i + 16] = d * np.float32((block.qs[i] >> 4) - _HALF)
+def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+    for k in range(data.size // _BYTES):
+        start = k * _BYTES
+        d = float_at(data, start)
+        packed = load(data, start + 2)
+        store(out, k * ELEMS, d * to_float((packed & 0xF) - _HALF))
+        store(out, k * ELEMS + LANES, d * to_float((packed >> 4) - _HALF))
 
 
 @kernel

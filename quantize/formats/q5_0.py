@@ -19,15 +19,17 @@ from quantize.formats.blocks_of_32 import (
     ELEMS,
     ZERO,
     fifth_bits,
+    fifth_bits_at,
     fit_symmetric,
+    float_at,
     load_weighted,
     prepend_half,
     row_mean_squares,
 )
-from quantize.formats.half import from_half_bits, to_half_bits
+from quantize.formats.half import to_half_bits
 from quantize.formats.kernel import kernel, part
-from quantize.formats.lane_memory import Tile, float_tile, int_tile, tail
-from quantize.formats.lanes import LANES, Floats, select
+from quantize.formats.lane_memory import Tile, float_tile, int_tile, load, store, tail
+from quantize.formats.lanes import LANES, Floats, select, to_float
 from quantize.formats.packing import pack
 from quantize.formats.rounding import clamp, nearest_int
 from quantize.formats.search import search_symmetric
@@ -43,7 +45,7 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     returns  float32 (n_rows, n_blocks * 32)
     """
     rows = np.empty((blocks.shape[0], blocks.shape[1] * ELEMS), np.float32)
-    _decode(blocks.reshape(-1), rows.reshape(-1, ELEMS))
+    _decode(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), rows.reshape(-1))
     return rows
 
 
@@ -71,13 +73,15 @@ _WORDS = padded_words(_BYTES)
 
 
 @kernel
-def _decode(blocks: Blocks, out: npt.NDArray[np.float32]) -> None:
-    for k in range(len(blocks)):
-        block = blocks[k]
-        d = from_half_bits(block.d)
-        for i in range(16):
-            out[k, i] = d * np.float32((block.qs[i] & 0xF | (block.qh >> i & 1) << 4) - _HALF)
-            out[k, i + 16] = d * np.float32((block.qs[i] >> 4 | (block.qh >> (i + 16) & 1) << 4) - _HALF)
+def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+    for k in range(data.size // _BYTES):
+        start = k * _BYTES
+        d = float_at(data, start)
+        packed = load(data, start + 6)
+        lower = packed & 0xF | fifth_bits_at(data, start + 2, 0)
+        upper = packed >> 4 | fifth_bits_at(data, start + 2, LANES)
+        store(out, k * ELEMS, d * to_float(lower - _HALF))
+        store(out, k * ELEMS + LANES, d * to_float(upper - _HALF))
 
 
 @kernel

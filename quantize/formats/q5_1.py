@@ -16,11 +16,20 @@ import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q5_1
 from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
-from quantize.formats.blocks_of_32 import ELEMS, fifth_bits, fit_range, load_weighted, row_mean_squares
-from quantize.formats.half import from_half_bits, to_half_bits
+from quantize.formats.blocks_of_32 import (
+    ELEMS,
+    add_minimum,
+    fifth_bits,
+    fifth_bits_at,
+    fit_range,
+    float_at,
+    load_weighted,
+    row_mean_squares,
+)
+from quantize.formats.half import to_half_bits
 from quantize.formats.kernel import kernel, part
-from quantize.formats.lane_memory import Tile, float_tile, int_tile, tail
-from quantize.formats.lanes import LANES, Floats
+from quantize.formats.lane_memory import Tile, float_tile, int_tile, load, store, tail
+from quantize.formats.lanes import LANES, Floats, to_float
 from quantize.formats.packing import pack
 from quantize.formats.rounding import clamp, nearest_int
 from quantize.formats.search import search_affine
@@ -36,7 +45,7 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     returns  float32 (n_rows, n_blocks * 32)
     """
     rows = np.empty((blocks.shape[0], blocks.shape[1] * ELEMS), np.float32)
-    _decode(blocks.reshape(-1), rows.reshape(-1, ELEMS))
+    _decode(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), rows.reshape(-1))
     return rows
 
 
@@ -64,14 +73,16 @@ _WORDS = padded_words(_BYTES)
 
 
 @kernel
-def _decode(blocks: Blocks, out: npt.NDArray[np.float32]) -> None:
-    for k in range(len(blocks)):
-        block = blocks[k]
-        d = from_half_bits(block.d)
-        m = from_half_bits(block.m)
-        for i in range(16):
-            out[k, i] = d * np.float32(block.qs[i] & 0xF | (block.qh >> i & 1) << 4) + m
-            out[k, i + 16] = d * np.float32(block.qs[i] >> 4 | (block.qh >> (i + 16) & 1) << 4) + m
+def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+    for k in range(data.size // _BYTES):
+        start = k * _BYTES
+        d = float_at(data, start)
+        m = float_at(data, start + 2)
+        packed = load(data, start + 8)
+        lower = packed & 0xF | fifth_bits_at(data, start + 4, 0)
+        upper = packed >> 4 | fifth_bits_at(data, start + 4, LANES)
+        store(out, k * ELEMS, add_minimum(d * to_float(lower), m))
+        store(out, k * ELEMS + LANES, add_minimum(d * to_float(upper), m))
 
 
 @kernel

@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q8_0
 from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
-from quantize.formats.blocks_of_32 import ELEMS, INFINITY, ONE, ZERO, prepend_half
-from quantize.formats.half import from_half_bits, to_half_bits
+from quantize.formats.blocks_of_32 import ELEMS, INFINITY, ONE, ZERO, float_at, prepend_half
+from quantize.formats.half import to_half_bits
 from quantize.formats.kernel import kernel
-from quantize.formats.lane_memory import float_tile, int_tile
-from quantize.formats.lanes import LANES, absolute, bits, from_bits, maximum, select, splat, to_int
+from quantize.formats.lane_memory import float_tile, int_tile, load, store
+from quantize.formats.lanes import LANES, absolute, bits, from_bits, maximum, select, splat, to_float, to_int
 from quantize.formats.packing import pack
 from quantize.formats.tiles import as_source, load_blocks, padded_words, store_blocks
 
@@ -32,7 +32,7 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     returns  float32 (n_rows, n_blocks * 32)
     """
     rows = np.empty((blocks.shape[0], blocks.shape[1] * ELEMS), np.float32)
-    _decode(blocks.reshape(-1), rows.reshape(-1, ELEMS))
+    _decode(np.ascontiguousarray(blocks).view(np.int8).reshape(-1), rows.reshape(-1))
     return rows
 
 
@@ -58,12 +58,12 @@ _ALMOST_HALF = int(np.nextafter(np.float32(0.5), ZERO).view(np.int32))
 
 
 @kernel
-def _decode(blocks: Blocks, out: npt.NDArray[np.float32]) -> None:
-    for k in range(len(blocks)):
-        block = blocks[k]
-        d = from_half_bits(block.d)
-        for i in range(ELEMS):
-            out[k, i] = d * np.float32(block.qs[i])
+def _decode(data: npt.NDArray[np.int8], out: npt.NDArray[np.float32]) -> None:
+    for k in range(data.size // _BYTES):
+        start = k * _BYTES
+        d = float_at(data, start)
+        for i in range(0, ELEMS, LANES):
+            store(out, k * ELEMS + i, d * to_float(load(data, start + 2 + i)))
 
 
 @kernel

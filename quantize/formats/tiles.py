@@ -19,7 +19,7 @@ from numba.extending import overload
 from quantize.formats.half import from_bfloat_bits, from_half_bits
 from quantize.formats.kernel import part
 from quantize.formats.lane_memory import Tile, TileType, item_pointer, load
-from quantize.formats.lanes import INTS, LANES, Floats, Ints, operation
+from quantize.formats.lanes import INTS, LANES, Floats, operation
 
 
 def as_source(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -98,24 +98,10 @@ def _read(source: npt.NDArray[Any], index: int) -> Floats:
 def _read_by_type(source: Any, index: Any) -> Any:
     readers = {
         types.float32: lambda source, index: load(source, index),
-        types.uint16: lambda source, index: from_bfloat_bits(_load_16_bits(source, index)),
-        types.int16: lambda source, index: from_half_bits(_load_16_bits(source, index)),
+        types.uint16: lambda source, index: from_bfloat_bits(load(source, index)),
+        types.int16: lambda source, index: from_half_bits(load(source, index)),
     }
     return readers.get(source.dtype)
-
-
-@operation
-def _load_16_bits(_context: Any, source: Any, index: Any) -> Ints:
-    """Return source[index : index + LANES] of 16-bit items as Ints, 0 .. 0xFFFF."""
-
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        pointer = item_pointer(context, builder, sig.args[0], *args)
-        vector = ir.VectorType(ir.IntType(16), LANES)
-        loaded = builder.load(builder.bitcast(pointer, vector.as_pointer()))
-        loaded.align = 2
-        return builder.zext(loaded, INTS.vector)
-
-    return INTS(source, types.intp), emit
 
 
 @operation
