@@ -1,0 +1,172 @@
+"""Time every codec beside ggml's, on one thread: million weights a second.
+
+    python scripts/bench_kernels.py [--json] [--decode] [--types Q4_K Q6_K] [--cols 2048] [--seconds 0.5]
+
+Rows are random normal weights, importances random; ours and the reference take turns on the same rows, and
+the best turn of each counts. Compiling is not counted, nor is F32, which passes through. Needs the xllamacpp
+wheel: pip install ".[test]".
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from quantize.formats import available, get_format
+from quantize.formats.base import ImportanceUse, QuantFormat
+from tests import oracle
+
+OURS_ROWS = 512
+SLOW = 100
+"""Million weights a second below which the reference gets fewer rows, so that a turn stays short."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Speeds in million weights a second."""
+
+    type: str
+    task: str
+    importances: bool
+    ours: float
+    reference: float
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.reference
+
+
+def seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def speeds(
+    ours: Callable[[int], object], reference: Callable[[int], object], n_cols: int, budget: float
+) -> tuple[float, float]:
+    """Return the best speed of each, taking turns for `budget` seconds; a call gets a number of rows."""
+    ours(OURS_ROWS)  # compiles
+    probe = 16 * n_cols / seconds(lambda: reference(16)) / 1e6
+    reference_rows = OURS_ROWS // 8 if probe < SLOW else OURS_ROWS
+    best_ours = best_reference = math.inf
+    end = time.perf_counter() + budget
+    while time.perf_counter() < end or best_ours == math.inf:
+        best_ours = min(best_ours, seconds(lambda: ours(OURS_ROWS)) / OURS_ROWS)
+        best_reference = min(best_reference, seconds(lambda: reference(reference_rows)) / reference_rows)
+    return n_cols / best_ours / 1e6, n_cols / best_reference / 1e6
+
+
+def time_encoding(
+    codec: QuantFormat, rows: npt.NDArray[np.float32], weights: npt.NDArray[np.float32] | None, budget: float
+) -> Timing:
+    ours, reference = speeds(
+        lambda n: codec.quantize(rows[:n], weights),
+        lambda n: oracle.quantize(codec.type.id, rows[:n], weights),
+        rows.shape[1],
+        budget,
+    )
+    return Timing(codec.type.name, "encode", weights is not None, ours, reference)
+
+
+def time_decoding(codec: QuantFormat, rows: npt.NDArray[np.float32], budget: float) -> Timing:
+    weights = np.ones(rows.shape[1], np.float32) if codec.importance is ImportanceUse.REQUIRED else None
+    blocks = codec.quantize(rows, weights)
+    data = blocks.view(np.uint8).reshape(len(rows), -1)
+    ours, reference = speeds(
+        lambda n: codec.dequantize(blocks[:n]),
+        lambda n: oracle.dequantize(codec.type.id, data[:n]),
+        rows.shape[1],
+        budget,
+    )
+    return Timing(codec.type.name, "decode", False, ours, reference)
+
+
+def timings(names: list[str], n_cols: int, budget: float, decode: bool) -> Iterator[Timing]:
+    rng = np.random.default_rng(0)
+    rows = (rng.standard_normal((OURS_ROWS, n_cols)) * 0.02).astype(np.float32)
+    weights = rng.random(n_cols, np.float32)
+    for name in names:
+        codec = get_format(name)
+        if decode:
+            yield time_decoding(codec, rows, budget)
+            continue
+        if codec.importance is not ImportanceUse.REQUIRED:
+            yield time_encoding(codec, rows, None, budget)
+        if codec.importance is not ImportanceUse.IGNORED:
+            yield time_encoding(codec, rows, weights, budget)
+
+
+def machine() -> dict[str, str]:
+    """Return what the numbers depend on."""
+    cpu_info = Path("/proc/cpuinfo")
+    lines = cpu_info.read_text().splitlines() if cpu_info.exists() else []
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    cpu = {key.strip(): value.strip() for key, value in fields.items()}
+    flags = cpu.get("flags", "").split()
+    return {
+        "date": datetime.date.today().isoformat(),
+        "cpu": cpu.get("model name", platform.processor()),
+        "vectors": next((name for name in ("avx512f", "avx2", "sse2") if name in flags), platform.machine()),
+        "python": platform.python_version(),
+        **{package: version(package) for package in ("numpy", "numba", "llvmlite", "xllamacpp")},
+    }
+
+
+def geometric_mean(ratios: list[float]) -> float:
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--types", nargs="+", default=[name for name in available() if name != "F32"], metavar="TYPE"
+    )
+    parser.add_argument("--cols", type=int, default=2048, help="row length")
+    parser.add_argument("--seconds", type=float, default=0.5, help="time for each line of the table")
+    parser.add_argument("--decode", action="store_true", help="time decoding instead of encoding")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args()
+    facts = machine()
+    found = []
+    if not args.json:
+        print(", ".join(f"{key} {value}" for key, value in facts.items()))
+        print(f"{'type':8} {'importances':12} {'ours':>8} {'ggml':>8} {'ratio':>7}   million weights/s")
+    for timing in timings(args.types, args.cols, args.seconds, args.decode):
+        found.append(timing)
+        if not args.json:
+            kind = "with" if timing.importances else "without"
+            print(
+                f"{timing.type:8} {kind:12} {timing.ours:8.0f} {timing.reference:8.1f} {timing.ratio:7.2f}",
+                flush=True,
+            )
+    means = {}
+    for kind, weighted in (("without", False), ("with", True)):
+        ratios = [timing.ratio for timing in found if timing.importances == weighted]
+        if ratios:
+            means[kind] = geometric_mean(ratios)
+    if args.json:
+        rows = [{**asdict(t), "ratio": t.ratio} for t in found]
+        print(json.dumps({"machine": facts, "timings": rows, "geometric_mean_ratio": means}, indent=1))
+    else:
+        print(
+            "geometric mean of the ratios:", ", ".join(f"{k} importances {v:.2f}" for k, v in means.items())
+        )
+
+
+if __name__ == "__main__":
+    main()
