@@ -72,16 +72,16 @@ class GGUFFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        mode = os.stat(self.path).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # opening a pipe would wait for its writer
+            raise FormatError(f"{self.path}: not a regular file")
         self._stream = open(self.path, "rb", buffering=0)  # noqa: SIM115  closed by close()
         self._map: mmap | None = None
         try:
-            status = os.fstat(self._stream.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise FormatError(f"{self.path}: not a regular file")
-            if not status.st_size:
+            self.size_bytes = os.fstat(self._stream.fileno()).st_size
+            if not self.size_bytes:
                 raise TruncatedError(f"{self.path}: the file is empty")
-            self.size_bytes = status.st_size
-            self._map = mmap(self._stream.fileno(), status.st_size, access=ACCESS_READ)
+            self._map = mmap(self._stream.fileno(), self.size_bytes, access=ACCESS_READ)
             header = decode_header(self._map, str(self.path))
             check_data(header, self.size_bytes, str(self.path))
         except BaseException:

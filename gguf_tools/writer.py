@@ -14,10 +14,13 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 from gguf_tools.errors import OutputError
 from gguf_tools.layout import FileLayout
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 PARTIAL_SUFFIX = ".partial"
 
@@ -69,13 +72,14 @@ class GGUFWriter:
         """The partial's descriptor, for copies that the kernel makes."""
         return self._fd
 
-    def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+    def write(self, offset: int, data: bytes | bytearray | memoryview | npt.NDArray[Any]) -> None:
         """Write `data` at an absolute offset; any number of threads may do so at once.
 
-        data    bytes, or any C-contiguous buffer (a numpy array as it is)
+        data    bytes, or a C-contiguous array of plain numbers
         raises  OutputError if the write fails; ValueError if it would end outside the layout
         """
-        left = memoryview(data).cast("B")
+        buffer: Any = data  # Python 3.11 has no type for what memoryview takes
+        left = memoryview(buffer).cast("B")
         if offset < 0 or offset + len(left) > self.layout.total_bytes:
             raise ValueError(
                 f"{self.path}: bytes {offset} to {offset + len(left)} are outside "
