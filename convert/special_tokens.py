@@ -165,17 +165,18 @@ def _sequence(element: Mapping[str, Any]) -> str | None:
 def _adds(
     named: _Named, tokenizer_config: Mapping[str, Any], byte_level: bool
 ) -> tuple[dict[str, bool], list[str]]:
-    adds = dict(named.adds)
+    adds: dict[str, bool] = {}
     notes: list[str] = []
     if byte_level:  # adds nothing, so the two are false unless tokenizer_config.json says otherwise
         for kind in ("bos", "eos"):
             stated = tokenizer_config.get(f"add_{kind}_token")
-            adds.setdefault(kind, stated if isinstance(stated, bool) else False)
+            adds[kind] = stated is True
             if stated is True and kind not in named.adds:
                 notes.append(
                     f"add_{kind}_token: true, as tokenizer_config.json says; "
                     "tokenizer.json's post-processor adds none"
                 )
+    adds |= named.adds
     for kind in named.kinds:
         stated = tokenizer_config.get(f"add_{kind}_token")
         if not isinstance(stated, bool):
