@@ -61,7 +61,7 @@ def load(_context: Any, array: Any, index: Any) -> Any:
 
     float32 gives Floats, integers of up to 32 bits give Ints, widened with their sign if they have one.
     """
-    item = array.dtype if isinstance(array, types.Array) else None
+    item: Any = array.dtype if isinstance(array, types.Array) else None
     narrow = is_integer(item) and item.bitwidth < 32
     lanes = INTS if narrow and array.ndim == 1 and array.layout == "C" else _array_lanes(array)
     if lanes is None or not is_integer(index):

@@ -1,0 +1,101 @@
+"""Where rows come from: one tensor of the input, unread.
+
+A conversion's output tensors and a GGUF file's tensors look the same from here: rows, read a range at a time.
+Rows of a stack of matrices are counted through all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.endian import swap_bytes
+from gguf_tools.errors import QuantError
+from gguf_tools.ggml_types import BF16, F16, F32, GGMLType
+from gguf_tools.reader import GGUFSource
+from gguf_tools.tensors import TensorInfo
+from quantize.formats import get_format
+
+FLOAT_DTYPES: dict[GGMLType, np.dtype[Any]] = {
+    F32: np.dtype(np.float32),
+    F16: np.dtype(np.float16),
+    BF16: np.dtype(ml_dtypes.bfloat16),
+}
+"""The types whose rows are read as they are stored."""
+
+
+class SourceTensor(Protocol):
+    """A tensor that can be read by rows; reading is thread-safe.
+
+    name   the tensor's name in the output
+    shape  rows first: (n_mats, n_rows, n_cols)
+    type   how `raw_rows` stores a row
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def type(self) -> GGMLType: ...
+
+    def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Return rows start .. stop - 1, (stop - start, n_cols), of float32, float16 or bfloat16.
+
+        Float storage comes in its own dtype, quantized storage decoded to float32. The array may be a
+        view of the input; it is not to be written to.
+        """
+        ...
+
+    def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Return the same rows as the bytes of `type`, uint8 (n_bytes,)."""
+        ...
+
+
+class GGUFTensor:
+    """A tensor of an open GGUF file, or of a split set, as a SourceTensor."""
+
+    def __init__(self, file: GGUFSource, name: str) -> None:
+        self._file = file
+        self._info: TensorInfo = file.tensor(name)
+
+    @property
+    def name(self) -> str:
+        return self._info.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._info.shape
+
+    @property
+    def type(self) -> GGMLType:
+        return self._info.type
+
+    def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Return rows start .. stop - 1 as stored, uint8 (n_bytes,), in little-endian order.
+
+        They are read, not mapped: what a map has touched counts as this process's memory.
+        raises   FormatError for a big-endian file of a type without a known big-endian form
+        """
+        raw = self._file.read_rows(self.name, start, stop)
+        return swap_bytes(self.type, raw) if self._file.endian == "big" else raw
+
+    def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Return rows start .. stop - 1, (stop - start, n_cols), of float32, float16 or bfloat16.
+
+        raises   QuantError for a storage type without a codec
+        """
+        dtype = FLOAT_DTYPES.get(self.type)
+        if dtype is not None:
+            return self.raw_rows(start, stop).view(dtype).reshape(stop - start, self._info.n_cols)
+        try:
+            codec = get_format(self.type)
+        except QuantError as error:
+            raise QuantError(f"{self.name}: can't be decoded: {error}") from None
+        blocks = self.raw_rows(start, stop).view(codec.BLOCK)
+        return codec.dequantize(blocks.reshape(stop - start, -1))
