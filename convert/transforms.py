@@ -6,20 +6,14 @@ thread. They are the SourceTensors that the quantizer fills files from.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
-import ml_dtypes
 import numpy as np
 
 from convert.weights.base import Weight, rows_and_cols
-from gguf_tools.ggml_types import BF16, F16, F32, GGMLType
-
-DTYPES: Mapping[GGMLType, np.dtype] = MappingProxyType(
-    {F32: np.dtype(np.float32), F16: np.dtype(np.float16), BF16: np.dtype(ml_dtypes.bfloat16)}
-)
-"""What read_rows gives for each type."""
+from gguf_tools.ggml_types import F32, GGMLType
+from quantize.source import FLOAT_DTYPES
 
 
 @dataclass(frozen=True)
@@ -163,5 +157,5 @@ def _joined(parts: list[np.ndarray], tensor: OutputTensor) -> np.ndarray:
     """Return `parts` below each other, C-contiguous; a single one that already is, without a copy."""
     if len(parts) == 1:
         return np.ascontiguousarray(parts[0])
-    out = np.empty((sum(len(part) for part in parts), tensor.shape[-1]), DTYPES[tensor.type])
+    out = np.empty((sum(len(part) for part in parts), tensor.shape[-1]), FLOAT_DTYPES[tensor.type])
     return np.concatenate(parts, out=out) if parts else out
