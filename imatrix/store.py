@@ -49,7 +49,7 @@ from gguf_tools.values import Value, bytes_of
 from gguf_tools.writer import GGUFWriter
 from quantize.importance import Importance, ImportanceFile, ImportanceFormat
 
-__all__ = ["ImportanceFile", "load", "save", "save_dat", "save_gguf"]
+__all__ = ["ImportanceFile", "format_of", "load", "not_held", "save", "save_dat", "save_gguf"]
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 
@@ -81,12 +81,31 @@ def save(
     raises  OutputError when it can't be written
     """
     path = Path(path)
-    if format is None:
-        format = "dat" if path.suffix == ".dat" else "gguf"
-    if format == "dat":
+    if (format or format_of(path)) == "dat":
         save_dat(path, contents)
     else:
         save_gguf(path, contents)
+
+
+def format_of(path: Path) -> ImportanceFormat:
+    """Return the form that a file of that name is written in."""
+    return "dat" if path.suffix == ".dat" else "gguf"
+
+
+def not_held(contents: ImportanceFile, format: ImportanceFormat) -> tuple[str, ...]:
+    """Return one line for each part of `contents` that a file of that form can't hold."""
+    if format == "gguf":
+        return ()
+    entries = contents.entries.values()
+    n_routed = sum(len(entry.counts) > 1 for entry in entries)
+    n_empty = sum(entry.whole_counts().max() <= 0 for entry in entries)
+    lost = (
+        (n_routed, f"counts per expert of {n_routed} entries, so all experts weigh the same in a merge"),
+        (n_empty, f"{n_empty} entries that saw nothing"),
+        (contents.chunk_size, f"the chunk size ({contents.chunk_size} tokens)"),
+        (len(contents.datasets) > 1, f"all but the last of {len(contents.datasets)} datasets"),
+    )
+    return tuple(f"the .dat form does not hold {what}" for is_lost, what in lost if is_lost)
 
 
 # The GGUF form

@@ -1,0 +1,62 @@
+"""What an importance matrix file holds, as data and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from gguf_tools.text import printable, table
+from quantize.importance import Importance, ImportanceFile
+
+
+def describe(contents: ImportanceFile) -> dict[str, Any]:
+    """Return the file as plain data: where it comes from, and a row per entry.
+
+    Per entry: n_mats and n_cols as stored, the smallest and largest count, how many matrices have seen
+    nothing, and the mean of all weights.
+    """
+    return {
+        "format": contents.format,
+        "datasets": list(contents.datasets),
+        "chunk_count": contents.chunk_count,
+        "chunk_size": contents.chunk_size,
+        "entries": [{"name": name, **_facts(entry)} for name, entry in contents.entries.items()],
+    }
+
+
+def _facts(entry: Importance) -> dict[str, Any]:
+    counts = entry.whole_counts()
+    n_mats, n_cols = entry.values.shape
+    return {
+        "n_mats": n_mats,
+        "n_cols": n_cols,
+        "min_count": int(counts.min()),
+        "max_count": int(counts.max()),
+        "n_unseen": int(np.count_nonzero(counts <= 0)),
+        "mean": float(entry.weights().mean(dtype=np.float64)),
+    }
+
+
+def description_lines(contents: ImportanceFile) -> Iterator[str]:
+    """Yield `describe` as text."""
+    found = describe(contents)
+    datasets = ", ".join(map(printable, found["datasets"])) or "unknown"
+    size = f" of {found['chunk_size']} tokens" if found["chunk_size"] else ""
+    yield f"{len(found['entries'])} entries, form {found['format']}"
+    yield f"datasets: {datasets}; {found['chunk_count']} chunks{size}"
+    rows = [("name", "matrices", "columns", "counts", "mean square", "")]
+    for entry in found["entries"]:
+        low, high = entry["min_count"], entry["max_count"]
+        rows.append(
+            (
+                printable(entry["name"]),
+                str(entry["n_mats"]),
+                str(entry["n_cols"]),
+                str(high) if low == high else f"{low} to {high}",
+                f"{entry['mean']:.4g}",
+                f"{entry['n_unseen']} never seen" if entry["n_unseen"] else "",
+            )
+        )
+    yield from table(rows, right=(1, 2, 3, 4))
