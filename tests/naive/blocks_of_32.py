@@ -169,12 +169,19 @@ def with_fifth_bits(codes: list[int], bits: Bytes) -> list[int]:
     return [code | (word >> i & 1) << 4 for i, code in enumerate(codes)]
 
 
+def add(first: f32, second: f32) -> f32:
+    """Return the sum; of two NaN it keeps the first, which an addition alone does not promise."""
+    return first if np.isnan(first) else first + second
+
+
 def dequantize_q4_0(data: Bytes) -> Row:
     return decode(data, 18, lambda b: [(code - 8) * half_at(b, 0) for code in split_nibbles(b[2:])])
 
 
 def dequantize_q4_1(data: Bytes) -> Row:
-    return decode(data, 20, lambda b: [code * half_at(b, 0) + half_at(b, 2) for code in split_nibbles(b[4:])])
+    return decode(
+        data, 20, lambda b: [add(code * half_at(b, 0), half_at(b, 2)) for code in split_nibbles(b[4:])]
+    )
 
 
 def dequantize_q5_0(data: Bytes) -> Row:
@@ -187,7 +194,7 @@ def dequantize_q5_0(data: Bytes) -> Row:
 def dequantize_q5_1(data: Bytes) -> Row:
     def block(b: Bytes) -> list[f32]:
         codes = with_fifth_bits(split_nibbles(b[8:]), b[4:8])
-        return [code * half_at(b, 0) + half_at(b, 2) for code in codes]
+        return [add(code * half_at(b, 0), half_at(b, 2)) for code in codes]
 
     return decode(data, 24, block)
 
