@@ -222,7 +222,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "truncated": (damage_truncate, ["model.safetensors"]),
     "nan": (damage_nan, ["blk.1.attn_output.weight", "row 3, column 5", "nan", "finite"]),
     "missing tensor": (damage_missing, ["model.layers.2.mlp.experts.7.up_proj.weight"]),
-    "unexpected tensor": (damage_unexpected, ["model.layers.1.mlp.strange.weight"]),
+    "unexpected tensor": (damage_unexpected, ["model.layers.1.mlp.odd.weight"]),
     "wrong shape": (damage_shape, ["model.layers.0.mlp.down_proj.weight", "767", "768"]),
     "architecture": (damage_architecture, ["config.json", "LlamaForCausalLM", "DeepseekV3ForCausalLM"]),
     "tokenizer": (damage_tokenizer, ["--pre-tokenizer"]),

@@ -1,0 +1,70 @@
+"""The command lines whose output by llama-quantize is recorded, byte for byte.
+
+scripts/record_quantizer_golden.py walks this table to record, test_quantize_files.py to compare. IN and SPLIT stand
+for the trained model's BF16 file, whole and in three parts, OUT for the output, MATRIX for its importance matrix.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import convert
+from tests.tokenizer_files import copy_tokenizer
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+CASES: dict[str, str] = {
+    "Q4_K_M": "IN OUT Q4_K_M",
+    "Q8_0": "IN OUT Q8_0",
+    "F32": "IN OUT F32",
+    "COPY": "IN OUT COPY",
+    "number": "IN OUT 15",
+    "imatrix": "--imatrix MATRIX IN OUT Q2_K",
+    "include": "--imatrix MATRIX --include-weights ffn_down --include-weights attn_v_b IN OUT Q4_0",
+    "exclude": "--imatrix MATRIX --exclude-weights exps IN OUT Q3_K_L",
+    "pure": "--pure --imatrix MATRIX IN OUT Q3_K_S",
+    "leave-output": "--leave-output-tensor IN OUT Q5_K_S",
+    "output-and-embedding": "--output-tensor-type q5_1 --token-embedding-type Q8_0 IN OUT Q4_K_S",
+    "tensor-type": "--tensor-type ffn_down_exps=q6_k --tensor-type blk\\.[01]\\.attn_=Q5_1 IN OUT Q4_K_M",
+    "tensor-type-order": "--tensor-type attn=q8_0 --tensor-type attn_q_a=q4_0 IN OUT Q2_K",
+    "prune": "--prune-layers 2 IN OUT Q4_K_M",
+    "prune-imatrix": "--imatrix MATRIX --prune-layers 1 IN OUT Q4_1",
+    "override-kv": "--override-kv general.name=str:Other --override-kv a.b=int:7 --override-kv a.c=float:0.5"
+    " --override-kv a.d=bool:true IN OUT Q5_0",
+    "keep-split": "--keep-split SPLIT OUT Q4_K_M",
+    "join": "SPLIT OUT Q6_K",
+}
+
+MATRIX_NAME = "tiny.imatrix.gguf"
+
+
+def make_inputs(folder: Path) -> None:
+    """Write the trained model as BF16, whole and in three parts, and its importance matrix into `folder`."""
+    folder.mkdir(parents=True)
+    model = copy_tokenizer("tiny", folder / "tiny-deepseek-v3")
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        shutil.copy(GOLDEN / "tiny-deepseek-v3" / name, model)
+    convert.convert(model, folder / "in.gguf", outtype="bf16")
+    convert.convert(model, folder / "split.gguf", outtype="bf16", split_max_tensors=20)
+    shutil.rmtree(model)
+    shutil.copy(GOLDEN / "imatrix" / "tiny-deepseek-v3.imatrix.gguf", folder / MATRIX_NAME)
+
+
+def arguments(case: str, inputs: Path, output: Path, matrix: str | Path) -> list[str]:
+    """Return the command line of a case."""
+    places = {
+        "IN": inputs / "in.gguf",
+        "SPLIT": inputs / "split-00001-of-00003.gguf",
+        "OUT": output,
+        "MATRIX": matrix,
+    }
+    return [str(places.get(word, word)) for word in CASES[case].split()]
+
+
+def file_hashes(folder: Path) -> dict[str, str]:
+    """Return name -> sha256 of the files in `folder`."""
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.gguf"))
+    }
