@@ -2,8 +2,9 @@
 
     python scripts/record_quantizer_golden.py LLAMA_QUANTIZE "llama.cpp 0c1e57098"
 
-Writes tests/golden/quantize/files.json: the sha256 of the inputs, and for every case that of each output file, whole.
-LLAMA_QUANTIZE is a plain GCC build (no fused multiply-add in ggml-quants.c). The second argument says what it is.
+Writes tests/golden/quantize/files.json: the sha256 of the inputs, and for every case that of each output
+file, whole. LLAMA_QUANTIZE is a plain GCC build (no fused multiply-add in ggml-quants.c); the second
+argument says what it is.
 """
 
 from __future__ import annotations

@@ -46,5 +46,6 @@ def test_packages_never_import_tests_or_test_dependencies(path: Path) -> None:
 @pytest.mark.parametrize("module", COMMANDS)
 def test_importing_a_command_loads_nothing_heavy(module: str) -> None:
     probe = f"import sys, {module}; print([m for m in {HEAVY!r} if m in sys.modules])"
-    loaded = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", probe]
+    loaded = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert loaded.stdout.strip() == "[]"

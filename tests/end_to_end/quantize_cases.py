@@ -1,7 +1,8 @@
 """The command lines whose output by llama-quantize is recorded, byte for byte.
 
-scripts/record_quantizer_golden.py walks this table to record, test_quantize_files.py to compare. IN and SPLIT stand
-for the trained model's BF16 file, whole and in three parts, OUT for the output, MATRIX for its importance matrix.
+scripts/record_quantizer_golden.py walks this table to record, test_quantize_files.py to compare. IN and
+SPLIT stand for the trained model's BF16 file, whole and in three parts, OUT for the output, MATRIX for its
+importance matrix.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def damage_missing(folder: Path) -> None:
 def damage_unexpected(folder: Path) -> None:
     edit_tensors(
         folder,
-        lambda tensors: tensors.update({"model.layers.1.mlp.strange.weight": np.ones((2, 2), np.float32)}),
+        lambda tensors: tensors.update({"model.layers.1.mlp.odd.weight": np.ones((2, 2), np.float32)}),
     )
 
 

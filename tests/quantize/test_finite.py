@@ -23,7 +23,8 @@ def test_the_first_bad_value_is_found(dtype: type, bad: float, index: int) -> No
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_finite_pattern_passes(dtype: type) -> None:
     if dtype is np.float32:
-        rows = np.array([0.0, -0.0, np.finfo(np.float32).max, np.finfo(np.float32).smallest_subnormal], np.float32)
+        facts = np.finfo(np.float32)
+        rows = np.array([0.0, -0.0, facts.max, facts.min, facts.smallest_subnormal], np.float32)
     else:
         rows = np.arange(65536, dtype=np.uint16).view(dtype)
         rows = rows[np.isfinite(rows.astype(np.float32))]
