@@ -1,15 +1,17 @@
 """SIMD vectors as numba types: one value per lane, so that a kernel reads like the scalar arithmetic it is.
 
-    Floats   LANES float32           + - * / and comparisons, with Floats or a scalar float32
-    Ints     LANES int32             + - * & | ^ << >> and comparisons, with Ints or a scalar integer
-    Mask     LANES booleans          & | ~
+    Floats   float32 per lane    + - * / and comparisons, with Floats or a scalar float32
+    Ints     int32 per lane      + - * & | ^ << >> and comparisons, with Ints or a scalar integer
+    Mask     boolean per lane    & | ^ ~
 
 A lane never branches: `select` chooses between two results that were both computed. Every operation is the
 IEEE one of its scalar twin, in the order written: no flag allows LLVM to reassociate or to fuse a product
 with a sum. So a lane holds what scalar C compiled without such flags would hold.
 
-LANES is 16, an AVX-512 register. Other targets get the same code: LLVM splits a vector into as many
-registers as it takes (2 for AVX2, 4 for SSE2 and NEON), and more independent registers hide latency.
+A vector has LANES lanes, or a multiple: searches take several sub-blocks at once (`lane_memory.beside`),
+because one alone leaves the processor waiting for sums and quotients. LANES is 16, an AVX-512 register.
+Other targets get the same code: LLVM splits a vector into as many registers as it takes.
+
 A scalar operand must be float32: a bare literal is float64 in numba, and is refused here.
 """
 
@@ -29,10 +31,8 @@ Floats = Any
 Ints = Any
 Mask = Any
 
-F32 = ir.VectorType(ir.FloatType(), LANES)
-I32 = ir.VectorType(ir.IntType(32), LANES)
-I1 = ir.VectorType(ir.IntType(1), LANES)
 WORD = ir.IntType(32)
+_ITEMS = {"float32": ir.FloatType(), "int32": WORD, "mask": ir.IntType(1)}
 
 
 def operation(definition: Callable[..., Any]) -> Any:
@@ -41,16 +41,30 @@ def operation(definition: Callable[..., Any]) -> Any:
 
 
 class LaneType(types.Type):
-    """The numba type of a vector; `vector` is its LLVM type."""
+    """The numba type of a vector.
 
-    def __init__(self, name: str, vector: ir.VectorType) -> None:
-        self.vector = vector
-        super().__init__(name=name)
+    kind    "float32", "int32" or "mask"
+    count   number of lanes
+    vector  its LLVM type
+    """
+
+    def __init__(self, kind: str, count: int) -> None:
+        self.kind = kind
+        self.count = count
+        self.vector = ir.VectorType(_ITEMS[kind], count)
+        super().__init__(name=f"{kind}x{count}")
+
+    def with_kind(self, kind: str) -> LaneType:
+        """Return the type of as many lanes of another kind."""
+        return LaneType(kind, self.count)
+
+    def constant(self, items: Any) -> ir.Constant:
+        """Return an LLVM constant: one item per lane, or ir.Undefined."""
+        return ir.Constant(self.vector, items)
 
 
-FLOATS = LaneType(f"float32x{LANES}", F32)
-INTS = LaneType(f"int32x{LANES}", I32)
-MASK = LaneType(f"mask{LANES}", I1)
+FLOATS = LaneType("float32", LANES)
+INTS = LaneType("int32", LANES)
 
 
 @register_model(LaneType)
@@ -59,18 +73,24 @@ class _LaneModel(models.PrimitiveModel):
         super().__init__(manager, lane_type, lane_type.vector)
 
 
-# ---- operators -------------------------------------------------------------------------------------
-
-
-def broadcast(builder: Any, value: Any) -> Any:
-    """Return LLVM code that copies a scalar to all lanes."""
-    vector = ir.VectorType(value.type, LANES)
-    one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(WORD, 0))
-    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), ir.Constant(I32, [0] * LANES))
+def is_lanes(type_: Any, *kinds: str) -> bool:
+    """Return whether a numba type is a vector of one of these kinds."""
+    return isinstance(type_, LaneType) and type_.kind in kinds
 
 
 def is_integer(type_: Any) -> bool:
     return isinstance(type_, types.Integer)
+
+
+# ---- operators -------------------------------------------------------------------------------------
+
+
+def broadcast(builder: Any, value: Any, count: int) -> Any:
+    """Return LLVM code for a vector of `count` lanes that all hold a scalar."""
+    vector = ir.VectorType(value.type, count)
+    nothing = ir.Constant(vector, ir.Undefined)
+    one = builder.insert_element(nothing, value, ir.Constant(WORD, 0))
+    return builder.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(WORD, count), [0] * count))
 
 
 def _to_word(builder: Any, value: Any, signed: bool) -> Any:
@@ -82,122 +102,126 @@ def _to_word(builder: Any, value: Any, signed: bool) -> Any:
     return value
 
 
-def _widen(builder: Any, type_: Any, value: Any) -> Any:
-    """Return an operand as a vector: lanes as they are, a scalar copied to all of them."""
+def _widen(builder: Any, type_: Any, value: Any, count: int) -> Any:
+    """Return an operand as a vector: lanes as they are, a scalar copied to `count` lanes."""
     if isinstance(type_, LaneType):
         return value
     if is_integer(type_):
         value = _to_word(builder, value, type_.signed)
-    return broadcast(builder, value)
+    return broadcast(builder, value, count)
 
 
-def _pair(left: Any, right: Any) -> LaneType | None:
-    """Return the lane type in which two operands meet, or None if they don't."""
+def _meet(left: Any, right: Any) -> LaneType | None:
+    """Return the lane type in which two operands are computed, or None if they don't go together."""
     for lanes, other in ((left, right), (right, left)):
-        if lanes == FLOATS and other in (FLOATS, types.float32):
-            return FLOATS
-        if lanes == INTS and (other == INTS or is_integer(other)):
-            return INTS
-    return MASK if left == right == MASK else None
+        if isinstance(lanes, LaneType):
+            scalar = {"float32": other == types.float32, "int32": is_integer(other)}
+            if other == lanes or scalar.get(lanes.kind):
+                return lanes
+    return None
 
 
 Emit = Callable[[Any, Any, Any], Any]
 
 
-def _define(symbols: tuple[Any, ...], emit: dict[LaneType, Emit], result: LaneType | None = None) -> None:
-    """Teach numba binary operators on lanes: emit[lane type](builder, a, b), result type as the operands'."""
-
-    def type_of(left: Any, right: Any) -> Any:
-        meet = _pair(left, right)
-        return (result or meet) if meet in emit else None
-
-    def typer(_context: Any) -> Any:
-        return type_of
+def _emit_binary(emit: Emit) -> Callable[..., Any]:
+    """Return numba's lowering of a binary operation on lanes, one operand of which may be a scalar."""
 
     def lower(_context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        left, right = (_widen(builder, t, v) for t, v in zip(signature.args, args, strict=True))
-        meet = _pair(*signature.args)
-        assert meet is not None  # type_of has admitted these operands
-        return emit[meet](builder, left, right)
+        meet = _meet(*signature.args)
+        assert meet is not None  # the typing of the operation has admitted these operands
+        return emit(
+            builder, *(_widen(builder, t, v, meet.count) for t, v in zip(signature.args, args, strict=True))
+        )
 
-    scalars = {FLOATS: types.float32, INTS: types.Integer}
+    return lower
+
+
+def _define(symbols: tuple[Any, ...], emit: dict[str, str]) -> None:
+    """Teach numba a binary operator on lanes: for each kind, the IRBuilder method that emits it."""
+
+    def typer(_context: Any) -> Any:
+        def type_of(left: Any, right: Any) -> Any:
+            meet = _meet(left, right)
+            return meet if meet is not None and meet.kind in emit else None
+
+        return type_of
+
+    def emit_by_kind(builder: Any, left: Any, right: Any) -> Any:
+        kinds = {item: kind for kind, item in _ITEMS.items()}
+        return getattr(builder, emit[kinds[left.type.element]])(left, right)
+
+    _register(symbols, typer, emit_by_kind)
+
+
+def _define_comparison(symbol: Any, sign: str) -> None:
+    """Teach numba a comparison of Floats and of Ints."""
+
+    def typer(_context: Any) -> Any:
+        def type_of(left: Any, right: Any) -> Any:
+            meet = _meet(left, right)
+            return meet.with_kind("mask") if meet is not None and meet.kind != "mask" else None
+
+        return type_of
+
+    _register((symbol,), typer, _comparison(sign))
+
+
+def _comparison(sign: str) -> Emit:
+    """Return what emits a comparison. As in C, != holds for NaN, every other one fails."""
+
+    def emit(builder: Any, left: Any, right: Any) -> Any:
+        if left.type.element == WORD:
+            return builder.icmp_signed(sign, left, right)
+        return (builder.fcmp_unordered if sign == "!=" else builder.fcmp_ordered)(sign, left, right)
+
+    return emit
+
+
+def _register(symbols: tuple[Any, ...], typer: Callable[..., Any], emit: Emit) -> None:
     for symbol in symbols:
         type_callable(symbol)(typer)
-        for lanes in emit:
-            lower_builtin(symbol, lanes, lanes)(lower)
-            if lanes in scalars:
-                lower_builtin(symbol, lanes, scalars[lanes])(lower)
-                lower_builtin(symbol, scalars[lanes], lanes)(lower)
+        lower_builtin(symbol, LaneType, LaneType)(_emit_binary(emit))
+        for scalar in (types.float32, types.Integer):
+            lower_builtin(symbol, LaneType, scalar)(_emit_binary(emit))
+            lower_builtin(symbol, scalar, LaneType)(_emit_binary(emit))
 
 
-def _compare(symbol: str) -> dict[LaneType, Emit]:
-    # != must hold for NaN, all other comparisons must fail, as in C
-    floats = "fcmp_unordered" if symbol == "!=" else "fcmp_ordered"
-    return {
-        FLOATS: lambda b, x, y: getattr(b, floats)(symbol, x, y),
-        INTS: lambda b, x, y: b.icmp_signed(symbol, x, y),
-    }
-
-
-_define(
-    (operator.add, operator.iadd),
-    {FLOATS: lambda b, x, y: b.fadd(x, y), INTS: lambda b, x, y: b.add(x, y)},
-)
-_define(
-    (operator.sub, operator.isub),
-    {FLOATS: lambda b, x, y: b.fsub(x, y), INTS: lambda b, x, y: b.sub(x, y)},
-)
-_define(
-    (operator.mul, operator.imul),
-    {FLOATS: lambda b, x, y: b.fmul(x, y), INTS: lambda b, x, y: b.mul(x, y)},
-)
-_define((operator.truediv, operator.itruediv), {FLOATS: lambda b, x, y: b.fdiv(x, y)})
-_define(
-    (operator.and_, operator.iand),
-    {INTS: lambda b, x, y: b.and_(x, y), MASK: lambda b, x, y: b.and_(x, y)},
-)
-_define(
-    (operator.or_, operator.ior),
-    {INTS: lambda b, x, y: b.or_(x, y), MASK: lambda b, x, y: b.or_(x, y)},
-)
-_define(
-    (operator.xor, operator.ixor),
-    {INTS: lambda b, x, y: b.xor(x, y), MASK: lambda b, x, y: b.xor(x, y)},
-)
-_define((operator.lshift, operator.ilshift), {INTS: lambda b, x, y: b.shl(x, y)})
-_define((operator.rshift, operator.irshift), {INTS: lambda b, x, y: b.ashr(x, y)})
-_define((operator.lt,), _compare("<"), MASK)
-_define((operator.le,), _compare("<="), MASK)
-_define((operator.gt,), _compare(">"), MASK)
-_define((operator.ge,), _compare(">="), MASK)
-_define((operator.eq,), _compare("=="), MASK)
-_define((operator.ne,), _compare("!="), MASK)
+_define((operator.add, operator.iadd), {"float32": "fadd", "int32": "add"})
+_define((operator.sub, operator.isub), {"float32": "fsub", "int32": "sub"})
+_define((operator.mul, operator.imul), {"float32": "fmul", "int32": "mul"})
+_define((operator.truediv, operator.itruediv), {"float32": "fdiv"})
+_define((operator.and_, operator.iand), {"int32": "and_", "mask": "and_"})
+_define((operator.or_, operator.ior), {"int32": "or_", "mask": "or_"})
+_define((operator.xor, operator.ixor), {"int32": "xor", "mask": "xor"})
+_define((operator.lshift, operator.ilshift), {"int32": "shl"})
+_define((operator.rshift, operator.irshift), {"int32": "ashr"})
+_define_comparison(operator.lt, "<")
+_define_comparison(operator.le, "<=")
+_define_comparison(operator.gt, ">")
+_define_comparison(operator.ge, ">=")
+_define_comparison(operator.eq, "==")
+_define_comparison(operator.ne, "!=")
 
 
 @type_callable(operator.invert)
 def _type_invert(_context: Any) -> Any:
-    return lambda value: value if value in (INTS, MASK) else None
+    return lambda value: value if is_lanes(value, "int32", "mask") else None
 
 
-@lower_builtin(operator.invert, INTS)
-@lower_builtin(operator.invert, MASK)
+@lower_builtin(operator.invert, LaneType)
 def _lower_invert(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
     return builder.not_(args[0])
 
 
 @type_callable(operator.neg)
 def _type_negative(_context: Any) -> Any:
-    return lambda value: value if value in (FLOATS, INTS) else None
+    return lambda value: value if is_lanes(value, "float32", "int32") else None
 
 
-@lower_builtin(operator.neg, FLOATS)
-def _lower_negative_floats(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-    return builder.fneg(args[0])
-
-
-@lower_builtin(operator.neg, INTS)
-def _lower_negative_ints(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-    return builder.neg(args[0])
+@lower_builtin(operator.neg, LaneType)
+def _lower_negative(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+    return builder.neg(args[0]) if args[0].type.element == WORD else builder.fneg(args[0])
 
 
 # ---- making, choosing and converting lanes ---------------------------------------------------------
@@ -205,20 +229,20 @@ def _lower_negative_ints(_context: Any, builder: Any, _signature: Any, args: Any
 
 @operation
 def splat(_context: Any, scalar: Any) -> Any:
-    """Return lanes that all hold one float32 (Floats) or one integer (Ints)."""
+    """Return LANES lanes that all hold one float32 (Floats) or one integer (Ints)."""
     if scalar == types.float32:
         result = FLOATS
     elif is_integer(scalar):
         result = INTS
     else:
         return None
-    return result(scalar), lambda _ctx, builder, sig, args: _widen(builder, sig.args[0], args[0])
+    return result(scalar), lambda _ctx, builder, sig, args: _widen(builder, sig.args[0], args[0], LANES)
 
 
 @operation
 def lane_numbers(_context: Any) -> Any:
     """Return Ints 0, 1, ... LANES - 1."""
-    return INTS(), lambda _ctx, _builder, _sig, _args: ir.Constant(I32, list(range(LANES)))
+    return INTS(), lambda _ctx, _builder, _sig, _args: INTS.constant(list(range(LANES)))
 
 
 @operation
@@ -229,12 +253,13 @@ def select(_context: Any, mask: Any, yes: Any, no: Any) -> Any:
     """
     if mask == types.boolean:
         return _select_scalar(yes, no)
-    result = _pair(yes, no)
-    if mask != MASK or result is None:
+    result = _meet(yes, no)
+    if result is None or mask != result.with_kind("mask"):
         return None
 
     def emit(_ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.select(args[0], *(_widen(builder, sig.args[k], args[k]) for k in (1, 2)))
+        choices = (_widen(builder, sig.args[k], args[k], result.count) for k in (1, 2))
+        return builder.select(args[0], *choices)
 
     return result(mask, yes, no), emit
 
@@ -249,90 +274,83 @@ def _select_scalar(yes: Any, no: Any) -> Any:
     return item(types.boolean, item, item), lambda _ctx, builder, _sig, args: builder.select(*args)
 
 
-def _extreme(symbol: str) -> Callable[..., Any]:
-    def typed(_context: Any, left: Any, right: Any) -> Any:
-        meet = _pair(left, right)
-        if meet not in (FLOATS, INTS):
-            return None
-
-        def emit(_ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
-            x, y = (_widen(builder, t, v) for t, v in zip(sig.args, args, strict=True))
-            return builder.select(_compare(symbol)[meet](builder, x, y), x, y)
-
-        return meet(left, right), emit
-
-    return typed
+def _extreme(sign: str, left: Any, right: Any) -> Any:
+    meet = _meet(left, right)
+    if meet is None or meet.kind == "mask":
+        return None
+    emit = _emit_binary(lambda builder, x, y: builder.select(_comparison(sign)(builder, x, y), x, y))
+    return meet(left, right), emit
 
 
 @operation
-def minimum(context: Any, left: Any, right: Any) -> Any:
+def minimum(_context: Any, left: Any, right: Any) -> Any:
     """Return left where left < right, else right: so right where either is NaN, as C's `a < b ? a : b`."""
-    return _extreme("<")(context, left, right)
+    return _extreme("<", left, right)
 
 
 @operation
-def maximum(context: Any, left: Any, right: Any) -> Any:
+def maximum(_context: Any, left: Any, right: Any) -> Any:
     """Return left where left > right, else right: so right where either is NaN, as C's `a > b ? a : b`."""
-    return _extreme(">")(context, left, right)
+    return _extreme(">", left, right)
 
 
-def _unary(name: str) -> Callable[..., Any]:
-    def typed(_context: Any, value: Any) -> Any:
-        if value != FLOATS:
-            return None
+def _unary(name: str, value: Any) -> Any:
+    if not is_lanes(value, "float32"):
+        return None
 
-        def emit(_ctx: Any, builder: Any, _sig: Any, args: Any) -> Any:
-            signature = ir.FunctionType(F32, [F32])
-            return builder.call(
-                cgutils.get_or_insert_function(builder.module, signature, f"{name}.v{LANES}f32"), args
-            )
+    def emit(_ctx: Any, builder: Any, _sig: Any, args: Any) -> Any:
+        signature = ir.FunctionType(value.vector, [value.vector])
+        function = cgutils.get_or_insert_function(builder.module, signature, f"{name}.v{value.count}f32")
+        return builder.call(function, args)
 
-        return FLOATS(FLOATS), emit
-
-    return typed
+    return value(value), emit
 
 
 @operation
-def absolute(context: Any, value: Any) -> Any:
+def absolute(_context: Any, value: Any) -> Any:
     """Return Floats without their sign."""
-    return _unary("llvm.fabs")(context, value)
+    return _unary("llvm.fabs", value)
 
 
 @operation
-def square_root(context: Any, value: Any) -> Any:
+def square_root(_context: Any, value: Any) -> Any:
     """Return the correctly rounded square roots of Floats."""
-    return _unary("llvm.sqrt")(context, value)
+    return _unary("llvm.sqrt", value)
+
+
+def _conversion(value: Any, source: str, target: str, method: str) -> Any:
+    """Return the definition of an operation from one kind of lanes to another by an IRBuilder method."""
+    if not is_lanes(value, source):
+        return None
+    result = value.with_kind(target)
+    return result(value), lambda _ctx, builder, _sig, args: getattr(builder, method)(args[0], result.vector)
 
 
 @operation
 def to_float(_context: Any, value: Any) -> Any:
     """Return Ints as Floats, rounded to nearest even."""
-    return FLOATS(INTS), lambda _ctx, builder, _sig, args: builder.sitofp(args[0], F32)
+    return _conversion(value, "int32", "float32", "sitofp")
 
 
 @operation
 def to_int(_context: Any, value: Any) -> Any:
     """Return Floats as Ints, cut off toward zero; a value beyond int32 gives an unspecified integer."""
-    return INTS(FLOATS), lambda _ctx, builder, _sig, args: builder.fptosi(args[0], I32)
+    return _conversion(value, "float32", "int32", "fptosi")
 
 
 @operation
 def bits(_context: Any, value: Any) -> Any:
     """Return the 32 bits of Floats as Ints, or of a scalar float32 as int32."""
-    if value == FLOATS:
-        return INTS(FLOATS), lambda _ctx, builder, _sig, args: builder.bitcast(args[0], I32)
     if value == types.float32:
         return types.int32(value), lambda _ctx, builder, _sig, args: builder.bitcast(args[0], WORD)
-    return None
+    return _conversion(value, "float32", "int32", "bitcast")
 
 
 @operation
 def from_bits(_context: Any, value: Any) -> Any:
     """Return the Floats that Ints are the bits of, or the float32 of a scalar integer's lower 32."""
-    if value == INTS:
-        return FLOATS(INTS), lambda _ctx, builder, _sig, args: builder.bitcast(args[0], F32)
     if not is_integer(value):
-        return None
+        return _conversion(value, "int32", "float32", "bitcast")
 
     def emit(_ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.bitcast(_to_word(builder, args[0], sig.args[0].signed), ir.FloatType())
@@ -343,31 +361,30 @@ def from_bits(_context: Any, value: Any) -> Any:
 @operation
 def shift_right_logical(_context: Any, value: Any, count: Any) -> Any:
     """Return Ints shifted right by a scalar count, zeros moved in (`>>` moves in the sign)."""
-    if value != INTS or not is_integer(count):
+    if not is_lanes(value, "int32") or not is_integer(count):
         return None
-
-    def emit(_ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.lshr(args[0], _widen(builder, sig.args[1], args[1]))
-
-    return INTS(value, count), emit
+    return value(value, count), _emit_binary(lambda builder, x, y: builder.lshr(x, y))
 
 
-def _reduce(all_set: bool) -> Callable[..., Any]:
+def _reduction(mask: Any, sign: str, constant: int) -> Any:
+    """Return the definition of an operation that compares a Mask, read as one integer, with a constant."""
+    if not is_lanes(mask, "mask"):
+        return None
+    word = ir.IntType(mask.count)
+
     def emit(_ctx: Any, builder: Any, _sig: Any, args: Any) -> Any:
-        word = ir.IntType(LANES)
-        compared = ir.Constant(word, -1 if all_set else 0)
-        return builder.icmp_signed("==" if all_set else "!=", builder.bitcast(args[0], word), compared)
+        return builder.icmp_signed(sign, builder.bitcast(args[0], word), ir.Constant(word, constant))
 
-    return emit
+    return types.boolean(mask), emit
 
 
 @operation
 def any_lane(_context: Any, mask: Any) -> Any:
     """Return whether a Mask holds in at least one lane."""
-    return types.boolean(MASK), _reduce(all_set=False)
+    return _reduction(mask, "!=", 0)
 
 
 @operation
 def all_lanes(_context: Any, mask: Any) -> Any:
     """Return whether a Mask holds in every lane."""
-    return types.boolean(MASK), _reduce(all_set=True)
+    return _reduction(mask, "==", -1)

@@ -30,11 +30,10 @@ from quantize.formats.search import (
     ONE,
     ZERO,
     farthest_from_zero,
-    search_symmetric,
     search_symmetric_of_any,
     symmetric_codes,
 )
-from quantize.formats.super_block import mean_square, weigh
+from quantize.formats.super_block import fit_symmetric_sub_blocks, mean_square, weigh
 from quantize.formats.tiles import as_source, load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = np.dtype([("hmask", "u1", 32), ("qs", "u1", 64), ("scales", "u1", 12), ("d", "<u2")])
@@ -92,10 +91,7 @@ def _quantize_weighted(source: Rows, importances: Weights, out: npt.NDArray[np.u
         load_blocks(source, first, 256, x)
         load_importances(importances, first, 256, weights)
         weigh(x, weights, mean_square(x, np.float32(2)), 16, sums)
-        for j in range(16):
-            scale, inverse = search_symmetric(tail(x, 16 * j), tail(weights, 16 * j), 16, _HALF)
-            scales[j] = scale
-            inverses[j] = inverse
+        fit_symmetric_sub_blocks(x, weights, _HALF, scales, inverses)
         d, inverse_d = search_symmetric_of_any(scales, sums, 16, _SCALE_HALF)
         half_d = to_half_bits(d)
         largest, _extreme = farthest_from_zero(scales, 16)
@@ -156,14 +152,16 @@ def _search_plain(x: Tile, codes: Tile) -> Floats:
             rest_lx = sum_lx - weight * x[i] * levels[i]
             rest_l2 = sum_l2 - weight * levels[i] * levels[i]
             level = to_float(clamp(nearest_int(x[i] * rest_l2 / rest_lx), -_HALF, _HALF - 1))
-            new_lx = rest_lx + weight * x[i] * level
-            new_l2 = rest_l2 + weight * level * level
-            better = new_lx * new_lx * sum_l2 > sum_lx * sum_lx * new_l2
-            better &= (rest_lx > ZERO) & (new_l2 > ZERO) & (level != levels[i])
-            levels[i] = select(better, level, levels[i])
-            sum_lx = select(better, new_lx, sum_lx)
-            sum_l2 = select(better, new_l2, sum_l2)
-            changed |= better
+            moves = (rest_lx > ZERO) & (level != levels[i])
+            if any_lane(moves):  # seldom: as the sums stay, elements need not wait for one another
+                new_lx = rest_lx + weight * x[i] * level
+                new_l2 = rest_l2 + weight * level * level
+                better = new_lx * new_lx * sum_l2 > sum_lx * sum_lx * new_l2
+                better &= moves & (new_l2 > ZERO)
+                levels[i] = select(better, level, levels[i])
+                sum_lx = select(better, new_lx, sum_lx)
+                sum_l2 = select(better, new_l2, sum_l2)
+                changed |= better
         if not any_lane(changed):
             break
     for i in range(16):

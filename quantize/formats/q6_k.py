@@ -24,7 +24,8 @@ from quantize.formats.lane_memory import Tile, float_tile, int_tile, tail
 from quantize.formats.lanes import LANES, any_lane, minimum, select, splat, to_float
 from quantize.formats.packing import pack, unpack
 from quantize.formats.rounding import nearest_int
-from quantize.formats.search import EMPTY, ONE, farthest_from_zero, search_symmetric, symmetric_codes
+from quantize.formats.search import EMPTY, ONE, farthest_from_zero, symmetric_codes
+from quantize.formats.super_block import fit_symmetric_sub_blocks
 from quantize.formats.tiles import as_source, load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = np.dtype([("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", "<u2")])
@@ -95,10 +96,7 @@ def _encode(x: Tile, weights: Tile, words: Tile) -> None:
     """Fill `words`."""
     scales, inverses = float_tile(16), float_tile(16)
     scale_codes, codes = int_tile(16), int_tile(256)
-    for j in range(16):
-        scale, inverse = search_symmetric(tail(x, 16 * j), tail(weights, 16 * j), 16, _HALF)
-        scales[j] = scale
-        inverses[j] = inverse
+    fit_symmetric_sub_blocks(x, weights, _HALF, scales, inverses)
     largest, extreme = farthest_from_zero(scales, 16)
     inverse_d = np.float32(-128) / extreme
     half_d = to_half_bits(ONE / inverse_d)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from quantize.formats.kernel import part
-from quantize.formats.lane_memory import Tile, float_tile
+from quantize.formats.lane_memory import Tile, tile_like, zero_like
 from quantize.formats.lanes import (
     Floats,
     absolute,
@@ -28,7 +28,6 @@ from quantize.formats.lanes import (
     maximum,
     minimum,
     select,
-    splat,
     to_float,
 )
 from quantize.formats.rounding import IN_RANGE, clamp, nearest_float, nearest_int
@@ -72,7 +71,7 @@ def _affine_search(measure: Callable[..., Any]) -> Any:
     def search(
         x: Tile, weights: Tile, size: int, top: int, first: np.float32, step: np.float32, steps: int
     ) -> tuple[Floats, Floats, Floats, Floats]:
-        levels = float_tile(32)
+        levels = tile_like(x, 32)
         lowest = x[0]
         highest = x[0]
         sum_w = weights[0]
@@ -89,16 +88,16 @@ def _affine_search(measure: Callable[..., Any]) -> Any:
         inverse = np.float32(top) / select(flat, ONE, highest - low)
         scale = ONE / inverse
         _affine_levels(x, inverse, low, lowest, highest, size, top, levels)
-        best = splat(ZERO)
+        best = zero_like(x)
         for i in range(size):
             best += weights[i] * measure(scale * levels[i] + low - x[i])
 
         for k in range(steps + 1):
             candidate = (first + step * np.float32(k) + np.float32(top)) / select(flat, ONE, highest - low)
             _affine_levels(x, candidate, low, lowest, highest, size, top, levels)
-            sum_l = splat(ZERO)
-            sum_l2 = splat(ZERO)
-            sum_lx = splat(ZERO)
+            sum_l = zero_like(x)
+            sum_l2 = zero_like(x)
+            sum_lx = zero_like(x)
             for i in range(size):
                 weighted = weights[i] * levels[i]
                 sum_l += weighted
@@ -110,7 +109,7 @@ def _affine_search(measure: Callable[..., Any]) -> Any:
             above = fit_low > ZERO
             fit_scale = select(above, sum_lx / sum_l2, fit_scale)
             fit_low = select(above, ZERO, fit_low)
-            total = splat(ZERO)
+            total = zero_like(x)
             for i in range(size):
                 total += weights[i] * measure(fit_scale * levels[i] + fit_low - x[i])
             better = (determinant > ZERO) & (total < best) & ~flat
@@ -158,8 +157,8 @@ def affine_codes(
 @part
 def farthest_from_zero(x: Tile, count: int) -> tuple[Floats, Floats]:
     """Return the largest |x[j]|, and the x[j] that has it; the first one of equals. NaN never counts."""
-    largest = splat(ZERO)
-    extreme = splat(ZERO)
+    largest = zero_like(x)
+    extreme = zero_like(x)
     for j in range(count):
         farther = absolute(x[j]) > largest
         largest = select(farther, absolute(x[j]), largest)
@@ -182,8 +181,8 @@ def _symmetric_search(level: Callable[..., Any]) -> Any:
         x: Tile, weights: Tile, weighted: Tile, inverse: Floats, size: int, half: int
     ) -> tuple[Floats, Floats]:
         """Return the weighted sums of level * x and of level**2; `weighted` are the products weight * x."""
-        sum_lx = splat(ZERO)
-        sum_l2 = splat(ZERO)
+        sum_lx = zero_like(x)
+        sum_l2 = zero_like(x)
         for i in range(size):
             rounded = level(inverse * x[i], half)
             sum_lx += weighted[i] * rounded
@@ -192,7 +191,7 @@ def _symmetric_search(level: Callable[..., Any]) -> Any:
 
     @part
     def search(x: Tile, weights: Tile, size: int, half: int) -> tuple[Floats, Floats]:
-        weighted = float_tile(32)
+        weighted = tile_like(x, 32)
         for i in range(size):
             weighted[i] = weights[i] * x[i]
         largest, extreme = farthest_from_zero(x, size)
@@ -248,14 +247,14 @@ def search_positive(x: Tile, weights: Tile, codes: Tile, size: int, top: int) ->
     make_qp_quants: nine candidates, then up to five rounds that move one code at a time. Codes are bytes
     without a lower bound there: that of a negative x wraps around.
     """
-    largest = splat(ZERO)
+    largest = zero_like(x)
     for i in range(size):
         largest = maximum(largest, x[i])
     empty = largest < EMPTY
 
     inverse = np.float32(top) / largest
     scale = ONE / inverse
-    best = splat(ZERO)
+    best = zero_like(x)
     for i in range(size):
         error = x[i] - scale * to_float(nearest_int(inverse * x[i]) & 0xFF)
         best += weights[i] * error * error
@@ -263,7 +262,7 @@ def search_positive(x: Tile, weights: Tile, codes: Tile, size: int, top: int) ->
         if k != 0:
             candidate = (np.float32(0.1) * np.float32(k) + np.float32(top)) / largest
             scale = ONE / candidate
-            total = splat(ZERO)
+            total = zero_like(x)
             for i in range(size):
                 error = x[i] - scale * to_float(minimum(nearest_int(candidate * x[i]), top))
                 total += weights[i] * error * error
@@ -271,8 +270,8 @@ def search_positive(x: Tile, weights: Tile, codes: Tile, size: int, top: int) ->
             best = select(better, total, best)
             inverse = select(better, candidate, inverse)
 
-    sum_lx = splat(ZERO)
-    sum_l2 = splat(ZERO)
+    sum_lx = zero_like(x)
+    sum_l2 = zero_like(x)
     for i in range(size):
         code = minimum(nearest_int(inverse * x[i]), top)
         codes[i] = code & 0xFF
@@ -285,15 +284,16 @@ def search_positive(x: Tile, weights: Tile, codes: Tile, size: int, top: int) ->
             rest_lx = sum_lx - weights[i] * x[i] * old
             rest_l2 = sum_l2 - weights[i] * old * old
             code = minimum(nearest_int(x[i] * rest_l2 / rest_lx), top)
-            new = to_float(code)
-            new_lx = rest_lx + weights[i] * x[i] * new
-            new_l2 = rest_l2 + weights[i] * new * new
-            better = new_lx * new_lx * sum_l2 > sum_lx * sum_lx * new_l2
-            better &= (rest_lx > ZERO) & (rest_l2 > ZERO) & (code != codes[i])
-            codes[i] = select(better, code & 0xFF, codes[i])
-            sum_lx = select(better, new_lx, sum_lx)
-            sum_l2 = select(better, new_l2, sum_l2)
-            changed |= better
+            moves = (rest_lx > ZERO) & (rest_l2 > ZERO) & (code != codes[i])
+            if any_lane(moves):  # seldom: as the sums stay, elements need not wait for one another
+                new = to_float(code)
+                new_lx = rest_lx + weights[i] * x[i] * new
+                new_l2 = rest_l2 + weights[i] * new * new
+                better = moves & (new_lx * new_lx * sum_l2 > sum_lx * sum_lx * new_l2)
+                codes[i] = select(better, code & 0xFF, codes[i])
+                sum_lx = select(better, new_lx, sum_lx)
+                sum_l2 = select(better, new_l2, sum_l2)
+                changed |= better
         if not any_lane(changed):
             break
 

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quantize.formats.kernel import part
-from quantize.formats.lane_memory import Tile, tail
+from quantize.formats.lane_memory import Tile, beside, tail
 from quantize.formats.lanes import Floats, absolute, maximum, select, splat, square_root
 from quantize.formats.rounding import nearest_int
-from quantize.formats.search import ZERO, search_affine, search_affine_absolute
+from quantize.formats.search import ZERO, search_affine, search_affine_absolute, search_symmetric
 
 ELEMS = 256
 
@@ -68,6 +68,8 @@ def _fit_with(search: Callable[..., Any]) -> Any:
     """Return the function that fills an AffineFit by a search of each sub-block.
 
     fit_sub_blocks(x, weights, size, top, first, step, steps, fit)
+
+    Two sub-blocks at a time: one alone waits for its own sums and quotients.
     """
 
     @part
@@ -81,20 +83,29 @@ def _fit_with(search: Callable[..., Any]) -> Any:
         steps: int,
         fit: AffineFit,
     ) -> None:
-        for j in range(ELEMS // size):
-            scale, minus_low, inverse, code_low = search(
-                tail(x, j * size), tail(weights, j * size), size, top, first, step, steps
-            )
-            fit.scales[j] = scale
-            fit.minus_lows[j] = minus_low
-            fit.inverses[j] = inverse
-            fit.code_lows[j] = code_low
+        for j in range(0, ELEMS // size, 2):
+            sub, sub_weights = beside(tail(x, j * size), size), beside(tail(weights, j * size), size)
+            scale, minus_low, inverse, code_low = search(sub, sub_weights, size, top, first, step, steps)
+            beside(tail(fit.scales, j), 1)[0] = scale
+            beside(tail(fit.minus_lows, j), 1)[0] = minus_low
+            beside(tail(fit.inverses, j), 1)[0] = inverse
+            beside(tail(fit.code_lows, j), 1)[0] = code_low
 
     return fit_sub_blocks
 
 
 fit_sub_blocks = _fit_with(search_affine)
 fit_sub_blocks_absolute = _fit_with(search_affine_absolute)
+
+
+@part
+def fit_symmetric_sub_blocks(x: Tile, weights: Tile, half: int, scales: Tile, inverses: Tile) -> None:
+    """Fill scales and inverses with the result of `search_symmetric` for each sub-block of 16."""
+    for j in range(0, ELEMS // 16, 2):
+        sub, sub_weights = beside(tail(x, 16 * j), 16), beside(tail(weights, 16 * j), 16)
+        scale, inverse = search_symmetric(sub, sub_weights, 16, half)
+        beside(tail(scales, j), 1)[0] = scale
+        beside(tail(inverses, j), 1)[0] = inverse
 
 
 @part

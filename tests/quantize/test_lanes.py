@@ -17,7 +17,17 @@ from llvmlite.binding import get_host_cpu_features
 from numba.core.errors import TypingError
 
 from quantize.formats.kernel import part
-from quantize.formats.lane_memory import float_tile, gather, int_tile, load, store, tail
+from quantize.formats.lane_memory import (
+    beside,
+    float_tile,
+    gather,
+    int_tile,
+    load,
+    store,
+    tail,
+    tile_like,
+    zero_like,
+)
 from quantize.formats.lanes import (
     LANES,
     absolute,
@@ -255,6 +265,27 @@ def test_a_tail_shares_its_tile() -> None:
     out = np.empty(4 * LANES, np.int32)
     run(out)
     assert out[::LANES].tolist() == [0, 1, 2, 20]
+
+
+def test_beside_joins_stretches_of_a_tile() -> None:
+    @part
+    def run(out: Array) -> None:
+        tile = int_tile(8)
+        for i in range(8):
+            tile[i] = splat(i)
+        pairs = beside(tile, 2)
+        pairs[0] = pairs[0] * 10 + pairs[1]  # vectors 0 and 2 become 1 and 23
+        fours = beside(beside(tile, 1), 4)
+        copy = tile_like(fours, 1)
+        copy[0] = fours[0] + zero_like(fours)  # vectors 0, 1, 4 and 5: 1, 1, 4, 5
+        fours[1] = copy[0]  # go to vectors 1, 2, 5 and 6
+        for i in range(8):
+            store(out, i * LANES, tile[i])
+
+    out = np.empty(8 * LANES, np.int32)
+    run(out)
+    assert (out.reshape(8, LANES) == out[::LANES, None]).all()
+    assert out[::LANES].tolist() == [1, 1, 1, 3, 4, 4, 5, 7]
 
 
 # ---- rounding
