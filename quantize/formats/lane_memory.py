@@ -201,16 +201,24 @@ def item_pointer(context: Any, builder: Any, array_type: Any, array: Any, index:
 
 @operation
 def load(_context: Any, array: Any, index: Any) -> Any:
-    """Return array[index : index + LANES] of a one-dimensional float32 or int32 array."""
-    lanes = _array_lanes(array)
+    """Return array[index : index + LANES] of a one-dimensional array.
+
+    float32 gives Floats, integers of up to 32 bits give Ints, widened with their sign if they have one.
+    """
+    item: Any = array.dtype if isinstance(array, types.Array) else None
+    narrow = is_integer(item) and item.bitwidth < 32
+    lanes = INTS if narrow and array.ndim == 1 and array.layout == "C" else _array_lanes(array)
     if lanes is None or not is_integer(index):
         return None
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         pointer = item_pointer(context, builder, sig.args[0], *args)
-        loaded = builder.load(builder.bitcast(pointer, lanes.vector.as_pointer()))
-        loaded.align = 4
-        return loaded
+        vector = ir.VectorType(ir.IntType(item.bitwidth), LANES) if narrow else lanes.vector
+        loaded = builder.load(builder.bitcast(pointer, vector.as_pointer()))
+        loaded.align = item.bitwidth // 8
+        if not narrow:
+            return loaded
+        return builder.sext(loaded, lanes.vector) if item.signed else builder.zext(loaded, lanes.vector)
 
     return lanes(array, types.intp), emit
 
