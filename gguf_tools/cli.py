@@ -131,3 +131,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     return command.run(make_parser(), lambda args: args.body(args), argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

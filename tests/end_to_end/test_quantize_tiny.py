@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import convert
 import imatrix
 import quantize
 from gguf_tools import GGUFSet, open_gguf
@@ -120,3 +121,32 @@ def test_bytes_do_not_depend_on_threads(
             tiny_gguf("bf16"), tmp_path / name, "Q4_K_M", importances=importances("gguf"), n_threads=threads
         )
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+
+
+def test_every_layout_gives_a_head_the_same_blocks(
+    tiny_folder: Path, tiny_gguf: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """attn_k_b and attn_v_b are weighed head by head, as one matrix each or as a matrix per head."""
+    convert.convert(tiny_folder, tmp_path / "both.gguf", outtype="bf16", mla="both")
+    for source, name in ((tmp_path / "both.gguf", "flat"), (tiny_gguf("bf16"), "heads")):
+        quantize.quantize(source, tmp_path / f"{name}-q.gguf", "Q4_0", importances=importances("gguf"))
+    with open_gguf(tmp_path / "flat-q.gguf") as flat, open_gguf(tmp_path / "heads-q.gguf") as heads:
+        for name in (f"blk.{layer}.attn_{part}_b.weight" for layer in range(3) for part in "kv"):
+            assert len(flat.tensors[name].shape) == 2
+            assert (flat.raw(name) == heads.raw(name)).all(), name
+
+
+def test_attn_k_b_gains_by_its_importances(tiny_gguf: Callable[[str], Path], tmp_path: Path) -> None:
+    """The error that counts, weighted by each head's own activations, is smaller with them than without."""
+    data = importances("gguf")
+    weights = data.entries["blk.1.attn_k_b.weight"].weights().reshape(4, 1, 128)
+    errors = {}
+    for label, known in (("with", data), ("without", None)):
+        quantize.quantize(tiny_gguf("f32"), tmp_path / "q.gguf", "Q4_0", importances=known)
+        with open_gguf(tmp_path / "q.gguf") as file, open_gguf(tiny_gguf("f32")) as source:
+            found, exact = (
+                GGUFTensor(f, "blk.1.attn_k_b.weight").read_rows(0, 1024).reshape(4, 256, 128)
+                for f in (file, source)
+            )
+        errors[label] = float((weights * (found - exact) ** 2).sum())
+    assert errors["with"] < 0.9 * errors["without"]
