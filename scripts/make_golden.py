@@ -1,13 +1,14 @@
-"""Record what ggml's codecs make of small samples: tests/golden/formats.npz.
+"""Record what ggml's codecs make of small samples: a file per type in tests/golden/formats.
 
-    python scripts/make_golden.py
+    python scripts/make_golden.py [TYPE ...]
 
-The file holds the rows and importances too, so that it stays valid when numpy's generators change:
+Without types everything is made anew. With types the samples stay and only those types are recorded. The
+rows and importances are kept too, so that the bytes stay valid when numpy's generators change:
 
-    rows                 float32 (n_rows, 256), one row of each kind of tests/samples.py
-    importance_kinds     "none" and some kinds of importances
-    importances KIND     float32 (256,)
-    TYPE KIND            uint8 (n_rows, bytes of a row), from ggml_quantize_chunk
+    samples.npz   rows              float32 (n_rows, 256), one row of each kind of tests/samples.py
+                  KIND              float32 (256,), importances of this kind
+    TYPE.npz      none, KIND        uint8 (n_rows, bytes of a row), from ggml_quantize_chunk without and with
+                                    importances
 
 Needs the xllamacpp wheel: pip install ".[test]".
 """
@@ -26,27 +27,40 @@ from quantize.formats import available, get_format  # noqa: E402
 from quantize.formats.base import ImportanceUse  # noqa: E402
 from tests import oracle, samples  # noqa: E402
 
-TARGET = ROOT / "tests" / "golden" / "formats.npz"
+FOLDER = ROOT / "tests" / "golden" / "formats"
+SAMPLES = FOLDER / "samples.npz"
 N_COLS = 256
-IMPORTANCE_KINDS = (None, "random", "sparse")
+IMPORTANCE_KINDS = ("random", "sparse")
+
+
+def make_samples() -> None:
+    rows = np.concatenate([samples.rows(kind, (1, N_COLS), seed) for seed, kind in enumerate(samples.ROWS)])
+    importances = {kind: samples.importances(kind, N_COLS) for kind in IMPORTANCE_KINDS}
+    np.savez_compressed(SAMPLES, rows=rows, **importances)
+
+
+def record(name: str) -> None:
+    codec = get_format(name)
+    arrays = {}
+    with np.load(SAMPLES) as golden:
+        rows = golden["rows"]
+        if codec.importance is not ImportanceUse.REQUIRED:
+            arrays["none"] = oracle.quantize(codec.type.id, rows, None)
+        if codec.importance is not ImportanceUse.IGNORED:
+            for kind in IMPORTANCE_KINDS:
+                arrays[kind] = oracle.quantize(codec.type.id, rows, golden[kind])
+    path = FOLDER / f"{name}.npz"
+    np.savez_compressed(path, **arrays)
+    print(f"{path}: {', '.join(arrays)}, {path.stat().st_size} bytes")
 
 
 def main() -> None:
-    rows = np.concatenate([samples.rows(kind, (1, N_COLS), seed) for seed, kind in enumerate(samples.ROWS)])
-    arrays = {"rows": rows, "importance_kinds": np.array([kind or "none" for kind in IMPORTANCE_KINDS])}
-    for kind in IMPORTANCE_KINDS:
-        weights = samples.importances(kind, N_COLS)
-        if weights is not None:
-            arrays[f"importances {kind}"] = weights
-        for name in available():
-            codec = get_format(name)
-            if weights is None and codec.importance is ImportanceUse.REQUIRED:
-                continue
-            if weights is not None and codec.importance is ImportanceUse.IGNORED:
-                continue
-            arrays[f"{name} {kind or 'none'}"] = oracle.quantize(codec.type.id, rows, weights)
-    np.savez_compressed(TARGET, **arrays)
-    print(f"{TARGET}: {len(arrays)} arrays, {TARGET.stat().st_size} bytes")
+    names = [name.upper() for name in sys.argv[1:]]
+    FOLDER.mkdir(exist_ok=True)
+    if not names:
+        make_samples()
+    for name in names or available():
+        record(name)
 
 
 if __name__ == "__main__":
