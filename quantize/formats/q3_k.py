@@ -71,7 +71,7 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     if weights is None:
         _quantize_plain(as_source(rows), out)
     else:
-        _quantize_weighted(as_source(rows), weights, out)
+        _quantize_weighted(as_source(rows), as_source(weights), out)
     return blocks
 
 

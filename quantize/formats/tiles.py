@@ -23,15 +23,17 @@ from quantize.formats.lanes import INTS, LANES, Floats, operation
 
 
 def as_source(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return rows as the flat array that `load_blocks` reads, without a copy when they are C-contiguous.
+    """Return rows as the flat array that kernels read, without a copy when they are C-contiguous and aligned.
 
     numba has no 16-bit floats, so their bits travel as integers, and the integer's type says which they are:
-    float32 as it is, bfloat16 as uint16, float16 as int16.
+    float32 as it is, bfloat16 as uint16, float16 as int16. The array is read-only, whether rows are or not:
+    these are two types to numba, and a kernel would be compiled for each.
     """
-    flat = np.ascontiguousarray(rows).reshape(-1)
-    if rows.dtype == np.float32:
-        return flat
-    return flat.view(np.int16 if rows.dtype == np.float16 else np.uint16)
+    flat = np.require(rows, requirements=["C", "A"]).reshape(-1)
+    bits = {np.dtype(np.float32): np.float32, np.dtype(np.float16): np.int16}
+    source = flat.view(bits.get(rows.dtype, np.uint16))
+    source.flags.writeable = False
+    return source
 
 
 def padded_words(block_bytes: int) -> int:

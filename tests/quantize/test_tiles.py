@@ -47,6 +47,16 @@ def test_a_tile_holds_one_block_per_lane(dtype: npt.DTypeLike, n_blocks: int) ->
         np.testing.assert_array_equal(out, rows[blocks].T.astype(np.float32))
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_a_source_is_a_read_only_view(dtype: npt.DTypeLike) -> None:
+    rows = np.ones((3, ELEMS), dtype)
+    source = as_source(rows)
+    assert np.shares_memory(source, rows)
+    assert not source.flags.writeable
+    assert rows.flags.writeable
+    assert source.dtype == as_source(np.broadcast_to(rows[0], rows.shape)).dtype
+
+
 @pytest.mark.parametrize("per_row", [1, 3, LANES, LANES + 3])
 def test_importances_follow_the_columns(per_row: int) -> None:
     importances = np.arange(per_row * ELEMS, dtype=np.float32)
