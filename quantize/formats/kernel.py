@@ -29,7 +29,7 @@ def kernel(function: Callable[..., Any]) -> Any:
     """Return `function` compiled, and cached on disk.
 
     numba drops a cached kernel when the file of the kernel itself changes. Ours are made of parts from
-    several files, so the mark of freshness is a hash of all sources of this folder.
+    several files, so the mark of freshness is a hash of all sources below this folder.
     """
     dispatcher = njit(cache=True, **OPTIONS)(function)
     dispatcher._cache._cache_file._source_stamp = _sources_hash()
@@ -39,6 +39,6 @@ def kernel(function: Callable[..., Any]) -> Any:
 @cache
 def _sources_hash() -> str:
     digest = sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
