@@ -32,6 +32,8 @@ FORMATS: Mapping[str, str] = MappingProxyType(
         "Q4_K": "q4_k",
         "Q5_K": "q5_k",
         "Q6_K": "q6_k",
+        "IQ4_NL": "iq4_nl",
+        "IQ4_XS": "iq4_xs",
     }
 )
 """ggml type name -> module in this package."""
