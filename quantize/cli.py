@@ -1,30 +1,35 @@
-"""The `quantize` command: llama-quantize's arguments, our plan and bytes."""
+"""The `quantize` command: llama-quantize's arguments, our plan and bytes; and `quantize lint`."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_tools import __version__, command
 from gguf_tools.errors import BadRequest
 from gguf_tools.ggml_types import by_name
+from quantize.arguments import add_matrix_arguments, add_type_arguments, plan_options, read_importances
 from quantize.formats import available
+from quantize.recipe_files import is_recipe_file
 from quantize.recipes import ALIASES, RECIPES, find_recipe
 
 if TYPE_CHECKING:
     from quantize.decide import PlanOptions
     from quantize.importance import ImportanceFile
     from quantize.pipeline import Preparation
-    from quantize.recipes import Recipe
 
-USAGE = "quantize [options] INPUT.gguf [OUTPUT.gguf] TYPE [THREADS]"
+USAGE = """quantize [options] INPUT.gguf [OUTPUT.gguf] TYPE [THREADS]
+       quantize lint [options] TYPE MODEL.gguf"""
 
 DESCRIPTION = """\
 Quantize a GGUF file (or a split one, given any of its parts): the bytes that llama-quantize writes.
-OUTPUT defaults to ggml-model-TYPE.gguf beside INPUT, THREADS to one per core."""
+OUTPUT defaults to ggml-model-TYPE.gguf beside INPUT, THREADS to one per core. TYPE is a file type of the
+list below, or a recipe file (.json, .yaml or .yml). `quantize lint` says what TYPE would do to a model."""
 
 EPILOG = """\
 examples:
@@ -32,19 +37,47 @@ examples:
   quantize --imatrix model.imatrix model-bf16.gguf model-Q4_K_M.gguf Q4_K_M
   quantize --dry-run --imatrix model.imatrix model-bf16.gguf Q2_K      every tensor's type, and why
   quantize --tensor-type ffn_down_exps=Q6_K --tensor-type 'blk\\.[0-3]\\.=Q8_0' in.gguf out.gguf Q4_K_M
+  quantize --fallback attn_k_b=Q8_0 in.gguf out.gguf Q4_K_M
+  quantize lint --imatrix model.imatrix mine.yaml model-bf16.gguf
 
 An importance matrix (--imatrix) says which columns of a weight matter. It helps a lot at 1 to 3 bits,
 some at 4, hardly at 5, and not at 6 and more. Data for attn_kv_b serve attn_v_b and the other way round;
 attn_k_b has values of its own for every head.
 
+Rows must be whole blocks, of 256 elements for most types. attn_k_b has rows of 128 (qk_nope_head_dim), so
+unless --fallback names a type it gets the one of 32-blocks that llama-quantize takes: Q4_0 for Q2_K and
+Q3_K, Q5_0 for Q4_K, Q5_1 for Q5_K, Q8_0 for Q6_K, IQ4_NL for the IQ types. A named type must fit.
+
+A recipe file holds a file type and options, in the options' own notation:
+  file_type: Q4_K_M
+  tensor-type: [attn_output=Q8_0, ffn_down_exps=Q6_K]
+  fallback: [attn_k_b=Q8_0]
+and also name, output-tensor-type, token-embedding-type, pure, leave-output-tensor. Options of the command
+line go first.
+
 types:
+"""
+
+LINT_DESCRIPTION = """\
+Say what TYPE (a file type or a recipe file) would do to a model, without reading a weight: rules that match
+nothing or are shadowed, tensors whose rows do not fit and what they become, tensors that need importances
+and have none, exact size. Exits with 1 when something would stop a run."""
+
+LINT_EPILOG = """\
+examples:
+  quantize lint Q4_K_M model-bf16.gguf
+  quantize lint --imatrix model.imatrix mine.yaml model-bf16.gguf
+  quantize lint --json --fallback attn_k_b=Q8_0 IQ2_XXS model-bf16.gguf
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    if list(words[:1]) == ["lint"]:  # a model of that name is ./lint
+        return command.run(_lint_parser(), _lint, words[1:])
     parser = _parser()
-    return command.run(parser, lambda args: _quantize(args, parser), argv)
+    return command.run(parser, lambda args: _quantize(args, parser), words)
 
 
 def _recipe_lines() -> Iterator[str]:
@@ -66,33 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = command.make_parser("quantize", DESCRIPTION, epilog=epilog, version=__version__)
     parser.usage = USAGE
     parser.add_argument("words", nargs="+", metavar="INPUT [OUTPUT] TYPE [THREADS]")
-    matrix = parser.add_argument_group("importance matrix")
-    matrix.add_argument("--imatrix", type=Path, metavar="FILE", help="importance matrix, GGUF or .dat")
-    matrix.add_argument(
-        "--include-weights", action="append", default=[], metavar="NAME",
-        help="use importances only for tensors whose name contains NAME (repeatable)",
-    )  # fmt: skip
-    matrix.add_argument(
-        "--exclude-weights", action="append", default=[], metavar="NAME",
-        help="use no importances for tensors whose name contains NAME (repeatable)",
-    )  # fmt: skip
-    types_ = parser.add_argument_group("which type for which tensor")
-    types_.add_argument("--pure", action="store_true", help="one type for all tensors, no mixture")
-    types_.add_argument("--leave-output-tensor", action="store_true", help="leave output.weight as it is")
-    types_.add_argument("--output-tensor-type", metavar="TYPE", help="ggml type of output.weight")
-    types_.add_argument("--token-embedding-type", metavar="TYPE", help="ggml type of token_embd.weight")
-    types_.add_argument(
-        "--tensor-type", action="append", default=[], metavar="REGEX=TYPE",
-        help="ggml type of tensors whose name matches; the first match wins (repeatable)",
-    )  # fmt: skip
-    types_.add_argument(
-        "--tensor-type-file", action="append", default=[], type=Path, metavar="FILE",
-        help="REGEX=TYPE words, separated by spaces or newlines (repeatable)",
-    )  # fmt: skip
-    types_.add_argument(
-        "--allow-requantize", action="store_true",
-        help="quantize tensors that are quantized already; quality suffers",
-    )  # fmt: skip
+    add_matrix_arguments(parser)
+    add_type_arguments(parser)
     file = parser.add_argument_group("what goes into the file")
     file.add_argument(
         "--prune-layers", metavar="L0,L1,...", help="leave these layers out and number the rest anew"
@@ -112,41 +120,62 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _lint_parser() -> argparse.ArgumentParser:
+    parser = command.make_parser("quantize lint", LINT_DESCRIPTION, epilog=LINT_EPILOG, version=__version__)
+    parser.add_argument("type", metavar="TYPE", help="file type, or recipe file")
+    parser.add_argument("model", type=Path, metavar="MODEL", help="GGUF file")
+    parser.add_argument("--json", action="store_true", help="the report as one JSON object")
+    add_matrix_arguments(parser)
+    add_type_arguments(parser)
+    return parser
+
+
+def _lint(args: argparse.Namespace) -> int:
+    from quantize.linting import lint, lint_lines
+
+    report = lint(args.type, args.model, importances=_importances(args), options=plan_options(args))
+    lines = [json.dumps(report.to_json(), ensure_ascii=False)] if args.json else lint_lines(report)
+    for line in lines:
+        print(line)
+    return 1 if report.stops else 0
+
+
 def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    from quantize.pipeline import prepare, quantize
+    from quantize.overrides import parse_kv_override
+    from quantize.pipeline import quantize
     from quantize.progress import ProgressBar
+    from quantize.recipe_files import find_mixture
     from quantize.report import result_lines
 
-    source, output, recipe, n_threads = _words(args.words, parser)
+    source, output, type_, n_threads = _words(args.words, parser)
     if args.json and not args.dry_run:
         parser.error("--json prints a plan: it needs --dry-run")
-    options = _plan_options(args)
-    kv_overrides = _kv_overrides(args)
+    mixture = find_mixture(type_).with_options(_options(args))
+    kv_overrides = [parse_kv_override(text) for text in args.override_kv]
     importances = _importances(args)
     if args.dry_run:
         from gguf_tools.shards import open_gguf
-        from quantize.pipeline import default_output
+        from quantize.pipeline import default_output, prepare
 
         with open_gguf(source) as opened:
             preparation = prepare(
                 opened,
-                output or default_output(source, recipe),
-                recipe,
+                output or default_output(source, mixture.name),
+                mixture.recipe,
                 importances=importances,
-                options=options,
+                options=mixture.options,
                 keep_split=args.keep_split,
                 kv_overrides=kv_overrides,
-                allow_missing_data=True,
+                allow_problems=True,
             )
         _print_plan(preparation, as_json=args.json)
         return
-    with ProgressBar(f"quantizing to {recipe.name}") as bar:
+    with ProgressBar(f"quantizing to {mixture.name}") as bar:
         result = quantize(
             source,
             output,
-            recipe.name,
+            mixture,
             importances=importances,
-            options=options,
             keep_split=args.keep_split,
             kv_overrides=kv_overrides,
             n_threads=n_threads,
@@ -156,10 +185,23 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
         print(line)
 
 
+def _options(args: argparse.Namespace) -> PlanOptions:
+    from quantize.overrides import parse_layers
+
+    layers = parse_layers(args.prune_layers) if args.prune_layers else ()
+    return replace(plan_options(args), prune_layers=layers)
+
+
+def _importances(args: argparse.Namespace) -> ImportanceFile | None:
+    from imatrix.store import load
+
+    return read_importances(args, load)
+
+
 def _words(
     words: Sequence[str], parser: argparse.ArgumentParser
-) -> tuple[Path, Path | None, Recipe, int | None]:
-    """Return (input, output or None, recipe, threads or None) of `INPUT [OUTPUT] TYPE [THREADS]`.
+) -> tuple[Path, Path | None, str, int | None]:
+    """Return (input, output or None, type, threads or None) of `INPUT [OUTPUT] TYPE [THREADS]`.
 
     As in llama-quantize, a second word that is a type is the type.
     """
@@ -169,77 +211,28 @@ def _words(
         output, *rest = rest
     if not rest:
         parser.error("no TYPE is given")
-    try:
-        recipe = find_recipe(rest[0])
-    except BadRequest as error:
-        parser.error(str(error))
-    if len(rest) > 2:
-        parser.error(f"unexpected argument {rest[2]!r}")
+    type_, *rest = rest
+    if not is_recipe_file(type_):
+        try:
+            find_recipe(type_)
+        except BadRequest as error:
+            parser.error(str(error))
+    if len(rest) > 1:
+        parser.error(f"unexpected argument {rest[1]!r}")
     n_threads = None
-    if len(rest) == 2:
-        if not rest[1].isdecimal() or int(rest[1]) < 1:
-            parser.error(f"THREADS is {rest[1]!r}, expected a whole number from 1")
-        n_threads = int(rest[1])
-    return Path(source), None if output is None else Path(output), recipe, n_threads
+    if rest:
+        if not rest[0].isdecimal() or int(rest[0]) < 1:
+            parser.error(f"THREADS is {rest[0]!r}, expected a whole number from 1")
+        n_threads = int(rest[0])
+    return Path(source), None if output is None else Path(output), type_, n_threads
 
 
 def _is_type(word: str) -> bool:
     try:
         find_recipe(word)
     except BadRequest:
-        return False
+        return is_recipe_file(word)
     return True
-
-
-def _plan_options(args: argparse.Namespace) -> PlanOptions:
-    from quantize.decide import PlanOptions
-    from quantize.overrides import parse_layers, parse_override_file, parse_overrides, parse_type
-
-    overrides = parse_overrides(args.tensor_type)
-    for path in args.tensor_type_file:
-        overrides += parse_override_file(_read_text(path))
-    return PlanOptions(
-        overrides=overrides,
-        pure=args.pure,
-        leave_output=args.leave_output_tensor,
-        output_type=parse_type(args.output_tensor_type) if args.output_tensor_type else None,
-        embedding_type=parse_type(args.token_embedding_type) if args.token_embedding_type else None,
-        prune_layers=parse_layers(args.prune_layers) if args.prune_layers else (),
-        allow_requantize=args.allow_requantize,
-    )
-
-
-def _kv_overrides(args: argparse.Namespace) -> list:
-    from quantize.overrides import parse_kv_override
-
-    return [parse_kv_override(text) for text in args.override_kv]
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise BadRequest(f"{path}: not a text file ({error.reason} at byte {error.start})") from error
-
-
-def _importances(args: argparse.Namespace) -> ImportanceFile | None:
-    if args.imatrix is None:
-        if args.include_weights or args.exclude_weights:
-            raise BadRequest("--include-weights and --exclude-weights need --imatrix")
-        return None
-    from dataclasses import replace
-
-    from imatrix.store import load
-    from quantize.importance import select
-
-    found = load(args.imatrix)
-    entries = select(found.entries, args.include_weights, args.exclude_weights)
-    if not entries:
-        raise BadRequest(
-            f"{args.imatrix}: none of its {len(found.entries)} entries is left by --include-weights"
-            " or --exclude-weights"
-        )
-    return replace(found, entries=entries)
 
 
 def _print_plan(preparation: Preparation, *, as_json: bool) -> None:

@@ -9,7 +9,8 @@ The first of these that has a say (facts of llama.cpp, llama-quant.cpp: llama_te
   5. --pure: the recipe's default type
   6. the recipe's rules
 
-Then a row that is no whole number of blocks makes the type fall back.
+Then a row that is no whole number of blocks makes the type fall back: to what the first --fallback whose
+expression is found in the name says, else to what llama-quantize would take.
 
 Some rules ask how many tensors of a kind came before. llama-quantize counts while it works; here the count is
 a column that is known up front, so the order of work changes nothing. Only tensors that the rules decide are
@@ -23,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from gguf_tools.errors import BadRequest, NoFallback
+from gguf_tools.errors import BadOverride, BadRequest, NoFallback
 from gguf_tools.ggml_types import GGMLType, by_name
 from gguf_tools.tensors import TensorInfo
 from quantize.facts import ModelFacts
@@ -37,10 +38,19 @@ from quantize.roles import Role, TensorRole, file_order
 class PlanOptions:
     """What a user may decide besides the recipe; the defaults are llama-quantize's.
 
-    keep_order  count positions in the order given (llama-quantize --keep-split), not by layer and name
+    overrides         --tensor-type; the first that matches wins
+    fallbacks         --fallback: types for rows that do not fit; the first that matches wins
+    pure              the file type's default for all, no mixture
+    leave_output      output.weight stays as it is
+    output_type       of output.weight, also of token_embd.weight when the two are one
+    embedding_type    of token_embd.weight
+    prune_layers      numbers of layers to leave out
+    allow_requantize  quantize what is quantized already
+    keep_order        count positions in the order given (llama-quantize --keep-split), not by layer and name
     """
 
     overrides: tuple[Override, ...] = ()
+    fallbacks: tuple[Override, ...] = ()
     pure: bool = False
     leave_output: bool = False
     output_type: GGMLType | None = None
@@ -81,13 +91,13 @@ class Decider(Enum):
 class Decision:
     """The type a tensor gets, who decided so, and why in a phrase.
 
-    fell_back  the type is another than was decided, because a row does not fit
+    fell_from  the type that was decided, when a row does not fit it and another took its place
     """
 
     type: GGMLType
     decider: Decider
     reason: str
-    fell_back: bool = False
+    fell_from: GGMLType | None = None
 
 
 @dataclass(frozen=True)
@@ -108,8 +118,9 @@ def decide(
 ) -> tuple[Decision, ...]:
     """Return one decision per tensor, in the same order.
 
-    raises  NoFallback when rows fit no type, listing every such tensor
-            BadRequest when a name has a layer that the metadata does not know
+    raises  NoFallback   when rows fit no type, listing every such tensor
+            BadOverride  when rows do not fit the fallback that the user names, listing every such tensor
+            BadRequest   when a name has a layer that the metadata does not know
     """
     early = [_without_rules(tensor, recipe, options) for tensor in tensors]
     to_rules = [tensor for tensor, decision in zip(tensors, early, strict=True) if decision is None]
@@ -137,7 +148,7 @@ def decide(
         return Decision(by_name(type_name), Decider.RULES, reason)
 
     wanted = [decision or by_rules(tensor) for tensor, decision in zip(tensors, early, strict=True)]
-    return _fitted(tensors, wanted)
+    return _fitted(tensors, wanted, options.fallbacks)
 
 
 def _without_rules(tensor: Candidate, recipe: Recipe, options: PlanOptions) -> Decision | None:
@@ -210,21 +221,35 @@ def _layer(tensor: Candidate, facts: ModelFacts) -> int:
     return layer
 
 
-def _fitted(tensors: Sequence[Candidate], wanted: Sequence[Decision]) -> tuple[Decision, ...]:
+def _fitted(
+    tensors: Sequence[Candidate], wanted: Sequence[Decision], fallbacks: Sequence[Override]
+) -> tuple[Decision, ...]:
     """Return the decisions with types that can hold the rows."""
-    fitted, impossible = [], []
+    fitted, undefined, misnamed = [], [], []
     for tensor, decision in zip(tensors, wanted, strict=True):
-        found = fit(decision.type, tensor.info.n_cols)
-        if found is None:
-            impossible.append(
-                f"{tensor.name} ({decision.type.name}: row length {tensor.info.n_cols} is no multiple of"
-                f" {decision.type.block_elems})"
+        n_cols, type_ = tensor.info.n_cols, decision.type
+        named = find_override(fallbacks, tensor.name)
+        found = fit(type_, n_cols, named)
+        if found is None and named is None:
+            undefined.append(f"{tensor.name} ({_misfit(type_, n_cols)})")
+        elif found is None and named is not None:
+            misnamed.append(
+                f"{tensor.name} ({_misfit(type_, n_cols)}; fallback {named.text}: no multiple of"
+                f" {named.type.block_elems} either)"
             )
-        elif found.reason is None:
+        elif found is not None and found.reason is None:
             fitted.append(decision)
-        else:
+        elif found is not None:
             reason = f"{decision.reason}; {found.reason}"
-            fitted.append(Decision(found.type, decision.decider, reason, fell_back=True))
-    if impossible:
-        raise NoFallback(f"no fallback type is known for {', '.join(impossible)}")
+            fitted.append(Decision(found.type, decision.decider, reason, fell_from=type_))
+    if misnamed:
+        raise BadOverride(f"rows do not fit the fallback that is named for {', '.join(misnamed)}")
+    if undefined:
+        raise NoFallback(
+            f"no fallback type is known for {', '.join(undefined)}; name one with --fallback REGEX=TYPE"
+        )
     return tuple(fitted)
+
+
+def _misfit(type_: GGMLType, n_cols: int) -> str:
+    return f"{type_.name}: row length {n_cols} is no multiple of {type_.block_elems}"

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from gguf_tools.errors import BadRequest
 from gguf_tools.ggml_types import BF16, F16, F32, Q8_0, GGMLType
 from gguf_tools.tensors import TensorInfo
+from quantize.decide import Decider
+from quantize.findings import fallbacks
 from quantize.plan import Plan, TensorPlan
 from quantize.roles import float32_reason, tensor_role
 
@@ -38,18 +40,17 @@ def outtype_plan(tensors: Sequence[TensorInfo], wanted: GGMLType) -> Plan:
     The plan's file type has the name of the recipe with the same number in `general.file_type`.
     """
     plans = tuple(_tensor_plan(tensor, wanted) for tensor in tensors)
-    fallen = [plan.name for plan in plans if plan.fell_back]
-    notes = (f"{len(fallen)} tensors fall back to F16: {', '.join(fallen)}",) if fallen else ()
-    return Plan(wanted.name, plans, notes)
+    return Plan(wanted.name, plans, findings=tuple(fallbacks(plans)))
 
 
 def _tensor_plan(tensor: TensorInfo, wanted: GGMLType) -> TensorPlan:
-    target, reason, fell_back = wanted, f"--outtype {wanted.name.lower()}", False
+    target, decider, reason = wanted, Decider.OPTION, f"--outtype {wanted.name.lower()}"
+    fell_from = None
     delicate = float32_reason(tensor.name, tensor.shape)
     if delicate is not None:
-        target, reason = F32, delicate
+        target, decider, reason = F32, Decider.KEPT, delicate
     elif tensor.n_cols % wanted.block_elems:
-        target, fell_back = F16, True
+        target, fell_from = F16, wanted
         reason = f"row length {tensor.n_cols} is no multiple of {wanted.block_elems}: {wanted.name} -> F16"
     return TensorPlan(
         name=tensor.name,
@@ -58,6 +59,7 @@ def _tensor_plan(tensor: TensorInfo, wanted: GGMLType) -> TensorPlan:
         source_name=tensor.name,
         source_type=tensor.type,
         target_type=target,
+        decider=decider,
         reason=reason,
-        fell_back=fell_back,
+        fell_from=fell_from,
     )

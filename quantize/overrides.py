@@ -1,7 +1,8 @@
 """Overrides: what a user sets by hand, parsed from command line words.
 
-`REGEX=TYPE` gives every tensor whose name the expression is found in a type of its own; the first that
-matches wins, and its fallback applies when a row does not fit. `KEY=TYPE:VALUE` sets a metadata value.
+`REGEX=TYPE` gives every tensor whose name the expression is found in a type of its own (`--tensor-type`), or
+a type for when its rows do not fit the one it has (`--fallback`); the first that matches wins.
+`KEY=TYPE:VALUE` sets a metadata value.
 Both are llama-quantize's notations (quantize.cpp: parse_tensor_type; common.cpp: string_parse_kv_override).
 llama-quantize lowers the case of a pattern; we ignore case instead, which is the same for the lower-case
 names of tensors and leaves expressions like `\\S` whole.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gguf_tools.errors import BadOverride, FormatError
@@ -71,28 +72,30 @@ def parse_type(name: str, text: str | None = None) -> GGMLType:
         raise BadOverride(f"{text or name!r}: {name!r} is not a ggml type, expected one like Q4_K") from error
 
 
-def overrides_without_effect(overrides: Sequence[Override], names: Sequence[str]) -> tuple[str, ...]:
-    """Return one line for every override that decides nothing about the tensors `names`.
+@dataclass(frozen=True)
+class IdleOverride:
+    """An override that decides nothing.
 
-    names  the tensors that overrides may decide: those that are quantized and not set otherwise
+    names        the tensors that it matches
+    shadowed_by  the earlier overrides that decide these
     """
-    lines = []
+
+    override: Override
+    names: tuple[str, ...]
+    shadowed_by: tuple[Override, ...]
+
+
+def idle_overrides(overrides: Sequence[Override], names: Sequence[str]) -> Iterator[IdleOverride]:
+    """Yield the overrides that decide nothing about the tensors `names`.
+
+    names  the tensors that overrides may decide
+    """
     for number, override in enumerate(overrides):
-        mine = [name for name in names if override.matches(name)]
-        earlier = overrides[:number]
-        if not mine:
-            lines.append(f"override {override.text!r} matches no tensor that can be quantized")
-        elif all(any(other.matches(name) for other in earlier) for name in mine):
-            others = sorted({_first(earlier, name).text for name in mine})
-            lines.append(
-                f"override {override.text!r} is shadowed: all {len(mine)} tensors that it matches"
-                f" are decided by {', '.join(map(repr, others))}, which came first"
-            )
-    return tuple(lines)
-
-
-def _first(overrides: Sequence[Override], name: str) -> Override:
-    return next(override for override in overrides if override.matches(name))
+        mine = tuple(name for name in names if override.matches(name))
+        deciders = [find_override(overrides[: number + 1], name) for name in mine]
+        if override not in deciders:
+            earlier = tuple(o for o in overrides[:number] if o in deciders)
+            yield IdleOverride(override, mine, earlier)
 
 
 def find_override(overrides: Sequence[Override], name: str) -> Override | None:

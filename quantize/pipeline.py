@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gguf_tools import keys
-from gguf_tools.errors import BadRequest, QuantError
+from gguf_tools.errors import BadRequest
 from gguf_tools.layout import FileLayout
 from gguf_tools.shards import SPLIT_KEYS, GGUFSet, layouts_of, open_gguf, shard_paths
 from gguf_tools.tensors import TensorInfo
@@ -23,10 +23,11 @@ from gguf_tools.writer import GGUFWriter
 from quantize.executors import make_executor
 from quantize.facts import ModelFacts
 from quantize.fill import FillJob, Progress, fill
-from quantize.formats import available
+from quantize.findings import stop_at_errors, without_codec
 from quantize.importance import ImportanceFile, Importances, refuse_nonfinite, resolve
 from quantize.plan import Plan, PlanOptions, build_plan, in_file_order
-from quantize.recipes import Recipe, find_recipe
+from quantize.recipe_files import Mixture, find_mixture
+from quantize.recipes import Recipe
 from quantize.roles import layer_of
 from quantize.source import GGUFTensor
 
@@ -77,9 +78,9 @@ def default_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def default_output(source: Path, recipe: Recipe) -> Path:
+def default_output(source: Path, type_name: str) -> Path:
     """Return where the output goes when no name is given, as llama-quantize has it."""
-    return source.with_name(f"ggml-model-{recipe.name}.gguf")
+    return source.with_name(f"ggml-model-{type_name}.gguf")
 
 
 def prepare(
@@ -91,13 +92,13 @@ def prepare(
     options: PlanOptions | None = None,
     keep_split: bool = False,
     kv_overrides: Iterable[tuple[str, Value]] = (),
-    allow_missing_data: bool = False,
+    allow_problems: bool = False,
 ) -> Preparation:
     """Decide what becomes of every tensor of `source`, and lay the output out.
 
-    keep_split          one output per shard of the source, named OUTPUT-00001-of-0000N.gguf
-    kv_overrides        metadata that replace or join those of the source, in order
-    allow_missing_data  see `build_plan`: a dry run wants the plan even when it can't be run
+    keep_split      one output per shard of the source, named OUTPUT-00001-of-0000N.gguf
+    kv_overrides    metadata that replace or join those of the source, in order
+    allow_problems  see `build_plan`: a dry run wants the plan even when it can't be run
     raises  PlanError, NeedsImportance, BadImportance (see `build_plan`); QuantError for a type without codec
     """
     options = options or PlanOptions()
@@ -115,10 +116,11 @@ def prepare(
         ModelFacts.from_metadata({**source.metadata, **dict(kv_overrides)}),
         importances=entries,
         options=options,
-        allow_missing_data=allow_missing_data,
+        allow_problems=allow_problems,
     )
-    if not allow_missing_data:
-        _refuse_unknown_types(plan)
+    plan = replace(plan, findings=(*without_codec(plan.tensors), *plan.findings))
+    if not allow_problems:
+        stop_at_errors(plan.findings)
     metadata = _output_metadata(source, recipe, importances, kv_overrides, plan, options)
     groups = _shard_groups(source, plan) if keep_split else [plan.infos]
     layouts = layouts_of(metadata, groups)
@@ -130,7 +132,7 @@ def prepare(
 def quantize(
     source: str | os.PathLike[str],
     output: str | os.PathLike[str] | None,
-    file_type: str,
+    file_type: str | Mixture,
     *,
     importances: ImportanceFile | Importances | None = None,
     options: PlanOptions | None = None,
@@ -142,25 +144,27 @@ def quantize(
     """Quantize the GGUF file `source` (or the split set it belongs to) to `file_type`, and write `output`.
 
     output       None: ggml-model-TYPE.gguf beside the source
-    file_type    as llama-quantize has them: Q4_K_M, Q8_0, COPY, ...
+    file_type    as llama-quantize has them: Q4_K_M, Q8_0, COPY, ...; or a recipe file: mine.yaml
     importances  from `imatrix.load`, or a mapping tensor name -> Importance
+    options      what is set by hand, on top of the recipe file's: see PlanOptions
     n_threads    None: one per core
     progress     called once with what was decided; what it returns is called with the bytes of every chunk
     raises  ToolkitError; the old output stays as it was, and nothing half-written is left
     """
     started = time.monotonic()
-    recipe = find_recipe(file_type)
+    mixture = file_type if isinstance(file_type, Mixture) else find_mixture(file_type)
+    mixture = mixture.with_options(options)
     if importances is not None and not isinstance(importances, ImportanceFile):
         importances = ImportanceFile(importances)
     path = Path(source)
-    target = default_output(path, recipe) if output is None else Path(output)
+    target = default_output(path, mixture.name) if output is None else Path(output)
     with open_gguf(path) as opened:
         preparation = prepare(
             opened,
             target,
-            recipe,
+            mixture.recipe,
             importances=importances,
-            options=options,
+            options=mixture.options,
             keep_split=keep_split,
             kv_overrides=kv_overrides,
         )
@@ -208,19 +212,6 @@ def _job(source: GGUFSet, plan: Plan, entries: Importances) -> FillJob:
     }
     sources = {tensor.name: GGUFTensor(source, tensor.source_name) for tensor in plan.tensors}
     return FillJob(sources, resolved)
-
-
-def _refuse_unknown_types(plan: Plan) -> None:
-    known = set(available())
-    converted = [tensor for tensor in plan.tensors if not tensor.is_copied]
-    for tensor in converted:
-        for type_, verb in ((tensor.source_type, "decoded"), (tensor.target_type, "encoded")):
-            if type_.name not in known:
-                raise QuantError(
-                    f"{tensor.name}: {type_.name} can't be {verb} yet"
-                    f" ({tensor.source_type.name} -> {tensor.target_type.name});"
-                    f" known types: {', '.join(available())}"
-                )
 
 
 def _output_metadata(

@@ -68,13 +68,10 @@ def total_lines(preparation: Preparation) -> Iterator[str]:
 
 def note_lines(plan: Plan) -> Iterator[str]:
     """Yield what a user should know about a plan."""
-    for note in plan.notes:
-        yield f"note: {note}"
-    if plan.needs_data:
-        yield (
-            f"warning: this plan can't be run: {len(plan.needs_data)} tensors need an importance matrix"
-            f" and have no data: {', '.join(plan.needs_data)}"
-        )
+    for remark in plan.remarks:
+        yield f"note: {remark}"
+    for problem in plan.problems:
+        yield f"warning: this plan can't be run: {problem.text}"
 
 
 def result_lines(result: Result) -> Iterator[str]:

@@ -11,7 +11,7 @@ The names and the list of tensors that stay as they are are facts of llama.cpp's
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -182,6 +182,32 @@ def file_order(names: Iterable[str]) -> list[str]:
 def in_layer(name: str, layer: int) -> str:
     """Return `name` moved to another layer: `blk.7.x` in layer 5 is `blk.5.x`."""
     return _LAYER.sub(f"blk.{layer}", name, count=1)
+
+
+def in_layer_ranges(names: Iterable[str]) -> list[str]:
+    """Return `names` with those that differ only in the layer written as one, for people to read.
+
+    >>> in_layer_ranges(["output.weight", "blk.0.attn_q.weight", "blk.1.attn_q.weight"])
+    ['output.weight', 'blk.0-1.attn_q.weight']
+    """
+    layers: dict[str, list[int]] = {}
+    for name in names:
+        layer = layer_of(name)
+        layers.setdefault(name if layer is None else _LAYER.sub("blk.{}", name, count=1), [])
+        if layer is not None:
+            layers[_LAYER.sub("blk.{}", name, count=1)].append(layer)
+    return [name.replace("{}", _spans(sorted(found)), 1) if found else name for name, found in layers.items()]
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """Return sorted numbers in short: 0, 1, 2, 5 is "0-2,5"."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1][1:] = [number]
+        else:
+            spans.append([number])
+    return ",".join("-".join(map(str, span)) for span in spans)
 
 
 def sibling_with_same_activations(name: str) -> str | None:

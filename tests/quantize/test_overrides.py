@@ -6,7 +6,7 @@ from gguf_tools.errors import BadOverride
 from gguf_tools.values import Value
 from quantize.overrides import (
     find_override,
-    overrides_without_effect,
+    idle_overrides,
     parse_kv_override,
     parse_layers,
     parse_override,
@@ -61,10 +61,12 @@ def test_parse_type() -> None:
 
 def test_partly_shadowed_overrides_have_an_effect() -> None:
     overrides = parse_overrides(["up=Q4_0", "ffn=Q8_0", "gate|up=Q4_0"])
-    lines = overrides_without_effect(overrides, ["ffn_up", "ffn_gate"])
-    assert len(lines) == 1
-    assert "'gate|up=Q4_0' is shadowed: all 2 tensors" in lines[0]
-    assert "'ffn=Q8_0', 'up=Q4_0'" in lines[0]
+    (idle,) = idle_overrides(overrides, ["ffn_up", "ffn_gate"])
+    assert idle.override is overrides[2]
+    assert idle.names == ("ffn_up", "ffn_gate")
+    assert idle.shadowed_by == overrides[:2]
+    (idle,) = idle_overrides(overrides[:2], ["ffn_gate"])
+    assert (idle.override, idle.names, idle.shadowed_by) == (overrides[0], (), ())
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,9 @@ from quantize.formats.base import ImportanceUse
 from quantize.importance import Importance
 from quantize.outtypes import outtype_plan, resolve_outtype
 from quantize.overrides import parse_overrides
-from quantize.plan import (
-    IGNORE_IMPORTANCES,
-    IMPOSSIBLE_WITHOUT_IMPORTANCES,
-    Plan,
-    PlanOptions,
-    build_plan,
-    in_file_order,
-)
+from quantize.plan import Plan, PlanOptions, build_plan, in_file_order
 from quantize.recipes import RECIPES
+from quantize.tensor_plan import IGNORE_IMPORTANCES, IMPOSSIBLE_WITHOUT_IMPORTANCES
 from tests.quantize.recorded_plans import FACTS, importances_for, recorded, tensors_of
 
 REFUSED_WITHOUT = {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "IQ3_XXS", "IQ3_XS", "Q2_K_S"}
@@ -46,11 +40,11 @@ def test_plans_equal_the_recorded_ones(model: str, key: str) -> None:
     expected = plans[key]
     importances = importances_for(model) if imatrix else None
     plan = build_plan(
-        tensors_of(model), RECIPES[name], FACTS[model], importances=importances, allow_missing_data=True
+        tensors_of(model), RECIPES[name], FACTS[model], importances=importances, allow_problems=True
     )
-    assert bool(plan.needs_data) == (not imatrix and name in REFUSED_WITHOUT)
+    assert bool(plan.problems) == (not imatrix and name in REFUSED_WITHOUT)
     if "refused" in expected:
-        assert plan.needs_data
+        assert plan.problems
         return
     assert types(plan) == expected["types"]
     if "bpw" in expected:
@@ -61,8 +55,8 @@ def test_plans_equal_the_recorded_ones(model: str, key: str) -> None:
 def test_order_of_the_input_changes_no_type() -> None:
     tensors = tensors_of("v2-lite")
     for name in ("IQ2_XXS", "Q3_K_M"):
-        one = build_plan(tensors, RECIPES[name], FACTS["v2-lite"], allow_missing_data=True)
-        other = build_plan(tensors[::-1], RECIPES[name], FACTS["v2-lite"], allow_missing_data=True)
+        one = build_plan(tensors, RECIPES[name], FACTS["v2-lite"], allow_problems=True)
+        other = build_plan(tensors[::-1], RECIPES[name], FACTS["v2-lite"], allow_problems=True)
         assert types(one) == types(other)
         assert [t.name for t in other.tensors] == [t.name for t in tensors[::-1]]
 
@@ -70,9 +64,9 @@ def test_order_of_the_input_changes_no_type() -> None:
 def test_visits_are_counted_in_the_order_given_when_asked() -> None:
     facts = ModelFacts("deepseek2", n_layers=8, n_experts=16, n_heads=4, n_kv_heads=1)
     tensors = [TensorInfo(f"blk.{i}.ffn_down_exps.weight", (16, 4, 256), BF16) for i in reversed(range(8))]
-    by_layer = build_plan(tensors, RECIPES["IQ2_XXS"], facts, allow_missing_data=True)
+    by_layer = build_plan(tensors, RECIPES["IQ2_XXS"], facts, allow_problems=True)
     as_given = build_plan(
-        tensors, RECIPES["IQ2_XXS"], facts, options=PlanOptions(keep_order=True), allow_missing_data=True
+        tensors, RECIPES["IQ2_XXS"], facts, options=PlanOptions(keep_order=True), allow_problems=True
     )
     assert [n for n, t in types(by_layer).items() if t == "Q2_K"] == ["blk.0.ffn_down_exps.weight"]
     assert [n for n, t in types(as_given).items() if t == "Q2_K"] == ["blk.7.ffn_down_exps.weight"]
@@ -95,7 +89,7 @@ def test_a_tensor_without_data_is_refused_by_name() -> None:
     with pytest.raises(NeedsImportance, match=r"^1 of .* no data for them: blk\.2\.ffn_up_exps"):
         build_plan(tensors, RECIPES["IQ2_XXS"], facts, importances=importances)
     plan = build_plan(tensors, RECIPES["Q4_K_M"], facts, importances=importances)
-    assert "no data in the importance matrix: 1 of 35 tensors: blk.2.ffn_up_exps.weight" in plan.notes
+    assert "no data in the importance matrix: 1 of 35 tensors: blk.2.ffn_up_exps.weight" in plan.remarks
 
 
 def test_embeddings_and_output_do_without_data_unless_the_type_is_impossible() -> None:
@@ -178,7 +172,7 @@ def test_overridden_tensors_are_not_counted_as_visited() -> None:
         RECIPES["IQ2_XXS"],
         facts,
         options=PlanOptions(overrides=parse_overrides([r"blk\.0\.=Q8_0"])),
-        allow_missing_data=True,
+        allow_problems=True,
     )
     assert [n.split(".")[1] for n, t in types(plan).items() if t == "Q2_K"] == ["1", "2"]
 
@@ -190,7 +184,7 @@ def test_overrides_without_effect_are_reported() -> None:
         RECIPES["Q4_K_M"],
         FACTS["tiny-deepseek-v3"],
         options=PlanOptions(overrides=overrides),
-    ).notes
+    ).remarks
     assert any("'ffn_up=Q4_0' is shadowed" in note and "'ffn=Q8_0'" in note for note in notes)
     assert "override 'attn_norm=Q8_0' matches no tensor that can be quantized" in notes
     assert "override 'nothing_here=Q4_0' matches no tensor that can be quantized" in notes
@@ -199,7 +193,7 @@ def test_overrides_without_effect_are_reported() -> None:
         RECIPES["F16"],
         FACTS["tiny-deepseek-v3"],
         options=PlanOptions(overrides=overrides),
-    ).notes
+    ).remarks
     assert notes == ("overrides have no effect under F16",)
 
 
@@ -241,7 +235,7 @@ def test_importance_notes() -> None:
     }
     plan = build_plan(tensors, RECIPES["Q4_K_M"], SMALL, importances=importances)
     assert [t.n_neutral for t in plan.tensors] == [0, 0, 2]
-    notes = "\n".join(plan.notes)
+    notes = "\n".join(plan.remarks)
     assert "another tensor's importances: 1 of 3 tensors: blk.0.attn_v_b.weight (from blk.0" in notes
     assert "one row of importances for all matrices: 1 of 3 tensors: blk.0.attn_k_b.weight" in notes
     assert "routed to it: 1 of 3 tensors: blk.1.ffn_up_exps.weight (matrices: 2)" in notes
@@ -270,7 +264,7 @@ def test_a_strange_layer_is_refused() -> None:
 
 def test_an_architecture_with_rules_of_its_own_is_named() -> None:
     plan = build_plan([], RECIPES["Q4_K_M"], replace(SMALL, architecture="falcon"))
-    assert "rules of its own for falcon" in plan.notes[0]
+    assert "rules of its own for falcon" in plan.remarks[0]
 
 
 @pytest.mark.parametrize("name", available())
@@ -316,7 +310,9 @@ def test_outtype_auto_and_fallback() -> None:
     plan = outtype_plan([TensorInfo("blk.0.attn_q.weight", (8, 100), F32)], Q8_0)
     assert types(plan) == {"blk.0.attn_q.weight": "F16"}
     assert plan.tensors[0].reason == "row length 100 is no multiple of 32: Q8_0 -> F16"
-    assert plan.notes
+    assert plan.remarks == (
+        "F16 instead of Q8_0, whose blocks rows of 100 do not fill: 1 of 1 tensors: blk.0.attn_q.weight",
+    )
 
 
 def test_in_file_order() -> None:

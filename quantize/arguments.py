@@ -1,0 +1,105 @@
+"""Command line arguments about types and importances, shared by `quantize` and `quantize lint`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gguf_tools.errors import BadRequest
+
+if TYPE_CHECKING:
+    from quantize.decide import PlanOptions
+    from quantize.importance import ImportanceFile
+
+
+def add_matrix_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --imatrix and what selects from it."""
+    matrix = parser.add_argument_group("importance matrix")
+    matrix.add_argument("--imatrix", type=Path, metavar="FILE", help="importance matrix, GGUF or .dat")
+    matrix.add_argument(
+        "--include-weights", action="append", default=[], metavar="NAME",
+        help="use importances only for tensors whose name contains NAME (repeatable)",
+    )  # fmt: skip
+    matrix.add_argument(
+        "--exclude-weights", action="append", default=[], metavar="NAME",
+        help="use no importances for tensors whose name contains NAME (repeatable)",
+    )  # fmt: skip
+
+
+def add_type_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that decide about types."""
+    types_ = parser.add_argument_group("which type for which tensor")
+    types_.add_argument("--pure", action="store_true", help="one type for all tensors, no mixture")
+    types_.add_argument("--leave-output-tensor", action="store_true", help="leave output.weight as it is")
+    types_.add_argument("--output-tensor-type", metavar="TYPE", help="ggml type of output.weight")
+    types_.add_argument("--token-embedding-type", metavar="TYPE", help="ggml type of token_embd.weight")
+    types_.add_argument(
+        "--tensor-type", action="append", default=[], metavar="REGEX=TYPE",
+        help="ggml type of tensors whose name matches; the first match wins (repeatable)",
+    )  # fmt: skip
+    types_.add_argument(
+        "--tensor-type-file", action="append", default=[], type=Path, metavar="FILE",
+        help="REGEX=TYPE words, separated by spaces or newlines (repeatable)",
+    )  # fmt: skip
+    types_.add_argument(
+        "--fallback", action="append", default=[], metavar="REGEX=TYPE",
+        help="ggml type of tensors whose name matches and whose rows do not fit the type they got; the first"
+        " match wins (repeatable)",
+    )  # fmt: skip
+    types_.add_argument(
+        "--allow-requantize", action="store_true",
+        help="quantize tensors that are quantized already; quality suffers",
+    )  # fmt: skip
+
+
+def plan_options(args: argparse.Namespace) -> PlanOptions:
+    """Return the options that the arguments ask for."""
+    from quantize.decide import PlanOptions
+    from quantize.overrides import parse_override_file, parse_overrides, parse_type
+
+    overrides = parse_overrides(args.tensor_type)
+    for path in args.tensor_type_file:
+        overrides += parse_override_file(_read_text(path))
+    return PlanOptions(
+        overrides=overrides,
+        fallbacks=parse_overrides(args.fallback),
+        pure=args.pure,
+        leave_output=args.leave_output_tensor,
+        output_type=parse_type(args.output_tensor_type) if args.output_tensor_type else None,
+        embedding_type=parse_type(args.token_embedding_type) if args.token_embedding_type else None,
+        allow_requantize=args.allow_requantize,
+    )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"{path}: not a text file ({error.reason} at byte {error.start})") from error
+
+
+def read_importances(
+    args: argparse.Namespace, load: Callable[[Path], ImportanceFile]
+) -> ImportanceFile | None:
+    """Return the importance matrix that the arguments name, or None.
+
+    load    reads a file of either form
+    """
+    if args.imatrix is None:
+        if args.include_weights or args.exclude_weights:
+            raise BadRequest("--include-weights and --exclude-weights need --imatrix")
+        return None
+    from dataclasses import replace
+
+    from quantize.importance import select
+
+    found = load(args.imatrix)
+    entries = select(found.entries, args.include_weights, args.exclude_weights)
+    if not entries:
+        raise BadRequest(
+            f"{args.imatrix}: none of its {len(found.entries)} entries is left by --include-weights"
+            " or --exclude-weights"
+        )
+    return replace(found, entries=entries)

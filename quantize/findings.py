@@ -1,0 +1,236 @@
+"""Findings: what a user should know of a plan before it is run, and what would stop the run.
+
+Each is a value with a kind, a sentence and the tensors it is about. Those that stop carry the error that a
+run ends with; the others are notes. `quantize` prints them, `quantize lint` is made of them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gguf_tools.errors import BadImportance, BadRequest, NeedsImportance, QuantError, ToolkitError
+from gguf_tools.tensors import TensorInfo
+from quantize.decide import Decider, PlanOptions
+from quantize.facts import ARCHITECTURES_WITH_OWN_RULES, ModelFacts
+from quantize.formats import available
+from quantize.importance import ONE_ROW_FOR_ALL, Importances
+from quantize.overrides import idle_overrides
+from quantize.roles import in_layer_ranges, sibling_with_same_activations
+from quantize.tensor_plan import TensorPlan
+
+_NAMED_IN_A_NOTE = 3
+
+
+class Kind(StrEnum):
+    """What a finding is about; stable words for programs."""
+
+    ARCHITECTURE = "architecture"
+    RULE_WITHOUT_EFFECT = "rule without effect"
+    RULE_SHADOWED = "rule shadowed"
+    FALLBACK = "fallback"
+    NO_DATA = "no importances"
+    BORROWED_DATA = "borrowed importances"
+    SHARED_DATA = "shared importances"
+    NEUTRAL_DATA = "neutral importances"
+    STRAY_DATA = "importances of no tensor"
+    UNFIT_DATA = "importances do not fit"
+    MISSING_DATA = "importances needed"
+    QUANTIZED_ALREADY = "quantized already"
+    NO_CODEC = "no codec"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was found.
+
+    text     a sentence without an end; names tensors, at least the first few
+    tensors  all that it is about, by their names in the output
+    error    what a run ends with; None when it goes on
+    """
+
+    kind: Kind
+    text: str
+    tensors: tuple[str, ...] = ()
+    error: type[ToolkitError] | None = None
+
+    @property
+    def stops(self) -> bool:
+        return self.error is not None
+
+
+def stop_at_errors(findings: Iterable[Finding]) -> None:
+    """Raise the error of the first finding that stops a run."""
+    for finding in findings:
+        if finding.error is not None:
+            raise finding.error(finding.text)
+
+
+def find_all(
+    plans: Sequence[TensorPlan],
+    facts: ModelFacts,
+    *,
+    source: Sequence[TensorInfo],
+    importances: Importances,
+    options: PlanOptions,
+    recipe_name: str,
+) -> tuple[Finding, ...]:
+    """Return all that a plan shows, what stops a run first.
+
+    source  the tensors of the input, those of pruned layers included
+    """
+    return (
+        *_unfit_data(plans),
+        *_quantized_already(plans, options),
+        *_missing_data(plans, bool(importances)),
+        *_architecture(facts),
+        *_idle_rules(plans, options, recipe_name),
+        *fallbacks(plans),
+        *_uses_of_data(source, plans, importances),
+    )
+
+
+def without_codec(plans: Sequence[TensorPlan]) -> Iterator[Finding]:
+    """Yield one finding when some tensors can't be decoded or encoded here."""
+    known = set(available())
+    found = {
+        f"{tensor.name}: {type_.name} can't be {verb} yet ({_types_text(tensor)})": tensor.name
+        for tensor in plans
+        if not tensor.is_copied
+        for type_, verb in ((tensor.source_type, "decoded"), (tensor.target_type, "encoded"))
+        if type_.name not in known
+    }
+    if found:
+        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+        text = f"{next(iter(found))}{more}; known types: {', '.join(available())}"
+        yield Finding(Kind.NO_CODEC, text, tuple(found.values()), QuantError)
+
+
+# ---- what stops a run
+
+
+def _unfit_data(plans: Sequence[TensorPlan]) -> Iterator[Finding]:
+    for plan in plans:
+        if plan.unfit_data:
+            yield Finding(Kind.UNFIT_DATA, plan.unfit_data, (plan.name,), BadImportance)
+
+
+def _quantized_already(plans: Sequence[TensorPlan], options: PlanOptions) -> Iterator[Finding]:
+    again = [p for p in plans if p.source_type.is_quantized and not p.is_copied]
+    if again and not options.allow_requantize:
+        shown = _first_few([f"{p.name} ({_types_text(p)})" for p in again])
+        text = (
+            f"{len(again)} of {len(plans)} tensors are quantized already: {shown}; start from a file in"
+            " F32, F16 or BF16, or pass --allow-requantize and lose quality"
+        )
+        yield Finding(Kind.QUANTIZED_ALREADY, text, tuple(p.name for p in again), BadRequest)
+
+
+def _missing_data(plans: Sequence[TensorPlan], has_importances: bool) -> Iterator[Finding]:
+    lacking = [plan for plan in plans if plan.lacks_data]
+    if lacking:
+        remedy = "it has no data for them" if has_importances else "pass one with --imatrix"
+        names = ", ".join(f"{plan.name} ({plan.target_type.name})" for plan in lacking)
+        text = f"{len(lacking)} of {len(plans)} tensors need an importance matrix, {remedy}: {names}"
+        yield Finding(Kind.MISSING_DATA, text, tuple(p.name for p in lacking), NeedsImportance)
+
+
+# ---- what is worth knowing
+
+
+def _architecture(facts: ModelFacts) -> Iterator[Finding]:
+    if facts.architecture in ARCHITECTURES_WITH_OWN_RULES:
+        yield Finding(
+            Kind.ARCHITECTURE,
+            f"llama-quantize has rules of its own for {facts.architecture}, which are not known here:"
+            " some types may differ from its choice",
+        )
+
+
+def _idle_rules(plans: Sequence[TensorPlan], options: PlanOptions, recipe_name: str) -> Iterator[Finding]:
+    open_to = (Decider.OVERRIDE, Decider.PURE, Decider.RULES)
+    open_names = [plan.name for plan in plans if plan.decider in open_to]
+    if options.overrides and not open_names:
+        yield Finding(Kind.RULE_WITHOUT_EFFECT, f"overrides have no effect under {recipe_name}")
+    else:
+        yield from _idle("override", options, open_names)
+    yield from _idle("fallback", options, [plan.name for plan in plans if plan.fell_from is not None])
+
+
+def _idle(what: str, options: PlanOptions, names: Sequence[str]) -> Iterator[Finding]:
+    rules, missed = {
+        "override": (options.overrides, "matches no tensor that can be quantized"),
+        "fallback": (options.fallbacks, "matches no tensor whose rows need one"),
+    }[what]
+    for idle in idle_overrides(rules, names):
+        rule = f"{what} {idle.override.text!r}"
+        if not idle.names:
+            yield Finding(Kind.RULE_WITHOUT_EFFECT, f"{rule} {missed}")
+        else:
+            others = ", ".join(sorted(repr(other.text) for other in idle.shadowed_by))
+            yield Finding(
+                Kind.RULE_SHADOWED,
+                f"{rule} is shadowed: all {len(idle.names)} tensors that it matches are decided by {others},"
+                " which came first",
+                idle.names,
+            )
+
+
+def fallbacks(plans: Sequence[TensorPlan]) -> Iterator[Finding]:
+    """Yield one finding per way in which rows did not fit."""
+    ways: dict[tuple[str, str, int], list[str]] = defaultdict(list)
+    for plan in plans:
+        if plan.fell_from is not None:
+            ways[plan.fell_from.name, plan.target_type.name, plan.shape[-1]].append(plan.name)
+    for (wanted, instead, n_cols), names in ways.items():
+        what = f"{instead} instead of {wanted}, whose blocks rows of {n_cols} do not fill"
+        yield from _about(Kind.FALLBACK, what, names, len(plans))
+
+
+def _uses_of_data(
+    source: Sequence[TensorInfo], plans: Sequence[TensorPlan], importances: Importances
+) -> Iterator[Finding]:
+    if not importances:
+        return
+    weighed = [p for p in plans if p.is_weighed]
+    total = len(weighed)
+    without = [p.name for p in weighed if p.importance is None and not p.lacks_data and not p.unfit_data]
+    borrowed = {p.name: p.weighting for p in weighed if p.importance not in (None, p.source_name)}
+    shared = [p.name for p in weighed if p.importance == p.source_name and p.weighting == ONE_ROW_FOR_ALL]
+    neutral = {p.name: f"matrices: {p.n_neutral}" for p in weighed if p.n_neutral}
+    known = {tensor.name for tensor in source}
+    strange = [n for n in importances if n not in known and sibling_with_same_activations(n) not in known]
+    yield from _about(Kind.NO_DATA, "no data in the importance matrix", without, total)
+    yield from _each_about(Kind.BORROWED_DATA, "another tensor's importances", borrowed, total)
+    yield from _about(Kind.SHARED_DATA, "one row of importances for all matrices", shared, total)
+    yield from _each_about(
+        Kind.NEUTRAL_DATA, "neutral importances, because nothing was routed to it", neutral, total
+    )
+    if strange:
+        text = f"importances that belong to no tensor: {len(strange)} of {len(importances)} entries: "
+        yield Finding(Kind.STRAY_DATA, text + _first_few(in_layer_ranges(strange)))
+
+
+def _about(kind: Kind, what: str, names: Sequence[str], total: int) -> Iterator[Finding]:
+    if names:
+        shown = _first_few(in_layer_ranges(names))
+        yield Finding(kind, f"{what}: {len(names)} of {total} tensors: {shown}", tuple(names))
+
+
+def _each_about(kind: Kind, what: str, remarks: dict[str, str], total: int) -> Iterator[Finding]:
+    """Yield one finding about tensors with a remark of its own for each."""
+    if remarks:
+        shown = _first_few([f"{name} ({remark})" for name, remark in remarks.items()])
+        yield Finding(kind, f"{what}: {len(remarks)} of {total} tensors: {shown}", tuple(remarks))
+
+
+def _first_few(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NAMED_IN_A_NOTE])
+    return shown if len(names) <= _NAMED_IN_A_NOTE else f"{shown}, ..."
+
+
+def _types_text(plan: TensorPlan) -> str:
+    return f"{plan.source_type.name} -> {plan.target_type.name}"

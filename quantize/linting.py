@@ -1,0 +1,110 @@
+"""Lint: what a recipe would do to a model, and what would stop it, told before a weight is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gguf_tools.errors import PlanError, QuantError
+from gguf_tools.shards import open_gguf
+from quantize.decide import PlanOptions
+from quantize.findings import Finding, Kind
+from quantize.importance import ImportanceFile
+from quantize.pipeline import Preparation, default_output, prepare
+from quantize.recipe_files import Mixture, find_mixture
+from quantize.report import size_text
+from quantize.roles import in_layer_ranges
+
+
+@dataclass(frozen=True)
+class LintReport:
+    """What was found.
+
+    preparation  the plan and the layout of the output; None when not even those can be made
+    """
+
+    mixture: Mixture
+    findings: tuple[Finding, ...]
+    preparation: Preparation | None
+
+    @property
+    def stops(self) -> bool:
+        """Whether a run would end with an error."""
+        return any(finding.stops for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain data; sizes are null when there is no plan."""
+        done = self.preparation
+        return {
+            "recipe": self.mixture.name,
+            "file_type": self.mixture.recipe.name,
+            "total_bytes": None if done is None else done.total_bytes,
+            "bits_per_weight": None if done is None else done.plan.bits_per_weight,
+            "stops": self.stops,
+            "findings": [
+                {
+                    "kind": finding.kind.value,
+                    "level": _level(finding),
+                    "text": finding.text,
+                    "tensors": list(finding.tensors),
+                }
+                for finding in self.findings
+            ],
+        }
+
+
+def lint(
+    file_type: str | Mixture,
+    model: str | os.PathLike[str],
+    *,
+    importances: ImportanceFile | None = None,
+    options: PlanOptions | None = None,
+) -> LintReport:
+    """Return what `file_type` (Q4_K_M, or a recipe file) would do to the GGUF file `model`.
+
+    importances  from `imatrix.load`
+    options      on top of the recipe's own, as in `quantize`
+    raises  ToolkitError for files that can't be read; whatever would stop a run is a finding
+    """
+    mixture = file_type if isinstance(file_type, Mixture) else find_mixture(file_type)
+    mixture = mixture.with_options(options)
+    path = Path(model)
+    with open_gguf(path) as source:
+        try:
+            preparation = prepare(
+                source,
+                default_output(path, mixture.name),
+                mixture.recipe,
+                importances=importances,
+                options=mixture.options,
+                allow_problems=True,
+            )
+        except (PlanError, QuantError) as error:
+            refusal = Finding(Kind.REFUSED, str(error), error=type(error))
+            return LintReport(mixture, (refusal,), None)
+    return LintReport(mixture, preparation.plan.findings, preparation)
+
+
+def lint_lines(report: LintReport) -> Iterator[str]:
+    """Yield the report as text: errors, warnings, sizes."""
+    for finding in sorted(report.findings, key=lambda finding: not finding.stops):
+        yield f"{_level(finding)}: {finding.text}"
+        if finding.text.endswith("..."):
+            yield from (f"    {name}" for name in in_layer_ranges(finding.tensors))
+    n_errors = sum(finding.stops for finding in report.findings)
+    counts = f"{n_errors} errors, {len(report.findings) - n_errors} warnings"
+    if report.preparation is None:
+        yield f"{report.mixture.name}: {counts}; no plan, so no size"
+    else:
+        total = report.preparation.total_bytes
+        yield (
+            f"{report.mixture.name}: {counts}; {total:,} bytes ({size_text(total)}),"
+            f" {report.preparation.plan.bits_per_weight:.4f} bits per weight"
+        )
+
+
+def _level(finding: Finding) -> str:
+    return "error" if finding.stops else "warning"

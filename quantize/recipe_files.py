@@ -1,0 +1,222 @@
+"""Recipe files: a file type with what else is set by hand, kept in a file.
+
+JSON or YAML, by the name's ending: .json, .yaml or .yml. It stands where a file type stands, on the command
+line and in `quantize.quantize`. Its keys are the command's options, in the command's own notation:
+
+    name: attention-8bit                # for people and for the default output's name; else the file's name
+    file_type: Q4_K_M                   # required: what decides about all that the rest leaves open
+    tensor-type:                        # REGEX=TYPE, the first that matches wins
+      - attn_(q|k|v|kv|output)=Q8_0
+      - ffn_down_exps=Q6_K
+    fallback:                           # REGEX=TYPE, for rows that do not fit the type they got
+      - attn_k_b=Q8_0
+    output-tensor-type: Q8_0
+    token-embedding-type: Q8_0
+    pure: false
+    leave-output-tensor: false
+
+Rules are lists and not mappings because their order counts. An unknown key, a key given twice and a value
+of the wrong kind are errors that name the file and the key: a rule that is silently left out costs a day of
+quantizing. Options of the command line come on top: their rules are asked first, their single values win.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from gguf_tools.errors import BadOverride, BadRequest
+from gguf_tools.ggml_types import GGMLType
+from quantize.decide import PlanOptions
+from quantize.overrides import Override, parse_override, parse_type
+from quantize.recipes import Recipe, find_recipe
+
+_SUFFIXES = (".json", ".yaml", ".yml")
+_NAME = re.compile(r"[\w.+-]+")
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Which type for which tensor: what a word like Q4_K_M stands for, or a recipe file.
+
+    name     of the file type, or of the recipe file
+    recipe   the file type's rules
+    options  what is set by hand; its overrides go before the rules
+    """
+
+    name: str
+    recipe: Recipe
+    options: PlanOptions = field(default_factory=PlanOptions)
+
+    def with_options(self, options: PlanOptions | None) -> Mixture:
+        """Return the mixture with `options` on top: their rules first, then its own."""
+        if options is None:
+            return self
+        mine = self.options
+        merged = replace(
+            options,
+            overrides=(*options.overrides, *mine.overrides),
+            fallbacks=(*options.fallbacks, *mine.fallbacks),
+            pure=options.pure or mine.pure,
+            leave_output=options.leave_output or mine.leave_output,
+            output_type=options.output_type or mine.output_type,
+            embedding_type=options.embedding_type or mine.embedding_type,
+        )
+        return replace(self, options=merged)
+
+
+def find_mixture(text: str) -> Mixture:
+    """Return what `text` names: a file type (Q4_K_M, 15), or a recipe file (mine.yaml).
+
+    raises  BadRequest for an unknown file type, BadOverride or OSError for a recipe file
+    """
+    if is_recipe_file(text):
+        return read_recipe_file(Path(text))
+    recipe = find_recipe(text)
+    return Mixture(recipe.name, recipe)
+
+
+def is_recipe_file(text: str) -> bool:
+    """Return whether `text` is a name of a recipe file, by its ending."""
+    return text.lower().endswith(_SUFFIXES)
+
+
+def read_recipe_file(path: Path) -> Mixture:
+    """Return the mixture that a recipe file describes.
+
+    raises  BadOverride, naming the file and the key; OSError when it can't be read
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise BadOverride(f"{path}: not a text file ({error.reason} at byte {error.start})") from error
+    entries = _entries(path, text)
+    unknown = [key for key in entries if key not in _READERS]
+    if unknown:
+        raise BadOverride(f"{path}: unknown key {unknown[0]!r}, expected one of {', '.join(_READERS)}")
+    if "file_type" not in entries:
+        raise BadOverride(f"{path}: file_type is missing, expected a file type such as Q4_K_M")
+    found = {}
+    for key, value in entries.items():
+        try:
+            found[key] = _READERS[key](value)
+        except (BadOverride, BadRequest) as error:
+            raise BadOverride(f"{path}: {key}: {error}") from error
+    return Mixture(
+        name=found.get("name", path.stem),
+        recipe=found["file_type"],
+        options=PlanOptions(
+            overrides=found.get("tensor-type", ()),
+            fallbacks=found.get("fallback", ()),
+            pure=found.get("pure", False),
+            leave_output=found.get("leave-output-tensor", False),
+            output_type=found.get("output-tensor-type"),
+            embedding_type=found.get("token-embedding-type"),
+        ),
+    )
+
+
+# ---- values
+
+
+def _read_name(value: Any) -> str:
+    name = _expect(value, str, "a name")
+    if not _NAME.fullmatch(name):
+        raise BadOverride(f"found {name!r}, expected letters, digits and any of . _ + -")
+    return name
+
+
+def _read_file_type(value: Any) -> Recipe:
+    return find_recipe(_expect(value, str, "a file type such as Q4_K_M"))
+
+
+def _read_rules(value: Any) -> tuple[Override, ...]:
+    rules = _expect(value, list, "a list of REGEX=TYPE")
+    return tuple(parse_override(_expect(rule, str, "REGEX=TYPE")) for rule in rules)
+
+
+def _read_type(value: Any) -> GGMLType:
+    return parse_type(_expect(value, str, "a ggml type such as Q8_0"))
+
+
+def _read_flag(value: Any) -> bool:
+    flag: bool = _expect(value, bool, "true or false")
+    return flag
+
+
+def _expect(value: Any, kind: type, what: str) -> Any:
+    if not isinstance(value, kind):
+        raise BadOverride(f"found {json.dumps(value, default=str)}, expected {what}")
+    return value
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "name": _read_name,
+    "file_type": _read_file_type,
+    "tensor-type": _read_rules,
+    "fallback": _read_rules,
+    "output-tensor-type": _read_type,
+    "token-embedding-type": _read_type,
+    "pure": _read_flag,
+    "leave-output-tensor": _read_flag,
+}
+
+
+# ---- syntax
+
+
+def _entries(path: Path, text: str) -> dict[str, Any]:
+    parse = _parse_json if path.suffix.lower() == ".json" else _parse_yaml
+    entries = parse(path, text)
+    if not isinstance(entries, dict):
+        raise BadOverride(f"{path}: found no keys, expected at least file_type: TYPE")
+    return entries
+
+
+def _parse_json(path: Path, text: str) -> Any:
+    def once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+        return _without_repetition(path, pairs)
+
+    try:
+        return json.loads(text, object_pairs_hook=once)
+    except json.JSONDecodeError as error:
+        raise BadOverride(f"{path}: line {error.lineno}, column {error.colno}: {error.msg}") from error
+    except RecursionError as error:
+        raise BadOverride(f"{path}: nested too deeply") from error
+
+
+def _parse_yaml(path: Path, text: str) -> Any:
+    import yaml
+
+    class OnceLoader(yaml.SafeLoader):
+        """A safe loader that refuses a key given twice, which YAML forbids and PyYAML lets pass."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            pairs = [(self.construct_object(key, deep=True), value) for key, value in node.value]
+            _without_repetition(path, ((str(key), value) for key, value in pairs))
+            mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+            return mapping
+
+    try:
+        return yaml.load(text, Loader=OnceLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
+        raise BadOverride(f"{path}: {place}{error.problem or 'not YAML'}") from error
+    except yaml.YAMLError as error:
+        raise BadOverride(f"{path}: {error}") from error
+    except RecursionError as error:
+        raise BadOverride(f"{path}: nested too deeply") from error
+
+
+def _without_repetition(path: Path, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    entries: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in entries:
+            raise BadOverride(f"{path}: key {key!r} is given twice, expected once")
+        entries[key] = value
+    return entries

@@ -1,0 +1,67 @@
+"""What becomes of one tensor: its type and importances, with the reasons."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gguf_tools.ggml_types import GGMLType
+from gguf_tools.tensors import TensorInfo
+from quantize.decide import Decider
+from quantize.roles import Role
+
+IMPOSSIBLE_WITHOUT_IMPORTANCES = frozenset({"IQ1_S", "IQ2_XXS", "IQ2_XS"})
+"""Types that ggml can't make at all without importances (ggml_quantize_requires_imatrix)."""
+
+IGNORE_IMPORTANCES = frozenset({"F32", "F16", "BF16", "Q8_0", "MXFP4", "NVFP4", "TQ1_0", "TQ2_0"})
+"""Types whose encoding looks at no importances."""
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """What becomes of one tensor.
+
+    name, shape   in the output, rows first
+    source_name   in the input; another layer's number when layers are pruned
+    decider       who chose the type
+    reason        why this type, in a phrase
+    fell_from     the type that was chosen, when rows do not fit it and another took its place
+    importance    name of the data that weighs its columns, or None
+    weighting     how that data came to this tensor, in a phrase; empty in the plain case
+    n_neutral     how many of its matrices have seen nothing and get neutral weights
+    lacks_data    its type needs importances, and there are none
+    unfit_data    what is wrong with the importances that have its name; empty when nothing is
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role
+    source_name: str
+    source_type: GGMLType
+    target_type: GGMLType
+    decider: Decider
+    reason: str
+    fell_from: GGMLType | None = None
+    importance: str | None = None
+    weighting: str = ""
+    n_neutral: int = 0
+    lacks_data: bool = False
+    unfit_data: str = ""
+
+    @property
+    def info(self) -> TensorInfo:
+        """The tensor as it stands in the output file."""
+        return TensorInfo(self.name, self.shape, self.target_type)
+
+    @property
+    def source_info(self) -> TensorInfo:
+        """The tensor as it stands in the input."""
+        return TensorInfo(self.source_name, self.shape, self.source_type)
+
+    @property
+    def is_copied(self) -> bool:
+        return self.source_type == self.target_type
+
+    @property
+    def is_weighed(self) -> bool:
+        """Whether importances would make a difference to its bytes."""
+        return not self.is_copied and self.target_type.name not in IGNORE_IMPORTANCES
