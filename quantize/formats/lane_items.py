@@ -1,9 +1,9 @@
 """Single items of lanes, and what brings many lanes to one value: for work that differs from lane to lane.
 
-    item, put_item            one lane of one vector of a Tile, read or written as a scalar
-    mask_word, lowest_bit     a Mask as an integer, and the number of its first lane: loops over some lanes
-    least                     the smallest of all lanes
-    look_up                   a small table, held by a vector, indexed lane by lane
+item, put_item            one lane of one vector of a Tile, read or written as a scalar
+mask_word, lowest_bit     a Mask as an integer, and the number of its first lane: loops over some lanes
+least                     the smallest of all lanes
+look_up                   a small table, held by a vector, indexed lane by lane
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import types
 
 from quantize.formats.lane_memory import TileType
 from quantize.formats.lanes import FLOATS, INTS, LANES, WORD, is_integer, is_lanes, operation
@@ -93,55 +93,31 @@ def least(_context: Any, value: Any) -> Any:
 
 @operation
 def look_up(_context: Any, table: Any, index: Any) -> Any:
-    """Return, per lane, item number `index & 7` of a table.
+    """Return, per lane, item number `index & 7` of a table, which lanes 0 .. 7 of Floats hold.
 
-    table   Floats: lanes 0 .. 7 hold its items, and lanes 8 .. 15 hold them again
+    One instruction with AVX-512, two with AVX2; elsewhere LLVM takes the lanes one by one.
     """
     if table != FLOATS or index != INTS:
         return None
 
-    def emit(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
-        features = context.codegen().magic_tuple()[-1].split(",")
-        if "+avx512f" in features:
-            return _call(builder, "llvm.x86.avx512.permvar.sf.512", FLOATS.vector, args)
-        if "+avx2" in features:
-            return _look_up_by_halves(builder, *args)
-        return _look_up_by_selects(builder, *args)
+    def emit(_ctx: Any, builder: Any, _sig: Any, args: Any) -> Any:
+        items = _lanes_of(builder, args[0], range(TABLE_SIZE))
+        within = builder.and_(args[1], INTS.constant([TABLE_SIZE - 1] * LANES))
+        halves = []
+        for start in range(0, LANES, TABLE_SIZE):
+            half = _lanes_of(builder, within, range(start, start + TABLE_SIZE))
+            picked = ir.Constant(items.type, ir.Undefined)
+            for k in range(TABLE_SIZE):  # LLVM knows this chain of extracts and inserts as a permutation
+                lane = ir.Constant(WORD, k)
+                chosen = builder.extract_element(items, builder.extract_element(half, lane))
+                picked = builder.insert_element(picked, chosen, lane)
+            halves.append(picked)
+        return builder.shuffle_vector(*halves, ir.Constant(INTS.vector, list(range(LANES))))
 
     return table(table, index), emit
 
 
-def _call(builder: Any, name: str, result: Any, args: Any) -> Any:
-    signature = ir.FunctionType(result, [arg.type for arg in args])
-    return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), args)
-
-
-def _lanes_of(builder: Any, value: Any, lanes: list[int]) -> Any:
+def _lanes_of(builder: Any, value: Any, lanes: range) -> Any:
     """Return some lanes of a vector as a vector of their own."""
-    order = ir.Constant(ir.VectorType(WORD, len(lanes)), lanes)
+    order = ir.Constant(ir.VectorType(WORD, len(lanes)), list(lanes))
     return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), order)
-
-
-def _look_up_by_halves(builder: Any, table: Any, index: Any) -> Any:
-    items = _lanes_of(builder, table, list(range(TABLE_SIZE)))
-    halves = [
-        _call(
-            builder,
-            "llvm.x86.avx2.permps",
-            items.type,
-            [items, _lanes_of(builder, index, list(range(start, start + TABLE_SIZE)))],
-        )
-        for start in range(0, LANES, TABLE_SIZE)
-    ]
-    return builder.shuffle_vector(*halves, ir.Constant(INTS.vector, list(range(LANES))))
-
-
-def _look_up_by_selects(builder: Any, table: Any, index: Any) -> Any:
-    """Return the same on any processor: three rounds that each halve the choice by one bit of the index."""
-    choices = [_lanes_of(builder, table, [k] * LANES) for k in range(TABLE_SIZE)]
-    for bit in range(3):
-        ones = builder.and_(index, INTS.constant([1 << bit] * LANES))
-        odd = builder.icmp_signed("!=", ones, INTS.constant([0] * LANES))
-        pairs = zip(choices[::2], choices[1::2], strict=True)
-        choices = [builder.select(odd, high, low) for low, high in pairs]
-    return choices[0]

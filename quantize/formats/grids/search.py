@@ -44,7 +44,7 @@ def nearest(
 
     lists      GridTables.lists
     size, code_bits    of the grid, both constants
-    values     a table for `look_up`: the value of each level
+    values     a table for `look_up`: the value of each level; of 4 levels twice, as it sees 3 bits of a code
     x, weights Tiles of `size` Floats
     entries    GridTables.entries of the lanes' points; a lane that must not be searched may pass any code
     """
