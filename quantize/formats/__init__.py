@@ -32,8 +32,13 @@ FORMATS: Mapping[str, str] = MappingProxyType(
         "Q4_K": "q4_k",
         "Q5_K": "q5_k",
         "Q6_K": "q6_k",
+        "IQ2_XXS": "iq2_xxs",
+        "IQ2_XS": "iq2_xs",
+        "IQ2_S": "iq2_s",
         "IQ4_NL": "iq4_nl",
         "IQ4_XS": "iq4_xs",
+        "MXFP4": "mxfp4",
+        "NVFP4": "nvfp4",
     }
 )
 """ggml type name -> module in this package."""

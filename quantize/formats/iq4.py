@@ -1,4 +1,4 @@
-"""What IQ4_NL and IQ4_XS share: sixteen levels that lie closer together near zero, and the search for a scale.
+"""What IQ4_NL and IQ4_XS share: sixteen levels, closer together near zero, and the search for a scale.
 
 A code q of 4 bits stands for LEVELS[q], and a weight is scale * LEVELS[q]. A number counts as the level it is
 nearest to, the upper one of equals; a NaN as the last.
@@ -60,6 +60,19 @@ def nearest_code(value: Floats) -> Ints:
     for k in range(15):
         code = select(value < EDGES[k], code, k + 1)
     return code
+
+
+@part
+def levels_of(codes: Ints) -> Floats:
+    """Return LEVELS[codes]; a tree of choices, which takes a third of the time of a gather."""
+    quarters = float_tile(4)
+    for k in range(4):
+        low = select((codes & 1) != 0, splat(LEVELS[4 * k + 1]), LEVELS[4 * k])
+        high = select((codes & 1) != 0, splat(LEVELS[4 * k + 3]), LEVELS[4 * k + 2])
+        quarters[k] = select((codes & 2) != 0, high, low)
+    low = select((codes & 4) != 0, quarters[1], quarters[0])
+    high = select((codes & 4) != 0, quarters[3], quarters[2])
+    return select((codes & 8) != 0, high, low)
 
 
 class Split(NamedTuple):
@@ -144,7 +157,9 @@ def search_levels(x: Tile, weights: Tile) -> Floats:
     scale = select(sum_l2 > ZERO, sum_lx / sum_l2, ZERO)
     best = scale * sum_lx
 
-    split = Split(float_tile(32), float_tile(32), float_tile(32), float_tile(32), float_tile(32), float_tile(32))
+    split = Split(
+        float_tile(32), float_tile(32), float_tile(32), float_tile(32), float_tile(32), float_tile(32)
+    )
     _split(x, weights, np.float32(_TOP + _MIDDLE) / largest, extreme > ZERO, split)
     pairs = _twice(split)
     inverses, sums_lx, sums_l2 = float_tile(16), float_tile(16), float_tile(16)

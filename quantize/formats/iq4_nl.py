@@ -18,9 +18,9 @@ from gguf_tools.ggml_types import IQ4_NL
 from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
 from quantize.formats.blocks_of_32 import ELEMS, float_at, prepend_half
 from quantize.formats.half import to_half_bits
-from quantize.formats.iq4 import LEVELS, nearest_code, search_levels
+from quantize.formats.iq4 import levels_of, nearest_code, search_levels
 from quantize.formats.kernel import kernel, part
-from quantize.formats.lane_memory import Tile, float_tile, gather, int_tile, load, store
+from quantize.formats.lane_memory import Tile, float_tile, int_tile, load, store
 from quantize.formats.lanes import LANES, Floats, select, splat, square_root
 from quantize.formats.packing import pack
 from quantize.formats.search import ONE, ZERO
@@ -36,7 +36,7 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     returns  float32 (n_rows, n_blocks * 32)
     """
     rows = np.empty((blocks.shape[0], blocks.shape[1] * ELEMS), np.float32)
-    _decode(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), LEVELS, rows.reshape(-1))
+    _decode(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), rows.reshape(-1))
     return rows
 
 
@@ -63,15 +63,13 @@ _TWICE_MEAN = np.float32(2 / ELEMS)
 
 
 @kernel
-def _decode(
-    data: npt.NDArray[np.uint8], levels: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
-) -> None:
+def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
     for k in range(data.size // _BYTES):
         start = k * _BYTES
         d = float_at(data, start)
         packed = load(data, start + 2)
-        store(out, k * ELEMS, d * gather(levels, packed & 0xF))
-        store(out, k * ELEMS + LANES, d * gather(levels, packed >> 4))
+        store(out, k * ELEMS, d * levels_of(packed & 0xF))
+        store(out, k * ELEMS + LANES, d * levels_of(packed >> 4))
 
 
 @kernel

@@ -2,7 +2,7 @@
 
     bytes       field
     0 .. 1      d         float16
-    2 .. 3      scales_h  bits 4 .. 5 of the scales sc: bits 2 * j and 2 * j + 1 of the word are those of sc[j]
+    2 .. 3      scales_h  bits 4 .. 5 of the scales sc: those of sc[j] are bits 2 * j and 2 * j + 1
     4 .. 7      scales_l  bits 0 .. 3 of the scales: byte j holds sc[2 * j] in its lower half, sc[2 * j + 1]
                           in the upper
     8 .. 135    qs        codes q of 4 bits: 16 bytes hold 32, the lower halves first (packing.pack)
@@ -23,9 +23,9 @@ from gguf_tools.ggml_types import IQ4_XS
 from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
 from quantize.formats.blocks_of_32 import float_at
 from quantize.formats.half import to_half_bits
-from quantize.formats.iq4 import ELEMS, LEVELS, nearest_code, search_levels
+from quantize.formats.iq4 import ELEMS, levels_of, nearest_code, search_levels
 from quantize.formats.kernel import kernel, part
-from quantize.formats.lane_memory import Tile, float_tile, gather, int_tile, load, store, tail
+from quantize.formats.lane_memory import Tile, float_tile, int_tile, load, store, tail
 from quantize.formats.lanes import LANES, select, splat, square_root, to_float
 from quantize.formats.packing import pack
 from quantize.formats.rounding import clamp, nearest_int
@@ -42,7 +42,7 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     returns  float32 (n_rows, n_blocks * 256)
     """
     rows = np.empty((blocks.shape[0], blocks.shape[1] * _SUPER_ELEMS), np.float32)
-    _decode(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), LEVELS, rows.reshape(-1))
+    _decode(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), rows.reshape(-1))
     return rows
 
 
@@ -72,9 +72,7 @@ _TWICE_MEAN = np.float32(2 / _SUPER_ELEMS)
 
 
 @kernel
-def _decode(
-    data: npt.NDArray[np.uint8], levels: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
-) -> None:
+def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
     for k in range(data.size // _BYTES):
         start = k * _BYTES
         d = float_at(data, start)
@@ -84,8 +82,8 @@ def _decode(
             scale = d * np.float32(scale_code - _SCALE_HALF)
             packed = load(data, start + 8 + 16 * j)
             first = k * _SUPER_ELEMS + j * ELEMS
-            store(out, first, scale * gather(levels, packed & 0xF))
-            store(out, first + LANES, scale * gather(levels, packed >> 4))
+            store(out, first, scale * levels_of(packed & 0xF))
+            store(out, first + LANES, scale * levels_of(packed >> 4))
 
 
 @kernel
