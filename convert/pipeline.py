@@ -18,7 +18,7 @@ from convert.checkpoint import Checkpoint, read_config
 from convert.metadata import GeneralMetadata, general_metadata
 from convert.naming import count_parameters, fill_outfile_template
 from convert.tokenizer import Tokenizer, read_tokenizer
-from convert.weights import choose_loader
+from convert.weights import open_weights
 from gguf_tools import keys
 from gguf_tools.errors import BadRequest
 from gguf_tools.header import Endian
@@ -137,7 +137,7 @@ def prepare(
     folder = checkpoint.folder
     conversion = build(
         find_architecture(checkpoint.config, checkpoint.config_path),
-        choose_loader(checkpoint),
+        open_weights(checkpoint),
         mla=options.mla,
         mtp=options.mtp,
     )

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from convert.transforms import OutputTensor, Renamed, Stacked, common_type
-from convert.weights.base import Weight, WeightsLoader
+from convert.weights.base import Weight, Weights
 from gguf_tools.errors import CheckpointError, MissingTensor, UnexpectedTensors
 
 Where = Callable[[Any, Any], Iterable[int | None]]
@@ -93,7 +93,7 @@ class _Placed:
 
 
 def match(
-    loader: WeightsLoader,
+    model: Weights,
     rules: Iterable[Rule],
     drops: Iterable[Drop],
     config: Any,
@@ -105,12 +105,12 @@ def match(
     raises  MissingTensor, UnexpectedTensors listing names; CheckpointError for a wrong shape, naming tensor,
             found, expected
     """
-    position = {name: index for index, name in enumerate(loader.names())}
+    position = {name: index for index, name in enumerate(model.names())}
     placed = list(_place(rules, config, options, n_experts))
     wanted = {source for place in placed for source in place.sources}
     dropped = dict(_drop((name for name in position if name not in wanted), drops))
     unclaimed = [name for name in position if name not in wanted and name not in dropped]
-    folder = loader.checkpoint.folder
+    folder = model.checkpoint.folder
     missing = [source for place in placed for source in place.sources if source not in position]
     if missing:
         others = f"; no rule claims {_listed(unclaimed)}" if unclaimed else ""
@@ -118,7 +118,7 @@ def match(
     if unclaimed:
         raise UnexpectedTensors(f"{folder}: unexpected {_listed(unclaimed)}: no rule claims or drops them")
     placed.sort(key=lambda place: max(position[source] for source in place.sources))
-    tensors = tuple(tensor for place in placed for tensor in _build(place, loader, config))
+    tensors = tuple(tensor for place in placed for tensor in _build(place, model, config))
     return tensors, dropped
 
 
@@ -145,22 +145,22 @@ def _drop(names: Iterable[str], drops: Iterable[Drop]) -> Iterator[tuple[str, st
             yield name, drop.reason
 
 
-def _build(place: _Placed, loader: WeightsLoader, config: Any) -> Iterator[OutputTensor]:
+def _build(place: _Placed, model: Weights, config: Any) -> Iterator[OutputTensor]:
     weights: dict[str, Weight] = {}
     for source, output in place.sources.items():
-        weights[source] = loader.weight(source)
-        _check_shape(weights[source], output.sizes, loader, config)
+        weights[source] = model.weight(source)
+        _check_shape(weights[source], output.sizes, model, config)
     for output, name, sources in place.outputs:
         yield output.arrange(name, [weights[source] for source in sources], config)
 
 
-def _check_shape(weight: Weight, sizes: str, loader: WeightsLoader, config: Any) -> None:
+def _check_shape(weight: Weight, sizes: str, model: Weights, config: Any) -> None:
     expected = tuple(getattr(config, size) for size in sizes.split())
     if weight.shape != expected:
         path = (
-            loader.checkpoint.raw(weight.name).path
-            if weight.name in loader.checkpoint
-            else loader.checkpoint.folder
+            model.checkpoint.raw(weight.name).path
+            if weight.name in model.checkpoint
+            else model.checkpoint.folder
         )
         raise CheckpointError(
             f"{path}: {weight.name}: shape {weight.shape}, expected {expected} from config.json"

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from convert.rules import Drop, Rule, match
 from convert.transforms import OutputTensor
-from convert.weights.base import WeightsLoader
+from convert.weights.base import Weights
 from gguf_tools.errors import BadRequest
 from gguf_tools.values import Value
 
@@ -92,9 +92,9 @@ class Conversion:
 
 
 def build(
-    architecture: Architecture, loader: WeightsLoader, *, mla: MLALayout = "split", mtp: bool = False
+    architecture: Architecture, model: Weights, *, mla: MLALayout = "split", mtp: bool = False
 ) -> Conversion:
-    """Return what the checkpoint behind `loader` becomes; reads headers and config.json, no weight.
+    """Return what the checkpoint behind `model` becomes; reads headers and config.json, no weight.
 
     raises  BadConfig, UnsupportedCheckpoint, MissingTensor, UnexpectedTensors, CheckpointError for wrong
             shapes, BadRequest for options that don't fit the model
@@ -102,18 +102,18 @@ def build(
     if mla not in get_args(MLALayout):
         raise BadRequest(f"MLA layout {mla!r}, expected {', '.join(get_args(MLALayout))}")
     options = Options(mla, mtp)
-    checkpoint = loader.checkpoint
+    checkpoint = model.checkpoint
     config = architecture.read_config(checkpoint.config, checkpoint.config_path)
     architecture.check(config, options)
     tensors, dropped = match(
-        loader,
+        model,
         architecture.rules,
         architecture.drops(config, options),
         config,
         options,
         architecture.n_experts(config),
     )
-    dropped.update(loader.dropped)
+    dropped.update(model.dropped)
     return Conversion(
         architecture,
         config,

@@ -1,7 +1,7 @@
-"""Checkpoint formats, and which one a checkpoint is in.
+"""The weights of a checkpoint, whatever format they are stored in.
 
-The registry is the order in which formats are tried; `plain` is last because it takes what is left. A
-module is imported when its turn comes, and none of them loads numba before a weight is decoded.
+The registry below is the order in which formats are tried on a module; the plain one needs no line, because
+it takes what no other wants. None of the modules loads numba before a weight is decoded.
 """
 
 from __future__ import annotations
@@ -14,43 +14,40 @@ from gguf_tools.errors import UnsupportedCheckpoint
 if TYPE_CHECKING:
     from convert.checkpoint import Checkpoint
     from convert.weights.base import WeightsLoader
+    from convert.weights.model_weights import ModelWeights
 
-LOADERS: tuple[tuple[str, str], ...] = (
-    ("convert.weights.fp8", "Fp8Loader"),
-    ("convert.weights.plain", "PlainLoader"),
-)
-"""Module and class of every loader, in the order of trying."""
-
-QUANT_METHODS: tuple[str, ...] = ("fp8",)
-"""The values of quantization_config.quant_method that some loader reads."""
+MODULES: tuple[str, ...] = (
+    "convert.weights.fp8",
+)  # fmt: skip
+"""The modules with LOADERS, in the order of trying."""
 
 
-def choose_loader(checkpoint: Checkpoint) -> WeightsLoader:
-    """Return the loader for the format of `checkpoint`.
+def all_loaders() -> tuple[WeightsLoader, ...]:
+    """Return the loaders of all formats, in the order of trying."""
+    return tuple(loader for module in MODULES for loader in import_module(module).LOADERS)
 
-    raises  UnsupportedCheckpoint naming the method, the key and the first tensor that shows it
+
+def open_weights(checkpoint: Checkpoint) -> ModelWeights:
+    """Return the weights of `checkpoint`: what it says about its format, and its headers, decide how to read.
+
+    raises  UnsupportedCheckpoint naming the format, the key that says so and the first tensor that shows it
     """
-    from convert.weights.base import quantization_config
+    from convert.weights.model_weights import ModelWeights
     from convert.weights.plain import TYPES
+    from convert.weights.settings import read_settings
 
-    first = next((n for n in checkpoint.names() if checkpoint.raw(n).dtype not in TYPES), None)
-    shown = (
-        "no tensor shows it"
-        if first is None
-        else f"first such tensor: {first} ({checkpoint.raw(first).dtype})"
-    )
-    config = quantization_config(checkpoint)
-    method = config.get("quant_method", config.get("method"))
-    if config and method not in QUANT_METHODS:
-        raise UnsupportedCheckpoint(
-            f"{checkpoint.config_path}: quantization_config.quant_method is {method!r}, which is not read"
-            f" (read: {', '.join(QUANT_METHODS)}); {shown}"
+    settings = read_settings(checkpoint)
+    loaders = all_loaders()
+    if settings.method is None:
+        return ModelWeights(checkpoint, settings, loaders)
+    wanted = tuple(loader for loader in loaders if settings.method in loader.methods)
+    if not wanted:
+        first = next((n for n in checkpoint.names() if checkpoint.raw(n).dtype not in TYPES), None)
+        shown = (
+            "no tensor shows it"
+            if first is None
+            else f"first such tensor: {first} ({checkpoint.raw(first).dtype})"
         )
-    for module, name in LOADERS:
-        loader: type[WeightsLoader] = getattr(import_module(module), name)
-        if loader.matches(checkpoint):
-            return loader(checkpoint)
-    said = f"quant_method {method!r}" if config else "no quantization_config"
-    raise UnsupportedCheckpoint(
-        f"{checkpoint.config_path}: {said}, and weights in no format that is read; {shown}"
-    )
+        read = ", ".join(sorted({method for loader in loaders for method in loader.methods}))
+        raise UnsupportedCheckpoint(f"{settings.described}, which is not read (read: {read}); {shown}")
+    return ModelWeights(checkpoint, settings, wanted)

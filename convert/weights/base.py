@@ -1,33 +1,31 @@
-"""What a checkpoint format offers: logical weights, read by row ranges.
+"""How a checkpoint format is described: the weights it makes of stored tensors, read by row ranges.
 
 A checkpoint stores tensors; a model has weights. For a plain checkpoint they are the same; a quantized one
 stores a weight as several tensors (codes, scales, zero points ...) under names of its own. A loader
 bridges the two, for one format:
 
-    stored tensors of a Checkpoint --loader--> names(): "X.weight", "X.bias", ... as an unquantized
-                                               checkpoint of the model would have them
-                                               weight(name): a Weight that decodes rows of itself
+    X.qweight, X.qzeros, X.scales, X.g_idx  --loader-->  X.weight: a Weight that decodes rows of itself
 
-How formats live together. `choose_loader` picks one loader per checkpoint, once, from the configuration and
-the stored tensors. A model can mix: a module that the format left alone (listed as not converted, or
-simply stored plain) is served by the plain loader, which every loader holds for that purpose. Whether a
-module is quantized is decided by the tensors it has, not by the lists in the configuration, which every
-producer writes in another way. Loaders don't inherit from each other, and nothing outside a loader's
-module tests for a format.
+A `WeightsLoader` says by which stored tensor a module of the format is known (`main`), which other tensors
+belong to it (`sides`), whether a module that looks so really is (`fits`), and what Weight it is
+(`load`). It sees one module at a time and reads no weights. Loaders don't know of each other.
 
-A new format is a module with a `Weight` of its own, a loader class, and one line in the registry.
+A new format is a module with a Weight of its own, `LOADERS`, and one line in the registry of this package.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Protocol
 
 import numpy as np
 
 from convert.checkpoint import Checkpoint
-from gguf_tools.errors import BadConfig
+from convert.safetensors_file import RawTensor
+from convert.weights.settings import Settings
+from gguf_tools.errors import CheckpointError, MissingTensor
 from gguf_tools.ggml_types import GGMLType
 
 
@@ -59,15 +57,8 @@ class Weight(Protocol):
         ...
 
 
-class WeightsLoader(Protocol):
-    """One checkpoint format over one open checkpoint."""
-
-    @classmethod
-    def matches(cls, checkpoint: Checkpoint) -> bool:
-        """Return whether `checkpoint` is in this format, by its configuration and headers."""
-        ...
-
-    def __init__(self, checkpoint: Checkpoint) -> None: ...
+class Weights(Protocol):
+    """The logical weights of a checkpoint: what rules pick from."""
 
     @property
     def checkpoint(self) -> Checkpoint: ...
@@ -86,21 +77,70 @@ class WeightsLoader(Protocol):
 
         raises  MissingTensor when `name`, or a stored tensor that it is made of, is not there,
                 CheckpointError when stored tensors don't fit each other,
-                UnsupportedCheckpoint when this weight is stored in a way that the loader can't read
+                UnsupportedCheckpoint when this weight is stored in a way that its loader can't read
         """
         ...
 
 
-def quantization_config(checkpoint: Checkpoint) -> dict:
-    """Return quantization_config from config.json, empty when there is none."""
-    value = checkpoint.config.get("quantization_config")
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise BadConfig(
-            f"{checkpoint.config_path}: quantization_config is {str(value)[:80]!r}, expected an object"
-        )
-    return value
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A place in the model that has a weight, with the tensors that are stored for it.
+
+    stem        what the names of those tensors begin with: "model.layers.0.self_attn.o_proj"
+    name        the logical name of the weight
+    checkpoint  where the tensors are
+    settings    what the checkpoint says about its quantization
+    """
+
+    stem: str
+    name: str
+    checkpoint: Checkpoint
+    settings: Settings
+
+    def get(self, suffix: str) -> RawTensor | None:
+        """Return the stored tensor `stem` + `suffix`, None when there is none."""
+        name = self.stem + suffix
+        return self.checkpoint.raw(name) if name in self.checkpoint else None
+
+    def has(self, *suffixes: str) -> bool:
+        return all(self.stem + suffix in self.checkpoint for suffix in suffixes)
+
+    def __getitem__(self, suffix: str) -> RawTensor:
+        """Return the stored tensor `stem` + `suffix`; MissingTensor when there is none."""
+        found = self.get(suffix)
+        if found is None:
+            raise MissingTensor(
+                f"{self.checkpoint.folder}: {self.name}: quantized, but {self.stem}{suffix} is missing"
+                " (a shard may be missing)"
+            )
+        return found
+
+    def wrong(self, raw: RawTensor, found: str, expected: str) -> CheckpointError:
+        """Return the error for a stored tensor of this module that doesn't fit the others."""
+        return CheckpointError(f"{raw.path}: {raw.name}: {found}, expected {expected}")
+
+
+@dataclass(frozen=True)
+class WeightsLoader:
+    """One way in which a checkpoint format stores a weight.
+
+    format   for messages: "GPTQ"
+    methods  values of quant_method that can mean it; with one of them in the configuration only its loaders
+             are tried, with none all of them are
+    main     suffix of the stored tensor that shows such a module; the weight stands in its place
+    sides    suffixes of the tensors that belong to the module when they are there
+    fits     whether a module with `main` is stored in this way, by names, dtypes and shapes; reads no data
+    load     module -> Weight
+    logical  suffix of the weight's name
+    """
+
+    format: str
+    methods: tuple[str, ...]
+    main: str
+    sides: tuple[str, ...]
+    fits: Callable[[Module], bool]
+    load: Callable[[Module], Weight]
+    logical: str = ".weight"
 
 
 def rows_and_cols(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -1,64 +1,64 @@
-"""DeepSeek's FP8: 8-bit floats with one float32 scale per block of the matrix.
+"""FP8: 8-bit floats with scales, as DeepSeek, fbgemm, compressed-tensors and ModelOpt write it.
 
-    X.weight            F8_E4M3  (rows, cols)
-    X.weight_scale_inv  float    (ceil(rows / block_rows), ceil(cols / block_cols))
+    X.weight            F8_E4M3, F8_E4M3FNUZ, F8_E5M2 or F8_E5M2FNUZ (rows, cols)
+    X.weight_scale_inv  or X.weight_scale, X.scale, X.qscale_weight: its scales, see convert.weights.scales
+    X                   the same for fused experts (n_experts, rows, cols) without ".weight" in their names,
+    X_scale_inv         or X_scale
 
     weight[i, j] = float32(code[i, j]) * scale[i // block_rows, j // block_cols]
 
-The product, in float32, is the exact value rounded once. Despite its name the scale multiplies. Blocks are
-`quantization_config.weight_block_size`, 128x128 when that is missing; the last ones are ragged where the size
-doesn't divide the matrix (kv_a_proj_with_mqa has 576 rows), and the block size can't be inferred from the
-grid for that reason. A grid larger than needed is padding; a smaller one is an error. Scales stored as
-F8_E8M0, BF16 or F16 are widened to float32, which is exact.
+The product, in float32, is the exact value rounded once. Despite its name `weight_scale_inv` multiplies; only
+where quantization_config.weight_scale_semantics is "inverse" (GPTQModel) it divides. Blocks are
+`weight_block_size`, or `block_structure` in a group of `config_groups`, 128x128 when there is no such key;
+they can't be inferred from the grid, whose last blocks are ragged where the size doesn't divide the matrix
+(kv_a_proj_with_mqa has 576 rows).
 
-A code that is NaN (0x7F, 0xFF) decodes to NaN; whoever fills a file from it reports the row. Modules without
-codes are read by the plain loader.
+A code that is NaN (0x7F and 0xFF of e4m3fn) decodes to NaN; whoever fills a file from it reports the row.
+Bytes are decoded as the type they are stored in, whatever a runtime may make of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
+from math import prod
 
 import numpy as np
 
-from convert.checkpoint import Checkpoint
 from convert.safetensors_file import NUMPY_DTYPES, RawTensor
-from convert.weights.base import Weight, quantization_config
-from convert.weights.plain import PlainLoader
-from gguf_tools.errors import BadConfig, CheckpointError, MissingTensor, UnsupportedCheckpoint
+from convert.weights.base import Module, WeightsLoader
+from convert.weights.matrices import split_matrices
+from convert.weights.scales import Block, ScaleGrid, scale_grid
+from gguf_tools.errors import UnsupportedCheckpoint
 from gguf_tools.ggml_types import F32, GGMLType
 
-CODES = "F8_E4M3"
-SCALE_SUFFIX = "_scale_inv"
+FLOATS = ("F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ")
 DEFAULT_BLOCK = (128, 128)
-_SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E8M0")
-# Scales of whole tensors or rows, and of blocks under another name; recognised, not read.
-_OTHER_SCALES = (".weight_scale", ".scale")
-# Statistics of activations that some producers leave beside the weights.
-_ACTIVATION_SUFFIXES = (".input_scale", ".activation_scale")
+SCALES = (".weight_scale_inv", ".weight_scale", ".scale", ".qscale_weight")
+"""Suffixes of the scales beside X.weight, the first that is there counts."""
+FUSED_SCALES = ("_scale_inv", "_scale")
+METHODS = ("fp8", "fbgemm_fp8", "mxfp8", "compressed-tensors", "modelopt", "auto-round")
 
-E4M3_VALUES = np.arange(256, dtype=np.uint8).view(NUMPY_DTYPES[CODES]).astype(np.float32)
-"""Code -> value, float32 (256,); exact."""
+CODE_VALUES = {
+    dtype: np.arange(256, dtype=np.uint8).view(NUMPY_DTYPES[dtype]).astype(np.float32) for dtype in FLOATS
+}
+"""Stored type -> the value of every code, float32 (256,); exact."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8BlockWeight:
-    """A matrix of 8-bit codes with a grid of scales.
+class Fp8Weight:
+    """A matrix of 8-bit floats, or a stack of equal ones, with scales.
 
-    codes   F8_E4M3 (rows, cols)
-    scales  (at least ceil(rows / block[0]), at least ceil(cols / block[1]))
-    block   rows and columns that share a scale
+    codes     (rows, cols) or (n_mats, rows, cols)
+    encoding  which 8-bit float the codes are
+    scales    of every matrix
+    divides   whether the scales divide
     """
 
+    name: str
     codes: RawTensor
-    scales: RawTensor
-    block: tuple[int, int]
-
-    @property
-    def name(self) -> str:
-        return self.codes.name
+    encoding: str
+    scales: ScaleGrid
+    divides: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -70,95 +70,109 @@ class Fp8BlockWeight:
 
     @property
     def stored_as(self) -> str:
-        return f"{self.codes.dtype} in blocks of {self.block[0]}x{self.block[1]}"
+        return f"{self.encoding} {self.scales.described}"
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
         # numba is loaded by the first weight that is decoded, not by looking at a checkpoint.
-        from convert.weights.kernels import decode_blocks
+        from convert.weights.kernels import decode_blocks, decode_blocks_divided
 
+        decode = decode_blocks_divided if self.divides else decode_blocks
         codes = self.codes.read_rows(start, stop).view(np.uint8)
-        first = start // self.block[0]
-        scales = self.scales.read_rows(first, -(-stop // self.block[0])).astype(np.float32)
         rows = np.empty(codes.shape, np.float32)
-        decode_blocks(codes, E4M3_VALUES, scales, start - first * self.block[0], *self.block, rows)
+        block_rows, block_cols = self.scales.block
+        for part in split_matrices(self.shape, start, stop):
+            first = part.first_row // block_rows
+            scales = self.scales.read(first, -(-part.last_row // block_rows), part.matrix)
+            decode(
+                codes[part.rows], CODE_VALUES[self.encoding], scales,
+                part.first_row - first * block_rows, block_rows, block_cols, rows[part.rows],
+            )  # fmt: skip
         return rows
 
 
-class Fp8Loader:
-    """Serves FP8 modules decoded, and the others as they are stored."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
-        self.block = _block_size(checkpoint)
-        self._plain = PlainLoader(checkpoint)
-        consumed = {name + SCALE_SUFFIX for name in checkpoint.names() if checkpoint.raw(name).dtype == CODES}
-        self.dropped: Mapping[str, str] = MappingProxyType({
-            name: "scales activations, not weights"
-            for name in checkpoint.names()
-            if name.endswith(_ACTIVATION_SUFFIXES)
-        })  # fmt: skip
-        self._names = tuple(
-            name for name in checkpoint.names() if name not in consumed and name not in self.dropped
-        )
-
-    @classmethod
-    def matches(cls, checkpoint: Checkpoint) -> bool:
-        if quantization_config(checkpoint).get("quant_method") not in (None, "fp8"):
-            return False
-        return any(checkpoint.raw(name).dtype == CODES for name in checkpoint.names())
-
-    def names(self) -> tuple[str, ...]:
-        return self._names
-
-    def weight(self, name: str) -> Weight:
-        raw = self.checkpoint.raw(name)
-        if raw.dtype != CODES:
-            return self._plain.weight(name)
-        return Fp8BlockWeight(raw, self._scales(raw), self.block)
-
-    def _scales(self, codes: RawTensor) -> RawTensor:
-        """Return the scales of `codes` after checking that they cover it."""
-        name = codes.name + SCALE_SUFFIX
-        module = codes.name.removesuffix(".weight")
-        if len(codes.shape) != 2:
-            raise UnsupportedCheckpoint(
-                f"{codes.path}: {codes.name}: {codes.dtype} of shape {codes.shape}, expected a matrix"
-            )
-        if name not in self.checkpoint:
-            other = next((module + s for s in _OTHER_SCALES if module + s in self.checkpoint), None)
-            if other is not None:
-                raise UnsupportedCheckpoint(
-                    f"{codes.path}: {module}: {codes.dtype} with {other}; only blocks with {name} are read"
-                )
-            raise MissingTensor(
-                f"{codes.path}: {module}: stored as {codes.dtype} without {name}; expected the scales of its"
-                " blocks (a shard may be missing)"
-            )
-        scales = self.checkpoint.raw(name)
-        needed = tuple(-(-size // block) for size, block in zip(codes.shape, self.block, strict=True))
-        if scales.dtype not in _SCALE_DTYPES:
-            raise UnsupportedCheckpoint(
-                f"{scales.path}: {name}: scales stored as {scales.dtype}, expected {', '.join(_SCALE_DTYPES)}"
-            )
-        if len(scales.shape) != 2 or scales.shape[0] < needed[0] or scales.shape[1] < needed[1]:
-            raise CheckpointError(
-                f"{scales.path}: {name}: shape {scales.shape}, expected {needed} for {codes.shape} in blocks"
-                f" of {self.block[0]}x{self.block[1]}"
-            )
-        return scales
+def _is_fp8(module: Module) -> bool:
+    return _encoding(module, module[".weight"]) is not None
 
 
-def _block_size(checkpoint: Checkpoint) -> tuple[int, int]:
-    config = quantization_config(checkpoint)
-    if config.get("weight_scale_semantics") == "inverse" or "weight_scale_method" in config:
+def _encoding(module: Module, raw: RawTensor) -> str | None:
+    """Return which 8-bit float `raw` holds, None for none."""
+    if raw.dtype in FLOATS:
+        return raw.dtype
+    # ModelOpt's first releases stored the bytes as integers.
+    algorithm = module.settings.get("quant_algo")
+    if raw.dtype in ("U8", "I8") and isinstance(algorithm, str) and algorithm.startswith("FP8"):
+        return "F8_E4M3"
+    return None
+
+
+def _load(module: Module) -> Fp8Weight:
+    codes = module[".weight"]
+    suffix = next((suffix for suffix in SCALES if module.has(suffix)), SCALES[0])
+    return _weight(module, codes, module[suffix])
+
+
+def _is_fused_fp8(module: Module) -> bool:
+    return (
+        not module.stem.endswith(".weight")
+        and module[""].dtype in FLOATS
+        and any(module.has(suffix) for suffix in FUSED_SCALES)
+    )
+
+
+def _load_fused(module: Module) -> Fp8Weight:
+    suffix = next(suffix for suffix in FUSED_SCALES if module.has(suffix))
+    return _weight(module, module[""], module[suffix])
+
+
+def _weight(module: Module, codes: RawTensor, scales: RawTensor) -> Fp8Weight:
+    if len(codes.shape) not in (2, 3) or not prod(codes.shape):
         raise UnsupportedCheckpoint(
-            f"{checkpoint.config_path}: quantization_config.weight_scale_method: scales that divide are not"
-            " read, expected DeepSeek's, which multiply"
+            f"{codes.path}: {codes.name}: {codes.dtype} of shape {codes.shape}, expected a matrix"
         )
-    block = config.get("weight_block_size") or list(DEFAULT_BLOCK)
-    if not isinstance(block, list) or len(block) != 2 or not all(type(n) is int and n > 0 for n in block):
-        raise BadConfig(
-            f"{checkpoint.config_path}: quantization_config.weight_block_size is {str(block)[:80]!r},"
-            " expected two sizes such as [128, 128]"
-        )
-    return block[0], block[1]
+    encoding = _encoding(module, codes)
+    assert encoding is not None, "only modules that fit are loaded"
+    inverse = scales.name.endswith("_scale_inv")
+    blocks = _blocks(module)
+    if not blocks and (inverse or (len(scales.shape) == 4)):
+        blocks = (DEFAULT_BLOCK,)
+    return Fp8Weight(
+        module.name,
+        codes,
+        encoding,
+        scale_grid(module, codes.shape, scales, blocks),
+        divides=inverse and module.settings.get("weight_scale_semantics") == "inverse",
+    )
+
+
+def _blocks(module: Module) -> tuple[Block, ...]:
+    """Return the sizes of blocks that the configuration mentions."""
+    settings = module.settings
+    found = settings.get("weight_block_size")
+    if found is not None:
+        block = _as_block(found)
+        if block is None:
+            raise settings.bad("weight_block_size", "two sizes such as [128, 128]")
+        return (block,)
+    groups = settings.get("config_groups")
+    if not isinstance(groups, dict):
+        return ()
+    weights = (group.get("weights") for group in groups.values() if isinstance(group, dict))
+    blocks = (_as_block(part.get("block_structure")) for part in weights if isinstance(part, dict))
+    return tuple(dict.fromkeys(block for block in blocks if block is not None))
+
+
+def _as_block(value: object) -> Block | None:
+    if isinstance(value, list) and len(value) == 2 and all(type(n) is int and n > 0 for n in value):
+        return value[0], value[1]
+    return None
+
+
+LOADERS = (
+    WeightsLoader(
+        format="FP8", methods=METHODS, main=".weight", sides=SCALES, fits=_is_fp8, load=_load
+    ),
+    WeightsLoader(
+        format="FP8, fused experts", methods=METHODS, main="", sides=FUSED_SCALES, logical="",
+        fits=_is_fused_fp8, load=_load_fused,
+    ),
+)  # fmt: skip

@@ -35,3 +35,24 @@ def decode_blocks(
             start = block_col * block_cols
             for j in range(start, min(start + block_cols, n_cols)):
                 out[i, j] = values[codes[i, j]] * scale
+
+
+@njit(nogil=True, cache=True)
+def decode_blocks_divided(
+    codes: np.ndarray,
+    values: np.ndarray,
+    scales: np.ndarray,
+    first_row: int,
+    block_rows: int,
+    block_cols: int,
+    out: np.ndarray,
+) -> None:
+    """Write values[code] / scale of its block; arguments as of decode_blocks."""
+    n_rows, n_cols = codes.shape
+    for i in range(n_rows):
+        block_row = (first_row + i) // block_rows
+        for block_col in range((n_cols + block_cols - 1) // block_cols):
+            scale = scales[block_row, block_col]
+            start = block_col * block_cols
+            for j in range(start, min(start + block_cols, n_cols)):
+                out[i, j] = values[codes[i, j]] / scale

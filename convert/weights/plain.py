@@ -8,9 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from convert.checkpoint import Checkpoint
 from convert.safetensors_file import RawTensor
-from gguf_tools.errors import UnsupportedCheckpoint
 from gguf_tools.ggml_types import BF16, F16, F32, GGMLType
 
 TYPES: Mapping[str, GGMLType] = MappingProxyType({"F32": F32, "F16": F16, "BF16": BF16})
@@ -41,27 +39,3 @@ class PlainWeight:
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
         return self.raw.read_rows(start, stop)
-
-
-class PlainLoader:
-    """Serves every stored tensor under its own name."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
-        self.dropped: Mapping[str, str] = MappingProxyType({})
-
-    @classmethod
-    def matches(cls, checkpoint: Checkpoint) -> bool:
-        return all(checkpoint.raw(name).dtype in TYPES for name in checkpoint.names())
-
-    def names(self) -> tuple[str, ...]:
-        return self.checkpoint.names()
-
-    def weight(self, name: str) -> PlainWeight:
-        raw = self.checkpoint.raw(name)
-        if raw.dtype not in TYPES:
-            raise UnsupportedCheckpoint(
-                f"{raw.path}: {name}: stored as {raw.dtype}, expected {', '.join(TYPES)} or a quantized"
-                " format that is read"
-            )
-        return PlainWeight(raw)

@@ -17,7 +17,7 @@ from convert.architectures.deepseek2 import ARCHITECTURE, RULES
 from convert.checkpoint import Checkpoint
 from convert.config import DeepseekConfig
 from convert.transforms import OutputTensor, Stacked
-from convert.weights import choose_loader
+from convert.weights import open_weights
 from gguf_tools.errors import (
     BadConfig,
     BadRequest,
@@ -48,7 +48,7 @@ OUTTYPES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 def converted(folder: Path, **options: Any) -> Conversion:
     """Build from `folder`; the checkpoint stays open, the test is short."""
     checkpoint = Checkpoint(folder)
-    return build(find_architecture(checkpoint.config), choose_loader(checkpoint), **options)
+    return build(find_architecture(checkpoint.config), open_weights(checkpoint), **options)
 
 
 def n_rows(tensor: OutputTensor) -> int:

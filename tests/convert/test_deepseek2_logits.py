@@ -16,7 +16,7 @@ import pytest
 from convert.architectures import find_architecture
 from convert.architectures.base import build
 from convert.checkpoint import Checkpoint
-from convert.weights import choose_loader
+from convert.weights import open_weights
 from gguf_tools.ggml_types import F32
 from gguf_tools.layout import FileLayout
 from gguf_tools.tensors import TensorInfo
@@ -44,7 +44,7 @@ TOKENS = [int(n) for n in np.random.RandomState(7).randint(0, 320, 48)]
 def write_f32(folder: Path, path: Path, **options: Any) -> Path:
     """Write the model in `folder` as an F32 file without a tokenizer."""
     with Checkpoint(folder) as checkpoint:
-        conversion = build(find_architecture(checkpoint.config), choose_loader(checkpoint), **options)
+        conversion = build(find_architecture(checkpoint.config), open_weights(checkpoint), **options)
         metadata = {
             "general.architecture": Value.string("deepseek2"),
             **conversion.metadata,
@@ -131,7 +131,7 @@ def test_fp8_computes_what_its_decoded_weights_compute(tmp_path: Path) -> None:
     folder = to_fp8(transformers_checkpoint(tmp_path / "fp8", "v3"))
     path = write_f32(folder, tmp_path / "model.gguf")
     with Checkpoint(folder) as checkpoint:
-        loader = choose_loader(checkpoint)
+        loader = open_weights(checkpoint)
         weights = {name: loader.weight(name) for name in loader.names()}
         decoded = {
             name: weight.read_rows(0, int(np.prod(weight.shape[:-1])))

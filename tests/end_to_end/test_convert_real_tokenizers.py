@@ -12,7 +12,7 @@ import pytest
 
 import convert
 from convert.checkpoint import Checkpoint
-from convert.weights import choose_loader
+from convert.weights import open_weights
 from tests import oracle
 from tests.checkpoints import (
     load_transformers,
@@ -57,7 +57,7 @@ MODELS = {
 def decoded(folder: Path, target: Path) -> Path:
     """Write the checkpoint in `folder` again with its weights decoded, which is what transformers can run."""
     with Checkpoint(folder) as checkpoint:
-        loader = choose_loader(checkpoint)
+        loader = open_weights(checkpoint)
         config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
         tensors = {}
         for name in loader.names():

@@ -1,0 +1,155 @@
+"""All weights of a checkpoint, each read by the loader of the way it is stored in.
+
+Every stored tensor ends up in one of four places, decided once, from names and headers:
+
+    a module that a loader knows   its main tensor becomes a weight, the others are consumed with it
+    dropped                        statistics of activations and scratch of kernels, never part of a weight
+    plain                          floats: the weight itself, under its own name
+    none of these                  an error that names the first one
+
+So a model can mix: what the configuration lists as not converted is found by being stored plain, module by
+module. The lists themselves (ignore, modules_to_not_convert ...) are matched differently by every producer,
+and are not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from convert.checkpoint import Checkpoint
+from convert.weights.base import Module, Weight, WeightsLoader, rows_and_cols
+from convert.weights.plain import TYPES, PlainWeight
+from convert.weights.settings import Settings
+from gguf_tools.errors import CheckpointError, MissingTensor, UnsupportedCheckpoint
+
+DROPPED: Mapping[str, str] = MappingProxyType({
+    **dict.fromkeys(
+        (".input_scale", ".activation_scale", ".input_global_scale", ".input_zero_point", ".output_scale",
+         ".act_scale", ".qscale_act"),
+        "scales activations, not weights",
+    ),
+    **dict.fromkeys((".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_scale"), "scales the cache"),
+    ".workspace": "scratch of a kernel",
+})  # fmt: skip
+"""Suffix of stored tensors that are dropped, unless a loader consumes them -> why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """A module and who reads it; `tensors` are the names of all that is stored for it."""
+
+    loader: WeightsLoader
+    module: Module
+    tensors: tuple[str, ...]
+
+
+class ModelWeights:
+    """The logical weights of an open checkpoint. Closing it, or leaving its with-block, closes that.
+
+    checkpoint, settings   where they come from
+    dropped                stored tensors that are part of no weight and not needed -> why
+    raises   UnsupportedCheckpoint for a stored tensor that is part of no weight
+    """
+
+    def __init__(self, checkpoint: Checkpoint, settings: Settings, loaders: Sequence[WeightsLoader]) -> None:
+        self.checkpoint = checkpoint
+        self.settings = settings
+        claims = {claim.tensors[0]: claim for claim in _claims(checkpoint, settings, loaders)}
+        consumed = {name for claim in claims.values() for name in claim.tensors}
+        loose = [name for name in checkpoint.names() if name not in consumed]
+        self.dropped: Mapping[str, str] = MappingProxyType(dict(_drops(loose)))
+        plain = {name for name in loose if name not in self.dropped}
+        _check_plain(checkpoint, settings, loaders, plain)
+        self._claims: dict[str, _Claim] = {}
+        self._names: dict[str, None] = {}
+        for stored in checkpoint.names():
+            claim = claims.get(stored)
+            if claim is None and stored not in plain:
+                continue
+            name = stored if claim is None else claim.module.name
+            if name in self._names:
+                raise CheckpointError(f"{checkpoint.raw(stored).path}: {stored}: {name} is stored twice")
+            self._names[name] = None
+            if claim is not None:
+                self._claims[name] = claim
+
+    def __enter__(self) -> ModelWeights:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.checkpoint.close()
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether any weight is decoded while it is read."""
+        return bool(self._claims)
+
+    def names(self) -> tuple[str, ...]:
+        """Return the logical names, each where its main stored tensor stands in the checkpoint."""
+        return tuple(self._names)
+
+    def weight(self, name: str) -> Weight:
+        """Return the weight with the logical `name`, unread.
+
+        raises  MissingTensor, CheckpointError, UnsupportedCheckpoint: see `base.Weights`
+        """
+        claim = self._claims.get(name)
+        if claim is not None:
+            return claim.loader.load(claim.module)
+        if name not in self._names:
+            raise MissingTensor(f"{self.checkpoint.folder}: no weight {name}")
+        return PlainWeight(self.checkpoint.raw(name))
+
+    def read(self, name: str) -> np.ndarray:
+        """Return the whole weight `name` in its shape, float32."""
+        weight = self.weight(name)
+        n_rows, _ = rows_and_cols(weight.shape)
+        return weight.read_rows(0, n_rows).astype(np.float32, copy=False).reshape(weight.shape)
+
+    def stored_bytes(self, name: str) -> int:
+        """Return how many bytes the checkpoint spends on the weight `name`, scales and all."""
+        claim = self._claims.get(name)
+        stored = (name,) if claim is None else claim.tensors
+        return sum(self.checkpoint.raw(tensor).n_bytes for tensor in stored)
+
+
+def _claims(checkpoint: Checkpoint, settings: Settings, loaders: Sequence[WeightsLoader]) -> Iterator[_Claim]:
+    """Yield every module that a loader knows; the first loader that fits has it."""
+    for name in checkpoint.names():
+        for loader in loaders:
+            if not name.endswith(loader.main):
+                continue
+            stem = name.removesuffix(loader.main)
+            module = Module(stem, stem + loader.logical, checkpoint, settings)
+            if loader.fits(module):
+                sides = (stem + suffix for suffix in loader.sides)
+                yield _Claim(loader, module, (name, *(side for side in sides if side in checkpoint)))
+                break
+
+
+def _drops(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for name in names:
+        reason = DROPPED.get("." + name.rpartition(".")[2])
+        if reason is not None:
+            yield name, reason
+
+
+def _check_plain(
+    checkpoint: Checkpoint, settings: Settings, loaders: Sequence[WeightsLoader], plain: set[str]
+) -> None:
+    """Raise UnsupportedCheckpoint for the first tensor that would be a weight and isn't stored as floats."""
+    for name in checkpoint.names():
+        raw = checkpoint.raw(name)
+        if name in plain and raw.dtype not in TYPES:
+            formats = ", ".join(dict.fromkeys(loader.format for loader in loaders))
+            raise UnsupportedCheckpoint(
+                f"{raw.path}: {name}: stored as {raw.dtype} {raw.shape}, part of no weight in a format that"
+                f" is read ({settings.described}; tried {formats})"
+            )

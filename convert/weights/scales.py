@@ -1,0 +1,122 @@
+"""Scales of a matrix, in whatever form they are stored, seen as a grid of blocks.
+
+A block of rows and columns shares a scale. That covers every form there is:
+
+    stored shape            block               called
+    (), (1,)                the whole matrix    per tensor
+    (rows,), (rows, 1)      one row             per channel, per row
+    (rows, n)               cols / n of a row   groups
+    (n, m)                  as configured       blocks; the last ones are ragged where the size doesn't divide
+                                                the matrix, and more of them than needed are padding
+
+A stack of matrices has a grid of each, (n_mats, ...).
+
+Elements: F32, F16, BF16 and 8-bit floats are widened to float32, which is exact. U8 holds exponents like
+F8_E8M0: 2 ** (byte - 127), and 255 is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import ml_dtypes
+import numpy as np
+
+from convert.safetensors_file import RawTensor
+from convert.weights.base import Module
+
+SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E8M0", "F8_E4M3", "U8")
+
+Block = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleGrid:
+    """The scales of a matrix, or of a stack of equal ones.
+
+    raw    as stored
+    grid   (block rows, block columns) of one matrix
+    block  rows and columns that share a scale
+    """
+
+    raw: RawTensor
+    grid: tuple[int, int]
+    block: Block
+
+    def read(self, start: int, stop: int, matrix: int = 0) -> np.ndarray:
+        """Return block rows `start` to `stop` of a matrix, float32 (stop - start, block columns)."""
+        if self.raw.n_cols != self.grid[1]:
+            # Stored in another shape than the grid's: one number per row or fewer, read whole.
+            everything = self.raw.read().reshape(-1, *self.grid)
+            return decode_scales(everything[matrix, start:stop], self.raw.dtype)
+        first = matrix * self.grid[0]
+        return decode_scales(self.raw.read_rows(first + start, first + stop), self.raw.dtype)
+
+    @property
+    def described(self) -> str:
+        """How the scales lie, for people: "in blocks of 128x128"."""
+        if self.grid == (1, 1):
+            return "with one scale"
+        if self.grid[1] == 1 and self.block[0] == 1:
+            return "with a scale per row"
+        if self.block[0] == 1:
+            return f"in groups of {self.block[1]}"
+        return f"in blocks of {self.block[0]}x{self.block[1]}"
+
+
+def decode_scales(stored: np.ndarray, dtype: str) -> np.ndarray:
+    """Return stored scales of the safetensors type `dtype` as float32, C-contiguous."""
+    if dtype == "U8":
+        stored = stored.view(ml_dtypes.float8_e8m0fnu)
+    return np.ascontiguousarray(stored.astype(np.float32))
+
+
+def scale_grid(
+    module: Module, shape: tuple[int, ...], raw: RawTensor, blocks: Sequence[Block] = ()
+) -> ScaleGrid:
+    """Return how `raw` scales a weight of `shape`.
+
+    blocks  the sizes of blocks that the configuration mentions; the first whose grid fits is taken
+    raises  CheckpointError when no form fits
+    """
+    if raw.dtype not in SCALE_DTYPES:
+        raise module.wrong(raw, f"scales stored as {raw.dtype}", ", ".join(SCALE_DTYPES))
+    stack, size = shape[:-2], (1, *shape)[-2:]
+    if raw.shape[: len(stack)] == stack:
+        own = raw.shape[len(stack) :]
+        if len(own) == 4 and own[1] == own[3] == 1:
+            own = (own[0], own[2])
+        grid = own if len(own) == 2 else (prod(own), 1)
+        block = _block(grid, (size[0], size[1]), blocks if len(own) == 2 else ())
+        if block is not None:
+            return ScaleGrid(raw, (grid[0], grid[1]), block)
+    needed = f"one scale, one per row or groups of columns for {shape}"
+    if blocks:
+        grid, (block_rows, block_cols) = _grid_of((size[0], size[1]), blocks[0]), blocks[0]
+        needed = f"{grid} for {shape} in blocks of {block_rows}x{block_cols}"
+    raise module.wrong(raw, f"shape {raw.shape}", needed)
+
+
+def _block(grid: tuple[int, ...], size: tuple[int, int], blocks: Sequence[Block]) -> Block | None:
+    """Return the size of the blocks when a matrix of `size` has `grid` of them, None when that can't be."""
+    rows, cols = size
+    for block in blocks:
+        if _grid_of(size, block) == grid:
+            return block
+    if grid == (rows, 1):
+        return 1, cols
+    if grid == (1, 1) and not blocks:
+        return rows, cols
+    if grid[0] == rows and grid[1] and cols % grid[1] == 0:
+        return 1, cols // grid[1]
+    for block in blocks:
+        if all(found >= needed for found, needed in zip(grid, _grid_of(size, block), strict=True)):
+            return block
+    return None
+
+
+def _grid_of(size: tuple[int, int], block: Block) -> tuple[int, int]:
+    """Return how many block rows and columns a matrix of `size` has; the last ones may be ragged."""
+    return -(-size[0] // block[0]), -(-size[1] // block[1])

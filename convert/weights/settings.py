@@ -1,0 +1,133 @@
+"""What a checkpoint says about its own quantization, wherever its producer wrote it.
+
+Looked for in this order, the first one wins:
+
+    config.json             quantization_config, or compression_config (older compressed-tensors); the same
+                            inside text_config (multimodal wrappers)
+    quantize_config.json    the whole file (AutoGPTQ)
+    quant_config.json       the whole file (AutoAWQ; EETQ)
+    hf_quant_config.json    `quantization` in it (ModelOpt); also completes what config.json says
+
+The method is `quant_method`, or `method`; files that never had such a key mean the one of their program.
+Names of methods are lower case, with the spellings of one method brought together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from convert.checkpoint import Checkpoint
+from gguf_tools.errors import BadConfig
+
+_SECTIONS = ("quantization_config", "compression_config")
+_SPELLINGS = {
+    "intel/auto-round": "auto-round", "auto_round": "auto-round", "autoround": "auto-round",
+    "compressed_tensors": "compressed-tensors", "bnb": "bitsandbytes", "fbgemm-fp8": "fbgemm_fp8",
+}  # fmt: skip
+_METHOD_KEYS = ("quant_method", "method")
+# A key that only one program writes, for sections without a method.
+_TELLING_KEYS = {"quant_algo": "modelopt", "config_groups": "compressed-tensors", "w_bit": "awq"}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is said about the quantization; empty for a checkpoint that says nothing.
+
+    method   "gptq", "fp8" ...; None when nothing says so
+    values   the keys as they stand there
+    path     the file they stand in
+    section  the key in that file that holds them, "" for the file itself
+    model    config.json
+    """
+
+    method: str | None
+    values: Mapping[str, Any]
+    path: Path
+    section: str
+    model: Mapping[str, Any]
+
+    def get(self, *keys: str) -> Any:
+        """Return the value of the first of `keys` (spellings of one setting) that is there and not null."""
+        return next((self.values[key] for key in keys if self.values.get(key) is not None), None)
+
+    def where(self, key: str) -> str:
+        """Return how an error names `key`: "DIR/config.json: quantization_config.bits"."""
+        return f"{self.path}: {self.section}.{key}" if self.section else f"{self.path}: {key}"
+
+    def bad(self, key: str, expected: str) -> BadConfig:
+        """Return the error for a value of `key` that makes no sense."""
+        return BadConfig(f"{self.where(key)} is {str(self.values.get(key))[:80]!r}, expected {expected}")
+
+    def integer(self, *keys: str) -> int | None:
+        """Return an integer setting under the first of its spellings; BadConfig when it is something else."""
+        key = next((key for key in keys if self.values.get(key) is not None), None)
+        if key is None:
+            return None
+        value = self.values[key]
+        if type(value) is not int:
+            raise self.bad(key, "an integer")
+        return value
+
+    @property
+    def described(self) -> str:
+        """What the checkpoint calls its format, for messages."""
+        if self.method is None:
+            return "no quantization_config"
+        key = next((key for key in _METHOD_KEYS if key in self.values), None)
+        place = self.where(key) if key else str(self.path)
+        return f"{place} is {self.method!r}"
+
+
+def read_settings(checkpoint: Checkpoint) -> Settings:
+    """Return what `checkpoint` says about its quantization.
+
+    raises  BadConfig when a place for it holds something else
+    """
+    config, path = checkpoint.config, checkpoint.config_path
+    modelopt = checkpoint.read_json("hf_quant_config.json")
+    for holder, prefix in ((config, ""), (config.get("text_config"), "text_config.")):
+        for key in _SECTIONS:
+            if isinstance(holder, Mapping) and holder.get(key) is not None:
+                values = _section(holder[key], path, prefix + key)
+                if modelopt is not None:
+                    values = _modelopt_values(modelopt, checkpoint) | values
+                fallback = "compressed-tensors" if key == "compression_config" else None
+                return _settings(values, path, prefix + key, config, fallback)
+    for name, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
+        found = checkpoint.read_json(name)
+        if found is not None:
+            return _settings(found, checkpoint.folder / name, "", config, method)
+    if modelopt is not None:
+        values = _modelopt_values(modelopt, checkpoint)
+        path = checkpoint.folder / "hf_quant_config.json"
+        return _settings(values, path, "quantization", config, "modelopt")
+    return Settings(None, MappingProxyType({}), path, "quantization_config", config)
+
+
+def _modelopt_values(found: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
+    return _section(found.get("quantization", {}), checkpoint.folder / "hf_quant_config.json", "quantization")
+
+
+def _section(value: Any, path: Path, key: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BadConfig(f"{path}: {key} is {str(value)[:80]!r}, expected an object")
+    return value
+
+
+def _settings(
+    values: dict[str, Any], path: Path, section: str, model: Mapping[str, Any], fallback: str | None
+) -> Settings:
+    settings = Settings(None, MappingProxyType(values), path, section, model)
+    key = next((key for key in _METHOD_KEYS if key in values), None)
+    if key is None:
+        method = next((_TELLING_KEYS[key] for key in _TELLING_KEYS if key in values), fallback)
+    elif isinstance(values[key], str):
+        method = values[key].lower()
+        method = _SPELLINGS.get(method, method)
+    else:
+        raise settings.bad(key, "the name of a method")
+    return Settings(method, settings.values, path, section, model)
