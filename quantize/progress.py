@@ -11,8 +11,12 @@ from quantize.fill import Progress
 from quantize.pipeline import Preparation
 
 
+# A chunk takes a fraction of a second; when the first one takes longer, kernels are being compiled.
+_PATIENCE_SECONDS = 1.5
+
+
 class ProgressBar:
-    """Shows how much of the output is written; nothing where standard error is no terminal.
+    """Shows how much of the output is written; no bar where standard error is no terminal.
 
     with ProgressBar("quantizing") as bar:
         quantize(..., progress=bar.start)
@@ -22,6 +26,8 @@ class ProgressBar:
         self._verb = verb
         self._lock = threading.Lock()
         self._bar: Any = None
+        self._notice = threading.Timer(_PATIENCE_SECONDS, self._say_compiling)
+        self._notice.daemon = True
 
     def start(self, preparation: Preparation) -> Progress:
         """Show an empty bar for what was decided, and return what advances it, from any thread."""
@@ -36,11 +42,19 @@ class ProgressBar:
             smoothing=0.1,
             disable=not sys.stderr.isatty(),
         )
+        self._notice.start()
         return self._advance
 
     def _advance(self, n_bytes: int) -> None:
+        self._notice.cancel()
         with self._lock:
             self._bar.update(n_bytes)
+
+    def _say_compiling(self) -> None:
+        with self._lock:
+            self._bar.write(
+                "compiling kernels, once for each type; later runs find them in the cache", file=sys.stderr
+            )
 
     def __enter__(self) -> ProgressBar:
         return self
@@ -48,5 +62,6 @@ class ProgressBar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._notice.cancel()
         if self._bar is not None:
             self._bar.close()
