@@ -10,7 +10,6 @@ from typing import Any
 from quantize.fill import Progress
 from quantize.pipeline import Preparation
 
-
 # A chunk takes a fraction of a second; when the first one takes longer, kernels are being compiled.
 _PATIENCE_SECONDS = 1.5
 
