@@ -20,7 +20,7 @@ counted, in the order of the file that llama-quantize would write.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -31,7 +31,7 @@ from quantize.facts import ModelFacts
 from quantize.fallback import fit
 from quantize.overrides import Override, find_override
 from quantize.recipes import V_LIKE, Recipe, Situation
-from quantize.roles import Role, TensorRole, file_order
+from quantize.roles import Role, TensorRole, file_order, in_layer_ranges
 
 
 @dataclass(frozen=True)
@@ -225,31 +225,33 @@ def _fitted(
     tensors: Sequence[Candidate], wanted: Sequence[Decision], fallbacks: Sequence[Override]
 ) -> tuple[Decision, ...]:
     """Return the decisions with types that can hold the rows."""
-    fitted, undefined, misnamed = [], [], []
+    fitted: list[Decision] = []
+    undefined: dict[str, list[str]] = {}
+    misnamed: dict[str, list[str]] = {}
     for tensor, decision in zip(tensors, wanted, strict=True):
         n_cols, type_ = tensor.info.n_cols, decision.type
         named = find_override(fallbacks, tensor.name)
         found = fit(type_, n_cols, named)
-        if found is None and named is None:
-            undefined.append(f"{tensor.name} ({_misfit(type_, n_cols)})")
-        elif found is None and named is not None:
-            misnamed.append(
-                f"{tensor.name} ({_misfit(type_, n_cols)}; fallback {named.text}: no multiple of"
-                f" {named.type.block_elems} either)"
-            )
-        elif found is not None and found.reason is None:
-            fitted.append(decision)
-        elif found is not None:
+        if found is not None:
             reason = f"{decision.reason}; {found.reason}"
-            fitted.append(Decision(found.type, decision.decider, reason, fell_from=type_))
+            fell = found.reason is not None
+            fitted.append(Decision(found.type, decision.decider, reason, type_) if fell else decision)
+            continue
+        misfit = f"{type_.name}: row length {n_cols} is no multiple of {type_.block_elems}"
+        if named is None:
+            undefined.setdefault(misfit, []).append(tensor.name)
+        else:
+            either = f"{misfit}; fallback {named.text}: no multiple of {named.type.block_elems} either"
+            misnamed.setdefault(either, []).append(tensor.name)
     if misnamed:
-        raise BadOverride(f"rows do not fit the fallback that is named for {', '.join(misnamed)}")
+        raise BadOverride(f"rows do not fit the fallback that is named for {_with_remarks(misnamed)}")
     if undefined:
         raise NoFallback(
-            f"no fallback type is known for {', '.join(undefined)}; name one with --fallback REGEX=TYPE"
+            f"no fallback type is known for {_with_remarks(undefined)}; name one with --fallback REGEX=TYPE"
         )
     return tuple(fitted)
 
 
-def _misfit(type_: GGMLType, n_cols: int) -> str:
-    return f"{type_.name}: row length {n_cols} is no multiple of {type_.block_elems}"
+def _with_remarks(names: Mapping[str, Sequence[str]]) -> str:
+    """Return names by remark as one text, each group with its remark behind it."""
+    return ", ".join(f"{', '.join(in_layer_ranges(group))} ({remark})" for remark, group in names.items())

@@ -166,17 +166,14 @@ def _idle(what: str, options: PlanOptions, names: Sequence[str]) -> Iterator[Fin
         "fallback": (options.fallbacks, "matches no tensor whose rows need one"),
     }[what]
     for idle in idle_overrides(rules, names):
-        rule = f"{what} {idle.override.text!r}"
+        rule = f"{what} '{idle.override.text}'"
         if not idle.names:
             yield Finding(Kind.RULE_WITHOUT_EFFECT, f"{rule} {missed}")
         else:
-            others = ", ".join(sorted(repr(other.text) for other in idle.shadowed_by))
-            yield Finding(
-                Kind.RULE_SHADOWED,
-                f"{rule} is shadowed: all {len(idle.names)} tensors that it matches are decided by {others},"
-                " which came first",
-                idle.names,
-            )
+            others = ", ".join(f"'{other.text}'" for other in idle.shadowed_by)
+            shown = _first_few(in_layer_ranges(idle.names))
+            text = f"{rule} is shadowed by {others}, which came first: {shown}"
+            yield Finding(Kind.RULE_SHADOWED, text, idle.names)
 
 
 def fallbacks(plans: Sequence[TensorPlan]) -> Iterator[Finding]:

@@ -2,7 +2,9 @@
 
 scripts/record_quantizer_golden.py walks this table to record, test_quantize_files.py to compare. IN and
 SPLIT stand for the trained model's BF16 file, whole and in three parts, OUT for the output, MATRIX for its
-importance matrix.
+importance matrix. BOTH and NONE have the MLA tensors in the other layouts (with a 2-D attn_kv_b); they go
+without the matrix, because there llama-quantize knows no data for them or refuses what there is. TIED has
+no output matrix.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import shutil
 from pathlib import Path
 
 import convert
+from tests.checkpoints import edit_config, edit_tensors
 from tests.tokenizer_files import copy_tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -36,19 +39,35 @@ CASES: dict[str, str] = {
     " --override-kv a.d=bool:true IN OUT Q5_0",
     "keep-split": "--keep-split SPLIT OUT Q4_K_M",
     "join": "SPLIT OUT Q6_K",
+    "Q2_K_S": "--imatrix MATRIX IN OUT Q2_K_S",
+    "both": "BOTH OUT Q4_K_M",
+    "both-Q3_K_M": "BOTH OUT Q3_K_M",
+    "none": "NONE OUT Q5_K_M",
+    "none-override": "--tensor-type attn_kv_b=q8_0 --prune-layers 1 NONE OUT Q2_K",
+    "tied": "TIED OUT Q4_K_M",
+    "tied-imatrix": "--imatrix MATRIX TIED OUT Q3_K_S",
+    "tied-output-type": "--output-tensor-type q8_0 TIED OUT Q2_K",
+    "tied-embedding-type": "--token-embedding-type q5_0 --output-tensor-type q8_0 TIED OUT Q4_0",
+    "tied-pure": "--pure TIED OUT Q4_1",
+    "keep-split-imatrix": "--imatrix MATRIX --keep-split --prune-layers 1 SPLIT OUT Q4_K_S",
 }
 
 MATRIX_NAME = "tiny.imatrix.gguf"
 
 
 def make_inputs(folder: Path) -> None:
-    """Write the trained model as BF16, whole and in three parts, and its importance matrix into `folder`."""
+    """Write the trained model as BF16, in every form that a case names, and its importance matrix."""
     folder.mkdir(parents=True)
     model = copy_tokenizer("tiny", folder / "tiny-deepseek-v3")
     for name in ("config.json", "generation_config.json", "model.safetensors"):
         shutil.copy(GOLDEN / "tiny-deepseek-v3" / name, model)
     convert.convert(model, folder / "in.gguf", outtype="bf16")
     convert.convert(model, folder / "split.gguf", outtype="bf16", split_max_tensors=20)
+    for mla in ("both", "none"):
+        convert.convert(model, folder / f"{mla}.gguf", outtype="bf16", mla=mla)
+    edit_config(model, tie_word_embeddings=True)
+    edit_tensors(model, lambda tensors: tensors.pop("lm_head.weight"))
+    convert.convert(model, folder / "tied.gguf", outtype="bf16")
     shutil.rmtree(model)
     shutil.copy(GOLDEN / "imatrix" / "tiny-deepseek-v3.imatrix.gguf", folder / MATRIX_NAME)
 
@@ -57,6 +76,9 @@ def arguments(case: str, inputs: Path, output: Path, matrix: str | Path) -> list
     """Return the command line of a case."""
     places = {
         "IN": inputs / "in.gguf",
+        "BOTH": inputs / "both.gguf",
+        "NONE": inputs / "none.gguf",
+        "TIED": inputs / "tied.gguf",
         "SPLIT": inputs / "split-00001-of-00003.gguf",
         "OUT": output,
         "MATRIX": matrix,
