@@ -102,10 +102,14 @@ def type_facts(type_id: int) -> TypeFacts:
     )
 
 
+Q8_K = 15
+"""A type for which ggml has functions, but no place in ggml_quantize_chunk and none in the type's traits."""
+
+
 def quantize(
     type_id: int, rows: npt.NDArray[np.float32], weights: npt.NDArray[np.float32] | None
 ) -> npt.NDArray[np.uint8]:
-    """Return what ggml_quantize_chunk makes of `rows`.
+    """Return what ggml_quantize_chunk makes of `rows`, for Q8_K quantize_row_q8_K_ref.
 
     rows     float32 (n_rows, n_cols)
     weights  float32 (n_cols,) or None
@@ -115,6 +119,9 @@ def quantize(
     rows = np.ascontiguousarray(rows, np.float32)
     n_rows, n_cols = rows.shape
     blocks = np.zeros((n_rows, lib.ggml_row_size(type_id, n_cols)), np.uint8)
+    if type_id == Q8_K:
+        lib.quantize_row_q8_K_ref(rows.ctypes.data, blocks.ctypes.data, rows.size)
+        return blocks
     if weights is not None:
         weights = np.ascontiguousarray(weights, np.float32)
     importances = None if weights is None else weights.ctypes.data
@@ -136,6 +143,9 @@ def dequantize(type_id: int, blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.fl
     blocks = np.ascontiguousarray(blocks, np.uint8)
     n_cols = blocks.shape[1] // traits.type_size * traits.blck_size
     rows = np.empty((blocks.shape[0], n_cols), np.float32)
+    if type_id == Q8_K:
+        library().dequantize_row_q8_K(blocks.ctypes.data, rows.ctypes.data, rows.size)
+        return rows
     if not traits.to_float:  # F32 has no decoder
         return blocks.view(np.float32).copy()
     traits.to_float(blocks.ctypes.data, rows.ctypes.data, rows.size)
@@ -404,6 +414,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_quantize_requires_imatrix": (c.c_bool, [c.c_int]),
     "ggml_row_size": (_SIZE, [c.c_int, c.c_int64]),
     "ggml_quantize_chunk": (_SIZE, [c.c_int, _PTR, _PTR, c.c_int64, c.c_int64, c.c_int64, _PTR]),
+    "quantize_row_q8_K_ref": (None, [_PTR, _PTR, c.c_int64]),
+    "dequantize_row_q8_K": (None, [_PTR, _PTR, c.c_int64]),
     "gguf_init_from_file": (_PTR, [_STR, InitParams]),
     "gguf_free": (None, [_PTR]),
     "gguf_get_version": (c.c_uint32, [_PTR]),

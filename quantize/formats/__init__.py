@@ -32,13 +32,18 @@ FORMATS: Mapping[str, str] = MappingProxyType(
         "Q4_K": "q4_k",
         "Q5_K": "q5_k",
         "Q6_K": "q6_k",
+        "Q8_K": "q8_k",
         "IQ2_XXS": "iq2_xxs",
         "IQ2_XS": "iq2_xs",
         "IQ2_S": "iq2_s",
         "IQ4_NL": "iq4_nl",
         "IQ4_XS": "iq4_xs",
+        "TQ1_0": "tq1_0",
+        "TQ2_0": "tq2_0",
         "MXFP4": "mxfp4",
         "NVFP4": "nvfp4",
+        "Q1_0": "q1_0",
+        "Q2_0": "q2_0",
     }
 )
 """ggml type name -> module in this package."""
