@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 MODULES: tuple[str, ...] = (
     "convert.weights.fp8",
+    "convert.weights.fp4",
+    "convert.weights.packed_integers",
+    "convert.weights.integers",
+    "convert.weights.int4_row_pairs",
+    "convert.weights.torchao",
 )  # fmt: skip
 """The modules with LOADERS, in the order of trying."""
 

@@ -108,7 +108,7 @@ def _encoding(module: Module, raw: RawTensor) -> str | None:
 def _load(module: Module) -> Fp8Weight:
     codes = module[".weight"]
     suffix = next((suffix for suffix in SCALES if module.has(suffix)), SCALES[0])
-    return _weight(module, codes, module[suffix])
+    return fp8_weight(module, codes, module[suffix])
 
 
 def _is_fused_fp8(module: Module) -> bool:
@@ -121,16 +121,18 @@ def _is_fused_fp8(module: Module) -> bool:
 
 def _load_fused(module: Module) -> Fp8Weight:
     suffix = next(suffix for suffix in FUSED_SCALES if module.has(suffix))
-    return _weight(module, module[""], module[suffix])
+    return fp8_weight(module, module[""], module[suffix])
 
 
-def _weight(module: Module, codes: RawTensor, scales: RawTensor) -> Fp8Weight:
+def fp8_weight(module: Module, codes: RawTensor, scales: RawTensor) -> Fp8Weight:
+    """Return a weight of 8-bit floats; CheckpointError when codes and scales don't fit each other."""
     if len(codes.shape) not in (2, 3) or not prod(codes.shape):
         raise UnsupportedCheckpoint(
             f"{codes.path}: {codes.name}: {codes.dtype} of shape {codes.shape}, expected a matrix"
         )
     encoding = _encoding(module, codes)
-    assert encoding is not None, "only modules that fit are loaded"
+    if encoding is None:
+        raise module.wrong(codes, f"stored as {codes.dtype}", ", ".join(FLOATS))
     inverse = scales.name.endswith("_scale_inv")
     blocks = _blocks(module)
     if not blocks and (inverse or (len(scales.shape) == 4)):
@@ -153,12 +155,8 @@ def _blocks(module: Module) -> tuple[Block, ...]:
         if block is None:
             raise settings.bad("weight_block_size", "two sizes such as [128, 128]")
         return (block,)
-    groups = settings.get("config_groups")
-    if not isinstance(groups, dict):
-        return ()
-    weights = (group.get("weights") for group in groups.values() if isinstance(group, dict))
-    blocks = (_as_block(part.get("block_structure")) for part in weights if isinstance(part, dict))
-    return tuple(dict.fromkeys(block for block in blocks if block is not None))
+    blocks = map(_as_block, settings.of_groups("block_structure"))
+    return tuple(block for block in blocks if block is not None)
 
 
 def _as_block(value: object) -> Block | None:

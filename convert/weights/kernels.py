@@ -56,3 +56,44 @@ def decode_blocks_divided(
             start = block_col * block_cols
             for j in range(start, min(start + block_cols, n_cols)):
                 out[i, j] = values[codes[i, j]] / scale
+
+
+@njit(nogil=True, cache=True)
+def decode_nibbles(
+    codes: np.ndarray, values: np.ndarray, scales: np.ndarray, group_size: int, out: np.ndarray
+) -> None:
+    """Write values[code] * scale of its group; the lower half of a byte comes first.
+
+    codes   uint8 (n_rows, n_cols / 2)
+    values  float32 (16,)
+    scales  float32 (n_rows, n_groups)
+    out     float32 (n_rows, n_cols)
+    """
+    low, shift = np.uint8(15), np.uint8(4)
+    for i in range(codes.shape[0]):
+        for group in range(scales.shape[1]):
+            scale = scales[i, group]
+            start = group * group_size
+            part = codes[i, start // 2 : (start + group_size) // 2]
+            result = out[i, start : start + group_size]
+            for j in range(part.size):
+                result[2 * j] = values[part[j] & low] * scale
+                result[2 * j + 1] = values[part[j] >> shift] * scale
+
+
+@njit(nogil=True, cache=True)
+def multiply_rows(rows: np.ndarray, factor: np.float32) -> None:
+    """Multiply float32 (n_rows, n_cols) in place."""
+    for i in range(rows.shape[0]):
+        row = rows[i]
+        for j in range(row.size):
+            row[j] *= factor
+
+
+@njit(nogil=True, cache=True)
+def divide_rows(rows: np.ndarray, factor: np.float32) -> None:
+    """Divide float32 (n_rows, n_cols) in place."""
+    for i in range(rows.shape[0]):
+        row = rows[i]
+        for j in range(row.size):
+            row[j] /= factor

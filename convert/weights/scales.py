@@ -54,6 +54,15 @@ class ScaleGrid:
         first = matrix * self.grid[0]
         return decode_scales(self.raw.read_rows(first + start, first + stop), self.raw.dtype)
 
+    def of_rows(self, start: int, stop: int) -> np.ndarray:
+        """Return the scales of every row from `start` to `stop`, float32 (stop - start, block columns)."""
+        size = self.block[0]
+        if size == 1:
+            return self.read(start, stop)
+        first = start // size
+        blocks = self.read(first, -(-stop // size))
+        return blocks[np.arange(start, stop) // size - first]
+
     @property
     def described(self) -> str:
         """How the scales lie, for people: "in blocks of 128x128"."""

@@ -72,6 +72,17 @@ class Settings:
             raise self.bad(key, "an integer")
         return value
 
+    def of_groups(self, key: str) -> tuple[Any, ...]:
+        """Return the values of `key` for weights in all `config_groups` (compressed-tensors), each once."""
+        groups = self.values.get("config_groups")
+        found: list[Any] = []
+        for group in groups.values() if isinstance(groups, dict) else ():
+            weights = group.get("weights") if isinstance(group, dict) else None
+            value = weights.get(key) if isinstance(weights, dict) else None
+            if value is not None and value not in found:
+                found.append(value)
+        return tuple(found)
+
     @property
     def described(self) -> str:
         """What the checkpoint calls its format, for messages."""
