@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from tests.naive import blocks_of_32, floats, super_blocks
+from tests.naive import blocks_of_32, few_bits, floats, fp4, nonlinear, super_blocks
 
 Row = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -31,6 +31,15 @@ QUANTIZE: dict[str, Callable[[Row, Row | None], Bytes]] = {
     "Q4_K": super_blocks.quantize_q4_k,
     "Q5_K": super_blocks.quantize_q5_k,
     "Q6_K": super_blocks.quantize_q6_k,
+    "Q8_K": few_bits.quantize_q8_k,
+    "IQ4_NL": nonlinear.quantize_iq4_nl,
+    "IQ4_XS": nonlinear.quantize_iq4_xs,
+    "TQ1_0": few_bits.quantize_tq1_0,
+    "TQ2_0": few_bits.quantize_tq2_0,
+    "MXFP4": fp4.quantize_mxfp4,
+    "NVFP4": fp4.quantize_nvfp4,
+    "Q1_0": few_bits.quantize_q1_0,
+    "Q2_0": few_bits.quantize_q2_0,
 }
 
 DEQUANTIZE: dict[str, Callable[[Bytes], Row]] = {
@@ -47,4 +56,13 @@ DEQUANTIZE: dict[str, Callable[[Bytes], Row]] = {
     "Q4_K": super_blocks.dequantize_q4_k,
     "Q5_K": super_blocks.dequantize_q5_k,
     "Q6_K": super_blocks.dequantize_q6_k,
+    "Q8_K": few_bits.dequantize_q8_k,
+    "IQ4_NL": nonlinear.dequantize_iq4_nl,
+    "IQ4_XS": nonlinear.dequantize_iq4_xs,
+    "TQ1_0": few_bits.dequantize_tq1_0,
+    "TQ2_0": few_bits.dequantize_tq2_0,
+    "MXFP4": fp4.dequantize_mxfp4,
+    "NVFP4": fp4.dequantize_nvfp4,
+    "Q1_0": few_bits.dequantize_q1_0,
+    "Q2_0": few_bits.dequantize_q2_0,
 }
