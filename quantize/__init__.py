@@ -1,8 +1,22 @@
 """Quantize GGUF files: the bytes of llama.cpp, the plan as data, importances with MLA done right.
 
 >>> import imatrix, quantize
+>>> matrix = imatrix.load("model.imatrix")                                       # doctest: +SKIP
 >>> quantize.quantize("model-bf16.gguf", "model-Q4_K_M.gguf", "Q4_K_M",          # doctest: +SKIP
-...                   importances=imatrix.load("model.imatrix"))
+...                   importances=matrix)
+
+All that the command's options decide about types is in PlanOptions; a recipe file (see
+`quantize.recipe_files`) can stand for the file type:
+
+>>> options = quantize.PlanOptions(
+...     overrides=quantize.parse_overrides(["ffn_down_exps=Q6_K"]),
+...     fallbacks=quantize.parse_overrides(["attn_k_b=Q8_0"]),
+... )
+>>> report = quantize.lint("mine.yaml", "model-bf16.gguf",                       # doctest: +SKIP
+...                        importances=matrix, options=options)
+>>> if not report.stops:                                                         # doctest: +SKIP
+...     quantize.quantize("model-bf16.gguf", "model-mine.gguf", "mine.yaml",
+...                       importances=matrix, options=options)
 """
 
 from __future__ import annotations
@@ -11,18 +25,41 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quantize.findings import Finding
     from quantize.importance import Importance, ImportanceFile
+    from quantize.linting import LintReport, lint
+    from quantize.overrides import parse_overrides
     from quantize.pipeline import quantize
     from quantize.plan import Plan, PlanOptions, build_plan
+    from quantize.recipe_files import Mixture, find_mixture
 
-__all__ = ["Importance", "ImportanceFile", "Plan", "PlanOptions", "build_plan", "quantize"]
+__all__ = [
+    "Finding",
+    "Importance",
+    "ImportanceFile",
+    "LintReport",
+    "Mixture",
+    "Plan",
+    "PlanOptions",
+    "build_plan",
+    "find_mixture",
+    "lint",
+    "parse_overrides",
+    "quantize",
+]
 
 _HOMES = {
+    "Finding": "quantize.findings",
     "Importance": "quantize.importance",
     "ImportanceFile": "quantize.importance",
+    "LintReport": "quantize.linting",
+    "Mixture": "quantize.recipe_files",
     "Plan": "quantize.plan",
     "PlanOptions": "quantize.plan",
     "build_plan": "quantize.plan",
+    "find_mixture": "quantize.recipe_files",
+    "lint": "quantize.linting",
+    "parse_overrides": "quantize.overrides",
     "quantize": "quantize.pipeline",
 }
 

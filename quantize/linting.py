@@ -12,7 +12,7 @@ from gguf_tools.errors import PlanError, QuantError
 from gguf_tools.shards import open_gguf
 from quantize.decide import PlanOptions
 from quantize.findings import Finding, Kind
-from quantize.importance import ImportanceFile
+from quantize.importance import ImportanceFile, Importances
 from quantize.pipeline import Preparation, default_output, prepare
 from quantize.recipe_files import Mixture, find_mixture
 from quantize.report import size_text
@@ -60,17 +60,19 @@ def lint(
     file_type: str | Mixture,
     model: str | os.PathLike[str],
     *,
-    importances: ImportanceFile | None = None,
+    importances: ImportanceFile | Importances | None = None,
     options: PlanOptions | None = None,
 ) -> LintReport:
     """Return what `file_type` (Q4_K_M, or a recipe file) would do to the GGUF file `model`.
 
-    importances  from `imatrix.load`
+    importances  from `imatrix.load`, or a mapping tensor name -> Importance
     options      on top of the recipe's own, as in `quantize`
     raises  ToolkitError for files that can't be read; whatever would stop a run is a finding
     """
     mixture = file_type if isinstance(file_type, Mixture) else find_mixture(file_type)
     mixture = mixture.with_options(options)
+    if importances is not None and not isinstance(importances, ImportanceFile):
+        importances = ImportanceFile(importances)
     path = Path(model)
     with open_gguf(path) as source:
         try:

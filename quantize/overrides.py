@@ -92,10 +92,13 @@ def idle_overrides(overrides: Sequence[Override], names: Sequence[str]) -> Itera
     """
     for number, override in enumerate(overrides):
         mine = tuple(name for name in names if override.matches(name))
-        deciders = [find_override(overrides[: number + 1], name) for name in mine]
-        if override not in deciders:
-            earlier = tuple(o for o in overrides[:number] if o in deciders)
-            yield IdleOverride(override, mine, earlier)
+        deciders = {_number_of_first(overrides, name) for name in mine}
+        if number not in deciders:
+            yield IdleOverride(override, mine, tuple(overrides[i] for i in sorted(deciders)))
+
+
+def _number_of_first(overrides: Sequence[Override], name: str) -> int:
+    return next(number for number, override in enumerate(overrides) if override.matches(name))
 
 
 def find_override(overrides: Sequence[Override], name: str) -> Override | None:

@@ -12,7 +12,9 @@ from quantize.roles import Role
 IMPOSSIBLE_WITHOUT_IMPORTANCES = frozenset({"IQ1_S", "IQ2_XXS", "IQ2_XS"})
 """Types that ggml can't make at all without importances (ggml_quantize_requires_imatrix)."""
 
-IGNORE_IMPORTANCES = frozenset({"F32", "F16", "BF16", "Q8_0", "MXFP4", "NVFP4", "TQ1_0", "TQ2_0"})
+IGNORE_IMPORTANCES = frozenset(
+    {"F32", "F16", "BF16", "Q8_0", "Q8_K", "MXFP4", "NVFP4", "TQ1_0", "TQ2_0", "Q1_0", "Q2_0"}
+)
 """Types whose encoding looks at no importances."""
 
 

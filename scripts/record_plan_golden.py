@@ -23,9 +23,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from gguf_tools.layout import FileLayout  # noqa: E402
 from quantize.recipes import RECIPES  # noqa: E402
-from tests.quantize.layouts import LAYOUTS, Layout  # noqa: E402
+from tests.quantize.layouts import LAYOUTS, write_header  # noqa: E402
 
 GOLDEN = ROOT / "tests" / "golden" / "plans" / "layouts.plans.json.gz"
 MATRIX = ROOT / "tests" / "golden" / "imatrix" / "tiny-deepseek-v3.imatrix.gguf"
@@ -38,7 +37,7 @@ def record(llama_quantize: str, source: str) -> None:
     plans: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, layout in LAYOUTS.items():
-            model = _write_header(layout, Path(folder) / "model.gguf")
+            model = write_header(layout, Path(folder) / "model.gguf")
             names = [tensor.name for tensor in layout.tensors]
             for recipe in RECIPES:
                 for suffix, words in (("", []), ("+imatrix", ["--imatrix", str(MATRIX)])):
@@ -46,14 +45,6 @@ def record(llama_quantize: str, source: str) -> None:
                     plans.setdefault(name, {})[recipe + suffix] = _plan(command, names)
     text = json.dumps({"recorded_from": source, "plans": plans}, separators=(",", ":"))
     GOLDEN.write_bytes(gzip.compress(text.encode(), mtime=0))
-
-
-def _write_header(layout: Layout, path: Path) -> Path:
-    laid_out = FileLayout.of(layout.metadata, layout.tensors)
-    with open(path, "wb") as file:
-        file.write(laid_out.header)
-        file.truncate(laid_out.total_bytes)
-    return path
 
 
 def _plan(command: list[str], names: list[str]) -> list[list[Any]]:

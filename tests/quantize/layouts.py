@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from gguf_tools.ggml_types import BF16
+from gguf_tools.layout import FileLayout
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
 from quantize.facts import ModelFacts
@@ -87,6 +89,15 @@ class Layout:
             **{f"deepseek2.{key}": Value.u32(number) for key, number in numbers.items()},
             "deepseek2.attention.layer_norm_rms_epsilon": Value.f32(1e-6),
         }
+
+
+def write_header(layout: Layout, path: Path) -> Path:
+    """Write a file of that layout with a hole where the data would be; it takes next to no space."""
+    laid_out = FileLayout.of(layout.metadata, layout.tensors)
+    with open(path, "wb") as file:
+        file.write(laid_out.header)
+        file.truncate(laid_out.total_bytes)
+    return path
 
 
 LAYOUTS: Mapping[str, Layout] = {

@@ -67,6 +67,8 @@ def test_partly_shadowed_overrides_have_an_effect() -> None:
     assert idle.shadowed_by == overrides[:2]
     (idle,) = idle_overrides(overrides[:2], ["ffn_gate"])
     assert (idle.override, idle.names, idle.shadowed_by) == (overrides[0], (), ())
+    (idle,) = idle_overrides(parse_overrides(["up=Q4_0", "up=Q4_0"]), ["ffn_up"])
+    assert idle.names == ("ffn_up",)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gguf_tools.errors import BadImportance, BadRequest, NeedsImportance, NoFallback
+from gguf_tools.errors import BadImportance, BadOverride, BadRequest, NeedsImportance, NoFallback
 from gguf_tools.ggml_types import BF16, F16, F32, Q4_K, Q6_K, Q8_0, by_name
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
@@ -161,6 +161,80 @@ def test_overrides_win_over_the_recipe_in_order() -> None:
     assert k_b.reason == "override attn_k_b=Q6_K; row length 128 is no multiple of 256: Q6_K -> Q8_0"
     assert found["output.weight"].target_type == Q6_K  # the option goes first
     assert found["blk.0.attn_output.weight"].target_type == F16
+
+
+def test_a_named_fallback_is_asked_only_when_rows_do_not_fit() -> None:
+    def build(*fallbacks: str, overrides: tuple[str, ...] = ()) -> Plan:
+        options = PlanOptions(overrides=parse_overrides(overrides), fallbacks=parse_overrides(fallbacks))
+        tensors, facts = tensors_of("tiny-deepseek-v3"), FACTS["tiny-deepseek-v3"]
+        return build_plan(tensors, RECIPES["Q4_K_M"], facts, options=options)
+
+    plain, named = build(), build("blk.0.attn_k_b=Q8_0", "attn=F16")
+    changed = {
+        name: (old, types(named)[name]) for name, old in types(plain).items() if old != types(named)[name]
+    }
+    assert changed == {
+        "blk.0.attn_k_b.weight": ("Q5_0", "Q8_0"),
+        "blk.1.attn_k_b.weight": ("Q5_0", "F16"),
+        "blk.2.attn_k_b.weight": ("Q5_0", "F16"),
+    }
+    first = next(tensor for tensor in named.tensors if tensor.fell_from is not None)
+    assert first.fell_from == Q4_K
+    assert first.reason == (
+        "Q4_K_M: default; row length 128 is no multiple of 256: Q4_K -> Q8_0 (fallback blk.0.attn_k_b=Q8_0)"
+    )
+    # A type that fits, set by hand, needs no fallback; one that does not fit takes it.
+    assert types(build("k_b=Q8_0", overrides=("attn_k_b=Q4_0",)))["blk.0.attn_k_b.weight"] == "Q4_0"
+    assert types(build("k_b=Q8_0", overrides=("attn_k_b=Q6_K",)))["blk.0.attn_k_b.weight"] == "Q8_0"
+    # The first that matches is the one, even where a later one would fit.
+    with pytest.raises(BadOverride) as error:
+        build("attn_k_b=Q6_K", "attn_k_b=Q8_0")
+    assert str(error.value) == (
+        "rows do not fit the fallback that is named for blk.0-2.attn_k_b.weight (Q4_K: row length 128 is no"
+        " multiple of 256; fallback attn_k_b=Q6_K: no multiple of 256 either)"
+    )
+
+
+def test_a_named_fallback_helps_where_none_is_known() -> None:
+    tensors, facts = tensors_of("v2-lite"), FACTS["v2-lite"]
+    with pytest.raises(NoFallback, match="name one with --fallback REGEX=TYPE"):
+        build_plan(tensors, RECIPES["Q1_0"], facts)
+    options = PlanOptions(fallbacks=parse_overrides(["ffn_down=Q4_0"]))
+    plan = build_plan(tensors, RECIPES["Q1_0"], facts, options=options)
+    assert types(plan)["blk.0.ffn_down.weight"] == "Q4_0"
+
+
+def test_fallbacks_without_effect_are_reported() -> None:
+    fallbacks = parse_overrides(["attn_k_b=Q8_0", "blk.1.*k_b=Q4_0", "ffn_down=Q4_0", "xyz=F16"])
+    plan = build_plan(
+        tensors_of("tiny-deepseek-v3"),
+        RECIPES["Q4_K_M"],
+        FACTS["tiny-deepseek-v3"],
+        options=PlanOptions(fallbacks=fallbacks),
+    )
+    assert plan.remarks == (
+        "fallback 'blk.1.*k_b=Q4_0' is shadowed by 'attn_k_b=Q8_0', which came first: blk.1.attn_k_b.weight",
+        "fallback 'ffn_down=Q4_0' matches no tensor whose rows need one",
+        "fallback 'xyz=F16' matches no tensor whose rows need one",
+        "Q8_0 instead of Q4_K, whose blocks rows of 128 do not fill: 3 of 52 tensors:"
+        " blk.0-2.attn_k_b.weight",
+    )
+
+
+def test_a_plan_with_problems_lists_them_all() -> None:
+    tensors = [
+        TensorInfo("blk.0.attn_output.weight", (8, 512), F32),
+        TensorInfo("blk.0.ffn_up.weight", (8, 512), Q8_0),
+        TensorInfo("blk.1.ffn_up.weight", (8, 512), F32),
+    ]
+    wrong = {"blk.0.attn_output.weight": Importance(np.ones((1, 500), np.float32), np.ones(1, np.float32))}
+    plan = build_plan(tensors, RECIPES["IQ2_XS"], SMALL, importances=wrong, allow_problems=True)
+    assert [(problem.error, problem.tensors) for problem in plan.problems] == [
+        (BadImportance, ("blk.0.attn_output.weight",)),
+        (BadRequest, ("blk.0.ffn_up.weight",)),
+        (NeedsImportance, ("blk.0.ffn_up.weight", "blk.1.ffn_up.weight")),
+    ]
+    assert json.loads(json.dumps(plan.to_json()))["problems"] == [problem.text for problem in plan.problems]
 
 
 def test_overridden_tensors_are_not_counted_as_visited() -> None:

@@ -5,6 +5,7 @@ import pytest
 from gguf_tools.errors import BadRequest
 from gguf_tools.ggml_types import by_name
 from quantize.fallback import SMALLER_BLOCKS, fit
+from quantize.overrides import parse_override
 from quantize.recipes import ALIASES, RECIPES, find_recipe
 from tests.quantize.recorded_plans import recorded
 
@@ -68,3 +69,13 @@ def test_fit() -> None:
         assert found is not None
         assert found.type.name == "F16"
     assert fit(by_name("Q1_0"), 64) is None
+
+
+def test_a_named_type_takes_the_place_of_the_tables() -> None:
+    named = parse_override("k_b=Q8_0")
+    found = fit(by_name("Q4_K"), 128, named)
+    assert found is not None
+    assert found.type.name == "Q8_0"
+    assert found.reason == "row length 128 is no multiple of 256: Q4_K -> Q8_0 (fallback k_b=Q8_0)"
+    assert fit(by_name("Q4_0"), 128, named) == fit(by_name("Q4_0"), 128)
+    assert fit(by_name("Q4_K"), 100, named) is None

@@ -9,6 +9,7 @@ from quantize.roles import (
     file_order,
     float32_reason,
     in_layer,
+    in_layer_ranges,
     layer_of,
     n_dims,
     sibling_with_same_activations,
@@ -88,3 +89,9 @@ def test_what_the_converter_keeps_in_float32() -> None:
     assert float32_reason("blk.0.attn_norm.weight", (256,)) == "1-D"
     assert float32_reason("blk.0.attn_q.weight", (1, 256)) is None
     assert float32_reason("blk.3.ffn_gate_inp.weight", MATRIX) == "expert router"
+
+
+def test_layers_are_named_in_short() -> None:
+    names = [*(f"blk.{i}.a" for i in (5, 0, 1, 2, 7, 8)), "output.weight", "blk.3.b", "{}"]
+    assert in_layer_ranges(names) == ["blk.0-2,5,7-8.a", "output.weight", "blk.3.b", "{}"]
+    assert in_layer_ranges([]) == []
