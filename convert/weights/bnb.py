@@ -1,0 +1,265 @@
+"""bitsandbytes: 4-bit codes that look values up (nf4, fp4), and 8-bit integers.
+
+4 bits. The matrix is one run of elements, row after row, in blocks that may cross from a row into the next:
+
+    X.weight             bytes  two codes each, the first in the high half; may be stored under a float dtype
+    X.weight.absmax      F32 (n_blocks,), or U8 when nested
+    X.weight.quant_map   F32 (16,)
+    X.weight.quant_state.bitsandbytes__nf4 or __fp4    U8: JSON with quant_type, blocksize, shape ...
+    X.weight.nested_absmax, X.weight.nested_quant_map  F32: the scales of blocks of scales, and 256 values
+
+    element[e] = quant_map[code[e]] * absmax[e // blocksize]
+    nested: absmax[b] = nested_quant_map[stored[b]] * nested_absmax[b // nested_blocksize] + nested_offset
+
+GPTQModel spells them X.weight_absmax, X.weight_quant_map, X.weight_quant_state ...
+
+8 bits:
+
+    X.weight         I8  (n_rows, n_cols)
+    X.SCB            F32 (n_rows,)
+    X.weight_format  U8  0: rows, the only order that is read
+
+    weight[i, j] = code[i, j] * scale[i] / 127
+
+One rounding in the look-up; two more in nested scales. The 8-bit formula rounds twice, as bitsandbytes does:
+after the product with the scale, and after that with float32(1 / 127). Row ranges read what they need, and of
+blocks that cross the range's ends the whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from convert.safetensors_file import NUMPY_DTYPES, RawTensor
+from convert.weights.base import Module, WeightsLoader
+from convert.weights.groups import check_scales
+from gguf_tools.errors import CheckpointError, MissingTensor, UnsupportedCheckpoint
+from gguf_tools.ggml_types import F32, GGMLType
+
+_STORAGE = ("U8", "I8", "F16", "BF16", "F32")
+
+
+@dataclass(frozen=True, slots=True)
+class NestedScales:
+    """Scales that are themselves quantized: values, their scales, blocks of how many, and what to add."""
+
+    values: RawTensor
+    scales: RawTensor
+    block_elems: int
+    offset: np.float32
+
+
+@dataclass(frozen=True, slots=True)
+class Bnb4Weight:
+    """A matrix of 4-bit codes in blocks.
+
+    codes   the bytes, under whatever dtype
+    values  quant_map
+    scales  absmax, one per block of `block_elems`
+    nested  how to decode `scales`; None: they are floats
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    codes: RawTensor
+    values: RawTensor
+    scales: RawTensor
+    nested: NestedScales | None
+    block_elems: int
+    kind: str
+
+    @property
+    def type(self) -> GGMLType:
+        return F32
+
+    @property
+    def stored_as(self) -> str:
+        nested = ", nested scales" if self.nested is not None else ""
+        return f"bitsandbytes {self.kind} in blocks of {self.block_elems}{nested}"
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        from convert.weights.unpack import look_up_nibbles
+
+        n_cols = self.shape[-1]
+        first, last = start * n_cols, stop * n_cols
+        first_block, last_block = first // self.block_elems, -(-last // self.block_elems)
+        data = self._read_bytes(first_block * self.block_elems // 2, -(-last // 2))
+        blocks = np.empty((last_block - first_block, self.block_elems), np.float32)
+        scales = self._read_scales(first_block, last_block)
+        look_up_nibbles(data, self.values.read_elements(0, 16), scales, blocks)
+        skip = first - first_block * self.block_elems
+        return blocks.reshape(-1)[skip : skip + last - first].reshape(stop - start, n_cols)
+
+    def _read_bytes(self, start: int, stop: int) -> np.ndarray:
+        size = NUMPY_DTYPES[self.codes.dtype].itemsize
+        first = start // size
+        data = self.codes.read_elements(first, -(-stop // size)).view(np.uint8)
+        return data[start - first * size : stop - first * size]
+
+    def _read_scales(self, start: int, stop: int) -> np.ndarray:
+        stored = self.scales.read_elements(start, stop)
+        if self.nested is None:
+            return stored.astype(np.float32)
+        block = self.nested.block_elems
+        values = self.nested.values.read_elements(0, 256)[stored.view(np.uint8)]
+        scales = self.nested.scales.read_elements(start // block, -(-stop // block))
+        return values * scales[np.arange(start, stop) // block - start // block] + self.nested.offset
+
+
+@dataclass(frozen=True, slots=True)
+class Bnb8Weight:
+    """A matrix of 8-bit integers with a scale per row."""
+
+    codes: RawTensor
+    scales: RawTensor
+
+    @property
+    def name(self) -> str:
+        return self.codes.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.codes.shape
+
+    @property
+    def type(self) -> GGMLType:
+        return F32
+
+    @property
+    def stored_as(self) -> str:
+        return "bitsandbytes int8 by row"
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        from convert.weights.unpack import scale_groups
+
+        codes = self.codes.read_rows(start, stop)
+        scales = self.scales.read_elements(start, stop)[:, None]
+        out = np.empty(codes.shape, np.float32)
+        scale_groups(codes, np.zeros_like(scales), scales, self.shape[1], out)
+        out *= np.float32(1 / 127)
+        return out
+
+
+# ---- loading
+
+
+@dataclass(frozen=True, slots=True)
+class _Spelling:
+    """How a producer joins "weight" and the names of the other tensors."""
+
+    joint: str
+    states: tuple[str, ...]
+
+    def suffix(self, name: str) -> str:
+        return f".weight{self.joint}{name}"
+
+
+_SPELLINGS = (
+    _Spelling(".", (".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bitsandbytes__fp4")),
+    _Spelling("_", (".weight_quant_state",)),
+)
+
+
+def _state(module: Module) -> tuple[_Spelling, RawTensor] | None:
+    """Return how the tensors of this module are spelled, and the one with its state; None without a state."""
+    found = ((spelling, module.get(suffix)) for spelling in _SPELLINGS for suffix in spelling.states)
+    return next(((spelling, raw) for spelling, raw in found if raw is not None), None)
+
+
+def _load4(module: Module) -> Bnb4Weight:
+    found = _state(module)
+    if found is None:
+        raise MissingTensor(f"{module.checkpoint.folder}: {module.name}: quantized without its quant_state")
+    spelling, state_raw = found
+    state = _read_state(state_raw)
+    codes, scales = module[".weight"], module[spelling.suffix("absmax")]
+    values = module[spelling.suffix("quant_map")]
+    shape, block = state.get("shape"), state.get("blocksize")
+    if not isinstance(shape, list) or len(shape) != 2 or not all(type(n) is int and n >= 0 for n in shape):
+        raise module.wrong(state_raw, f"shape {str(shape)[:80]}", "two sizes")
+    if type(block) is not int or block <= 0 or block % 8:
+        raise module.wrong(state_raw, f"blocksize {str(block)[:80]}", "a multiple of 8")
+    n_elems = shape[0] * shape[1]
+    if codes.dtype not in _STORAGE:
+        raise module.wrong(codes, codes.dtype, ", ".join(_STORAGE))
+    if codes.n_bytes < -(-n_elems // 2):
+        raise module.wrong(codes, f"{codes.n_bytes} bytes", f"{-(-n_elems // 2)} for {tuple(shape)}")
+    _check_count(module, values, 16)
+    nested = None
+    if "nested_blocksize" in state:
+        nested = _nested(module, spelling, state, state_raw)
+    else:
+        check_scales(scales, len(scales.shape))
+    n_blocks = -(-n_elems // block)
+    if scales.n_rows * scales.n_cols != n_blocks:
+        raise module.wrong(scales, f"{scales.n_rows * scales.n_cols} scales", f"{n_blocks} blocks of {block}")
+    kind = str(state.get("quant_type", "4 bits"))
+    return Bnb4Weight(module.name, tuple(shape), codes, values, scales, nested, block, kind)
+
+
+def _nested(
+    module: Module, spelling: _Spelling, state: Mapping[str, Any], state_raw: RawTensor
+) -> NestedScales:
+    values, scales = module[spelling.suffix("nested_quant_map")], module[spelling.suffix("nested_absmax")]
+    block, offset = state["nested_blocksize"], state.get("nested_offset", 0.0)
+    if type(block) is not int or block <= 0 or type(offset) not in (int, float):
+        raise module.wrong(
+            state_raw, f"nested_blocksize {block!r} and nested_offset {offset!r}", "a size and a number"
+        )
+    _check_count(module, values, 256)
+    return NestedScales(values, scales, block, np.float32(offset))
+
+
+def _check_count(module: Module, raw: RawTensor, count: int) -> None:
+    if raw.dtype != "F32" or raw.n_rows * raw.n_cols != count:
+        raise module.wrong(raw, f"{raw.dtype} {raw.shape}", f"{count} F32")
+
+
+def _read_state(raw: RawTensor) -> dict[str, Any]:
+    try:
+        state = json.loads(raw.read().tobytes())
+    except (ValueError, RecursionError):
+        state = None
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{raw.path}: {raw.name}: no JSON object, expected the state of bitsandbytes")
+    return state
+
+
+def _load8(module: Module) -> Bnb8Weight:
+    codes = module[".weight"]
+    scales = module.get(".SCB") or module[".weight_scb"]
+    order = module.get(".weight_format")
+    if order is not None and order.read().any():
+        raise UnsupportedCheckpoint(
+            f"{order.path}: {order.name}: bitsandbytes int8 in order {int(order.read().reshape(-1)[0])},"
+            " a tiled one; only rows (0) are read"
+        )
+    if scales.dtype != "F32" or scales.n_rows * scales.n_cols != codes.shape[0]:
+        raise module.wrong(scales, f"{scales.dtype} {scales.shape}", f"{codes.shape[0]} F32")
+    return Bnb8Weight(codes, scales)
+
+
+def _fits4(module: Module) -> bool:
+    return _state(module) is not None
+
+
+def _fits8(module: Module) -> bool:
+    codes = module[".weight"]
+    return codes.dtype == "I8" and len(codes.shape) == 2 and (module.has(".SCB") or module.has(".weight_scb"))
+
+
+_NAMES4 = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
+_SIDES4 = tuple(
+    suffix for spelling in _SPELLINGS for suffix in (*map(spelling.suffix, _NAMES4), *spelling.states)
+)
+_SIDES8 = (".SCB", ".weight_scb", ".weight_format")
+
+LOADERS: tuple[WeightsLoader, ...] = (
+    WeightsLoader("bitsandbytes 4 bits", ("bitsandbytes",), ".weight", _SIDES4, _fits4, _load4),
+    WeightsLoader("bitsandbytes int8", ("bitsandbytes",), ".weight", _SIDES8, _fits8, _load8),
+)  # fmt: skip

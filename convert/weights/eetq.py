@@ -1,0 +1,111 @@
+"""EETQ: 8-bit codes with a scale per output, in the order of CUTLASS' mixed-precision matrix product.
+
+    X.weight  or X.qweight  I8     (n_cols, n_rows): the transposed sizes, and bytes in tiles
+    X.weight_scales         float  (n_rows,)
+
+    weight[i, j] = (byte - 128) * scale[i]
+
+The product is the exact value rounded once. 128 bytes are a tile of two rows and 64 columns, tiles of the
+same rows one after the other: a row range reads the pairs of rows that hold it.
+
+This is the layout that devices of compute capability 7.5 to 8.9 write; a file doesn't say which it was, and
+what was written on 7.0 comes out shuffled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from convert.safetensors_file import RawTensor
+from convert.weights.base import Module, WeightsLoader
+from convert.weights.groups import check_scales
+from gguf_tools.ggml_types import F32, GGMLType
+
+TILE_ROWS, TILE_COLS = 2, 64
+_COLUMNS_OF_16 = (0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15)
+_SWAPPED = (0, 2, 1, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class EetqWeight:
+    """A matrix of bytes in tiles, and a scale per row."""
+
+    name: str
+    codes: RawTensor
+    scales: RawTensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.codes.shape[1], self.codes.shape[0]
+
+    @property
+    def type(self) -> GGMLType:
+        return F32
+
+    @property
+    def stored_as(self) -> str:
+        return "EETQ 8 bits by row"
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        from convert.weights.unpack import scale_groups, untile
+
+        n_cols = self.shape[1]
+        first, last = start // TILE_ROWS * TILE_ROWS, -(-stop // TILE_ROWS) * TILE_ROWS
+        stored = self.codes.read_elements(first * n_cols, last * n_cols).view(np.uint8)
+        codes = np.empty((last - first, n_cols), np.uint8)
+        untile(stored.reshape(-1, n_cols // TILE_COLS, TILE_ROWS * TILE_COLS), _places(), codes)
+        scales = self.scales.read_elements(first, last).astype(np.float32)[:, None]
+        out = np.empty(codes.shape, np.float32)
+        scale_groups(codes, np.full_like(scales, 128), scales, n_cols, out)
+        return out[start - first : stop - first]
+
+
+@cache
+def _places() -> np.ndarray:
+    """Return where in a tile's bytes each (row, column) stands, uint32 (2, 64)."""
+    # Stored position -> column, within 16; then the middle two of every four bytes change places.
+    columns = np.array(_COLUMNS_OF_16).reshape(4, 4)[:, _SWAPPED].reshape(16)
+    place = np.argsort(columns)
+    row = np.concatenate([place + 16 * part for part in range(TILE_COLS // 16)])
+    return (np.arange(TILE_ROWS)[:, None] * TILE_COLS + row).astype(np.uint32)
+
+
+def _weight(module: Module, suffix: str) -> EetqWeight:
+    codes, scales = module[suffix], module[".weight_scales"]
+    check_scales(scales, 1)
+    n_cols, n_rows = codes.shape
+    if scales.shape != (n_rows,):
+        raise module.wrong(scales, f"shape {scales.shape}", f"({n_rows},) for {n_rows} outputs")
+    if n_cols % TILE_COLS or n_rows % TILE_COLS:
+        raise module.wrong(codes, f"shape {codes.shape}", f"multiples of {TILE_COLS}")
+    return EetqWeight(module.name, codes, scales)
+
+
+def _load(module: Module) -> EetqWeight:
+    return _weight(module, ".weight")
+
+
+def _load_own_names(module: Module) -> EetqWeight:
+    return _weight(module, ".qweight")
+
+
+def _fits(module: Module) -> bool:
+    return _is_matrix(module, ".weight")
+
+
+def _fits_own_names(module: Module) -> bool:
+    return _is_matrix(module, ".qweight")
+
+
+def _is_matrix(module: Module, suffix: str) -> bool:
+    codes = module[suffix]
+    return module.has(".weight_scales") and codes.dtype == "I8" and len(codes.shape) == 2
+
+
+LOADERS: tuple[WeightsLoader, ...] = (
+    WeightsLoader("EETQ", ("eetq",), ".weight", (".weight_scales",), _fits, _load),
+    WeightsLoader("EETQ", ("eetq",), ".qweight", (".weight_scales",), _fits_own_names, _load_own_names),
+)  # fmt: skip

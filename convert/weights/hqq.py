@@ -1,0 +1,194 @@
+"""HQQ: codes of 1 to 8 bits with a float scale and a float zero point per group.
+
+    X.W_q           codes, packed (below)
+    X.scale, X.zero float: (n_groups, 1) for axis 1, (1, n_groups) for axis 0
+    X.nbits, X.axis, X.shape, X.group_size ...   the meta data, one small tensor each
+
+    weight = (code - zero) * scale
+
+in float32: a rounding in the difference, which is no whole number, and one in the product.
+
+Groups are made on the matrix as one run of elements, row after row. Axis 1: a group is `group_size` elements
+of it. Axis 0: the run is cut into `group_size` equal pieces, and a group takes the same place of each.
+
+Packing is on that run too. It is cut into sections (2 for 4 bits, 4 for 2, 8 for 1, 10 for 3), the first of
+which is in the highest bits; 3 bits lie in 32-bit words, the others in bytes, 5 and more bits in a byte each.
+The last section can be filled up. So a row range reads one short range of `W_q`, or two where it crosses
+from a section into the next, and its scales.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from convert.safetensors_file import RawTensor
+from convert.weights.base import Module, WeightsLoader
+from convert.weights.groups import SCALE_DTYPES
+from gguf_tools.errors import UnsupportedCheckpoint
+from gguf_tools.ggml_types import F32, GGMLType
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How codes share an element: its bytes, how many sections, and bits from one section to the next."""
+
+    bytes: int
+    sections: int
+    bits: int
+
+
+PACKINGS = {
+    "8bit_u8": Packing(1, 1, 8),
+    "4bit_u8": Packing(1, 2, 4),
+    "3bit_32": Packing(4, 10, 3),
+    "2bit_u8": Packing(1, 4, 2),
+    "1bit_u8": Packing(1, 8, 1),
+}
+_OF_BITS = {8: "8bit_u8", 6: "8bit_u8", 5: "8bit_u8", 4: "4bit_u8", 3: "3bit_32", 2: "2bit_u8", 1: "1bit_u8"}
+
+
+@dataclass(frozen=True, slots=True)
+class HqqWeight:
+    """A matrix in HQQ's packing.
+
+    group_size   for axis 1, elements in a group; for axis 0, into how many pieces the run is cut
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    codes: RawTensor
+    scales: RawTensor
+    zeros: RawTensor
+    packing: Packing
+    bits: int
+    axis: int
+    group_size: int
+
+    @property
+    def type(self) -> GGMLType:
+        return F32
+
+    @property
+    def stored_as(self) -> str:
+        return f"HQQ {self.bits} bits in groups of {self.group_size} along axis {self.axis}"
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        n_cols = self.shape[1]
+        first, last = start * n_cols, stop * n_cols
+        if self.axis == 0:
+            return self._read_across(first, last).reshape(stop - start, n_cols)
+        from convert.weights.unpack import scale_groups
+
+        # Whole groups, then what is wanted of them.
+        first_group, last_group = first // self.group_size, -(-last // self.group_size)
+        from_element = first_group * self.group_size
+        codes = self._read_codes(from_element, last_group * self.group_size).reshape(-1, self.group_size)
+        scales = self.scales.read_elements(first_group, last_group).astype(np.float32)[:, None]
+        zeros = self.zeros.read_elements(first_group, last_group).astype(np.float32)[:, None]
+        out = np.empty(codes.shape, np.float32)
+        scale_groups(codes, zeros, scales, self.group_size, out)
+        return out.reshape(-1)[first - from_element : last - from_element].reshape(stop - start, n_cols)
+
+    def _read_across(self, first: int, last: int) -> np.ndarray:
+        """Return elements `first` to `last` where groups go across the pieces of the run."""
+        out = np.empty(last - first, np.float32)
+        codes = self._read_codes(first, last)
+        n_groups = prod(self.scales.shape)
+        position = first
+        while position < last:
+            group = position % n_groups
+            end = min(last, position + n_groups - group)
+            scales = self.scales.read_elements(group, group + end - position).astype(np.float32)
+            zeros = self.zeros.read_elements(group, group + end - position).astype(np.float32)
+            out[position - first : end - first] = (codes[position - first : end - first] - zeros) * scales
+            position = end
+        return out
+
+    def _read_codes(self, first: int, last: int) -> np.ndarray:
+        """Return the codes of elements `first` to `last`, uint8."""
+        size, packing = self.codes.n_bytes // self.packing.bytes, self.packing
+        # W_q may be stored under a float dtype: its bytes count.
+        step = self.codes.n_bytes // prod(self.codes.shape)
+        codes = np.empty(last - first, np.uint8)
+        position = first
+        while position < last:
+            section, place = divmod(position, size)
+            count = min(last - position, size - place)
+            begin, end = place * packing.bytes, (place + count) * packing.bytes
+            data = self.codes.read_elements(begin // step, -(-end // step)).view(np.uint8)
+            words = data[begin % step :][: end - begin].view(np.dtype(f"<u{packing.bytes}"))
+            shift = (packing.sections - 1 - section) * packing.bits
+            mask = (1 << packing.bits) - 1
+            codes[position - first : position - first + count] = (words >> shift) & mask
+            position += count
+        return codes
+
+
+def _load(module: Module) -> HqqWeight:
+    codes, scales, zeros = module[".W_q"], module[".scale"], module[".zero"]
+    for key in (".quant_scale", ".quant_zero"):
+        flag = module.get(key)
+        if flag is not None and flag.read().any():
+            raise UnsupportedCheckpoint(
+                f"{flag.path}: {flag.name}: HQQ with quantized scales or zero points is not read"
+            )
+    shape = tuple(int(size) for size in module[".shape"].read().reshape(-1))
+    bits, axis = _number(module, ".nbits"), _number(module, ".axis")
+    packing = _packing(module, bits)
+    for raw in (scales, zeros):
+        if raw.dtype not in SCALE_DTYPES:
+            raise module.wrong(raw, raw.dtype, ", ".join(SCALE_DTYPES))
+    n_elems, n_groups = prod(shape), prod(scales.shape)
+    if len(shape) != 2 or axis not in (0, 1) or n_groups == 0 or n_elems % n_groups:
+        raise module.wrong(
+            codes,
+            f"shape {shape}, axis {axis} and {n_groups} scales",
+            "groups of equal size along axis 0 or 1",
+        )
+    if prod(zeros.shape) != n_groups:
+        raise module.wrong(zeros, f"shape {zeros.shape}", f"{scales.shape} as the scales")
+    if codes.n_bytes // packing.bytes * packing.sections < n_elems or codes.n_bytes % packing.bytes:
+        raise module.wrong(codes, f"{codes.n_bytes} bytes", f"{n_elems} codes of {bits} bits")
+    return HqqWeight(module.name, shape, codes, scales, zeros, packing, bits, axis, n_elems // n_groups)
+
+
+def _number(module: Module, suffix: str) -> int:
+    raw = module[suffix]
+    if prod(raw.shape) != 1 or raw.dtype not in ("I32", "I64", "U8"):
+        raise module.wrong(raw, f"{raw.dtype} {raw.shape}", "one integer")
+    return int(raw.read().reshape(-1)[0])
+
+
+def _packing(module: Module, bits: int) -> Packing:
+    raw = module.get(".packing")
+    name = (
+        raw.read().tobytes().decode("ascii", "replace")
+        if raw is not None
+        else _OF_BITS.get(bits, f"{bits} bits")
+    )
+    packing = PACKINGS.get(name)
+    if packing is None:
+        where = raw or module[".nbits"]
+        raise UnsupportedCheckpoint(
+            f"{where.path}: {where.name}: HQQ packed as {name!r} is not read (read: {', '.join(PACKINGS)})"
+        )
+    return packing
+
+
+def _always(module: Module) -> bool:
+    return True
+
+
+_META = (
+    "nbits", "axis", "shape", "group_size", "packing", "view_as_float", "unpack_view_dtype", "compute_dtype",
+    "channel_wise", "optimize", "round_zero", "quant_scale", "quant_zero", "offload_meta",
+    "encoded_state_dict", "stores_quant_config",
+)  # fmt: skip
+_SIDES = (".scale", ".zero", *(f".{name}" for name in _META))
+
+LOADERS: tuple[WeightsLoader, ...] = (
+    WeightsLoader("HQQ", ("hqq",), ".W_q", _SIDES, _always, _load),
+)  # fmt: skip
