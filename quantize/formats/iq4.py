@@ -161,14 +161,14 @@ def search_levels(x: Tile, weights: Tile) -> Floats:
         float_tile(32), float_tile(32), float_tile(32), float_tile(32), float_tile(32), float_tile(32)
     )
     _split(x, weights, np.float32(_TOP + _MIDDLE) / largest, extreme > ZERO, split)
-    pairs = _twice(split)
+    fours = _twice(_twice(split))
     inverses, sums_lx, sums_l2 = float_tile(16), float_tile(16), float_tile(16)
-    for k in range(_TRIALS + 1):
+    for k in range(_TRIALS + 1):  # the last one is there twice, to make sixteen
         inverses[k] = (_TOP + np.float32(_MIDDLE - min(k, _TRIALS - 1))) / largest
-    for k in range(0, _TRIALS, 2):
-        pair_lx, pair_l2 = _try(pairs, beside(tail(inverses, k), 1)[0])
-        beside(tail(sums_lx, k), 1)[0] = pair_lx
-        beside(tail(sums_l2, k), 1)[0] = pair_l2
+    for k in range(0, _TRIALS, 4):
+        four_lx, four_l2 = _try(fours, beside(beside(tail(inverses, k), 1), 2)[0])
+        beside(beside(tail(sums_lx, k), 1), 2)[0] = four_lx
+        beside(beside(tail(sums_l2, k), 1), 2)[0] = four_l2
     for k in range(_TRIALS):
         sum_lx = sums_lx[k]
         sum_l2 = sums_l2[k]
