@@ -17,7 +17,8 @@ line and in `quantize.quantize`. Its keys are the command's options, in the comm
 
 Rules are lists and not mappings because their order counts. An unknown key, a key given twice and a value
 of the wrong kind are errors that name the file and the key: a rule that is silently left out costs a day of
-quantizing. Options of the command line come on top: their rules are asked first, their single values win.
+quantizing. Options of the command line come on top: their rules are asked first, their types win, flags
+add up.
 """
 
 from __future__ import annotations
