@@ -4,11 +4,13 @@ A folder holds `config.json` and its weights, in one of these forms (looked for 
 
     model.safetensors.index.json    {"weight_map": {tensor: file}}: the shards are the files it names
     model*.safetensors              no index: every such file; a name "-00001-of-00004" promises four
+    output*.safetensors             the same, as exllamav2 names them
+    gptq_model*.safetensors         the same, as AutoGPTQ names them
 
 Names are unique over all shards, and index and shards must agree tensor by tensor: what the index
 places elsewhere, or doesn't know, is an error that names it, because it means a download that stopped
-half-way or shards of two models. Pickle checkpoints (`.bin`, `.pt`) are refused: reading one runs
-whatever code it holds.
+half-way or shards of two models. Pickle checkpoints (`.bin`, `.pt`) are refused unless they are asked for:
+reading one can run whatever code it holds; see convert.pickle_file for how it is done then.
 
 The order of `names()` is by shard file, then by tensor name. llama.cpp's converter reads in that order,
 so its files can be reproduced, and a conversion reads every shard from front to back once.
@@ -16,6 +18,7 @@ so its files can be reproduced, and a conversion reads every shard from front to
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -24,30 +27,35 @@ from types import MappingProxyType
 from typing import Any
 
 from convert.json_files import read_json_object
-from convert.safetensors_file import RawTensor, SafetensorsFile
+from convert.safetensors_file import RawTensor, SafetensorsFile, TensorFile
 from gguf_tools.errors import BadConfig, CheckpointError, MissingTensor, UnsupportedCheckpoint
 
 INDEX_NAME = "model.safetensors.index.json"
-_NUMBERED = re.compile(r"-(\d{5,})-of-(\d{5,})\.safetensors$")
+_NUMBERED = re.compile(r"-(\d{5,})-of-(\d{5,})\.\w+$")
+_NAMES = ("model*.safetensors", "output*.safetensors", "gptq_model*.safetensors")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "optimizer.bin")
+"""Pickles that trainers leave beside the weights."""
 
 
 class Checkpoint:
     """An open Hugging Face folder. Close it, or use it in a with-block.
 
-    folder   where it is
-    config   config.json as a dictionary
-    files    the open shards, in reading order
+    folder        where it is
+    config        config.json as a dictionary
+    files         the open shards, in reading order
+    allow_pickle  read pickles where there are no safetensors files
     raises   CheckpointError (BadConfig, UnsupportedCheckpoint) when the folder is not a whole checkpoint
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | os.PathLike[str], *, allow_pickle: bool = False) -> None:
         self.folder = Path(folder)
         self.config = read_config(self.folder)
         with ExitStack() as opened:
             places = _read_index(self.folder / INDEX_NAME)
-            self.files = tuple(
-                opened.enter_context(SafetensorsFile(path)) for path in _shard_paths(self.folder, places)
+            self.files: tuple[TensorFile, ...] = tuple(
+                opened.enter_context(_open_file(path))
+                for path in _shard_paths(self.folder, places, allow_pickle=allow_pickle)
             )
             self._tensors = _route(self.files)
             if places is not None:
@@ -87,7 +95,7 @@ class Checkpoint:
         return read_json_object(path) if path.exists() else None
 
 
-def read_config(folder: str | Path) -> dict[str, Any]:
+def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the config.json of `folder`; enough where no weights are wanted."""
     folder = Path(folder)
     if not folder.is_dir():
@@ -114,7 +122,15 @@ def _read_index(path: Path) -> dict[str, str] | None:
     return weight_map
 
 
-def _shard_paths(folder: Path, places: Mapping[str, str] | None) -> list[Path]:
+def _open_file(path: Path) -> TensorFile:
+    if path.suffix == ".safetensors":
+        return SafetensorsFile(path)
+    from convert.pickle_file import PickleFile
+
+    return PickleFile(path)
+
+
+def _shard_paths(folder: Path, places: Mapping[str, str] | None, *, allow_pickle: bool) -> list[Path]:
     """Return the shards in reading order after checking that all of them are there."""
     if places is not None:
         counts: dict[str, int] = {}
@@ -132,11 +148,23 @@ def _shard_paths(folder: Path, places: Mapping[str, str] | None) -> list[Path]:
                 f"{folder}: holds model.safetensors and the shards of {INDEX_NAME}; remove one of them"
             )
         return paths
-    paths = sorted(folder.glob("model*.safetensors"))
-    if not paths:
-        raise _no_weights(folder)
-    _check_numbering(paths)
-    return paths
+    for pattern in _NAMES:
+        paths = sorted(folder.glob(pattern))
+        if paths:
+            _check_numbering(paths)
+            return paths
+    pickles = [
+        path for pattern in _PICKLES for path in sorted(folder.glob(pattern)) if path.name not in _NO_WEIGHTS
+    ]
+    if pickles and allow_pickle:
+        _check_numbering(pickles)
+        return pickles
+    if pickles:
+        raise UnsupportedCheckpoint(
+            f"{pickles[0]}: a pickle checkpoint, and reading one can run any code; expected .safetensors"
+            " (save the model again with safe_serialization=True, or read it with --allow-pickle)"
+        )
+    raise CheckpointError(f"{folder}: no weights; expected model.safetensors or {INDEX_NAME}")
 
 
 def _check_numbering(paths: Iterable[Path]) -> None:
@@ -148,7 +176,7 @@ def _check_numbering(paths: Iterable[Path]) -> None:
             continue
         stem, digits, count = path.name[: match.start()], len(match[1]), match[2]
         for number in range(1, min(int(count), 100_000) + 1):
-            name = f"{stem}-{number:0{digits}d}-of-{count}.safetensors"
+            name = f"{stem}-{number:0{digits}d}-of-{count}{path.suffix}"
             if name not in present:
                 raise CheckpointError(
                     f"{path.parent / name}: missing shard; {path.name} is one of {int(count)}"
@@ -156,18 +184,7 @@ def _check_numbering(paths: Iterable[Path]) -> None:
         return
 
 
-def _no_weights(folder: Path) -> CheckpointError:
-    for pattern in _PICKLES:
-        found = sorted(folder.glob(pattern))
-        if found:
-            return UnsupportedCheckpoint(
-                f"{found[0]}: a pickle checkpoint, and reading one can run any code; expected .safetensors"
-                " (save the model again with safe_serialization=True)"
-            )
-    return CheckpointError(f"{folder}: no weights; expected model.safetensors or {INDEX_NAME}")
-
-
-def _route(files: Iterable[SafetensorsFile]) -> Mapping[str, RawTensor]:
+def _route(files: Iterable[TensorFile]) -> Mapping[str, RawTensor]:
     """Return name -> tensor over all shards, in reading order; CheckpointError for a name in two of them."""
     tensors: dict[str, RawTensor] = {}
     for file in files:

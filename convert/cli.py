@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Turn a Hugging Face folder of a DeepSeek V2 or V3 model (V2, V2-Lite, V2.5, V3, V3.1, R1) into a GGUF file.
-Weights may be F32, F16, BF16 or DeepSeek's FP8; no code of the model's folder is ever run."""
+Weights may be F32, F16, BF16 or quantized: FP8, GPTQ, AWQ, compressed-tensors, bitsandbytes, MXFP4, NVFP4 and
+others are decoded while they are read. No code of the model's folder is ever run."""
 
 EPILOG = """\
 examples:
@@ -47,7 +48,8 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--outtype", default="auto", choices=["f32", "f16", "bf16", "q8_0", "auto"],
-        help="type of the large matrices; auto: the 16-bit type of the checkpoint (default)",
+        help="type of the large matrices; auto: the 16-bit type of the checkpoint, bf16 for a quantized one"
+        " (default)",
     )  # fmt: skip
     parser.add_argument(
         "--mla",
@@ -61,6 +63,10 @@ def _parser() -> argparse.ArgumentParser:
         help="keep the multi-token-prediction layers, which are left out otherwise",
     )
     parser.add_argument("--vocab-only", action="store_true", help="write the tokenizer and no tensors")
+    parser.add_argument(
+        "--allow-pickle", action="store_true",
+        help="read .bin and .pt checkpoints, with torch 2.10 or newer and as weights only",
+    )  # fmt: skip
     parser.add_argument("--bigendian", action="store_true", help="write for a big-endian machine")
     parser.add_argument("--split-max-size", metavar="N(M|G)", help="start a new part at this size")
     parser.add_argument(
@@ -125,6 +131,7 @@ def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Conve
         metadata_file=args.metadata,
         pre_tokenizer=args.pre_tokenizer,
         vocab_only=args.vocab_only,
+        allow_pickle=args.allow_pickle,
         big_endian=args.bigendian,
         split_max_bytes=_size(args.split_max_size, parser),
         split_max_tensors=args.split_max_tensors or None,
@@ -149,7 +156,7 @@ def _print_plan(args: argparse.Namespace, options: ConvertOptions) -> None:
     if options.vocab_only:
         preparation = prepare_vocab(args.model, args.outfile, options)
     else:
-        with Checkpoint(args.model) as checkpoint:
+        with Checkpoint(args.model, allow_pickle=options.allow_pickle) as checkpoint:
             preparation, _ = prepare(checkpoint, args.outfile, options)
     for line in (*plan_lines(preparation.plan), *total_lines(preparation)):
         print(line)

@@ -43,13 +43,15 @@ from quantize.recipes import find_recipe
 class ConvertOptions:
     """What the user chooses about a conversion; the defaults are those of the command.
 
-    outtype          "f32", "f16", "bf16", "q8_0", or "auto": the 16-bit type of the checkpoint
+    outtype          "f32", "f16", "bf16", "q8_0", or "auto": the 16-bit type of the checkpoint, BF16 for one
+                     that is quantized
     mla              "split" for llama.cpp, "both" for ik_llama.cpp, "none" for plain attention
     mtp              keep the multi-token-prediction layers
     model_name       general.name
     metadata_file    JSON file with general.* values that win over what the folder says
     pre_tokenizer    name to write when the tokenizer's own rules are not recognised
     vocab_only       write the tokenizer and no tensors
+    allow_pickle     read .bin and .pt checkpoints, with torch and as weights only
     big_endian       for a big-endian machine
     split_max_bytes, split_max_tensors   start a new shard at these limits; None: one file
     """
@@ -61,6 +63,7 @@ class ConvertOptions:
     metadata_file: Path | None = None
     pre_tokenizer: str | None = None
     vocab_only: bool = False
+    allow_pickle: bool = False
     big_endian: bool = False
     split_max_bytes: int | None = None
     split_max_tensors: int | None = None
@@ -121,7 +124,7 @@ def convert(
         report = progress(preparation) if progress else _no_progress
         write_outputs(preparation.outputs, job, 1, report, inputs=())
         return Result(preparation, time.monotonic() - started)
-    with Checkpoint(path) as checkpoint:
+    with Checkpoint(path, allow_pickle=options.allow_pickle) as checkpoint:
         preparation, conversion = prepare(checkpoint, outfile, options)
         job = FillJob({tensor.name: tensor for tensor in conversion.tensors}, {})
         report = progress(preparation) if progress else _no_progress
@@ -135,14 +138,11 @@ def prepare(
 ) -> tuple[Preparation, Conversion]:
     """Decide what the checkpoint becomes and lay the output out, without reading a weight."""
     folder = checkpoint.folder
-    conversion = build(
-        find_architecture(checkpoint.config, checkpoint.config_path),
-        open_weights(checkpoint),
-        mla=options.mla,
-        mtp=options.mtp,
-    )
+    architecture = find_architecture(checkpoint.config, checkpoint.config_path)
+    weights = open_weights(checkpoint)
+    conversion = build(architecture, weights, mla=options.mla, mtp=options.mtp)
     infos = [TensorInfo(tensor.name, tensor.shape, tensor.type) for tensor in conversion.tensors]
-    wanted = resolve_outtype(options.outtype, infos)
+    wanted = resolve_outtype(options.outtype, infos, decoded=weights.is_quantized)
     plan = outtype_plan(infos, wanted)
     general = general_metadata(
         folder,

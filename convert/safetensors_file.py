@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -59,20 +59,48 @@ NUMPY_DTYPES: Mapping[str, np.dtype] = MappingProxyType({
 })  # fmt: skip
 
 
+class TensorFile(Protocol):
+    """An open file of tensors. Close it, or use it in a with-block.
+
+    path      where it is
+    tensors   name -> RawTensor
+    metadata  strings that the file holds besides
+    """
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def tensors(self) -> Mapping[str, RawTensor]: ...
+    @property
+    def metadata(self) -> Mapping[str, str]: ...
+
+    def read(self, offset: int, n_bytes: int, what: str) -> np.ndarray:
+        """Return `n_bytes` bytes from `offset` as uint8, freshly allocated; `what` names them in errors."""
+        ...
+
+    def read_strided(self, offset: int, stride: int, out: np.ndarray, what: str) -> None:
+        """Fill every row of `out`, uint8 (n_rows, n_bytes), from `offset` + row * `stride`."""
+        ...
+
+    def close(self) -> None: ...
+    def __enter__(self) -> TensorFile: ...
+    def __exit__(self, *exc: object) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class RawTensor:
     """One tensor as it is stored, unread.
 
     dtype    the safetensors name: "BF16", "F8_E4M3", "I32" ...
     shape    rows first; a row is the last axis, rows are counted over all the axes before it
-    offset   absolute byte offset of the first element in the file at `path`
+    offset   byte offset of the first element, counted as `file` counts
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     offset: int
-    file: SafetensorsFile = field(repr=False, compare=False)
+    file: TensorFile = field(repr=False, compare=False)
 
     @property
     def path(self) -> Path:

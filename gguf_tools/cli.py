@@ -18,6 +18,7 @@ examples:
   gguf-tools diff --no-data old.gguf new.gguf
   gguf-tools verify model.gguf               finds NaN scales, gaps, stray bytes
   gguf-tools hash model.gguf                 SHA-256 of every tensor, the file and the content
+  gguf-tools checkpoint DeepSeek-V3          weights of a Hugging Face folder, and how they are stored
 
 Each subcommand explains itself: gguf-tools show --help
 """
@@ -84,6 +85,14 @@ def hash_(args: argparse.Namespace) -> None:
     print(f"{hashes.content}  content")
 
 
+def checkpoint(args: argparse.Namespace) -> None:
+    from convert import open_checkpoint
+    from convert.listing import checkpoint_text, describe
+
+    with open_checkpoint(args.folder, allow_pickle=args.allow_pickle) as weights:
+        print(json_text(describe(weights)) if args.json else "\n".join(checkpoint_text(weights)))
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of `gguf-tools` and its subcommands."""
     parser = command.make_parser(
@@ -126,6 +135,18 @@ def make_parser() -> argparse.ArgumentParser:
         "it is the same for a file and for the split set made of it.",
     )
     sub.add_argument("file", help="a GGUF file, or any file of a split set")
+
+    sub = add(
+        "checkpoint", checkpoint, "print the weights of a Hugging Face folder",
+        "Of each: name, shape, bits per weight with scales and all, and how it is stored. Those of a "
+        "quantized checkpoint are listed as the model has them, not as the files do. Only headers and a few "
+        "small tensors are read.",
+    )
+    sub.add_argument("folder", metavar="FOLDER", help="folder with config.json")
+    sub.add_argument(
+        "--allow-pickle", action="store_true",
+        help="read .bin and .pt checkpoints, with torch 2.10 or newer and as weights only",
+    )
     return parser
 
 

@@ -20,12 +20,15 @@ OUTTYPES: dict[str, GGMLType] = {"f32": F32, "f16": F16, "bf16": BF16, "q8_0": Q
 """What --outtype may name, besides `auto`."""
 
 
-def resolve_outtype(outtype: str, tensors: Iterable[TensorInfo]) -> GGMLType:
+def resolve_outtype(outtype: str, tensors: Iterable[TensorInfo], *, decoded: bool = False) -> GGMLType:
     """Return the type that --outtype means for these tensors, given as they are stored in the checkpoint.
 
-    `auto` is the type of the first matrix stored in 16 bits, and F16 when there is none.
+    `auto` is the type of the first matrix stored in 16 bits, and F16 when there is none. Where weights are
+    `decoded` from a quantized format it is BF16, whatever the others are in: it has their range.
     raises  BadRequest for an unknown name
     """
+    if outtype == "auto" and decoded:
+        return BF16
     if outtype == "auto":
         halves = (t.type for t in tensors if len(t.shape) > 1 and t.type in (F16, BF16))
         return next(halves, F16)

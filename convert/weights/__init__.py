@@ -6,6 +6,7 @@ it takes what no other wants. None of the modules loads numba before a weight is
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,27 @@ MODULES: tuple[str, ...] = (
 """The modules with LOADERS, in the order of trying."""
 
 
+def open_checkpoint(folder: str | os.PathLike[str], *, allow_pickle: bool = False) -> ModelWeights:
+    """Open the checkpoint in `folder` to read its weights, whatever format they are stored in.
+
+        with convert.open_checkpoint("DeepSeek-V3") as weights:
+            weights.names()                                # as in the unquantized model
+            weights.read("lm_head.weight")                 # float32, the whole matrix
+            weights.read_rows("lm_head.weight", 0, 128)    # float32, some rows
+
+    allow_pickle  read `.bin` and `.pt` files too; see convert.pickle_file
+    raises  CheckpointError: a damaged folder, a format that is not read
+    """
+    from convert.checkpoint import Checkpoint
+
+    checkpoint = Checkpoint(folder, allow_pickle=allow_pickle)
+    try:
+        return open_weights(checkpoint)
+    except BaseException:
+        checkpoint.close()
+        raise
+
+
 def all_loaders() -> tuple[WeightsLoader, ...]:
     """Return the loaders of all formats, in the order of trying."""
     return tuple(loader for module in MODULES for loader in import_module(module).LOADERS)
@@ -46,21 +68,18 @@ def open_weights(checkpoint: Checkpoint) -> ModelWeights:
     raises  UnsupportedCheckpoint naming the format, the key that says so and the first tensor that shows it
     """
     from convert.weights.model_weights import ModelWeights
-    from convert.weights.plain import TYPES
+    from convert.weights.refusals import first_quantized, refuse
     from convert.weights.settings import read_settings
 
     settings = read_settings(checkpoint)
     loaders = all_loaders()
-    if settings.method is None:
-        return ModelWeights(checkpoint, settings, loaders)
-    wanted = tuple(loader for loader in loaders if settings.method in loader.methods)
-    if not wanted:
-        first = next((n for n in checkpoint.names() if checkpoint.raw(n).dtype not in TYPES), None)
-        shown = (
-            "no tensor shows it"
-            if first is None
-            else f"first such tensor: {first} ({checkpoint.raw(first).dtype})"
-        )
-        read = ", ".join(sorted({method for loader in loaders for method in loader.methods}))
-        raise UnsupportedCheckpoint(f"{settings.described}, which is not read (read: {read}); {shown}")
-    return ModelWeights(checkpoint, settings, wanted)
+    if settings.method is not None:
+        read = sorted({method for loader in loaders for method in loader.methods})
+        if settings.method not in read:
+            raise UnsupportedCheckpoint(
+                f"{settings.described}, which is not read (read: {', '.join(read)});"
+                f" {first_quantized(checkpoint)}"
+            )
+        loaders = tuple(loader for loader in loaders if settings.method in loader.methods)
+    refuse(checkpoint, settings)
+    return ModelWeights(checkpoint, settings, loaders)

@@ -1,8 +1,8 @@
 """4-bit floats (E2M1) with a scale for every 16 or 32 columns: MXFP4 and NVFP4.
 
-Codes 0 .. 7 are 0, 0.5, 1, 1.5, 2, 3, 4, 6, those from 8 on the same below zero; two stand in a byte, the lower half
-first. The scale of a group is a power of two stored as its exponent (MXFP4, groups of 32), or an 8-bit float that
-a factor of the whole matrix brings into range (NVFP4, groups of 16):
+Codes 0 .. 7 are 0, 0.5, 1, 1.5, 2, 3, 4, 6, those from 8 on the same below zero; two stand in a byte, the
+lower half first. The scale of a group is a power of two stored as its exponent (MXFP4, groups of 32), or an
+8-bit float that a factor of the whole matrix brings into range (NVFP4, groups of 16):
 
     X.weight_packed U8 (rows, cols / 2)   X.weight_scale U8 (rows, groups)       compressed-tensors, MXFP4
     X.weight_packed U8                    X.weight_scale F8_E4M3                 compressed-tensors, NVFP4
@@ -11,12 +11,12 @@ a factor of the whole matrix brings into range (NVFP4, groups of 16):
     X.weight U8                           X.weight_scale F8_E4M3                 ModelOpt, NVFP4
                                           X.weight_scale_2 F32 (): multiplies
     X.weight I8                           X.scale F8_E8M0 (rows, groups)         DeepSeek-V4's experts
-    X_blocks U8 (mats, rows, groups, 16)  X_scales U8 (mats, rows, groups)       gpt-oss; the weight is called X
+    X_blocks U8 (mats, rows, groups, 16)  X_scales U8 (mats, rows, groups)       gpt-oss; the weight is X
 
     weight[i, j] = value(code[i, j]) * scale[i, group] * factor
 
-The first product is exact in float32, so that the whole is the exact value rounded once. The rows of gpt-oss are
-outputs, like everywhere else; its program transposes them after reading.
+The first product is exact in float32, so that the whole is the exact value rounded once. The rows of gpt-oss
+are outputs, like everywhere else; its program transposes them after reading.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Fp4Weight:
             self.read_codes(start, stop), E2M1_VALUES, self.read_scales(start, stop), self.group_size, rows
         )
         if self.factor is not None:
-            factor = self.factor.read().astype(np.float32).reshape(())[()]
+            factor = np.float32(self.factor.read().astype(np.float32).item())
             (divide_rows if self.divides else multiply_rows)(rows, factor)
         return rows
 

@@ -1,7 +1,7 @@
 """4-bit integers, two rows in a byte: ModelOpt's W4A16_AWQ.
 
-    X.weight        U8 (rows / 2, cols)   byte (r, j) holds row 2 * r in its lower half and row 2 * r + 1 in the
-                                          upper, both in two's complement
+    X.weight        U8 (rows / 2, cols)  byte (r, j) holds row 2 * r in its lower half and row 2 * r + 1 in
+                                         the upper, both in two's complement
     X.weight_scale  float (rows, groups)
 
     weight[i, j] = code[i, j] * scale[i, group]     the exact value rounded once

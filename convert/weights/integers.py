@@ -1,4 +1,4 @@
-"""8-bit integers with scales: compressed-tensors' int-quantized and naive-quantized, ModelOpt's W8A16 and W8A8.
+"""8-bit integers: compressed-tensors' int-quantized and naive-quantized, ModelOpt's W8A16 and W8A8.
 
     X.weight             I8 (rows, cols)
     X.weight_scale       per tensor, row, group or block, see convert.weights.scales

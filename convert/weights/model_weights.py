@@ -109,9 +109,15 @@ class ModelWeights:
 
     def read(self, name: str) -> np.ndarray:
         """Return the whole weight `name` in its shape, float32."""
-        weight = self.weight(name)
-        n_rows, _ = rows_and_cols(weight.shape)
-        return weight.read_rows(0, n_rows).astype(np.float32, copy=False).reshape(weight.shape)
+        shape = self.weight(name).shape
+        return self.read_rows(name, 0, rows_and_cols(shape)[0]).reshape(shape)
+
+    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Return rows `start` to `stop` of the weight `name`, (stop - start, n_cols), float32.
+
+        Rows are counted over all the axes before the last one; a vector is one row.
+        """
+        return self.weight(name).read_rows(start, stop).astype(np.float32, copy=False)
 
     def stored_bytes(self, name: str) -> int:
         """Return how many bytes the checkpoint spends on the weight `name`, scales and all."""

@@ -3,18 +3,18 @@
     X.weight_packed      I32 (rows, words)  codes along the columns, a code being q + 2 ** (bits - 1)
     X.weight_scale       float, per tensor, row or group of columns, see convert.weights.scales
     X.weight_shape       I64 or I32 (2,)    rows and columns without padding
-    X.weight_zero_point  I32 (words, groups) packed along the rows, stored like the codes; or I8 (rows, groups)
-                         unpacked; missing where quantization is symmetric
+    X.weight_zero_point  I32 (words, groups) packed along the rows, stored like the codes; or I8 (rows,
+                         groups), unpacked; missing where quantization is symmetric
     X.weight_g_idx       I32 (cols,)        the group of every column (act-order); -1 in it: not used
 
     weight[i, j] = (code[i, j] - zero[i, group]) * scale[i, group], zero 2 ** (bits - 1) where none is stored
 
 The difference is exact, so the product is the exact value rounded once.
 
-Codes of 1, 2, 4 and 8 bits stand in a word lowest first. For the other widths version 0.18 of compressed-tensors
-changed the packing: from as many whole codes as fit a word, its top bits unused, to one stream of bits. The two
-differ in the number of words; where they don't, `version` tells. How many bits there are follows from the
-shapes among the `num_bits` that the configuration mentions, because several groups of modules may differ.
+Codes of 1, 2, 4 and 8 bits stand in a word lowest first. For the other widths version 0.18 of the library
+changed the packing: from as many whole codes as fit a word, its top bits unused, to one stream of bits. The
+two differ in the number of words; where they don't, `version` tells. How many bits there are follows from the
+shapes, among the `num_bits` that the configuration mentions: several groups of modules may differ.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ class PackedWeight:
             return None
         if (groups < 0).any() or (groups >= self.scales.grid[1]).any():
             raise UnsupportedCheckpoint(
-                f"{self.g_idx.path}: {self.g_idx.name}: groups from {groups.min()} to {groups.max()}, expected 0"
-                f" to {self.scales.grid[1] - 1}"
+                f"{self.g_idx.path}: {self.g_idx.name}: groups from {groups.min()} to {groups.max()},"
+                f" expected 0 to {self.scales.grid[1] - 1}"
             )
         return groups.astype(np.uint32)
 
@@ -151,12 +151,13 @@ def _load(module: Module) -> PackedWeight:
             f"{packed.path}: {packed.name}: packed integers of shape {packed.shape}, expected a matrix"
         )
     bits = _bits(module)
-    if shape_tensor is None:
-        if len(bits) != 1 or WORD_BITS % bits[0]:
-            raise module.wrong(packed, "no weight_shape beside it", f"{module.stem}.weight_shape")
-        shape = packed.shape[0], packed.shape[1] * (WORD_BITS // bits[0])
+    if shape_tensor is not None:
+        n_rows, n_cols = (int(size) for size in shape_tensor.read())
+    elif len(bits) == 1 and WORD_BITS % bits[0] == 0:
+        n_rows, n_cols = packed.shape[0], packed.shape[1] * (WORD_BITS // bits[0])
     else:
-        shape = tuple(int(size) for size in shape_tensor.read())
+        raise module.wrong(packed, "no weight_shape beside it", f"{module.stem}.weight_shape")
+    shape = n_rows, n_cols
     packing = _packing(module, packed, shape, bits)
     scales = scale_grid(module, shape, module[".weight_scale"], [(1, size) for size in _group_sizes(module)])
     zeros, g_idx = module.get(".weight_zero_point"), module.get(".weight_g_idx")
@@ -167,7 +168,7 @@ def _load(module: Module) -> PackedWeight:
     return PackedWeight(module.name, shape, packed, packing, scales, zeros, g_idx)
 
 
-def _packing(module: Module, packed: RawTensor, shape: tuple[int, ...], bits: tuple[int, ...]) -> Packing:
+def _packing(module: Module, packed: RawTensor, shape: tuple[int, int], bits: tuple[int, ...]) -> Packing:
     """Return the packing that gives `packed` its width."""
     fitting = [
         packing

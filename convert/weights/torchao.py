@@ -3,7 +3,7 @@
     X._weight_qdata       I8 or F8_E4M3 (rows, cols)
     X._weight_scale       float (rows, n)
     X._weight_zero_point  I8 (rows, n), for integers
-    __metadata__          "X.weight": {"_type": "Int8Tensor", "_data": {"block_size": [1, cols / n], ...}, ...}
+    __metadata__          "X.weight": {"_type": "Int8Tensor", "_data": {"block_size": [1, cols / n] ...} ...}
 
     weight[i, j] = (data[i, j] - zero) * scale     of the block of (i, j)
 
@@ -32,7 +32,8 @@ def _load(module: Module) -> Weight:
     if kind in _INTEGERS and data.dtype == "I8":
         return int8_weight(module, data, scales, module.get("._weight_zero_point"))
     raise UnsupportedCheckpoint(
-        f"{data.path}: {data.name}: torchao's {kind} in {data.dtype}, expected {', '.join(_INTEGERS + _FLOATS)}"
+        f"{data.path}: {data.name}: torchao's {kind} in {data.dtype}, expected"
+        f" {', '.join(_INTEGERS + _FLOATS)}"
     )
 
 

@@ -1,0 +1,64 @@
+"""What `gguf-tools checkpoint` prints: the weights of a Hugging Face folder and how they are stored."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import prod
+from typing import Any
+
+from convert.weights.model_weights import ModelWeights
+from gguf_tools.text import bytes_text, printable, table
+
+
+def describe(model: ModelWeights) -> dict[str, Any]:
+    """Return the weights as plain data: name, shape, stored_as, bits_per_weight of each; what was dropped.
+
+    raises  CheckpointError for the first weight whose stored tensors don't fit each other
+    """
+    tensors, n_weights, n_bytes = [], 0, 0
+    for name in model.names():
+        weight, stored = model.weight(name), model.stored_bytes(name)
+        tensors.append({
+            "name": name,
+            "shape": list(weight.shape),
+            "stored_as": weight.stored_as,
+            "bits_per_weight": _bits_per_weight(stored, prod(weight.shape)),
+        })  # fmt: skip
+        n_weights += prod(weight.shape)
+        n_bytes += stored
+    return {
+        "folder": str(model.checkpoint.folder),
+        "quant_method": model.settings.method,
+        "weights": n_weights,
+        "bytes": n_bytes,
+        "bits_per_weight": _bits_per_weight(n_bytes, n_weights),
+        "tensors": tensors,
+        "dropped": dict(model.dropped),
+    }
+
+
+def checkpoint_text(model: ModelWeights) -> list[str]:
+    """Return the same as lines: one for each weight, then totals and what was dropped."""
+    found = describe(model)
+    rows = [
+        (
+            printable(tensor["name"]),
+            " x ".join(map(str, tensor["shape"])),
+            f"{tensor['bits_per_weight']:.2f}",
+            tensor["stored_as"],
+        )
+        for tensor in found["tensors"]
+    ]
+    lines = table([("name", "shape", "bits", "stored as"), *rows], right=(1, 2))
+    lines.append("")
+    lines.append(
+        f"{len(rows)} tensors, {found['weights']:,} weights, {bytes_text(found['bytes'])},"
+        f" {found['bits_per_weight']:.2f} bits per weight"
+    )
+    reasons = Counter(found["dropped"].values())
+    lines += [f"{count} more dropped: {reason}" for reason, count in reasons.items()]
+    return lines
+
+
+def _bits_per_weight(n_bytes: int, n_weights: int) -> float:
+    return round(8 * n_bytes / n_weights, 4) if n_weights else 0.0
