@@ -1,7 +1,7 @@
 """Codes to words and back: how K-quants lay 2 to 6 bits out in a block.
 
-Packing works on Tiles of Ints (lane = block) and gives words for `tiles.store_blocks`; unpacking works on
-numpy arrays of a field's bytes.
+Packing works on Tiles of Ints (lane = block) and gives words for `tiles.store_blocks`. Unpacking reads
+LANES codes of one block from bytes (`codes_at`), or all of an array's outside of kernels (`unpack`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.formats.kernel import part
-from quantize.formats.lane_memory import Tile
+from quantize.formats.lane_memory import Tile, load
 from quantize.formats.lanes import Ints, splat
 
 
@@ -42,6 +42,18 @@ def unpack(packed: npt.NDArray[np.uint8], bits: int, group_bytes: int) -> npt.ND
 
 
 @part
+def codes_at(data: npt.NDArray[np.uint8], offset: int, first: int, bits: int, group_bytes: int) -> Ints:
+    """Return codes first .. first + LANES - 1 of the bytes of `pack` that begin at data[offset].
+
+    first and group_bytes are multiples of LANES.
+    """
+    per_group = 8 // bits * group_bytes
+    byte = first // per_group * group_bytes + first % group_bytes
+    shift = first % per_group // group_bytes * bits
+    return load(data, offset + byte) >> shift & (1 << bits) - 1
+
+
+@part
 def pack_scales(scales: Tile, minimums: Tile, words: Tile) -> None:
     """Fill 3 words with 8 scales and 8 minimums, bytes of which 6 bits are kept; ggml's get_scale_min_k4.
 
@@ -67,11 +79,10 @@ def unpack_scale(words: Tile, field: int, j: int) -> Ints:
     return words[2] >> 8 * (j - 4) + 4 * field & 0xF | upper << 4
 
 
-def unpack_scales(
-    packed: npt.NDArray[np.uint8],
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """Return scales and minimums, uint8 (n_blocks, 8) each, of the bytes (n_blocks, 12) of `pack_scales`."""
-    first, second, third = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
-    scales = np.concatenate([first & 63, (third & 0xF) | (first >> 6 << 4)], axis=1)
-    minimums = np.concatenate([second & 63, (third >> 4) | (second >> 6 << 4)], axis=1)
-    return scales, minimums
+@part
+def scale_at(data: npt.NDArray[np.uint8], offset: int, field: int, j: int) -> np.float32:
+    """Return scale j (field 0) or minimum j (field 1) of the 12 bytes of `pack_scales` at data[offset]."""
+    if j < 4:
+        return np.float32(data[offset + 4 * field + j] & 63)
+    upper = data[offset + 4 * field + j - 4] >> 6
+    return np.float32(data[offset + 4 + j] >> 4 * field & 0xF | upper << 4)

@@ -19,11 +19,12 @@ import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q3_K
 from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
-from quantize.formats.half import from_half_bits, halves_to_float32, to_half_bits
+from quantize.formats.blocks_of_32 import float_at
+from quantize.formats.half import from_half_bits, to_half_bits
 from quantize.formats.kernel import kernel, part
-from quantize.formats.lane_memory import Tile, float_tile, int_tile, tail
+from quantize.formats.lane_memory import Tile, float_tile, int_tile, store, tail
 from quantize.formats.lanes import LANES, Floats, Ints, any_lane, select, splat, to_float, to_int
-from quantize.formats.packing import pack, unpack
+from quantize.formats.packing import codes_at, pack
 from quantize.formats.rounding import clamp, nearest_float, nearest_int
 from quantize.formats.search import (
     EMPTY,
@@ -33,7 +34,7 @@ from quantize.formats.search import (
     search_symmetric_of_any,
     symmetric_codes,
 )
-from quantize.formats.super_block import fit_symmetric_sub_blocks, mean_square, weigh
+from quantize.formats.super_block import ELEMS, fit_symmetric_sub_blocks, mean_square, weigh
 from quantize.formats.tiles import as_source, load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = np.dtype([("hmask", "u1", 32), ("qs", "u1", 64), ("scales", "u1", 12), ("d", "<u2")])
@@ -45,17 +46,9 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     blocks   BLOCK (n_rows, n_blocks)
     returns  float32 (n_rows, n_blocks * 256)
     """
-    flat = blocks.reshape(-1)
-    codes = unpack(flat["qs"], bits=2, group_bytes=32) | unpack(flat["hmask"], bits=1, group_bytes=32) << 2
-    levels = codes.view(np.int8).reshape(-1, 16, 16) - np.int8(_HALF)
-    packed = flat["scales"]
-    scale_codes = (
-        unpack(packed[:, :8], bits=4, group_bytes=8) | unpack(packed[:, 8:], bits=2, group_bytes=4) << 4
-    )
-    with np.errstate(all="ignore"):  # an infinite or NaN scale decodes to what IEEE arithmetic makes of it
-        scales = halves_to_float32(flat["d"])[:, None] * (scale_codes.view(np.int8) - np.int8(_SCALE_HALF))
-        weights = scales[:, :, None] * levels
-    return weights.reshape(len(blocks), -1)
+    rows = np.empty((blocks.shape[0], blocks.shape[1] * ELEMS), np.float32)
+    _decode(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), rows.reshape(-1))
+    return rows
 
 
 def quantize(rows: Rows, weights: Weights) -> Blocks:
@@ -79,6 +72,19 @@ _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
 _HALF = 4
 _SCALE_HALF = 32
+
+
+@kernel
+def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+    for k in range(data.size // _BYTES):
+        start = k * _BYTES
+        d = float_at(data, start + 108)
+        for j in range(16):
+            lower = data[start + 96 + j % 8] >> 4 * (j // 8) & 0xF
+            upper = data[start + 104 + j % 4] >> 2 * (j // 4) & 3
+            scale = d * np.float32((lower | upper << 4) - _SCALE_HALF)
+            codes = codes_at(data, start + 32, 16 * j, 2, 32) | codes_at(data, start, 16 * j, 1, 32) << 2
+            store(out, k * ELEMS + 16 * j, scale * to_float(codes - _HALF))
 
 
 @kernel

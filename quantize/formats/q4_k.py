@@ -18,13 +18,15 @@ import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q4_K
 from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
-from quantize.formats.half import from_half_bits, halves_to_float32, to_half_bits
+from quantize.formats.blocks_of_32 import float_at
+from quantize.formats.half import from_half_bits, to_half_bits
 from quantize.formats.kernel import kernel, part
-from quantize.formats.lane_memory import Tile, float_tile, int_tile, tail
+from quantize.formats.lane_memory import Tile, float_tile, int_tile, store, tail
 from quantize.formats.lanes import LANES, minimum, shift_right_logical, to_float
-from quantize.formats.packing import pack, pack_scales, unpack, unpack_scale, unpack_scales
+from quantize.formats.packing import codes_at, pack, pack_scales, scale_at, unpack_scale
 from quantize.formats.search import affine_codes, search_positive
 from quantize.formats.super_block import (
+    ELEMS,
     AffineFit,
     code_by_largest,
     fit_sub_blocks,
@@ -43,14 +45,9 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     blocks   BLOCK (n_rows, n_blocks)
     returns  float32 (n_rows, n_blocks * 256)
     """
-    flat = blocks.reshape(-1)
-    scales, minimums = unpack_scales(flat["scales"])
-    codes = unpack(flat["qs"], bits=4, group_bytes=32).reshape(-1, 8, 32)
-    d = halves_to_float32(flat["d"])[:, None]
-    dmin = halves_to_float32(flat["dmin"])[:, None]
-    with np.errstate(all="ignore"):  # an infinite or NaN scale decodes to what IEEE arithmetic makes of it
-        weights = (d * scales)[:, :, None] * codes - (dmin * minimums)[:, :, None]
-    return weights.reshape(len(blocks), -1)
+    rows = np.empty((blocks.shape[0], blocks.shape[1] * ELEMS), np.float32)
+    _decode(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), rows.reshape(-1))
+    return rows
 
 
 def quantize(rows: Rows, weights: Weights) -> Blocks:
@@ -74,6 +71,19 @@ _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
 _TOP = 15
 _SCALE_TOP = 63
+
+
+@kernel
+def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+    for k in range(data.size // _BYTES):
+        start = k * _BYTES
+        d, dmin = float_at(data, start), float_at(data, start + 2)
+        for j in range(8):
+            scale = d * scale_at(data, start + 4, 0, j)
+            minus_low = dmin * scale_at(data, start + 4, 1, j)
+            for i in range(32 * j, 32 * (j + 1), LANES):
+                codes = codes_at(data, start + 16, i, 4, 32)
+                store(out, k * ELEMS + i, scale * to_float(codes) - minus_low)
 
 
 @kernel

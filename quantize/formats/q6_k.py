@@ -18,14 +18,15 @@ import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q6_K
 from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
-from quantize.formats.half import from_half_bits, halves_to_float32, to_half_bits
+from quantize.formats.blocks_of_32 import float_at
+from quantize.formats.half import from_half_bits, to_half_bits
 from quantize.formats.kernel import kernel, part
-from quantize.formats.lane_memory import Tile, float_tile, int_tile, tail
+from quantize.formats.lane_memory import Tile, float_tile, int_tile, store, tail
 from quantize.formats.lanes import LANES, any_lane, minimum, select, splat, to_float
-from quantize.formats.packing import pack, unpack
+from quantize.formats.packing import codes_at, pack
 from quantize.formats.rounding import nearest_int
 from quantize.formats.search import EMPTY, ONE, farthest_from_zero, symmetric_codes
-from quantize.formats.super_block import fit_symmetric_sub_blocks
+from quantize.formats.super_block import ELEMS, fit_symmetric_sub_blocks
 from quantize.formats.tiles import as_source, load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = np.dtype([("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", "<u2")])
@@ -37,13 +38,9 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     blocks   BLOCK (n_rows, n_blocks)
     returns  float32 (n_rows, n_blocks * 256)
     """
-    flat = blocks.reshape(-1)
-    codes = unpack(flat["ql"], bits=4, group_bytes=64) | unpack(flat["qh"], bits=2, group_bytes=32) << 4
-    levels = codes.view(np.int8).reshape(-1, 16, 16) - np.int8(_HALF)
-    with np.errstate(all="ignore"):  # an infinite or NaN scale decodes to what IEEE arithmetic makes of it
-        scales = halves_to_float32(flat["d"])[:, None] * flat["scales"]
-        weights = scales[:, :, None] * levels
-    return weights.reshape(len(blocks), -1)
+    rows = np.empty((blocks.shape[0], blocks.shape[1] * ELEMS), np.float32)
+    _decode(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), rows.reshape(-1))
+    return rows
 
 
 def quantize(rows: Rows, weights: Weights) -> Blocks:
@@ -66,6 +63,17 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
 _HALF = 32
+
+
+@kernel
+def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+    for k in range(data.size // _BYTES):
+        start = k * _BYTES
+        d = float_at(data, start + 208)
+        for j in range(16):
+            scale = d * np.float32((data[start + 192 + j] ^ 0x80) - 0x80)
+            codes = codes_at(data, start, 16 * j, 4, 64) | codes_at(data, start + 128, 16 * j, 2, 32) << 4
+            store(out, k * ELEMS + 16 * j, scale * to_float(codes - _HALF))
 
 
 @kernel
