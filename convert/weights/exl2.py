@@ -115,8 +115,8 @@ class Exl2Weight:
             is_last = index + 1 == len(stored)
             n_group_words = (n_words if is_last else stored[index + 1][1]) - word
             n_codes, rest = divmod(n_group_words * 32, max(1, bits))
-            # The last word of all may be filled up.
-            if is_last and start + n_codes > n_cols and (n_cols - start) * bits > (n_group_words - 1) * 32:
+            # The last word of all needn't be full.
+            if is_last and -(-(n_cols - start) * bits // 32) == n_group_words:
                 n_codes, rest = n_cols - start, 0
             if bits not in WIDTHS or rest or n_codes <= 0 or (index == 0 and word):
                 raise CheckpointError(

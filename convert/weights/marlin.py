@@ -117,8 +117,9 @@ class SparseMarlinWeight:
 
         stored = self.places.read_columns(2 * first, 2 * last)
         # A column pair of the 16-bit masks is stored as one run: 64 rows at a time, shuffled.
-        tiles = stored.reshape(stored.shape[0], -1, 2 * TILE_ROWS)[:, :, _mask_places()]
-        masks = tiles.transpose(1, 2, 0, 3).reshape(last - first, -1)
+        by_tile = stored.reshape(len(stored), (last - first) // TILE_ROWS, 2 * TILE_ROWS)
+        tiles = by_tile[:, :, _mask_places()]
+        masks = tiles.transpose(1, 2, 0, 3).reshape(last - first, 2 * len(stored))
         return unpack(masks, 2, self.shape[1] // 2)
 
 
@@ -134,7 +135,8 @@ def _read_tiles(raw: RawTensor, bits: int, first: int, last: int, places: np.nda
     # Words per row of the weight: 16 columns of it share a row of tiles.
     width = TILE_COLS * bits // 32
     words = raw.read_columns(first * width, last * width)
-    tiles = unpack(words, bits, (last - first) * TILE_COLS).reshape(len(words), -1, TILE_CODES)
+    n_codes = (last - first) * TILE_COLS
+    tiles = unpack(words, bits, n_codes).reshape(len(words), n_codes // TILE_CODES, TILE_CODES)
     codes = np.empty((last - first, len(words) * TILE_COLS), np.uint8)
     untile(tiles.transpose(1, 0, 2), places, codes)
     return codes

@@ -45,13 +45,13 @@ def unpack_planes(words: np.ndarray, bits: int, n_codes: int) -> np.ndarray:
     Every 32 codes take `bits` 32-bit words: a plane with their lowest bits, then planes with the higher ones,
     each packed low first. Planes are as wide as powers of two allow: 3 = 2 + 1, 6 = 4 + 2, 7 = 4 + 2 + 1.
     """
-    n_rows = len(words)
-    by_32 = words.reshape(n_rows, -1, bits)
-    codes = np.zeros((n_rows, by_32.shape[1] * 32), np.uint8)
+    n_rows, n_runs = len(words), words.shape[1] // bits
+    by_32 = words.reshape(n_rows, n_runs, bits)
+    codes = np.zeros((n_rows, n_runs * 32), np.uint8)
     shift = 0
     for width in (4, 2, 1):
         if bits & width:
-            plane = by_32[:, :, shift : shift + width].reshape(n_rows, -1)
+            plane = by_32[:, :, shift : shift + width].reshape(n_rows, n_runs * width)
             codes |= unpack(plane, width, codes.shape[1]) << np.uint8(shift)
             shift += width
     return codes[:, :n_codes]
