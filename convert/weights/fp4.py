@@ -94,7 +94,7 @@ def _row_range(raw: RawTensor, shape: tuple[int, ...], start: int, stop: int) ->
     """Return what `raw` stores for rows `start` to `stop` of a weight of `shape`, a line for each."""
     n_rows, _ = rows_and_cols(shape)
     lines = raw.n_rows // n_rows
-    return raw.read_rows(start * lines, stop * lines).reshape(stop - start, -1)
+    return raw.read_rows(start * lines, stop * lines).reshape(stop - start, lines * raw.n_cols)
 
 
 def _is_packed(module: Module) -> bool:

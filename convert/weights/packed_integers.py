@@ -61,10 +61,11 @@ class Packing:
 
         if self.dense:
             return unpack(words, self.bits, n_codes)
-        codes = WORD_BITS // self.bits
-        shifts = np.arange(codes, dtype=np.uint32) * np.uint32(self.bits)
+        per_word = WORD_BITS // self.bits
+        shifts = np.arange(per_word, dtype=np.uint32) * np.uint32(self.bits)
         fields = words.view(np.uint32)[:, :, None] >> shifts & np.uint32(2**self.bits - 1)
-        return np.ascontiguousarray(fields.astype(np.uint8).reshape(len(words), -1)[:, :n_codes])
+        codes = fields.astype(np.uint8).reshape(len(words), per_word * words.shape[1])
+        return np.ascontiguousarray(codes[:, :n_codes])
 
 
 @dataclass(frozen=True, slots=True)

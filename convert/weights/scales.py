@@ -97,6 +97,8 @@ def scale_grid(
         own = raw.shape[len(stack) :]
         if len(own) == 4 and own[1] == own[3] == 1:
             own = (own[0], own[2])
+        elif stack and own == (1, 1):
+            own = ()  # one number per matrix, with the axes of the stack
         grid = own if len(own) == 2 else (prod(own), 1)
         block = _block(grid, (size[0], size[1]), blocks if len(own) == 2 else ())
         if block is not None:
