@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_tools import __version__, command
+from quantize.arguments import add_matrix_arguments, add_type_arguments, plan_options, read_importances
 
 if TYPE_CHECKING:
     from convert.pipeline import ConvertOptions
@@ -24,6 +25,7 @@ examples:
   convert-hf-to-gguf DeepSeek-V3 --outfile 'v3-{ftype}.gguf' --split-max-size 50G
   convert-hf-to-gguf DeepSeek-V3 --mla both            with attn_kv_b too, for ik_llama.cpp
   convert-hf-to-gguf DeepSeek-V3 --dry-run             what would be written, and how large
+  convert-hf-to-gguf DeepSeek-V3 --outtype Q4_K_M --imatrix v3.imatrix --outfile v3-Q4_K_M.gguf   in one pass
 
 MLA layouts:
   split   attn_k_b and attn_v_b, one matrix per head: what llama.cpp wants
@@ -47,9 +49,10 @@ def _parser() -> argparse.ArgumentParser:
         " (default: into MODEL_DIR)",
     )  # fmt: skip
     parser.add_argument(
-        "--outtype", default="auto", choices=["f32", "f16", "bf16", "q8_0", "auto"],
-        help="type of the large matrices; auto: the 16-bit type of the checkpoint, bf16 for a quantized one"
-        " (default)",
+        "--outtype", default="auto", metavar="TYPE",
+        help="f32, f16, bf16 or q8_0 for the large matrices; auto: the 16-bit type of the checkpoint, bf16"
+        " for a quantized one (default); or a file type of quantize (Q4_K_M ...) or a recipe file: quantized"
+        " in the same pass, with the bytes of converting to f32 and quantizing that",
     )  # fmt: skip
     parser.add_argument(
         "--mla",
@@ -88,6 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--print-supported-models", action="store_true", help="list the architectures that can be converted"
     )
+    add_matrix_arguments(parser)
+    add_type_arguments(parser)
     return parser
 
 
@@ -120,11 +125,21 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
 def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> ConvertOptions:
     from convert.pipeline import ConvertOptions
+    from imatrix.store import load
+    from quantize.decide import PlanOptions
+    from quantize.outtypes import is_outtype
 
     if args.split_max_tensors is not None and args.split_max_tensors < 0:
         parser.error(f"--split-max-tensors is {args.split_max_tensors}, expected a positive number")
+    importances, types = read_importances(args, load), plan_options(args)
+    if is_outtype(args.outtype) and (importances or types != PlanOptions()):
+        parser.error(
+            f"importances and types by hand need a file type like Q4_K_M, found --outtype {args.outtype}"
+        )
     return ConvertOptions(
         outtype=args.outtype,
+        importances=importances,
+        types=types,
         mla=args.mla,
         mtp=args.mtp,
         model_name=args.model_name,
@@ -157,7 +172,7 @@ def _print_plan(args: argparse.Namespace, options: ConvertOptions) -> None:
         preparation = prepare_vocab(args.model, args.outfile, options)
     else:
         with Checkpoint(args.model, allow_pickle=options.allow_pickle) as checkpoint:
-            preparation, _ = prepare(checkpoint, args.outfile, options)
+            preparation, _ = prepare(checkpoint, args.outfile, options, allow_problems=True)
     for line in (*plan_lines(preparation.plan), *total_lines(preparation)):
         print(line)
     print(f"would write {', '.join(str(output.path) for output in preparation.outputs)}")

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from convert.architectures import find_architecture
-from convert.architectures.base import Conversion, MLALayout, Options, build, metadata_of
+from convert.architectures.base import MLALayout, Options, build, metadata_of
 from convert.checkpoint import Checkpoint, read_config
 from convert.metadata import GeneralMetadata, general_metadata
 from convert.naming import count_parameters, fill_outfile_template
@@ -21,21 +21,28 @@ from convert.tokenizer import Tokenizer, read_tokenizer
 from convert.weights import open_weights
 from gguf_tools import keys
 from gguf_tools.errors import BadRequest
+from gguf_tools.ggml_types import F32
 from gguf_tools.header import Endian
-from gguf_tools.shards import group_tensors, layouts_of, shard_paths
+from gguf_tools.shards import group_tensors
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
 from quantize.fill import FillJob, Progress
-from quantize.outtypes import outtype_plan, resolve_outtype
+from quantize.importance import ImportanceFile
+from quantize.outtypes import is_outtype, outtype_plan, resolve_outtype
 from quantize.pipeline import (
     QUANTIZATION_VERSION,
     Output,
     Preparation,
     Result,
+    decide_file,
     default_threads,
+    fill_job,
+    lay_out,
+    source_bytes,
     write_outputs,
 )
-from quantize.plan import Plan
+from quantize.plan import Plan, PlanOptions, in_file_order
+from quantize.recipe_files import find_mixture
 from quantize.recipes import find_recipe
 
 
@@ -44,7 +51,10 @@ class ConvertOptions:
     """What the user chooses about a conversion; the defaults are those of the command.
 
     outtype          "f32", "f16", "bf16", "q8_0", or "auto": the 16-bit type of the checkpoint, BF16 for one
-                     that is quantized
+                     that is quantized. Or a file type of the quantizer (Q4_K_M ...) or a recipe file: the
+                     result is that of converting to F32 and quantizing, in one pass
+    importances      for such a file type, from `imatrix.load`
+    types            for such a file type, what is set by hand
     mla              "split" for llama.cpp, "both" for ik_llama.cpp, "none" for plain attention
     mtp              keep the multi-token-prediction layers
     model_name       general.name
@@ -57,6 +67,8 @@ class ConvertOptions:
     """
 
     outtype: str = "auto"
+    importances: ImportanceFile | None = None
+    types: PlanOptions | None = None
     mla: MLALayout = "split"
     mtp: bool = False
     model_name: str | None = None
@@ -120,13 +132,11 @@ def convert(
     path = Path(folder)
     if options.vocab_only:
         preparation = prepare_vocab(path, outfile, options)
-        job = FillJob({}, {})
         report = progress(preparation) if progress else _no_progress
-        write_outputs(preparation.outputs, job, 1, report, inputs=())
+        write_outputs(preparation.outputs, FillJob({}, {}), 1, report, inputs=())
         return Result(preparation, time.monotonic() - started)
     with Checkpoint(path, allow_pickle=options.allow_pickle) as checkpoint:
-        preparation, conversion = prepare(checkpoint, outfile, options)
-        job = FillJob({tensor.name: tensor for tensor in conversion.tensors}, {})
+        preparation, job = prepare(checkpoint, outfile, options)
         report = progress(preparation) if progress else _no_progress
         inputs = sorted({checkpoint.raw(name).path for name in checkpoint.names()})
         write_outputs(preparation.outputs, job, n_threads or default_threads(), report, inputs)
@@ -134,16 +144,21 @@ def convert(
 
 
 def prepare(
-    checkpoint: Checkpoint, outfile: str | os.PathLike[str] | None, options: ConvertOptions
-) -> tuple[Preparation, Conversion]:
-    """Decide what the checkpoint becomes and lay the output out, without reading a weight."""
+    checkpoint: Checkpoint,
+    outfile: str | os.PathLike[str] | None,
+    options: ConvertOptions,
+    *,
+    allow_problems: bool = False,
+) -> tuple[Preparation, FillJob]:
+    """Decide what the checkpoint becomes and lay the output out, without reading a weight.
+
+    allow_problems  see `build_plan`: a dry run wants the plan even when it can't be run
+    """
     folder = checkpoint.folder
     architecture = find_architecture(checkpoint.config, checkpoint.config_path)
     weights = open_weights(checkpoint)
     conversion = build(architecture, weights, mla=options.mla, mtp=options.mtp)
     infos = [TensorInfo(tensor.name, tensor.shape, tensor.type) for tensor in conversion.tensors]
-    wanted = resolve_outtype(options.outtype, infos, decoded=weights.is_quantized)
-    plan = outtype_plan(infos, wanted)
     general = general_metadata(
         folder,
         checkpoint.config,
@@ -153,12 +168,34 @@ def prepare(
     )
     tokenizer = read_tokenizer(folder, checkpoint.config, pre_tokenizer=options.pre_tokenizer)
     model = _Model(general, conversion.metadata, conversion.architecture.gguf_name, tokenizer)
+    if is_outtype(options.outtype):
+        plan = outtype_plan(infos, resolve_outtype(options.outtype, infos, decoded=weights.is_quantized))
+        metadata: Metadata = model.metadata(plan.file_type)
+    else:
+        plan, metadata = _one_pass(infos, model, options, allow_problems=allow_problems)
     plan = replace(plan, notes=(*conversion.notes, *general.notes, *tokenizer.notes, *plan.notes))
-    metadata = model.metadata(plan.file_type)
-    path = _output_path(folder, outfile, general, wanted.name, vocab_only=False)
-    return Preparation(
-        plan, _outputs(path, metadata, plan, options), sum(info.n_bytes for info in infos)
-    ), conversion
+    path = _output_path(folder, outfile, general, plan.file_type, vocab_only=False)
+    sources = {tensor.name: tensor for tensor in conversion.tensors}
+    job = fill_job(plan, sources, options.importances, metadata)
+    return Preparation(plan, _outputs(path, metadata, plan, options), source_bytes(plan)), job
+
+
+def _one_pass(
+    infos: Sequence[TensorInfo], model: _Model, options: ConvertOptions, *, allow_problems: bool
+) -> tuple[Plan, Metadata]:
+    """Return plan and metadata of what converting to F32 and quantizing that would give."""
+    mixture = find_mixture(options.outtype).with_options(options.types)
+    stored = {info.name: info.type for info in infos}
+    plan, metadata = decide_file(
+        model.metadata(F32.name),
+        in_file_order(replace(info, type=F32) for info in infos),
+        mixture.recipe,
+        importances=options.importances,
+        options=mixture.options,
+        allow_problems=allow_problems,
+    )
+    tensors = tuple(replace(tensor, source_type=stored[tensor.source_name]) for tensor in plan.tensors)
+    return replace(plan, tensors=tensors), metadata
 
 
 def prepare_vocab(
@@ -177,7 +214,8 @@ def prepare_vocab(
         Options(options.mla, options.mtp),
     )
     model = _Model(general, family, architecture.gguf_name, tokenizer)
-    plan = outtype_plan((), resolve_outtype(options.outtype, ()))
+    outtype = options.outtype if is_outtype(options.outtype) else "auto"
+    plan = outtype_plan((), resolve_outtype(outtype, ()))
     plan = replace(plan, notes=(*general.notes, *tokenizer.notes))
     path = _output_path(folder, outfile, general, plan.file_type, vocab_only=True)
     return Preparation(plan, _outputs(path, model.metadata(plan.file_type), plan, options), 0)
@@ -188,9 +226,7 @@ def _outputs(path: Path, metadata: Metadata, plan: Plan, options: ConvertOptions
         plan.infos, max_bytes=options.split_max_bytes, max_tensors=options.split_max_tensors
     )
     endian: Endian = "big" if options.big_endian else "little"
-    layouts = layouts_of(metadata, groups, endian=endian)
-    paths = shard_paths(path, len(layouts))
-    return tuple(Output(path, layout) for path, layout in zip(paths, layouts, strict=True))
+    return lay_out(path, metadata, groups, endian)
 
 
 def _output_path(

@@ -1,4 +1,4 @@
-"""Command line arguments about types and importances, shared by `quantize` and `quantize lint`."""
+"""Command line arguments about types and importances, shared by `quantize`, its `lint` and the converter."""
 
 from __future__ import annotations
 
@@ -48,10 +48,15 @@ def add_type_arguments(parser: argparse.ArgumentParser) -> None:
         help="ggml type of tensors whose name matches and whose rows do not fit the type they got; the first"
         " match wins (repeatable)",
     )  # fmt: skip
-    types_.add_argument(
-        "--allow-requantize", action="store_true",
+
+
+def add_requantize_argument(parser: argparse.ArgumentParser) -> None:
+    """Add --allow-requantize, for commands whose input may be quantized."""
+    parser.add_argument(
+        "--allow-requantize",
+        action="store_true",
         help="quantize tensors that are quantized already; quality suffers",
-    )  # fmt: skip
+    )
 
 
 def plan_options(args: argparse.Namespace) -> PlanOptions:
@@ -69,7 +74,7 @@ def plan_options(args: argparse.Namespace) -> PlanOptions:
         leave_output=args.leave_output_tensor,
         output_type=parse_type(args.output_tensor_type) if args.output_tensor_type else None,
         embedding_type=parse_type(args.token_embedding_type) if args.token_embedding_type else None,
-        allow_requantize=args.allow_requantize,
+        allow_requantize=getattr(args, "allow_requantize", False),
     )
 
 

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 from gguf_tools import __version__, command
 from gguf_tools.errors import BadRequest
 from gguf_tools.ggml_types import by_name
-from quantize.arguments import add_matrix_arguments, add_type_arguments, plan_options, read_importances
+from quantize.arguments import (
+    add_matrix_arguments,
+    add_requantize_argument,
+    add_type_arguments,
+    plan_options,
+    read_importances,
+)
 from quantize.formats import available
 from quantize.recipe_files import is_recipe_file
 from quantize.recipes import ALIASES, RECIPES, find_recipe
@@ -23,12 +29,12 @@ if TYPE_CHECKING:
     from quantize.importance import ImportanceFile
     from quantize.pipeline import Preparation
 
-USAGE = """quantize [options] INPUT.gguf [OUTPUT.gguf] TYPE [THREADS]
+USAGE = """quantize [options] INPUT [OUTPUT.gguf] TYPE [THREADS]
        quantize lint [options] TYPE MODEL.gguf"""
 
 DESCRIPTION = """\
 Quantize a GGUF file (or a split one, given any of its parts): the bytes that llama-quantize writes.
-OUTPUT defaults to ggml-model-TYPE.gguf beside INPUT, THREADS to one per core. TYPE is a file type of the
+INPUT may also be a Hugging Face folder, which is then converted and quantized in one pass. OUTPUT defaults to ggml-model-TYPE.gguf beside INPUT, THREADS to one per core. TYPE is a file type of the
 list below, or a recipe file (.json, .yaml or .yml). `quantize lint` says what TYPE would do to a model."""
 
 EPILOG = """\
@@ -101,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("words", nargs="+", metavar="INPUT [OUTPUT] TYPE [THREADS]")
     add_matrix_arguments(parser)
     add_type_arguments(parser)
+    add_requantize_argument(parser)
     file = parser.add_argument_group("what goes into the file")
     file.add_argument(
         "--prune-layers", metavar="L0,L1,...", help="leave these layers out and number the rest anew"
@@ -127,6 +134,7 @@ def _lint_parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="the report as one JSON object")
     add_matrix_arguments(parser)
     add_type_arguments(parser)
+    add_requantize_argument(parser)
     return parser
 
 
@@ -150,6 +158,9 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
     source, output, type_, n_threads = _words(args.words, parser)
     if args.json and not args.dry_run:
         parser.error("--json prints a plan: it needs --dry-run")
+    if source.is_dir():
+        _quantize_folder(args, parser, source, output, type_, n_threads)
+        return
     mixture = find_mixture(type_).with_options(_options(args))
     kv_overrides = [parse_kv_override(text) for text in args.override_kv]
     importances = _importances(args)
@@ -181,6 +192,34 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
             n_threads=n_threads,
             progress=bar.start,
         )
+    for line in result_lines(result):
+        print(line)
+
+
+def _quantize_folder(
+    args: argparse.Namespace,
+    parser: argparse.ArgumentParser,
+    folder: Path,
+    output: Path | None,
+    type_: str,
+    n_threads: int | None,
+) -> None:
+    """Quantize a Hugging Face folder in one pass."""
+    from convert.checkpoint import Checkpoint
+    from convert.pipeline import ConvertOptions, convert, prepare
+    from quantize.progress import ProgressBar
+    from quantize.report import result_lines
+
+    if args.keep_split or args.override_kv:
+        parser.error("--keep-split and --override-kv need a GGUF file; INPUT is a folder")
+    options = ConvertOptions(outtype=type_, importances=_importances(args), types=_options(args))
+    if args.dry_run:
+        with Checkpoint(folder) as checkpoint:
+            preparation, _ = prepare(checkpoint, output, options, allow_problems=True)
+        _print_plan(preparation, as_json=args.json)
+        return
+    with ProgressBar(f"quantizing to {type_}") as bar:
+        result = convert(folder, output, options, n_threads=n_threads, progress=bar.start)
     for line in result_lines(result):
         print(line)
 

@@ -20,6 +20,11 @@ OUTTYPES: dict[str, GGMLType] = {"f32": F32, "f16": F16, "bf16": BF16, "q8_0": Q
 """What --outtype may name, besides `auto`."""
 
 
+def is_outtype(name: str) -> bool:
+    """Whether `name` is one of the converter's output types, and not a file type of the quantizer."""
+    return name == "auto" or name in OUTTYPES
+
+
 def resolve_outtype(outtype: str, tensors: Iterable[TensorInfo], *, decoded: bool = False) -> GGMLType:
     """Return the type that --outtype means for these tensors, given as they are stored in the checkpoint.
 

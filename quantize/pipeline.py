@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gguf_tools import keys
 from gguf_tools.errors import BadRequest
+from gguf_tools.header import Endian
 from gguf_tools.layout import FileLayout
 from gguf_tools.shards import SPLIT_KEYS, GGUFSet, layouts_of, open_gguf, shard_paths
 from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Value
+from gguf_tools.values import Metadata, Value
 from gguf_tools.writer import GGUFWriter
 from quantize.executors import make_executor
 from quantize.facts import ModelFacts
@@ -29,7 +30,7 @@ from quantize.plan import Plan, PlanOptions, build_plan, in_file_order
 from quantize.recipe_files import Mixture, find_mixture
 from quantize.recipes import Recipe
 from quantize.roles import layer_of
-from quantize.source import GGUFTensor
+from quantize.source import GGUFTensor, SourceTensor
 
 QUANTIZATION_VERSION = 2
 """GGML_QNT_VERSION: the generation of ggml's block layouts that we write."""
@@ -102,18 +103,43 @@ def prepare(
     raises  PlanError, NeedsImportance, BadImportance (see `build_plan`); QuantError for a type without codec
     """
     options = options or PlanOptions()
-    kv_overrides = tuple(kv_overrides)
-    entries = importances.entries if importances else {}
-    refuse_nonfinite(entries)
     tensors = tuple(source.tensors.values())
     if keep_split:
         options = replace(options, keep_order=True)
     else:
         tensors = tuple(in_file_order(tensors))
+    plan, metadata = decide_file(
+        source.metadata,
+        tensors,
+        recipe,
+        importances=importances,
+        options=options,
+        kv_overrides=kv_overrides,
+        allow_problems=allow_problems,
+    )
+    groups = _shard_groups(source, plan) if keep_split else [plan.infos]
+    return Preparation(plan, lay_out(output, metadata, groups), source_bytes(plan))
+
+
+def decide_file(
+    metadata: Metadata,
+    tensors: Sequence[TensorInfo],
+    recipe: Recipe,
+    *,
+    importances: ImportanceFile | None = None,
+    options: PlanOptions | None = None,
+    kv_overrides: Iterable[tuple[str, Value]] = (),
+    allow_problems: bool = False,
+) -> tuple[Plan, Metadata]:
+    """Return plan and metadata of what a file with `metadata` and `tensors` becomes; see `prepare`."""
+    options = options or PlanOptions()
+    kv_overrides = tuple(kv_overrides)
+    entries = importances.entries if importances else {}
+    refuse_nonfinite(entries)
     plan = build_plan(
         tensors,
         recipe,
-        ModelFacts.from_metadata({**source.metadata, **dict(kv_overrides)}),
+        ModelFacts.from_metadata({**metadata, **dict(kv_overrides)}),
         importances=entries,
         options=options,
         allow_problems=allow_problems,
@@ -121,12 +147,21 @@ def prepare(
     plan = replace(plan, findings=(*without_codec(plan.tensors), *plan.findings))
     if not allow_problems:
         stop_at_errors(plan.findings)
-    metadata = _output_metadata(source, recipe, importances, kv_overrides, plan, options)
-    groups = _shard_groups(source, plan) if keep_split else [plan.infos]
-    layouts = layouts_of(metadata, groups)
-    paths = shard_paths(output, len(layouts))
-    outputs = tuple(Output(path, layout) for path, layout in zip(paths, layouts, strict=True))
-    return Preparation(plan, outputs, sum(tensor.source_info.n_bytes for tensor in plan.tensors))
+    return plan, _output_metadata(metadata, recipe, importances, kv_overrides, plan, options)
+
+
+def lay_out(
+    path: Path, metadata: Metadata, groups: Sequence[Sequence[TensorInfo]], endian: Endian = "little"
+) -> tuple[Output, ...]:
+    """Return one output per group of tensors: `path` itself, or its parts."""
+    layouts = layouts_of(metadata, groups, endian=endian)
+    paths = shard_paths(path, len(layouts))
+    return tuple(Output(path, layout) for path, layout in zip(paths, layouts, strict=True))
+
+
+def source_bytes(plan: Plan) -> int:
+    """Return how many bytes of tensors a plan reads."""
+    return sum(tensor.source_info.n_bytes for tensor in plan.tensors)
 
 
 def quantize(
@@ -168,7 +203,8 @@ def quantize(
             keep_split=keep_split,
             kv_overrides=kv_overrides,
         )
-        job = _job(opened, preparation.plan, importances.entries if importances else {})
+        sources = {name: GGUFTensor(opened, name) for name in opened.tensors}
+        job = fill_job(preparation.plan, sources, importances, opened.metadata)
         report = progress(preparation) if progress else _no_progress
         write_outputs(
             preparation.outputs,
@@ -202,29 +238,36 @@ def _no_progress(n_bytes: int) -> None:
     pass
 
 
-def _job(source: GGUFSet, plan: Plan, entries: Importances) -> FillJob:
-    n_heads = ModelFacts.from_metadata(source.metadata).n_heads
+def fill_job(
+    plan: Plan, sources: Mapping[str, SourceTensor], importances: ImportanceFile | None, metadata: Metadata
+) -> FillJob:
+    """Return what the plan's chunks refer to.
+
+    sources   by their name in the input
+    metadata  of the model
+    """
+    entries = importances.entries if importances else {}
+    n_heads = ModelFacts.from_metadata(metadata).n_heads
     resolved = {
         tensor.name: found
         for tensor in plan.tensors
         if tensor.importance is not None
         and (found := resolve(tensor.source_info, entries, n_heads)) is not None
     }
-    sources = {tensor.name: GGUFTensor(source, tensor.source_name) for tensor in plan.tensors}
-    return FillJob(sources, resolved)
+    return FillJob({tensor.name: sources[tensor.source_name] for tensor in plan.tensors}, resolved)
 
 
 def _output_metadata(
-    source: GGUFSet,
+    source: Metadata,
     recipe: Recipe,
     importances: ImportanceFile | None,
     kv_overrides: Iterable[tuple[str, Value]],
     plan: Plan,
     options: PlanOptions,
-) -> Mapping[str, Value]:
+) -> Metadata:
     """Return the source's metadata with what changes, in the order in which llama-quantize writes them:
     a key that is set anew moves to the end."""
-    metadata = {key: value for key, value in source.metadata.items() if key not in SPLIT_KEYS}
+    metadata = {key: value for key, value in source.items() if key not in SPLIT_KEYS}
 
     def set_anew(key: str, value: Value) -> None:
         metadata.pop(key, None)

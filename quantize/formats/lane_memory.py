@@ -238,6 +238,21 @@ def store(_context: Any, array: Any, index: Any, value: Any) -> Any:
     return types.void(array, types.intp, value), emit
 
 
+def _gathered(builder: Any, lanes: LaneType, base: Any, places: Any) -> Any:
+    """Return LLVM code for base[place] per lane; items of 4 bytes."""
+    wide = ir.VectorType(ir.IntType(64), LANES)
+    start = broadcast(builder, builder.ptrtoint(base, ir.IntType(64)), LANES)
+    steps = builder.mul(builder.sext(places, wide), ir.Constant(wide, [4] * LANES))
+    pointers = builder.inttoptr(builder.add(start, steps), ir.VectorType(base.type, LANES))
+    everywhere = LaneType("mask", LANES).constant([1] * LANES)
+    signature = ir.FunctionType(lanes.vector, [pointers.type, WORD, everywhere.type, lanes.vector])
+    kind = "f32" if lanes == FLOATS else "i32"
+    name = f"llvm.masked.gather.v{LANES}{kind}.v{LANES}p0"
+    function = cgutils.get_or_insert_function(builder.module, signature, name)
+    alignment, nothing = ir.Constant(WORD, 4), lanes.constant(ir.Undefined)
+    return builder.call(function, [pointers, alignment, everywhere, nothing])
+
+
 @operation
 def gather(_context: Any, array: Any, index: Any) -> Any:
     """Return array[index[lane]] per lane, for a one-dimensional float32 or int32 array."""
@@ -246,17 +261,23 @@ def gather(_context: Any, array: Any, index: Any) -> Any:
         return None
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        wide = ir.VectorType(ir.IntType(64), LANES)
         base = context.make_array(sig.args[0])(context, builder, args[0]).data
-        start = broadcast(builder, builder.ptrtoint(base, ir.IntType(64)), LANES)
-        steps = builder.mul(builder.sext(args[1], wide), ir.Constant(wide, [4] * LANES))
-        pointers = builder.inttoptr(builder.add(start, steps), ir.VectorType(base.type, LANES))
-        everywhere = LaneType("mask", LANES).constant([1] * LANES)
-        signature = ir.FunctionType(lanes.vector, [pointers.type, WORD, everywhere.type, lanes.vector])
-        item = "f32" if lanes == FLOATS else "i32"
-        name = f"llvm.masked.gather.v{LANES}{item}.v{LANES}p0"
-        function = cgutils.get_or_insert_function(builder.module, signature, name)
-        alignment, nothing = ir.Constant(WORD, 4), lanes.constant(ir.Undefined)
-        return builder.call(function, [pointers, alignment, everywhere, nothing])
+        return _gathered(builder, lanes, base, args[1])
 
     return lanes(array, index), emit
+
+
+@operation
+def pick(_context: Any, tile: Any, index: Any) -> Any:
+    """Return, per lane, that lane of tile[index[lane]]."""
+    if tile not in (TileType(FLOATS), TileType(INTS)) or index != INTS:
+        return None
+
+    def emit(_ctx: Any, builder: Any, _sig: Any, args: Any) -> Any:
+        places = builder.add(
+            builder.mul(args[1], INTS.constant([LANES] * LANES)), INTS.constant(list(range(LANES)))
+        )
+        first = builder.bitcast(args[0], args[0].type.pointee.element.as_pointer())
+        return _gathered(builder, tile.item, first, places)
+
+    return tile.item(tile, index), emit
