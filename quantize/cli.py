@@ -34,8 +34,9 @@ USAGE = """quantize [options] INPUT [OUTPUT.gguf] TYPE [THREADS]
 
 DESCRIPTION = """\
 Quantize a GGUF file (or a split one, given any of its parts): the bytes that llama-quantize writes.
-INPUT may also be a Hugging Face folder, which is then converted and quantized in one pass. OUTPUT defaults to ggml-model-TYPE.gguf beside INPUT, THREADS to one per core. TYPE is a file type of the
-list below, or a recipe file (.json, .yaml or .yml). `quantize lint` says what TYPE would do to a model."""
+INPUT may also be a Hugging Face folder, which is then converted and quantized in one pass. OUTPUT
+defaults to ggml-model-TYPE.gguf beside INPUT, THREADS to one per core. TYPE is a file type of the list
+below, or a recipe file (.json, .yaml or .yml). `quantize lint` says what TYPE would do to a model."""
 
 EPILOG = """\
 examples:
