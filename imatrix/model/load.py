@@ -1,0 +1,94 @@
+"""Weights as torch tensors: read in runs of rows, straight into the tensor that is wanted.
+
+Nothing but that tensor and one run of rows is in memory at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from gguf_tools.errors import ShapeError
+from imatrix.model.source import ModelSource
+from quantize.source import SourceTensor
+
+_RUN_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Reads the weights of one model.
+
+    device  where the tensors are wanted
+    dtype   what matrices are multiplied in: float32 or bfloat16; vectors and routers are always float32
+    """
+
+    model: ModelSource
+    device: torch.device
+    dtype: torch.dtype
+
+    def matrix(self, name: str, *shape: int) -> torch.Tensor:
+        """Return the whole tensor `name` in `shape`, which must have as many elements.
+
+        raises  MissingTensor, ShapeError
+        """
+        tensor = self.model.tensor(name)
+        if prod(tensor.shape) != prod(shape) or tensor.shape[-1] != shape[-1]:
+            raise ShapeError(
+                f"{self.model.path}: {name}: found shape {_shown(tensor.shape)}, expected {_shown(shape)}"
+            )
+        return self.rows(tensor, 0, prod(tensor.shape[:-1]), self.dtype).view(shape)
+
+    def float32(self, name: str, *shape: int) -> torch.Tensor:
+        """Return the tensor `name` in float32, whatever matrices are multiplied in."""
+        return Loader(self.model, self.device, torch.float32).matrix(name, *shape)
+
+    def stacked(self, name: str, index: int, n_mats: int, n_rows: int, n_cols: int) -> torch.Tensor:
+        """Return one matrix, (n_rows, n_cols), of a stack of n_mats."""
+        tensor = self.model.tensor(name)
+        if tensor.shape != (n_mats, n_rows, n_cols):
+            raise ShapeError(
+                f"{self.model.path}: {name}: found shape {_shown(tensor.shape)},"
+                f" expected {_shown((n_mats, n_rows, n_cols))}"
+            )
+        return self.rows(tensor, index * n_rows, (index + 1) * n_rows, self.dtype)
+
+    def has(self, name: str) -> bool:
+        return name in self.model.tensors
+
+    def rows(self, tensor: SourceTensor, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return rows `start` to `stop` of a tensor, (stop - start, n_cols)."""
+        n_cols = tensor.shape[-1]
+        step = max(1, _RUN_BYTES // (4 * n_cols))
+        out = torch.empty((stop - start, n_cols), dtype=dtype, device=self.device)
+        for at in range(start, stop, step):
+            end = min(stop, at + step)
+            out[at - start : end - start] = as_torch(tensor.read_rows(at, end))
+        return out
+
+    def picked_rows(self, name: str, wanted: Iterable[int]) -> torch.Tensor:
+        """Return the rows with these sorted numbers, float32; neighbours are read together."""
+        tensor = self.model.tensor(name)
+        numbers = np.fromiter(wanted, np.int64)
+        breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+        runs = np.split(numbers, breaks) if numbers.size else []
+        parts = [self.rows(tensor, int(run[0]), int(run[-1]) + 1, torch.float32) for run in runs]
+        return torch.cat(parts)
+
+
+def as_torch(rows: np.ndarray) -> torch.Tensor:
+    """Return an array of float32, float16 or bfloat16 as a tensor of the same dtype."""
+    if not rows.flags.writeable:
+        rows = rows.copy()
+    if rows.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(rows)
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))

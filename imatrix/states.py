@@ -1,0 +1,130 @@
+"""Hidden states of all tokens, float32 (n_rows, n_cols): in memory, or in a file when that is too much."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from gguf_tools.errors import OutputError
+
+_COPY_BYTES = 32 << 20
+
+
+class States(Protocol):
+    """Rows that can be read and written by number."""
+
+    n_rows: int
+    n_cols: int
+
+    def read(self, start: int, stop: int) -> torch.Tensor:
+        """Return rows `start` to `stop`; not to be written to."""
+        ...
+
+    def write(self, start: int, rows: torch.Tensor) -> None: ...
+
+    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return the rows with these ascending numbers."""
+        ...
+
+    def add(self, numbers: torch.Tensor, rows: torch.Tensor) -> None:
+        """Add `rows` to the rows with these ascending numbers."""
+        ...
+
+
+class MemoryStates:
+    """Rows in memory."""
+
+    def __init__(self, n_rows: int, n_cols: int) -> None:
+        self.n_rows, self.n_cols = n_rows, n_cols
+        self._rows = torch.empty((n_rows, n_cols), dtype=torch.float32)
+
+    def read(self, start: int, stop: int) -> torch.Tensor:
+        return self._rows[start:stop]
+
+    def write(self, start: int, rows: torch.Tensor) -> None:
+        self._rows[start : start + len(rows)] = rows
+
+    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
+        return self._rows[numbers]
+
+    def add(self, numbers: torch.Tensor, rows: torch.Tensor) -> None:
+        self._rows.index_add_(0, numbers, rows)
+
+
+class FileStates:
+    """Rows in a file, read and written, not mapped: what a map has touched counts as memory.
+
+    raises  OutputError when the file can't be read or written
+    """
+
+    def __init__(self, path: Path, n_rows: int, n_cols: int) -> None:
+        self.path, self.n_rows, self.n_cols = path, n_rows, n_cols
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            os.ftruncate(self._fd, 4 * n_rows * n_cols)
+        except OSError as error:
+            raise OutputError(f"{path}: can't be written ({error.strerror})") from error
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def sync(self) -> None:
+        os.fsync(self._fd)
+
+    def read(self, start: int, stop: int) -> torch.Tensor:
+        out = np.empty((stop - start, self.n_cols), np.float32)
+        self._read_into(out, start)
+        return torch.from_numpy(out)
+
+    def write(self, start: int, rows: torch.Tensor) -> None:
+        data = memoryview(np.ascontiguousarray(rows.numpy())).cast("B")
+        offset = 4 * start * self.n_cols
+        while data:
+            try:
+                written = os.pwrite(self._fd, data, offset)
+            except OSError as error:
+                raise OutputError(f"{self.path}: can't be written ({error.strerror})") from error
+            data, offset = data[written:], offset + written
+
+    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
+        out = np.empty((len(numbers), self.n_cols), np.float32)
+        for at, start, count in _runs(numbers):
+            self._read_into(out[at : at + count], start)
+        return torch.from_numpy(out)
+
+    def add(self, numbers: torch.Tensor, rows: torch.Tensor) -> None:
+        total = self.rows(numbers) + rows
+        for at, start, count in _runs(numbers):
+            self.write(start, total[at : at + count])
+
+    def _read_into(self, out: np.ndarray, start: int) -> None:
+        view = memoryview(out).cast("B")
+        offset = 4 * start * self.n_cols
+        while view:
+            count = os.preadv(self._fd, [view], offset)
+            if count == 0:
+                raise OutputError(f"{self.path}: shorter than it was written; was it changed meanwhile?")
+            view, offset = view[count:], offset + count
+
+
+def copy(source: States, target: States) -> None:
+    """Copy all rows."""
+    step = max(1, _COPY_BYTES // (4 * source.n_cols))
+    for start in range(0, source.n_rows, step):
+        target.write(start, source.read(start, min(source.n_rows, start + step)))
+
+
+def _runs(numbers: torch.Tensor) -> list[tuple[int, int, int]]:
+    """Return (index of the first, its number, how many) for every run of successive numbers.
+
+    >>> _runs(torch.tensor([3, 4, 7]))
+    [(0, 3, 2), (2, 7, 1)]
+    """
+    values = numbers.numpy()
+    starts = np.flatnonzero(np.diff(values, prepend=-2) != 1)
+    counts = np.diff(starts, append=len(values))
+    return [(int(at), int(values[at]), int(count)) for at, count in zip(starts, counts, strict=True)]
