@@ -1,0 +1,147 @@
+"""Whole models in FP8, int4, MXFP4 and NVFP4: llama.cpp computes what transformers computes
+from the decoded weights.
+
+The checkpoints are packed here, from the layouts alone, and decoded by who packed them: the loaders have no
+part in what is expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import convert
+from gguf_tools import open_gguf
+from gguf_tools.ggml_types import BF16
+from tests import oracle
+from tests.checkpoints import load_transformers, shard, transformers_checkpoint
+from tests.packers import Packed, pack_projections
+from tests.scaled_packers import fp8, mxfp4, nvfp4, packed_integers
+from tests.tokenizer_files import VOCAB_SIZES, copy_tokenizer
+
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
+
+TEXT = "def mean(values):\n    return sum(values) / len(values)\n\n# 中文, 日本語 and 3.14159\n" * 3
+SIZES = {"q_lora_rank": 64, "moe_intermediate_size": 64, "vocab_size": VOCAB_SIZES["tiny"]}
+
+Pack = Callable[[str, np.ndarray], Packed | None]
+
+
+@dataclass(frozen=True)
+class Format:
+    """How modules are packed, and what config.json says."""
+
+    pack: Pack
+    quantization: dict[str, Any]
+
+
+def as_found(pack: Callable[[np.ndarray], Packed]) -> Pack:
+    """Return `pack` for all modules but two, which stay plain: a projection and one expert of many."""
+
+    def packed(module: str, weight: np.ndarray) -> Packed | None:
+        plain = module == "model.layers.2.self_attn.o_proj" or ".experts.5." in module
+        return None if plain else pack(weight)
+
+    return packed
+
+
+def int4_with_act_order(weight: np.ndarray) -> Packed:
+    groups = np.random.RandomState(weight.shape[1]).permutation(np.arange(weight.shape[1]) // 32)
+    return packed_integers(weight, 4, groups, act_order=True)
+
+
+def compressed(format_: str, **weights: Any) -> dict[str, Any]:
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    return {"quant_method": "compressed-tensors", "format": format_, "config_groups": groups,
+            "quantization_status": "compressed", "ignore": ["lm_head"]}  # fmt: skip
+
+
+FORMATS = {
+    "fp8 blocks": Format(
+        as_found(lambda weight: fp8(weight, (64, 48), ".weight_scale_inv")),
+        {"quant_method": "fp8", "weight_block_size": [64, 48]},
+    ),
+    "fp8 blocks, ue8m0": Format(
+        as_found(
+            lambda weight: fp8(
+                weight, (128, 128), ".weight_scale_inv", powers=True, stored=ml_dtypes.float8_e8m0fnu
+            )
+        ),
+        {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"},
+    ),
+    "fp8 rows": Format(
+        as_found(lambda weight: fp8(weight, (1, weight.shape[1]), ".weight_scale", shape=(len(weight),))),
+        {"quant_method": "fbgemm_fp8"},
+    ),
+    "fp8 tensors": Format(
+        as_found(lambda weight: fp8(weight, weight.shape, ".weight_scale", shape=())),
+        {"quant_method": "modelopt", "quant_algo": "FP8"},
+    ),
+    "mxfp8": Format(
+        as_found(lambda weight: fp8(weight, (1, 32), ".weight_scale", powers=True, stored=np.uint8)),
+        compressed("mxfp8-quantized", num_bits=8, group_size=32),
+    ),
+    "int4": Format(
+        as_found(lambda weight: packed_integers(weight, 4, np.arange(weight.shape[1]) // 32)),
+        compressed("pack-quantized", num_bits=4, group_size=32, symmetric=False),
+    ),
+    "int4, act-order": Format(
+        as_found(int4_with_act_order),
+        compressed("pack-quantized", num_bits=4, group_size=32, symmetric=False, actorder="group"),
+    ),
+    "mxfp4": Format(as_found(mxfp4), compressed("mxfp4-pack-quantized", num_bits=4, group_size=32)),
+    "nvfp4": Format(as_found(nvfp4), {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_llama_cpp_computes_what_the_decoded_weights_compute(name: str, tmp_path: Path) -> None:
+    import torch
+
+    folder = transformers_checkpoint(tmp_path / "hf", "v3", **SIZES)
+    pack_projections(folder, tmp_path / "decoded", FORMATS[name].pack, FORMATS[name].quantization)
+    shard(folder, 4)
+    copy_tokenizer("tiny", folder)
+    convert.convert(folder, tmp_path / "model.gguf", outtype="f32")
+    with oracle.Model(tmp_path / "model.gguf") as model:
+        ids = model.tokenize(TEXT)
+        found = model.logits(ids, n_threads=1)
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        original = load_transformers(tmp_path / "decoded")
+        expected = original(torch.tensor([ids])).logits[0].numpy()
+    assert np.linalg.norm(found - expected) / np.linalg.norm(expected) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks", "int4"])
+def test_auto_is_bf16_for_quantized_sources(name: str, tmp_path: Path) -> None:
+    """Even where what is left plain is F16."""
+    folder = transformers_checkpoint(tmp_path / "hf", "v3", dtype="float16", **SIZES)
+    pack_projections(folder, tmp_path / "decoded", FORMATS[name].pack, FORMATS[name].quantization)
+    copy_tokenizer("tiny", folder)
+    convert.convert(folder, tmp_path / "model.gguf")
+    with open_gguf(tmp_path / "model.gguf") as file:
+        matrices = [info for name, info in file.tensors.items() if "_exps" in name or "attn_output" in name]
+        assert {info.type for info in matrices} == {BF16}
+
+
+def test_fp8_goes_straight_to_q8_0(tmp_path: Path) -> None:
+    """The file is that of the decoded float32 weights, with nothing rounded in between."""
+    folder = transformers_checkpoint(tmp_path / "hf", "v3", **SIZES)
+    pack_projections(
+        folder, tmp_path / "decoded", FORMATS["fp8 blocks"].pack, FORMATS["fp8 blocks"].quantization
+    )
+    for source in (folder, tmp_path / "decoded"):
+        copy_tokenizer("tiny", source)
+        convert.convert(source, tmp_path / f"{source.name}.gguf", outtype="q8_0")
+    with open_gguf(tmp_path / "hf.gguf") as found, open_gguf(tmp_path / "decoded.gguf") as expected:
+        assert set(found.tensors) == set(expected.tensors)
+        for tensor in found.tensors:
+            assert np.array_equal(found.raw(tensor), expected.raw(tensor)), tensor
