@@ -1,0 +1,365 @@
+"""What IQ2_XXS, IQ2_XS and IQ2_S share: signs apart, levels from a grid, and the search for a scale.
+
+A super-block is 256 weights in sub-blocks of 16 or 32, a sub-block is groups of 8. A weight is
++-scale * (1, 3 or 5), and the levels of a group are a point of the format's grid. Signs are taken off first;
+where a block stores only seven of a group's eight, their count is made even by one sign that is wrong.
+
+The search tries inverse scales around the one that gives the largest magnitude the value 5. Each candidate
+rounds every element to a level, moves groups off the grid to a neighbour, and gets a weighted least squares
+fit; the fit's error decides. Afterwards groups that had to be moved are coded anew with the winning scale.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.errors import BadWeights, NeedsImportance
+from gguf_tools.ggml_types import GGMLType
+from quantize.formats.base import Weights
+from quantize.formats.grids import Grid
+from quantize.formats.grids.neighbours import GridTables
+from quantize.formats.grids.search import NOWHERE, nearest
+from quantize.formats.half import halves_to_float32
+from quantize.formats.kernel import part
+from quantize.formats.lane_items import look_up, lowest_bit, mask_word
+from quantize.formats.lane_memory import Tile, gather, int_tile, tail
+from quantize.formats.lanes import (
+    Floats,
+    Ints,
+    Mask,
+    absolute,
+    all_lanes,
+    bits,
+    from_bits,
+    lane_numbers,
+    maximum,
+    minimum,
+    select,
+    splat,
+    square_root,
+    to_float,
+    to_int,
+)
+from quantize.formats.rounding import IN_RANGE, clamp, nearest_int
+from quantize.formats.search import ONE, ZERO
+
+ELEMS = 256
+GROUP = 8
+CODE_BITS = 2
+SCALE_TOP = np.float32(31)
+"""What the largest scale is divided by: codes 0 .. 15 stand for 1, 3 .. 31."""
+
+_HALF = np.float32(0.5)
+_TWO = np.float32(2)
+_THREE = np.float32(3)
+_FIVE = np.float32(5)
+_STEP = np.float32(0.1)
+_MAGIC = np.float32(1.5 * 2**24)  # float32 has steps of two there
+_MAGIC_BITS = int(_MAGIC.view(np.int32))
+
+
+class SubBlock(NamedTuple):
+    """Tiles of Floats, one vector per element of a sub-block: magnitudes and what their errors cost."""
+
+    x: Tile
+    weights: Tile
+    weighted: Tile  # weights * x
+    roots: Tile  # square roots of the weights, which the search among neighbours takes
+
+
+@part
+def level_values() -> Floats:
+    """Return the table of what levels stand for, in scales: 1, 3, 5, and 7, which is not used."""
+    return to_float((lane_numbers() & 3) * 2 + 1)
+
+
+# ---- signs
+
+
+@part
+def load_sub_block(x: Tile, weights: Tile, size: int, even: bool, sub: SubBlock, signs: Tile) -> None:
+    """Fill `sub` from the elements x and their weights, and `signs`, Ints: bit i set where element i is < 0.
+
+    even   make the count of signs even in each group, by the sign whose change costs least; the magnitude
+           of that element becomes negative
+    """
+    for k in range(size // GROUP):
+        start = GROUP * k
+        signs[k] = _take_signs(tail(x, start), tail(weights, start), even, tail(sub.x, start))
+    for i in range(size):
+        sub.weights[i] = weights[i]
+        sub.weighted[i] = weights[i] * sub.x[i]
+        sub.roots[i] = square_root(weights[i])
+
+
+@part
+def _take_signs(x: Tile, weights: Tile, even: bool, magnitudes: Tile) -> Ints:
+    signs = splat(0)
+    for i in range(GROUP):
+        negative = ~(x[i] >= ZERO)
+        magnitudes[i] = select(negative, -x[i], x[i])
+        signs |= select(negative, splat(1 << i), 0)
+    if even:
+        odd = signs ^ signs >> 4
+        odd ^= odd >> 2
+        odd ^= odd >> 1
+        least = weights[0] * x[0] * x[0]
+        flipped = splat(1)
+        for i in range(1, GROUP):
+            cost = weights[i] * x[i] * x[i]
+            flipped = select(cost < least, splat(1 << i), flipped)
+            least = select(cost < least, cost, least)
+        flipped = select((odd & 1) != 0, flipped, 0)
+        for i in range(GROUP):
+            magnitudes[i] = select((flipped & 1 << i) != 0, -magnitudes[i], magnitudes[i])
+        signs ^= flipped
+    return signs
+
+
+# ---- levels and scales
+
+
+@part
+def _in_range(x: Tile, size: int, inverse: Floats) -> Mask:
+    """Return where the cheap rounding of `_number` is the reference's for all of x * inverse."""
+    highest = x[0]
+    lowest = x[0]
+    for i in range(1, size):
+        highest = maximum(highest, x[i])
+        lowest = minimum(lowest, x[i])
+    return (absolute(inverse * highest) < IN_RANGE) & (absolute(inverse * lowest) < IN_RANGE)
+
+
+@part
+def _number(x: Tile, inverse: Floats, in_range: bool) -> Ints:
+    """Return the lattice number of the levels nearest to a group of 8: (x * inverse - 1) / 2, in 0 .. 2."""
+    twice = splat(ZERO)
+    for step in range(GROUP):
+        i = GROUP - 1 - step
+        value = inverse * x[i] - ONE
+        if in_range:
+            # rounded to even numbers by the sum, as `nearest_float` rounds to integers: twice the level
+            level = from_bits(clamp(bits(value + _MAGIC), _MAGIC_BITS, _MAGIC_BITS + 2)) - _MAGIC
+        else:
+            level = _TWO * to_float(clamp(nearest_int(_HALF * value), 0, 2))
+        twice = twice * _THREE + level
+    return to_int(twice) >> 1
+
+
+@part
+def _fit(values: Floats, sub: SubBlock, size: int, codes: Tile) -> tuple[Floats, Floats]:
+    """Return the weighted sums of value * x and of value**2 for one code per group."""
+    sum_qx = splat(ZERO)
+    sum_q2 = splat(ZERO)
+    for i in range(size):
+        value = look_up(values, codes[i // GROUP] >> CODE_BITS * (i % GROUP))
+        sum_qx += sub.weighted[i] * value
+        sum_q2 += sub.weights[i] * value * value
+    return sum_qx, sum_q2
+
+
+@part
+def search_candidates(
+    tables: GridTables,
+    sub: SubBlock,
+    size: int,
+    reach: int,
+    top: Floats,
+    active: Mask,
+    scale: Floats,
+    codes: Tile,
+    moved: Tile,
+) -> tuple[Floats, Mask]:
+    """Return the best scale and where the search failed; fill `codes` and `moved`, one vector per group.
+
+    The inverse scales are (5 + step / 10) / top, step = -reach .. reach. Without a candidate better than
+    nothing, `scale` and `codes` stay as they come and no group counts as moved.
+
+    top     the magnitude that is to get the value 5
+    active  where there is something to search
+    moved   Ints: 1 where the group's code is that of a neighbour, else 0
+    """
+    values = level_values()
+    tried, tried_moved = int_tile(4), int_tile(4)
+    in_range = all_lanes(_in_range(sub.x, size, (_FIVE + ONE) / top) | ~active)
+    best = splat(ZERO)
+    failed = ~(active | ~active)
+    for k in range(size // GROUP):
+        moved[k] = splat(0)
+    for step in range(-reach, reach + 1):
+        inverse = (_FIVE + np.float32(step) * _STEP) / top
+        for k in range(size // GROUP):
+            group, roots = tail(sub.x, GROUP * k), tail(sub.roots, GROUP * k)
+            entries = select(active, gather(tables.entries, _number(group, inverse, in_range)), 0)
+            tried_moved[k] = select(entries < 0, splat(1), 0)
+            tried[k] = nearest(tables.lists, GROUP, CODE_BITS, values, group, roots, ONE / inverse, entries)
+            failed |= tried[k] == NOWHERE
+        sum_qx, sum_q2 = _fit(values, sub, size, tried)
+        better = active & (sum_q2 > ZERO) & (sum_qx * sum_qx > best * sum_q2)
+        scale = select(better, sum_qx / sum_q2, scale)
+        best = select(better, scale * sum_qx, best)
+        for k in range(size // GROUP):
+            codes[k] = select(better, tried[k], codes[k])
+            moved[k] = select(better, tried_moved[k], moved[k])
+    return scale, failed
+
+
+@part
+def search_again(
+    tables: GridTables, sub: SubBlock, size: int, scale: Floats, codes: Tile, again: Tile
+) -> tuple[Floats, Mask]:
+    """Return a scale fitted anew and where the search failed, after new codes for this scale.
+
+    again   Ints, one vector per group: where it is not 0 and scale > 0, the group gets a new code
+    """
+    values = level_values()
+    inverse = ONE / scale
+    any_again = again[0]
+    for k in range(1, size // GROUP):
+        any_again |= again[k]
+    changed = (any_again != 0) & (scale > ZERO)
+    in_range = all_lanes(_in_range(sub.x, size, inverse) | ~changed)
+    failed = ~(changed | ~changed)
+    for k in range(size // GROUP):
+        group, roots = tail(sub.x, GROUP * k), tail(sub.roots, GROUP * k)
+        entries = gather(tables.entries, _number(group, inverse, in_range))
+        entries = select(changed & (again[k] != 0), entries, codes[k])
+        codes[k] = nearest(tables.lists, GROUP, CODE_BITS, values, group, roots, scale, entries)
+        failed |= codes[k] == NOWHERE
+    sum_qx, sum_q2 = _fit(values, sub, size, codes)
+    return select(changed & (sum_q2 > ZERO), sum_qx / sum_q2, scale), failed
+
+
+@part
+def finish(
+    tables: GridTables,
+    size: int,
+    scale: Floats,
+    active: Mask,
+    failed: Mask,
+    codes: Tile,
+    signs: Tile,
+    all_signs: int,
+) -> tuple[Floats, Mask]:
+    """Return the scale as a positive number and where the sub-block failed; turn codes into indices.
+
+    A scale below 0, as wrong signs may give, turns all signs instead. An inactive sub-block is all zero.
+    """
+    for k in range(size // GROUP):
+        signs[k] = select(active, select(scale < ZERO, signs[k] ^ all_signs, signs[k]) & all_signs, 0)
+        codes[k] = select(active, gather(tables.indices, codes[k] & 0xFFFF), 0)
+    scale = select(scale < ZERO, -scale, scale)
+    return select(active, scale, ZERO), active & (failed | ~(scale >= ZERO))
+
+
+@part
+def search_16(
+    tables: GridTables, sub: SubBlock, empty: np.float32, all_signs: int, codes: Tile, signs: Tile
+) -> tuple[Floats, Mask]:
+    """Return the scale of a sub-block of 16 and where there is none; fill its indices, and amend its signs.
+
+    empty      magnitudes below it count as zero
+    all_signs  the bits of signs that are stored
+    """
+    moved = int_tile(2)
+    largest = sub.x[0]
+    for i in range(1, 16):
+        largest = maximum(largest, sub.x[i])
+    active = ~(largest < empty)
+    for k in range(2):
+        codes[k] = splat(0)
+    scale, failed = search_candidates(tables, sub, 16, 9, largest, active, largest / _FIVE, codes, moved)
+    scale, failed_again = search_again(tables, sub, 16, scale, codes, moved)
+    return finish(tables, 16, scale, active, failed | failed_again, codes, signs, all_signs)
+
+
+@part
+def code_scales(scales: Tile, count: int, codes: Tile) -> tuple[Floats, Mask]:
+    """Return the scale of scales and where all scales are 0; fill `codes`, Ints 0 .. 15."""
+    largest = splat(ZERO)
+    for j in range(count):
+        largest = maximum(largest, scales[j])
+    nothing = largest == ZERO
+    d = largest / SCALE_TOP
+    inverse = ONE / d
+    for j in range(count):
+        code = clamp(nearest_int(_HALF * (inverse * scales[j] - ONE)), 0, 15)
+        codes[j] = select(nothing, 0, code)
+    return select(nothing, ZERO, d), nothing
+
+
+# ---- blocks
+
+
+@part
+def pack_nibbles(codes: Tile, halves: Tile) -> None:
+    """Fill 4 halves with 16 codes of 4 bits."""
+    for k in range(4):
+        halves[k] = codes[4 * k] | codes[4 * k + 1] << 4 | codes[4 * k + 2] << 8 | codes[4 * k + 3] << 12
+
+
+@part
+def join_halves(halves: Tile, count: int, words: Tile) -> None:
+    """Fill words with pairs of 16-bit halves; count is odd, the last word ends in zeros."""
+    halves[count] = splat(0)
+    for k in range((count + 1) // 2):
+        words[k] = halves[2 * k] | halves[2 * k + 1] << 16
+
+
+@part
+def first_failure(failed: Mask, first: int, n_blocks: int) -> int:
+    """Return the number of the first block of a tile that failed; `failed` holds in at least one lane."""
+    return min(first + lowest_bit(mask_word(failed)), n_blocks - 1)
+
+
+def check_encoded(failure: int, n_blocks: int, type_: GGMLType) -> None:
+    """Raise BadWeights if a kernel stopped at block number `failure` instead of returning -1.
+
+    n_blocks  blocks of a row
+    """
+    if failure >= 0:
+        row, block = divmod(failure, n_blocks)
+        raise BadWeights(
+            f"{type_.name}: row {row}, columns {block * ELEMS} to {(block + 1) * ELEMS - 1}: weights or"
+            " importances are so large that squared errors overflow float32 (llama.cpp aborts here);"
+            " choose another type"
+        )
+
+
+def check_importances(weights: Weights, type_: GGMLType) -> npt.NDArray[np.float32]:
+    """Return `weights`; raises NeedsImportance if there are none."""
+    if weights is None:
+        raise NeedsImportance(f"{type_.name}: this type needs importances; give an importance matrix")
+    return weights
+
+
+def decode(
+    grid: Grid,
+    d: npt.NDArray[np.uint16],
+    scales: npt.NDArray[np.uint8],
+    indices: npt.NDArray[np.integer],
+    signs: npt.NDArray[np.uint8],
+) -> npt.NDArray[np.float32]:
+    """Return the weights of blocks, float32 (n_blocks, 256).
+
+    d        float16 bits (n_blocks,)
+    scales   0 .. 15, one per sub-block (n_blocks, 8 or 16)
+    indices  of grid points (n_blocks, 32)
+    signs    uint8 (n_blocks, 32): bit i set where element i of the group is negative
+    """
+    n_blocks, n_scales = scales.shape
+    with np.errstate(all="ignore"):  # an infinite or NaN scale decodes to what IEEE arithmetic makes of it
+        factors = halves_to_float32(d)[:, None] * (_HALF + scales) * np.float32(0.25)
+        magnitudes = grid.points[indices].reshape(n_blocks, n_scales, -1)
+        weights: npt.NDArray[np.float32] = (factors[:, :, None] * magnitudes).reshape(n_blocks, -1)
+    minus = np.unpackbits(signs, axis=1, bitorder="little").view(bool)
+    return np.negative(weights, out=weights, where=minus)
+
+
+def with_even_signs(signs: npt.NDArray[np.integer]) -> npt.NDArray[np.uint8]:
+    """Return 7 stored signs with the eighth, which makes their count even: uint8."""
+    seven = signs.astype(np.uint8) & np.uint8(0x7F)
+    return seven | (np.bitwise_count(seven) & np.uint8(1)) << np.uint8(7)
