@@ -155,7 +155,8 @@ class AwqGemvFastWeight:
         first, last = start // FAST_ROWS, -(-stop // FAST_ROWS)
         stored = unpack(self.codes.read_rows(first, last), BITS, FAST_ROWS * n_cols)
         codes = np.empty((FAST_ROWS * (last - first), n_cols), np.uint8)
-        untile(stored.reshape(last - first, n_cols // FAST_COLS, -1), _fast_places(), codes)
+        tiles = stored.reshape(last - first, n_cols // FAST_COLS, FAST_ROWS * FAST_COLS)
+        untile(tiles, _fast_places(), codes)
         codes = codes[start - first * FAST_ROWS : stop - first * FAST_ROWS]
         scales = read_scales(self.scales, start, stop)[:, :n_groups]
         addends = read_scales(self.zeros, start, stop)[:, :n_groups]

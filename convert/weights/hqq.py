@@ -14,7 +14,7 @@ of it. Axis 0: the run is cut into `group_size` equal pieces, and a group takes 
 Packing is on that run too. It is cut into sections (2 for 4 bits, 4 for 2, 8 for 1, 10 for 3), the first of
 which is in the highest bits; 3 bits lie in 32-bit words, the others in bytes, 5 and more bits in a byte each.
 The last section can be filled up. So a row range reads one short range of `W_q`, or two where it crosses
-from a section into the next, and its scales.
+from a section into the next, and its scales (axis 0: all scales, 1 / `group_size` of the matrix).
 """
 
 from __future__ import annotations
@@ -94,17 +94,18 @@ class HqqWeight:
 
     def _read_across(self, first: int, last: int) -> np.ndarray:
         """Return elements `first` to `last` where groups go across the pieces of the run."""
-        out = np.empty(last - first, np.float32)
         codes = self._read_codes(first, last)
-        n_groups = prod(self.scales.shape)
+        scales = self.scales.read().reshape(-1).astype(np.float32)
+        zeros = self.zeros.read().reshape(-1).astype(np.float32)
+        out = np.empty(last - first, np.float32)
         position = first
         while position < last:
-            group = position % n_groups
-            end = min(last, position + n_groups - group)
-            scales = self.scales.read_elements(group, group + end - position).astype(np.float32)
-            zeros = self.zeros.read_elements(group, group + end - position).astype(np.float32)
-            out[position - first : end - first] = (codes[position - first : end - first] - zeros) * scales
-            position = end
+            group = position % scales.size
+            count = min(last - position, scales.size - group)
+            done = slice(position - first, position - first + count)
+            np.subtract(codes[done], zeros[group : group + count], out=out[done])
+            out[done] *= scales[group : group + count]
+            position += count
         return out
 
     def _read_codes(self, first: int, last: int) -> np.ndarray:

@@ -102,6 +102,11 @@ def test_a_recorded_checkpoint_has_these_weights(format_: str, case: str) -> Non
             # -0 and 0 are one weight: what is 2:4 sparse, or 0 times a negative number, has no sign to keep.
             assert found.shape == weight.shape, name
             assert np.array_equal(found, weight), name
+            # Nothing, at either end; a row alone; all but the ends.
+            n_rows = len(weight) if weight.ndim == 2 else 1
+            for start, stop in ((0, 0), (n_rows, n_rows), (n_rows // 3, n_rows // 3 + 1), (1, n_rows - 1)):
+                part = weights.weight(name).read_rows(start, max(start, stop))
+                assert np.array_equal(part, weight.reshape(n_rows, -1)[start : max(start, stop)]), name
 
 
 @settings(max_examples=150, deadline=None)
