@@ -24,8 +24,9 @@ def decode_blocks(
     first_row  where in the first block row `codes` begins
     out        float32 (n_rows, n_cols)
 
-    A look-up in a table that stays in the first-level cache: 1.8e9 weights/s on one core, where building the
-    float from shifted bits reached 0.5e9 (subnormal operands) and numpy's take 0.5e9.
+    A look-up in a table that stays in the first-level cache: 2.7e9 weights/s on one core. It was 1.4e9 with
+    index arithmetic in place of slices, 0.5e9 when the float was built from shifted bits (subnormal operands),
+    and 0.5e9 with numpy's take.
     """
     n_rows, n_cols = codes.shape
     for i in range(n_rows):
@@ -33,8 +34,10 @@ def decode_blocks(
         for block_col in range((n_cols + block_cols - 1) // block_cols):
             scale = scales[block_row, block_col]
             start = block_col * block_cols
-            for j in range(start, min(start + block_cols, n_cols)):
-                out[i, j] = values[codes[i, j]] * scale
+            part = codes[i, start : start + block_cols]
+            result = out[i, start : start + block_cols]
+            for j in range(part.size):
+                result[j] = values[part[j]] * scale
 
 
 @njit(nogil=True, cache=True)
@@ -54,8 +57,10 @@ def decode_blocks_divided(
         for block_col in range((n_cols + block_cols - 1) // block_cols):
             scale = scales[block_row, block_col]
             start = block_col * block_cols
-            for j in range(start, min(start + block_cols, n_cols)):
-                out[i, j] = values[codes[i, j]] / scale
+            part = codes[i, start : start + block_cols]
+            result = out[i, start : start + block_cols]
+            for j in range(part.size):
+                result[j] = values[part[j]] / scale
 
 
 @njit(nogil=True, cache=True)

@@ -1,0 +1,217 @@
+"""Time the decoding of every checkpoint format on one core: GB of BF16 output a second.
+
+    python scripts/bench_loaders.py [--json] [--formats fp8 int4] [--rows 4096] [--cols 7168] [--seconds 1]
+
+A checkpoint with one random matrix is written for each format, and read as a conversion reads it: a few MiB
+of rows at a time, into float32, from the page cache. The best pass counts. One weight is 2 bytes of BF16,
+whatever the type that a conversion writes. Compiling is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import convert
+from tests.checkpoints import write_checkpoint
+
+CHUNK_BYTES = 8 << 20
+NAME = "model.layers.0.mlp.up_proj"
+Tensors = dict[str, np.ndarray]
+
+
+def random_bytes(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+
+
+def random_words(*shape: int) -> np.ndarray:
+    return random_bytes(*shape[:-1], 4 * shape[-1]).view(np.int32)
+
+
+def scales(dtype: Any, *shape: int) -> np.ndarray:
+    return (np.random.default_rng(1).random(shape, np.float32) + 0.5).astype(dtype)
+
+
+def floats(n_rows: int, n_cols: int) -> np.ndarray:
+    """Return random 8-bit floats without NaN, whose arithmetic may be slower."""
+    return (random_bytes(n_rows, n_cols) & np.uint8(0xF7)).view(ml_dtypes.float8_e4m3fn)
+
+
+def shape_of(n_rows: int, n_cols: int) -> np.ndarray:
+    return np.array([n_rows, n_cols], np.int64)
+
+
+def compressed(num_bits: int, group_size: int | None) -> dict[str, Any]:
+    group = {"weights": {"num_bits": num_bits, "group_size": group_size}}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+
+
+@dataclass(frozen=True)
+class Case:
+    """quantization_config, and (n_rows, n_cols) -> what is stored: suffix of the module's name -> array."""
+
+    config: dict[str, Any]
+    tensors: Callable[[int, int], Tensors]
+
+
+CASES = {
+    "bf16 (plain)": Case({}, lambda rows, cols: {".weight": scales(ml_dtypes.bfloat16, rows, cols)}),
+    "fp8 128x128": Case(
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        lambda rows, cols: {
+            ".weight": floats(rows, cols),
+            ".weight_scale_inv": scales(np.float32, -(-rows // 128), -(-cols // 128)),
+        },
+    ),
+    "fp8 per row": Case(
+        {"quant_method": "fbgemm_fp8"},
+        lambda rows, cols: {".weight": floats(rows, cols), ".weight_scale": scales(np.float32, rows)},
+    ),
+    "fp8 inverse": Case(
+        {"quant_method": "fp8", "weight_scale_semantics": "inverse"},
+        lambda rows, cols: {".weight": floats(rows, cols), ".weight_scale_inv": scales(np.float32, rows)},
+    ),
+    "mxfp8": Case(
+        compressed(8, 32),
+        lambda rows, cols: {
+            ".weight": floats(rows, cols), ".weight_scale": random_bytes(rows, cols // 32) // 8 + 112,
+        },
+    ),
+    "int8 per row": Case(
+        compressed(8, None),
+        lambda rows, cols: {
+            ".weight": random_bytes(rows, cols).view(np.int8),
+            ".weight_scale": scales(ml_dtypes.bfloat16, rows, 1),
+        },
+    ),
+    "int4 g32": Case(
+        compressed(4, 32),
+        lambda rows, cols: {
+            ".weight_packed": random_words(rows, cols // 8), ".weight_shape": shape_of(rows, cols),
+            ".weight_scale": scales(ml_dtypes.bfloat16, rows, cols // 32),
+        },
+    ),
+    "int4 g128 asym": Case(
+        compressed(4, 128),
+        lambda rows, cols: {
+            ".weight_packed": random_words(rows, cols // 8), ".weight_shape": shape_of(rows, cols),
+            ".weight_scale": scales(ml_dtypes.bfloat16, rows, cols // 128),
+            ".weight_zero_point": random_words(rows // 8, cols // 128),
+        },
+    ),
+    "int4 g128 act-order": Case(
+        compressed(4, 128),
+        lambda rows, cols: {
+            ".weight_packed": random_words(rows, cols // 8), ".weight_shape": shape_of(rows, cols),
+            ".weight_scale": scales(ml_dtypes.bfloat16, rows, cols // 128),
+            ".weight_g_idx": np.random.default_rng(2).permutation(
+                np.arange(cols, dtype=np.int32) // 128
+            ),
+        },
+    ),
+    "int3 g128 (old packing)": Case(
+        compressed(3, 128) | {"version": "0.17.0"},
+        lambda rows, cols: {
+            ".weight_packed": random_words(rows, -(-cols // 10)), ".weight_shape": shape_of(rows, cols),
+            ".weight_scale": scales(ml_dtypes.bfloat16, rows, cols // 128),
+        },
+    ),
+    "mxfp4": Case(
+        compressed(4, 32),
+        lambda rows, cols: {
+            ".weight_packed": random_bytes(rows, cols // 2),
+            ".weight_scale": random_bytes(rows, cols // 32) // 8 + 112,
+        },
+    ),
+    "nvfp4": Case(
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        lambda rows, cols: {
+            ".weight": random_bytes(rows, cols // 2), ".weight_scale": floats(rows, cols // 16),
+            ".weight_scale_2": scales(np.float32),
+        },
+    ),
+    "int4 row pairs": Case(
+        {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"},
+        lambda rows, cols: {
+            ".weight": random_bytes(rows // 2, cols),
+            ".weight_scale": scales(ml_dtypes.bfloat16, rows, cols // 128),
+        },
+    ),
+}  # fmt: skip
+"""One line of the result each; a format is added by a row."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """gb_per_s counts 2 bytes for every weight."""
+
+    format: str
+    stored_as: str
+    gb_per_s: float
+
+
+def time_case(name: str, case: Case, n_rows: int, n_cols: int, budget: float) -> Timing:
+    with tempfile.TemporaryDirectory() as folder:
+        tensors = {NAME + suffix: array for suffix, array in case.tensors(n_rows, n_cols).items()}
+        config = {"quantization_config": case.config} if case.config else {}
+        write_checkpoint(Path(folder), config, tensors)
+        with convert.open_checkpoint(folder) as weights:
+            weight = weights.weight(NAME + ".weight")
+            assert weight.shape == (n_rows, n_cols), f"{name}: {weight.shape}"
+            step = max(1, CHUNK_BYTES // (4 * n_cols))
+            weight.read_rows(0, step)  # compiles
+            best = math.inf
+            end = time.perf_counter() + budget
+            while time.perf_counter() < end or best == math.inf:
+                start = time.perf_counter()
+                for row in range(0, n_rows, step):
+                    weight.read_rows(row, min(n_rows, row + step))
+                best = min(best, time.perf_counter() - start)
+            return Timing(name, weight.stored_as, 2 * n_rows * n_cols / best / 1e9)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--formats", nargs="*", metavar="WORD", help="only formats with one of these in their names"
+    )
+    parser.add_argument("--rows", type=int, default=4096)
+    parser.add_argument("--cols", type=int, default=7168, help="a multiple of 128")
+    parser.add_argument("--seconds", type=float, default=1.0, help="spent on each format")
+    args = parser.parse_args()
+    wanted = {
+        name: case
+        for name, case in CASES.items()
+        if args.formats is None or any(word in name for word in args.formats)
+    }
+    timings = [time_case(name, case, args.rows, args.cols, args.seconds) for name, case in wanted.items()]
+    if args.json:
+        print(json.dumps([asdict(timing) for timing in timings], indent=2))
+        return
+    print(
+        f"{datetime.date.today()}  {platform.machine()}  numpy {np.__version__}  numba {version('numba')}"
+        f"  {args.rows} x {args.cols}"
+    )
+    for timing in timings:
+        print(f"{timing.format:24} {timing.gb_per_s:6.2f} GB/s  {timing.stored_as}")
+
+
+if __name__ == "__main__":
+    main()
