@@ -101,7 +101,7 @@ def collect(
     from imatrix.run import run
 
     with open_model(model) as source:
-        chunks = read_text(text, source.vocab, source.config.vocab_size, options.cut)
+        chunks = read_text(text, source.vocab(), source.config.vocab_size, options.cut)
         about = _about(source, chunks, options)
         with Journal(output, about, restart=options.restart) as journal:
             found = run(source, chunks, options, journal, report or _Silent(), options.dataset or text.name)

@@ -136,9 +136,7 @@ class _HiddenStates:
         """Return where a layer finds its input, keeps what experts multiply, and puts its output."""
         if self._in_memory:
             return self.latest, self.latest, self._other
-        middle = self._opened.enter_context(
-            closing(FileStates(self._journal.middle_path, *self._size))
-        )
+        middle = self._opened.enter_context(closing(FileStates(self._journal.middle_path, *self._size)))
         after = self._opened.enter_context(closing(self._file(layer)))
         self._after = after
         return self.latest, middle, after

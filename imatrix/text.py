@@ -102,7 +102,9 @@ def cut_into_chunks(ids: list[int], bos: int | None, vocab_size: int, cut: Cut, 
     outside = (tokens < 0) | (tokens >= vocab_size)
     if outside.any():
         token = int(tokens[outside][0])
-        raise BadRequest(f"{name}: token {token} is outside of the vocabulary of {vocab_size}; another model's?")
+        raise BadRequest(
+            f"{name}: token {token} is outside of the vocabulary of {vocab_size}; another model's?"
+        )
     inputs = tokens.copy()
     if bos is not None:
         inputs[:, 0] = bos

@@ -11,7 +11,7 @@ Both are seen the same way: a configuration, and tensors under their GGUF names,
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -34,14 +34,14 @@ class ModelSource:
 
     config   sizes and habits
     tensors  GGUF name -> tensor, unread
-    vocab    the keys tokenizer.*
+    vocab    gives the keys tokenizer.*, read when they are wanted
     paths    the files that hold weights, in reading order
     """
 
     path: Path
     config: DeepseekConfig
     tensors: Mapping[str, SourceTensor]
-    vocab: Metadata
+    vocab: Callable[[], Metadata]
     paths: tuple[Path, ...]
     opened: Closeable
 
@@ -94,7 +94,7 @@ def _open_folder(folder: Path) -> ModelSource:
             path=folder,
             config=conversion.config,
             tensors={tensor.name: tensor for tensor in conversion.tensors},
-            vocab=read_tokenizer(folder, checkpoint.config).metadata(),
+            vocab=lambda: read_tokenizer(folder, checkpoint.config).metadata(),
             paths=tuple(sorted({checkpoint.raw(name).path for name in checkpoint.names()})),
             opened=checkpoint,
         )
@@ -114,7 +114,7 @@ def _open_gguf(path: Path) -> ModelSource:
         tensors = {name: GGUFTensor(file, name) for name in file.tensors}
         config = config_of(path, _Keys(path, file.metadata), tensors)
         vocab = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
-        return ModelSource(path, config, tensors, vocab, tuple(file.paths), file)
+        return ModelSource(path, config, tensors, lambda: vocab, tuple(file.paths), file)
     except BaseException:
         file.close()
         raise
