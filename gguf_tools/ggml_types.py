@@ -52,6 +52,11 @@ class GGMLType:
         return self.name
 
     @property
+    def is_internal(self) -> bool:
+        """Whether programs only compute with this type and run no file that has it."""
+        return self.note.startswith(_INTERNAL)
+
+    @property
     def is_quantized(self) -> bool:
         return self.block_elems > 1
 

@@ -64,12 +64,15 @@ def parse_type(name: str, text: str | None = None) -> GGMLType:
     """Return the ggml type of that name, in any case.
 
     text    the option that it is a part of, for the message
-    raises  BadOverride for an unknown type
+    raises  BadOverride for an unknown type, and for one that no program runs in a file
     """
     try:
-        return by_name(name)
+        found = by_name(name)
     except FormatError as error:
         raise BadOverride(f"{text or name!r}: {name!r} is not a ggml type, expected one like Q4_K") from error
+    if found.is_internal:
+        raise BadOverride(f"{text or name!r}: {found.name} is {found.note}; expected a type like Q4_K")
+    return found
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,8 @@ def test_parse_type() -> None:
     assert parse_type("iq4_nl").name == "IQ4_NL"
     with pytest.raises(BadOverride, match="'q4': 'q4' is not a ggml type"):
         parse_type("q4")
+    with pytest.raises(BadOverride, match="Q8_K is used while computing, not in files"):
+        parse_type("q8_k")
 
 
 def test_partly_shadowed_overrides_have_an_effect() -> None:
