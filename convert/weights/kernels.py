@@ -25,7 +25,7 @@ def decode_blocks(
     out        float32 (n_rows, n_cols)
 
     A look-up in a table that stays in the first-level cache: 2.7e9 weights/s on one core. It was 1.4e9 with
-    index arithmetic in place of slices, 0.5e9 when the float was built from shifted bits (subnormal operands),
+    index arithmetic in place of slices, 0.5e9 when the float was built from bits (subnormal operands),
     and 0.5e9 with numpy's take.
     """
     n_rows, n_cols = codes.shape
