@@ -13,18 +13,12 @@ from __future__ import annotations
 
 from convert.weights import awq, gptq
 from convert.weights.base import Module, Weight, WeightsLoader
-from gguf_tools.errors import UnsupportedCheckpoint
 
 _ONE_LESS = (None, "auto", "auto_round:gptq", "auto_round:auto_gptq")
 
 
 def _load(module: Module) -> Weight:
     packing = module.settings.get("packing_format")
-    if module.settings.get("rotation_config"):
-        raise UnsupportedCheckpoint(
-            f"{module.settings.where('rotation_config')}: auto-round weights that were rotated are not read;"
-            f" first tensor: {module['.qweight'].name}"
-        )
     if packing is not None and not isinstance(packing, str):
         raise module.settings.bad("packing_format", "the name of a packing")
     if packing is not None and "awq" in packing:

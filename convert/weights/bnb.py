@@ -31,6 +31,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -180,11 +181,11 @@ def _load4(module: Module) -> Bnb4Weight:
     codes, scales = module[".weight"], module[spelling.suffix("absmax")]
     values = module[spelling.suffix("quant_map")]
     shape, block = state.get("shape"), state.get("blocksize")
-    if not isinstance(shape, list) or len(shape) != 2 or not all(type(n) is int and n >= 0 for n in shape):
-        raise module.wrong(state_raw, f"shape {str(shape)[:80]}", "two sizes")
+    if not isinstance(shape, list) or not shape or not all(type(n) is int and n >= 0 for n in shape):
+        raise module.wrong(state_raw, f"shape {str(shape)[:80]}", "sizes")
     if type(block) is not int or block <= 0 or block % 8:
         raise module.wrong(state_raw, f"blocksize {str(block)[:80]}", "a multiple of 8")
-    n_elems = shape[0] * shape[1]
+    n_elems = prod(shape)
     if codes.dtype not in _STORAGE:
         raise module.wrong(codes, codes.dtype, ", ".join(_STORAGE))
     if codes.n_bytes < -(-n_elems // 2):

@@ -196,6 +196,11 @@ def _bits(
 
 
 def _load(module: Module) -> GptqWeight:
+    if module.settings.get("rotation"):
+        raise UnsupportedCheckpoint(
+            f"{module.settings.where('rotation')}: GPTQ weights that were rotated are not read; first tensor:"
+            f" {module['.qweight'].name}"
+        )
     layout = module.settings.get("checkpoint_format", "format")
     if layout not in LAYOUTS:
         raise UnsupportedCheckpoint(

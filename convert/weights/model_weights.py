@@ -34,6 +34,7 @@ DROPPED: Mapping[str, str] = MappingProxyType({
     ),
     **dict.fromkeys((".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_scale"), "scales the cache"),
     ".workspace": "scratch of a kernel",
+    **dict.fromkeys((".gptq_bits", ".gptq_groupsize", ".gptq_sym"), "settings, which the shapes show too"),
 })  # fmt: skip
 """Suffix of stored tensors that are dropped, unless a loader consumes them -> why."""
 

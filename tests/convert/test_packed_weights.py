@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -123,6 +126,22 @@ def test_row_ranges_equal_the_whole(which: tuple[str, str], pick: int, data: st.
         assert np.array_equal(found, read_all(weight)[start:stop])
 
 
+def test_looking_at_checkpoints_does_not_load_numba() -> None:
+    folders = [str(folder_of(*which)) for which in ALL]
+    probe = (
+        "import sys, convert\n"
+        f"for folder in {folders}:\n"
+        "    with convert.open_checkpoint(folder) as weights:\n"
+        "        print(*[weights.weight(name).stored_as for name in weights.names()])\n"
+        "print('numba' in sys.modules)"
+    )
+    root = Path(__file__).parents[2]
+    found = subprocess.run(
+        [sys.executable, "-c", probe], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.splitlines()[-1] == "False"
+
+
 # ---- GPTQ
 
 
@@ -203,6 +222,25 @@ def test_gptq_is_known_by_its_shapes_when_nothing_says_so(tmp_path: Path) -> Non
     weight = module(tmp_path, tensors)
     assert equal_bits(read_all(weight), meaning)
     assert weight.stored_as == "GPTQ 4 bits in groups of 32"
+
+
+def test_settings_that_are_stored_as_tensors_are_no_weights(tmp_path: Path) -> None:
+    tensors, meaning = gptq(random_matrix(32, 64), 4, np.arange(64) // 32)
+    stored = {NAME + suffix: tensor for suffix, tensor in tensors.items()}
+    scalars = {"gptq_bits": np.array(4, np.int32), "gptq_groupsize": np.array(32, np.int32)}
+    weights = opened(write_checkpoint(tmp_path, {}, stored | scalars))
+    assert set(weights.dropped) == set(scalars)
+    assert equal_bits(weights.read(f"{NAME}.weight"), meaning)
+
+
+def test_scales_may_be_any_floats(tmp_path: Path) -> None:
+    tensors, _ = gptq(random_matrix(32, 64), 4, np.arange(64) // 32)
+    scales = tensors[".scales"].astype(ml_dtypes.bfloat16)
+    found = [
+        read_all(module(tmp_path / dtype.__name__, tensors | {".scales": scales.astype(dtype)}))
+        for dtype in (ml_dtypes.bfloat16, np.float32)
+    ]
+    assert equal_bits(*found)
 
 
 # ---- AWQ and auto-round
@@ -296,6 +334,15 @@ def test_floats_that_bitsandbytes_would_quantize_on_loading_stay_as_they_are(tmp
     assert np.array_equal(
         read_all(module(tmp_path, {".weight": weight}, quant_method="bitsandbytes")), weight
     )
+
+
+def test_a_stack_of_matrices_counts_its_rows_over_all_of_them(tmp_path: Path) -> None:
+    tensors, meaning = nf4(random_matrix(12, 40), 64)
+    name = ending(tensors, "__nf4")
+    tensors[name] = state(shape=[3, 4, 40])(tensors[name])
+    weight = module(tmp_path, tensors, quant_method="bitsandbytes")
+    assert weight.shape == (3, 4, 40)
+    assert equal_bits(weight.read_rows(3, 9), meaning[3:9])
 
 
 # ---- HQQ
@@ -451,6 +498,8 @@ def test_what_does_not_fit_is_named(name: str, tmp_path: Path) -> None:
     [
         ("gptq", "v1_4bit_sym_g128", {"checkpoint_format": "bitblas"}, UnsupportedCheckpoint,
          r"config\.checkpoint_format is 'bitblas'.*first tensor: model\.layers\.0.*qweight"),
+        ("gptq", "v1_4bit_sym_g128", {"rotation": "hadamard"}, UnsupportedCheckpoint,
+         r"config\.rotation: GPTQ weights that were rotated .*first tensor: model\.layers\.0.*qweight"),
         ("gptq", "v1_4bit_sym_g128", {"bits": "four"}, BadConfig, r"quantization_config\.bits is 'four'"),
         ("awq", "gemm_g64", {"bits": 3}, UnsupportedCheckpoint,
          r"config\.bits is 3, .*AWQ.*first tensor: .*qweight"),
