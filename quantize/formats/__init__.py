@@ -33,6 +33,8 @@ FORMATS: Mapping[str, str] = MappingProxyType(
         "Q5_K": "q5_k",
         "Q6_K": "q6_k",
         "Q8_K": "q8_k",
+        "IQ1_S": "iq1_s",
+        "IQ1_M": "iq1_m",
         "IQ2_XXS": "iq2_xxs",
         "IQ2_XS": "iq2_xs",
         "IQ2_S": "iq2_s",

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from tests.naive import blocks_of_32, few_bits, floats, fp4, nonlinear, super_blocks
+from tests.naive import blocks_of_32, few_bits, floats, fp4, iq1, nonlinear, super_blocks
 
 Row = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -32,6 +32,8 @@ QUANTIZE: dict[str, Callable[[Row, Row | None], Bytes]] = {
     "Q5_K": super_blocks.quantize_q5_k,
     "Q6_K": super_blocks.quantize_q6_k,
     "Q8_K": few_bits.quantize_q8_k,
+    "IQ1_S": iq1.quantize_iq1_s,
+    "IQ1_M": iq1.quantize_iq1_m,
     "IQ4_NL": nonlinear.quantize_iq4_nl,
     "IQ4_XS": nonlinear.quantize_iq4_xs,
     "TQ1_0": few_bits.quantize_tq1_0,
@@ -57,6 +59,8 @@ DEQUANTIZE: dict[str, Callable[[Bytes], Row]] = {
     "Q5_K": super_blocks.dequantize_q5_k,
     "Q6_K": super_blocks.dequantize_q6_k,
     "Q8_K": few_bits.dequantize_q8_k,
+    "IQ1_S": iq1.dequantize_iq1_s,
+    "IQ1_M": iq1.dequantize_iq1_m,
     "IQ4_NL": nonlinear.dequantize_iq4_nl,
     "IQ4_XS": nonlinear.dequantize_iq4_xs,
     "TQ1_0": few_bits.dequantize_tq1_0,
