@@ -17,8 +17,9 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,59 @@ def compressed(num_bits: int, group_size: int | None) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
 
 
+def gptq(bits: int, n_rows: int, n_cols: int, *, act_order: bool = False) -> Tensors:
+    groups = np.arange(n_cols, dtype=np.int32) // 128
+    return {
+        ".qweight": random_words(n_cols * bits // 32, n_rows),
+        ".qzeros": random_words(n_cols // 128, n_rows * bits // 32),
+        ".scales": scales(np.float16, n_cols // 128, n_rows),
+        ".g_idx": np.random.default_rng(2).permutation(groups) if act_order else groups,
+    }
+
+
+def exl2(widths: Sequence[int], n_rows: int, n_cols: int) -> Tensors:
+    """Return a matrix whose groups of 128 columns have these widths in turn, widest first."""
+    bits = np.sort(np.resize(widths, n_cols // 128))[::-1]
+    starts = np.concatenate([[0], np.cumsum(4 * bits)])
+    return {
+        ".q_weight": random_words(int(starts[-1]), n_rows),
+        ".q_scale": random_words(len(bits), n_rows // 8),
+        ".q_scale_max": scales(np.float16, len(bits)),
+        ".q_groups": np.stack([bits, starts[:-1]], axis=1).reshape(-1).astype(np.uint16).view(np.int16),
+        ".q_invperm": np.random.default_rng(2).permutation(n_cols).astype(np.int32),
+    }
+
+
+def nf4(n_rows: int, n_cols: int, *, nested: bool = False) -> Tensors:
+    n_blocks = n_rows * n_cols // 64
+    state: dict[str, Any] = {"quant_type": "nf4", "blocksize": 64, "shape": [n_rows, n_cols]}
+    tensors = {
+        ".weight": random_bytes(n_rows * n_cols // 2, 1),
+        ".weight.quant_map": scales(np.float32, 16),
+        ".weight.absmax": random_bytes(n_blocks) if nested else scales(np.float32, n_blocks),
+    }
+    if nested:
+        state |= {"nested_blocksize": 256, "nested_offset": 0.5}
+        tensors |= {
+            ".weight.nested_absmax": scales(np.float32, -(-n_blocks // 256)),
+            ".weight.nested_quant_map": scales(np.float32, 256),
+        }
+    name = ".weight.quant_state.bitsandbytes__nf4"
+    return tensors | {name: np.frombuffer(json.dumps(state).encode(), np.uint8)}
+
+
+def hqq(bits: int, n_rows: int, n_cols: int) -> Tensors:
+    n_groups = n_rows * n_cols // 64
+    return {
+        ".W_q": random_bytes(n_groups * bits // 8, 64),
+        ".scale": scales(np.float16, n_groups, 1),
+        ".zero": scales(np.float16, n_groups, 1),
+        ".shape": shape_of(n_rows, n_cols),
+        ".nbits": np.array(bits, np.int32),
+        ".axis": np.array(1, np.int32),
+    }
+
+
 @dataclass(frozen=True)
 class Case:
     """quantization_config, and (n_rows, n_cols) -> what is stored: suffix of the module's name -> array."""
@@ -70,7 +124,11 @@ class Case:
     tensors: Callable[[int, int], Tensors]
 
 
-CASES = {
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
+BNB = {"quant_method": "bitsandbytes"}
+
+CASES: dict[str, Case] = {
     "bf16 (plain)": Case({}, lambda rows, cols: {".weight": scales(ml_dtypes.bfloat16, rows, cols)}),
     "fp8 128x128": Case(
         {"quant_method": "fp8", "weight_block_size": [128, 128]},
@@ -153,6 +211,64 @@ CASES = {
             ".weight_scale": scales(ml_dtypes.bfloat16, rows, cols // 128),
         },
     ),
+    "gptq 2": Case(GPTQ, partial(gptq, 2)),
+    "gptq 3": Case(GPTQ, partial(gptq, 3)),
+    "gptq 4": Case(GPTQ, partial(gptq, 4)),
+    "gptq 4 act-order": Case(GPTQ, partial(gptq, 4, act_order=True)),
+    "gptq 8": Case(GPTQ, partial(gptq, 8)),
+    "marlin": Case(
+        GPTQ,
+        lambda rows, cols: {
+            ".B": random_words(cols // 16, 2 * rows), ".s": scales(np.float16, cols // 128, rows),
+        },
+    ),
+    "marlin 2:4": Case(
+        GPTQ,
+        lambda rows, cols: {
+            ".B_24": random_words(cols // 32, 2 * rows), ".s": scales(np.float16, cols // 128, rows),
+            ".B_meta": np.full((cols // 32, 2 * rows), 0x4444, np.int16),
+        },
+    ),
+    "awq gemm": Case(
+        AWQ,
+        lambda rows, cols: {
+            ".qweight": random_words(cols, rows // 8), ".qzeros": random_words(cols // 128, rows // 8),
+            ".scales": scales(np.float16, cols // 128, rows),
+        },
+    ),
+    "awq gemv": Case(
+        AWQ,
+        lambda rows, cols: {
+            ".qweight": random_words(rows, cols // 8), ".qzeros": random_words(rows, -(-cols // 1024)),
+            ".scales": scales(np.float16, rows, -(-cols // 1024) * 8),
+        },
+    ),
+    "awq gemv fast": Case(
+        AWQ,
+        lambda rows, cols: {
+            ".qweight": random_bytes(rows // 4, 2 * cols).view(np.int16),
+            ".qzeros": scales(np.float16, -(-cols // 1024) * 8, rows),
+            ".scales": scales(np.float16, -(-cols // 1024) * 8, rows),
+        },
+    ),
+    "exl2 4.5": Case({"quant_method": "exl2"}, partial(exl2, (5, 4))),
+    "exl2 2 to 8": Case({"quant_method": "exl2"}, partial(exl2, (8, 6, 5, 4, 3, 2))),
+    "eetq": Case(
+        {"quant_method": "eetq"},
+        lambda rows, cols: {
+            ".weight": random_bytes(cols, rows).view(np.int8), ".weight_scales": scales(np.float16, rows),
+        },
+    ),
+    "bnb nf4": Case(BNB, nf4),
+    "bnb nf4 nested": Case(BNB, partial(nf4, nested=True)),
+    "bnb int8": Case(
+        BNB,
+        lambda rows, cols: {
+            ".weight": random_bytes(rows, cols).view(np.int8), ".SCB": scales(np.float32, rows),
+        },
+    ),
+    "hqq 2": Case({"quant_method": "hqq"}, partial(hqq, 2)),
+    "hqq 4": Case({"quant_method": "hqq"}, partial(hqq, 4)),
 }  # fmt: skip
 """One line of the result each; a format is added by a row."""
 
