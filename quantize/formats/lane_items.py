@@ -78,14 +78,12 @@ def least(_context: Any, value: Any) -> Any:
         return None
 
     def emit(_ctx: Any, builder: Any, _sig: Any, args: Any) -> Any:
-        rest = args[0]
+        rest, count = args[0], value.count
         compare = builder.fcmp_ordered if value.kind == "float32" else builder.icmp_signed
-        step = value.count // 2
-        while step:
-            order = [min(k + step, value.count - 1) for k in range(value.count)]
-            other = builder.shuffle_vector(rest, rest, ir.Constant(ir.VectorType(WORD, value.count), order))
-            rest = builder.select(compare("<", rest, other), rest, other)
-            step //= 2
+        while count > 1:
+            count //= 2
+            low, high = (_lanes_of(builder, rest, range(k, k + count)) for k in (0, count))
+            rest = builder.select(compare("<", low, high), low, high)
         return builder.extract_element(rest, ir.Constant(WORD, 0))
 
     return _SCALARS[value.kind](value), emit

@@ -37,8 +37,8 @@ class GridTables(NamedTuple):
 
 
 @cache
-def tables(grid: Grid) -> GridTables:
-    """Return the tables of a grid."""
+def tables(grid: Grid, width: int = LANES) -> GridTables:
+    """Return the tables of a grid; `width` codes are a unit of its lists."""
     lattice = grid.levels_of(np.arange(grid.base**grid.size))
     codes = grid.codes_of(lattice)
     off_grid = np.ones(len(lattice), bool)
@@ -46,11 +46,11 @@ def tables(grid: Grid) -> GridTables:
     owners, neighbours = _neighbours(grid, lattice[off_grid])
 
     counts = np.bincount(owners, minlength=int(off_grid.sum()))
-    chunks = -(-counts // LANES)
+    chunks = -(-counts // width)
     starts = np.cumsum(chunks) - chunks
-    lists = np.repeat(grid.codes[neighbours[np.cumsum(counts) - 1]], chunks * LANES).astype(np.uint16)
+    lists = np.repeat(grid.codes[neighbours[np.cumsum(counts) - 1]], chunks * width).astype(np.uint16)
     places = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
-    lists[starts[owners] * LANES + places] = grid.codes[neighbours]
+    lists[starts[owners] * width + places] = grid.codes[neighbours]
 
     entries = codes.copy()
     entries[off_grid] = ~(starts << COUNT_BITS | chunks)

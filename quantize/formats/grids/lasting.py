@@ -1,0 +1,229 @@
+"""The search off the grid, for groups of 4, while a scale falls: answers are kept as long as they must hold.
+
+A search for the best scale goes through candidates with falling scales. From one to the next few groups get
+another lattice point, and while a group keeps its point, it keeps its neighbours too. With neighbour q,
+weights w and scale s the error is
+
+    f(s) = sum w * (s * q - x)**2 = s**2 * sum w * q**2 - 2 * s * sum w * q * x + sum w * x**2
+
+so the lead of the winner over another neighbour, divided by s, is linear in s: from the two errors at one
+scale and the two sums of w * q**2 follows the scale at which they tie. The largest of these is the limit down
+to which an answer is kept. Leads that rounding could make are no leads.
+
+Rounding: let e = 2**-24, W the sum of the weights, X the largest |x|, R = 15 * s + X, which bounds s * q - x.
+A difference s * q - x is off by at most 2 e R, its square times w by 6 e w R**2, and a sum of four by
+10 e W R**2 in all. A lead at scale t, s / 2 <= t <= s, divided by t, is computed from two such errors at s,
+compared by ggml from two others at t, and moved from s to t by sums of squares that are off by 11 e * 225 W.
+This is below e W (11000 s + 1300 X + 70 X**2 / t). The margin is e W (16384 S + 4096 X + 256 X**2 / T),
+where S and T are the highest and the lowest scale there will be.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from quantize.formats.grids.neighbours import COUNT_BITS, GridTables
+from quantize.formats.grids.search import NOWHERE
+from quantize.formats.kernel import part
+from quantize.formats.lane_items import item, least, lowest_bit, mask_word, put_item
+from quantize.formats.lane_memory import Tile, float_tile, tail, zero_like
+from quantize.formats.lanes import LANES, Floats, Ints, absolute, maximum, minimum, select, splat, to_float
+from quantize.formats.octets import EIGHT, eight_numbers, float_eights, int_eights, load_eight, look_up_eight
+
+GROUP = 4
+"""Elements of a group; their levels take 3 bits of a code and stand for 1, 3 .. 15."""
+
+MOST_OCTETS = 8
+"""Octets of codes that a list may have."""
+
+_ZERO = np.float32(0)
+_ONE = np.float32(1)
+_HALF = np.float32(0.5)
+_FARTHEST = np.float32(3.4028234663852886e38)
+_INFINITY = np.float32(np.inf)
+_LAST = 0x7FFFFFFF
+_WORD_GROUPS = 64 // LANES
+
+_MARGIN = np.float32(2.0**-10)
+_QUARTER = np.float32(2.0**-2)
+_SIXTY_FOURTH = np.float32(2.0**-6)
+
+# Within these no product underflows to where the bound on rounding fails, and none overflows.
+_LEAST_SCALE, _MOST_SCALE = np.float32(2.0**-30), np.float32(2.0**30)
+_LEAST_WEIGHT, _MOST_WEIGHT = np.float32(2.0**-40), np.float32(2.0**60)
+
+
+class Answers(NamedTuple):
+    """Questions and answers for the groups of a sub-block: Tiles of one vector per group.
+
+    wanted   Ints, not 0 where an answer is wanted
+    numbers  Ints, the lattice points to find a grid point for
+    known    Ints, the lattice points that `codes` answer, or -1
+    codes    Ints, the answers: codes of grid points, or NOWHERE
+    limits   Floats, an answer is kept for scales above
+    margins  Floats, what a lead, divided by the scale, must be to count
+    """
+
+    wanted: Tile
+    numbers: Tile
+    known: Tile
+    codes: Tile
+    limits: Tile
+    margins: Tile
+
+
+@part
+def prepare(x: Tile, weights: Tile, lowest: Floats, highest: Floats, n_groups: int, answers: Answers) -> None:
+    """Get `answers` ready for a sub-block and for scales that fall from highest to lowest."""
+    steady = (lowest > _LEAST_SCALE) & (highest < _MOST_SCALE)
+    for k in range(n_groups):
+        weight_sum = splat(_ZERO)
+        largest = splat(_ZERO)
+        for i in range(GROUP * k, GROUP * (k + 1)):
+            weight_sum += weights[i]
+            largest = maximum(absolute(x[i]), largest)
+        tame = steady & (largest < _MOST_SCALE) & (weight_sum > _LEAST_WEIGHT) & (weight_sum < _MOST_WEIGHT)
+        spread = highest + _QUARTER * largest + _SIXTY_FOURTH * largest * largest / lowest
+        answers.known[k] = splat(-1)
+        answers.margins[k] = select(tame, _MARGIN * weight_sum * spread, _INFINITY)
+
+
+@part
+def prepare_once(n_groups: int, answers: Answers) -> None:
+    """Get `answers` ready for one scale."""
+    for k in range(n_groups):
+        answers.known[k] = splat(-1)
+        answers.margins[k] = splat(_INFINITY)
+
+
+@part
+def answer(
+    tables: GridTables,
+    x: Tile,
+    weights: Tile,
+    scale: Floats,
+    inverse: Floats,
+    n_groups: int,
+    answers: Answers,
+) -> None:
+    """Fill the codes, where they are wanted, with what `grids.search.nearest` finds for the numbers.
+
+    tables      made with width EIGHT
+    x, weights  Tiles of n_groups * GROUP Floats
+    scale       not above that of the call before; inverse: about its inverse
+    n_groups    a multiple of 64 / LANES
+    """
+    scales = float_tile(2)
+    scales[0], scales[1] = scale, inverse
+    for first in range(0, n_groups, _WORD_GROUPS):
+        pending = 0
+        for k in range(_WORD_GROUPS):
+            group = first + k
+            stale = (answers.numbers[group] != answers.known[group]) | ~(scale > answers.limits[group])
+            pending |= mask_word(stale & (answers.wanted[group] != 0)) << LANES * k
+            answers.known[group] = answers.numbers[group]
+        while pending != 0:  # one loop for several groups: the processor seldom foresees its end
+            bit = lowest_bit(pending)
+            pending &= pending - 1
+            group, lane = first + bit // LANES, bit % LANES
+            entry = tables.entries[item(answers.numbers, group, lane)]
+            limit = -_ONE
+            if entry < 0:
+                ours, costs = tail(x, GROUP * group), tail(weights, GROUP * group)
+                margin = item(answers.margins, group, lane)
+                entry, limit = _search(tables.lists, ours, costs, lane, scales, margin, ~entry)
+            put_item(answers.codes, group, lane, np.int32(entry))
+            put_item(answers.limits, group, lane, limit)
+
+
+@part
+def _search(
+    lists: npt.NDArray[np.uint16],
+    x: Tile,
+    weights: Tile,
+    lane: int,
+    scales: Tile,
+    margin: np.float32,
+    place: int,
+) -> tuple[int, np.float32]:
+    """Return the code of the best neighbour of one lane, or NOWHERE, and the limit of this answer.
+
+    scales  the scale and its inverse
+    place   of the list
+    """
+    scale, inverse = item(scales, 0, lane), item(scales, 1, lane)
+    w0, w1, w2, w3 = _four_items(weights, lane)
+    x0, x1, x2, x3 = _four_items(x, lane)
+    values = to_float(eight_numbers() * 2 + 1)
+    scaled = values * scale
+    errors0, errors1 = _errors(scaled, x0, w0), _errors(scaled, x1, w1)
+    errors2, errors3 = _errors(scaled, x2, w2), _errors(scaled, x3, w3)
+    squares = values * values
+    squares0, squares1, squares2, squares3 = squares * w0, squares * w1, squares * w2, squares * w3
+
+    start = (place >> COUNT_BITS) * EIGHT
+    n_codes = (place & (1 << COUNT_BITS) - 1) * EIGHT
+    totals, square_sums = float_eights(MOST_OCTETS), float_eights(MOST_OCTETS)
+    best = zero_like(totals) + _FARTHEST
+    best_square_sum = best
+    positions = eight_numbers()
+    for first in range(0, n_codes, EIGHT):
+        codes = load_eight(lists, start + first)
+        total = _look_up_four(errors0, errors1, errors2, errors3, codes)
+        square_sum = _look_up_four(squares0, squares1, squares2, squares3, codes)
+        closer = total < best
+        best = select(closer, total, best)
+        best_square_sum = select(closer, square_sum, best_square_sum)
+        positions = select(closer, eight_numbers() + first, positions)
+        totals[first // EIGHT], square_sums[first // EIGHT] = total, square_sum
+    shortest = least(best)
+    if not shortest < _FARTHEST:
+        return NOWHERE, _INFINITY
+    position = _first_position(best == shortest, positions)
+    winner = lists[start + position]
+
+    winners = float_eights(1)
+    winners[0] = best_square_sum
+    winner_squares = item(winners, 0, position % EIGHT)
+    room = zero_like(totals) + _HALF * scale
+    for first in range(0, n_codes, EIGHT):
+        lead = (totals[first // EIGHT] - shortest) * inverse - margin
+        growth = square_sums[first // EIGHT] - winner_squares
+        this_room = select(growth > _ZERO, lead / growth, scale)
+        this_room = select(lead > _ZERO, this_room, -_ONE)
+        this_room = select(load_eight(lists, start + first) == winner, scale, this_room)
+        room = minimum(this_room, room)
+    return winner, scale - least(room)
+
+
+@part
+def _four_items(tile: Tile, lane: int) -> tuple[np.float32, np.float32, np.float32, np.float32]:
+    return item(tile, 0, lane), item(tile, 1, lane), item(tile, 2, lane), item(tile, 3, lane)
+
+
+@part
+def _errors(scaled: Floats, x: np.float32, weight: np.float32) -> Floats:
+    """Return the table of errors of an element: one for each level."""
+    error = scaled - x
+    return error * weight * error
+
+
+@part
+def _look_up_four(table0: Floats, table1: Floats, table2: Floats, table3: Floats, codes: Ints) -> Floats:
+    """Return the sums, in order, of what four tables have for the levels of codes."""
+    total = look_up_eight(table0, codes) + look_up_eight(table1, codes >> 3)
+    return total + look_up_eight(table2, codes >> 6) + look_up_eight(table3, codes >> 9)
+
+
+@part
+def _first_position(best: Ints, positions: Ints) -> int:
+    """Return the least of the positions where the Mask `best` holds, which it does somewhere."""
+    tile = int_eights(1)
+    tile[0] = positions
+    ties = mask_word(best)
+    if ties & ties - 1 != 0:
+        return least(select(best, positions, _LAST))
+    return item(tile, 0, lowest_bit(ties))
