@@ -12,6 +12,9 @@ their sizes and defaults against the library, so a wheel with another layout fai
 from __future__ import annotations
 
 import ctypes as c
+import faulthandler
+import os
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -131,6 +134,23 @@ def quantize(
     if written != blocks.nbytes:
         raise RuntimeError(f"ggml_quantize_chunk wrote {written} bytes, expected {blocks.nbytes}")
     return blocks
+
+
+def aborts(type_id: int, rows: npt.NDArray[np.float32], weights: npt.NDArray[np.float32] | None) -> bool:
+    """Return whether ggml_quantize_chunk ends the process on `rows`; tried in a child process."""
+    quantize(
+        type_id, np.zeros((1, rows.shape[1]), np.float32), np.ones(rows.shape[1], np.float32)
+    )  # its tables
+    child = os.fork()
+    if child == 0:
+        os.environ["GGML_NO_BACKTRACE"] = "1"  # or it calls a debugger, which takes seconds
+        faulthandler.disable()
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), 1)
+            os.dup2(nothing.fileno(), 2)
+        quantize(type_id, rows, weights)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGABRT
 
 
 def dequantize(type_id: int, blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:

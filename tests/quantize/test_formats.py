@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import quantize.formats
-from gguf_tools.errors import QuantError, ShapeError
+from gguf_tools.errors import BadWeights, NeedsImportance, QuantError, ShapeError
 from gguf_tools.ggml_types import TYPES
 from quantize.formats import FORMATS, available, get_format
 from quantize.formats.base import ImportanceUse, QuantFormat
@@ -112,8 +112,26 @@ def test_bytes_equal_ggml(name: str, kind: str) -> None:
     rows = samples.rows(kind, (17, columns(codec)))
     for importance_kind in importance_kinds(codec):
         weights = samples.importances(importance_kind, columns(codec))
-        ours, theirs = encode(codec, rows, weights), oracle.quantize(codec.type.id, rows, weights)
-        np.testing.assert_array_equal(ours, theirs, f"importances: {importance_kind}")
+        try:
+            ours = encode(codec, rows, weights)
+        except BadWeights:
+            assert kind in samples.TOO_LARGE
+            assert oracle.aborts(codec.type.id, rows, weights)
+        else:
+            theirs = oracle.quantize(codec.type.id, rows, weights)
+            np.testing.assert_array_equal(ours, theirs, f"importances: {importance_kind}")
+
+
+@needs_oracle
+@every_format
+def test_a_refused_block_is_named(name: str) -> None:
+    codec = get_format(name)
+    rows = samples.rows("normal", (17, columns(codec)))
+    rows[3, codec.type.block_elems :] = samples.rows("largest", (1, columns(codec) - codec.type.block_elems))
+    weights = samples.importances("random", columns(codec))
+    if oracle.aborts(codec.type.id, rows, weights):
+        with pytest.raises(BadWeights, match=rf"{name}: row 3, columns {codec.type.block_elems} to"):
+            codec.quantize(rows, weights)
 
 
 @needs_oracle
@@ -134,8 +152,13 @@ def test_bytes_equal_recorded_ones(name: str) -> None:
     codec = get_format(name)
     with np.load(GOLDEN / "samples.npz") as golden, np.load(GOLDEN / f"{name}.npz") as recorded:
         for kind in recorded.files:
-            ours = encode(codec, golden["rows"], None if kind == "none" else golden[kind])
-            np.testing.assert_array_equal(ours, recorded[kind], f"importances: {kind}")
+            weights = None if kind == "none" else golden[kind]
+            for row, theirs in zip(golden["rows"], recorded[kind], strict=True):
+                try:
+                    ours = encode(codec, row[None], weights)[0]
+                except BadWeights:
+                    ours = np.zeros_like(theirs)
+                np.testing.assert_array_equal(ours, theirs, f"importances: {kind}")
         assert recorded.files
 
 
@@ -237,6 +260,14 @@ def test_row_that_is_no_whole_number_of_blocks(name: str) -> None:
             ShapeError, match=rf"{rows.shape[1]} is not a multiple of {codec.type.block_elems}"
         ):
             codec.quantize(rows, None)
+
+
+@every_format
+def test_importances_that_are_missing(name: str) -> None:
+    codec = get_format(name)
+    if codec.importance is ImportanceUse.REQUIRED:
+        with pytest.raises(NeedsImportance, match=name):
+            codec.quantize(np.zeros((2, columns(codec)), np.float32), None)
 
 
 @every_format
