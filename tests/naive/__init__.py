@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from tests.naive import blocks_of_32, few_bits, floats, fp4, iq1, nonlinear, super_blocks
+from tests.naive import blocks_of_32, few_bits, floats, fp4, iq1, iq2, nonlinear, super_blocks
 
 Row = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -31,6 +31,9 @@ QUANTIZE: dict[str, Callable[[Row, Row | None], Bytes]] = {
     "Q4_K": super_blocks.quantize_q4_k,
     "Q5_K": super_blocks.quantize_q5_k,
     "Q6_K": super_blocks.quantize_q6_k,
+    "IQ2_XXS": iq2.quantize_iq2_xxs,
+    "IQ2_XS": iq2.quantize_iq2_xs,
+    "IQ2_S": iq2.quantize_iq2_s,
     "Q8_K": few_bits.quantize_q8_k,
     "IQ1_S": iq1.quantize_iq1_s,
     "IQ1_M": iq1.quantize_iq1_m,
@@ -58,6 +61,9 @@ DEQUANTIZE: dict[str, Callable[[Bytes], Row]] = {
     "Q4_K": super_blocks.dequantize_q4_k,
     "Q5_K": super_blocks.dequantize_q5_k,
     "Q6_K": super_blocks.dequantize_q6_k,
+    "IQ2_XXS": iq2.dequantize_iq2_xxs,
+    "IQ2_XS": iq2.dequantize_iq2_xs,
+    "IQ2_S": iq2.dequantize_iq2_s,
     "Q8_K": few_bits.dequantize_q8_k,
     "IQ1_S": iq1.dequantize_iq1_s,
     "IQ1_M": iq1.dequantize_iq1_m,
