@@ -1,0 +1,143 @@
+"""The grids and the search among neighbours, against their definitions spelt out."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from numba import njit
+
+from quantize.formats import grids
+from quantize.formats.grids.neighbours import COUNT_BITS, tables
+from quantize.formats.grids.search import NOWHERE, nearest
+from quantize.formats.kernel import OPTIONS
+from quantize.formats.lane_items import item, least, look_up, lowest_bit, mask_word, put_item
+from quantize.formats.lane_memory import float_tile, load, store
+from quantize.formats.lanes import LANES
+
+GRIDS = {
+    "IQ2_XXS": (grids.IQ2_XXS, 256),
+    "IQ2_XS": (grids.IQ2_XS, 512),
+    "IQ2_S": (grids.IQ2_S, 1024),
+    "IQ1_S": (grids.IQ1, 2048),
+    "IQ3_XXS": (grids.IQ3_XXS, 256),
+    "IQ3_S": (grids.IQ3_S, 512),
+}
+every_grid = pytest.mark.parametrize("name", GRIDS)
+
+
+@every_grid
+def test_points_are_distinct_and_in_ascending_order(name: str) -> None:
+    grid, count = GRIDS[name]
+    assert len(grid.numbers) == len(grid.codes) == count
+    assert (np.diff(grid.numbers) > 0).all()
+    assert (np.diff(grid.codes) > 0).all()
+    assert grid.numbers[-1] < grid.base**grid.size
+    assert {*grid.levels.reshape(-1)} == set(range(grid.base))
+    assert (np.diff(grid.values) > 0).all()
+
+
+@every_grid
+def test_points_are_those_of_gguf_py(name: str) -> None:
+    quants = pytest.importorskip("gguf.quants")
+    theirs = getattr(quants, name)
+    theirs.init_grid()
+    grid, _ = GRIDS[name]
+    np.testing.assert_array_equal(grid.points, theirs.grid.reshape(-1, grid.size))
+
+
+@every_grid
+def test_neighbours_are_the_nearest_shells_in_order(name: str) -> None:
+    grid, _ = GRIDS[name]
+    found = tables(grid)
+    for number in np.random.default_rng(0).integers(0, grid.base**grid.size, 200):
+        levels = grid.levels_of(np.array([number]))
+        entry = int(found.entries[number])
+        if number in grid.numbers:
+            assert entry == grid.codes_of(levels)[0]
+            assert found.indices[entry] == np.searchsorted(grid.numbers, number)
+            continue
+        distances = ((grid.levels.astype(int) - levels) ** 2).sum(axis=1)
+        farthest = np.unique(distances)[grid.shells - 1]
+        expected = grid.codes[np.lexsort((np.arange(len(distances)), distances))]
+        expected = expected[: (distances <= farthest).sum()]
+        start, chunks = ~entry >> COUNT_BITS, ~entry & (1 << COUNT_BITS) - 1
+        listed = found.lists[start * LANES : (start + chunks) * LANES]
+        np.testing.assert_array_equal(listed[: len(expected)], expected)
+        assert (listed[len(expected) :] == expected[-1]).all()
+        assert len(listed) - len(expected) < LANES
+
+
+@every_grid
+def test_nearest_neighbour(name: str) -> None:
+    grid, _ = GRIDS[name]
+    size, code_bits, found = grid.size, grid.code_bits, tables(grid)
+
+    @njit(**OPTIONS)
+    def search(lists, entries, x, weights, scales, values, out):  # type: ignore[no-untyped-def]
+        tile, costs = float_tile(8), float_tile(8)
+        for i in range(size):
+            tile[i] = load(x, LANES * i)
+            costs[i] = load(weights, LANES * i)
+        scale, own = load(scales, 0), load(entries, 0)
+        store(out, 0, nearest(lists, size, code_bits, load(values, 0), tile, costs, scale, own))
+
+    rng = np.random.default_rng(1)
+    values = np.tile(2 * np.arange(grid.base + grid.base % 2) + 1, LANES)[:LANES].astype(np.float32)
+    for trial in range(20):
+        numbers = rng.integers(0, grid.base**size, LANES)
+        x = rng.integers(0, 12, (size, LANES)).astype(np.float32)  # small integers: many ties
+        weights = rng.integers(0, 3, (size, LANES)).astype(np.float32)
+        scales = rng.integers(1, 3, LANES).astype(np.float32)
+        if trial == 0:
+            weights[:, 0] = np.inf
+        out = np.zeros(LANES, np.int32)
+        entries = found.entries[numbers]
+        search(found.lists, entries, x.reshape(-1), weights.reshape(-1), scales, values, out)
+        for lane in range(LANES):
+            expected = _best(grid, int(numbers[lane]), x[:, lane], weights[:, lane], scales[lane])
+            assert out[lane] == expected
+
+
+def _best(grid: grids.Grid, number: int, x: npt.NDArray, weights: npt.NDArray, scale: float) -> int:
+    levels = grid.levels_of(np.array([number]))
+    if number in grid.numbers:
+        return int(grid.codes_of(levels)[0])
+    distances = ((grid.levels.astype(int) - levels) ** 2).sum(axis=1)
+    order = np.lexsort((np.arange(len(distances)), distances))
+    order = order[distances[order] <= np.unique(distances)[grid.shells - 1]]
+    with np.errstate(all="ignore"):
+        errors = (weights * (scale * (2.0 * grid.levels[order] + 1) - x) ** 2).sum(axis=1)
+    finite = np.where(np.isfinite(errors), errors, np.inf)
+    return int(grid.codes[order[np.argmin(finite)]]) if np.isfinite(finite).any() else NOWHERE
+
+
+# ---- single lanes
+
+
+@njit(**OPTIONS)
+def _lane_items(floats, ints, index, out_floats, out_ints):  # type: ignore[no-untyped-def]
+    tile = float_tile(2)
+    tile[0], tile[1] = load(floats, 0), load(floats, 0)
+    put_item(tile, 1, 5, item(tile, 0, 3))
+    store(out_floats, 0, tile[1])
+    store(out_floats, LANES, look_up(tile[0], load(index, 0)))
+    word = mask_word(load(ints, 0) < 0)
+    out_ints[0], out_ints[1], out_ints[2] = word, lowest_bit(word), least(load(ints, 0))
+    return least(tile[0])
+
+
+def test_single_lanes() -> None:
+    rng = np.random.default_rng(2)
+    floats = rng.standard_normal(LANES).astype(np.float32)
+    ints = rng.integers(-(2**31), 2**31, LANES).astype(np.int32)
+    index = rng.integers(-(2**31), 2**31, LANES).astype(np.int32)
+    out_floats, out_ints = np.zeros(2 * LANES, np.float32), np.zeros(3, np.int64)
+    smallest = _lane_items(floats, ints, index, out_floats, out_ints)
+    assert smallest == floats.min()
+    moved = floats.copy()
+    moved[5] = floats[3]
+    np.testing.assert_array_equal(out_floats[:LANES], moved)
+    np.testing.assert_array_equal(out_floats[LANES:], floats[index & 7])
+    negative = np.flatnonzero(ints < 0)
+    assert list(out_ints) == [(1 << negative).sum(), negative[0], ints.min()]
