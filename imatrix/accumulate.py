@@ -48,7 +48,7 @@ class Accumulator:
             self.counts[name] = np.zeros(n_counts, np.int64)
 
     def refuse_nonfinite(self) -> None:
-        """Raise BadImportance naming the first tensor, in the order of computing, that saw NaN or infinity."""
+        """Raise BadImportance naming the first tensor, as they are computed, that saw NaN or infinity."""
         for name, sums in self.sums.items():
             if not bool(torch.isfinite(sums).all()):
                 raise BadImportance(f"{name}: its input has NaN or infinity")

@@ -1,22 +1,35 @@
-"""The `imatrix` command: look into importance matrix files, and turn one form into the other."""
+"""The `imatrix` command: collect importances from a model, and work with their files."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gguf_tools import __version__, command
 
+if TYPE_CHECKING:
+    from imatrix.collect import CollectOptions
+    from imatrix.perplexity import Perplexity
+    from quantize.importance import ImportanceFile, ImportanceFormat
+
 DESCRIPTION = """\
 Importance matrices: for every weight, which of its columns carry large activations. `quantize --imatrix`
-uses them. Two forms of file are read and written: GGUF, and the older .dat."""
+uses them. With -m and -f, one is collected: the text goes through the model layer by layer, so every
+weight is read once, and memory is one layer's. Two forms of file are read and written: GGUF, and .dat."""
 
 EPILOG = """\
 examples:
-  imatrix show model.imatrix
-  imatrix convert model.imatrix.dat model.imatrix.gguf
-"""
+  imatrix -m DeepSeek-V2-Lite -f calibration.txt -o lite.imatrix.gguf
+  imatrix -m v3-Q8_0-00001-of-00015.gguf -f calibration.txt -o v3.imatrix.gguf --dtype bfloat16
+  imatrix --in-file a.gguf --in-file b.gguf -o both.gguf
+  imatrix show lite.imatrix.gguf
+  imatrix convert lite.imatrix.dat lite.imatrix.gguf
+  imatrix merge code.gguf prose.gguf -o both.gguf
+
+A run that was interrupted goes on after its last whole layer when it is called again in the same way; what
+it needs for that is in OUT.work until OUT is written."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,7 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = command.make_parser("imatrix", DESCRIPTION, epilog=EPILOG, version=__version__)
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    parser.set_defaults(body=lambda args: _collect(args, parser))
+    _add_collect_arguments(parser)
+    commands = parser.add_subparsers(metavar="COMMAND")
     show = commands.add_parser("show", help="entries, sizes, counts", description="List what a file holds.")
     show.add_argument("file", type=Path, metavar="FILE")
     show.add_argument("--json", action="store_true", help="as one JSON object")
@@ -39,9 +54,157 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("input", type=Path, metavar="INPUT")
     convert.add_argument("output", type=Path, metavar="OUTPUT")
     convert.set_defaults(body=_convert)
-    for subparser in (show, convert):
+    merge = commands.add_parser(
+        "merge",
+        help="several files as one",
+        description="Add up sums and counts, per expert: what collecting all in one go would have given.",
+    )
+    merge.add_argument("inputs", type=Path, nargs="+", metavar="INPUT")
+    merge.add_argument("-o", "--output", dest="merged", type=Path, required=True, metavar="OUT")
+    merge.set_defaults(body=_merge)
+    for subparser in commands.choices.values():
         command.add_verbose(subparser)
     return parser
+
+
+def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what to collect")
+    what.add_argument(
+        "-m", "--model", type=Path, metavar="MODEL",
+        help="Hugging Face folder, or GGUF file (any part of a split one)",
+    )  # fmt: skip
+    what.add_argument("-f", "--file", dest="text", type=Path, metavar="TEXT", help="calibration text, UTF-8")
+    what.add_argument(
+        "-o", "--output", type=Path, default=Path("imatrix.gguf"), metavar="OUT",
+        help="where to write (default: %(default)s)",
+    )  # fmt: skip
+    what.add_argument(
+        "--in-file", type=Path, action="append", default=[], metavar="FILE",
+        help="importances to add to; without -f, these files are merged (repeatable)",
+    )  # fmt: skip
+    what.add_argument(
+        "-c", "--ctx-size", type=_positive, default=512, metavar="N", help="tokens per chunk (default: 512)"
+    )
+    what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
+    what.add_argument(
+        "--from-chunk", "--chunk", type=_natural, default=0, metavar="N", help="leave out the first N chunks"
+    )
+    what.add_argument("--process-output", action="store_true", help="collect for output.weight, too")
+    what.add_argument(
+        "--parse-special", action="store_true", help="take <｜User｜> and the like in the text for tokens"
+    )
+    what.add_argument(
+        "--all-experts", action="store_true",
+        help="show every token to every expert; what the model computes stays the same",
+    )  # fmt: skip
+    what.add_argument("--no-ppl", action="store_true", help="don't measure perplexity")
+    how = parser.add_argument_group("how to write it")
+    how.add_argument("--output-format", choices=["gguf", "dat"], help="default: dat for a name in .dat")
+    how.add_argument(
+        "--output-frequency", type=_natural, default=0, metavar="N",
+        help="write what is known after every N layers; 0: only at the end (default)",
+    )  # fmt: skip
+    how.add_argument("--dataset-name", metavar="NAME", help="name of the text (default: its file's name)")
+    run = parser.add_argument_group("how to run it")
+    run.add_argument("--device", help="torch device: cpu, cuda, cuda:1 ... (default: CUDA if there is one)")
+    run.add_argument(
+        "--dtype", choices=["float32", "bfloat16"], default="float32",
+        help="what to multiply in (default: %(default)s)",
+    )  # fmt: skip
+    run.add_argument(
+        "--threads", type=_positive, metavar="N", help="how many threads (default: one per core)"
+    )
+    run.add_argument(
+        "--memory", type=_gigabytes, default=4 << 30, metavar="GB",
+        help="hidden states beyond so many gigabytes go to a file (default: 4)",
+    )  # fmt: skip
+    run.add_argument("--restart", action="store_true", help="begin anew, whatever an earlier run has left")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+def _natural(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return number
+
+
+def _gigabytes(text: str) -> int:
+    number = float(text)
+    if not 0 <= number < 1e9:
+        raise argparse.ArgumentTypeError(f"{text} is not a size in gigabytes")
+    return int(number * (1 << 30))
+
+
+def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    from imatrix.store import load
+
+    if args.text is None and args.in_file:
+        _write_merged([load(path) for path in args.in_file], args.output, args.output_format)
+        return
+    for option, value in (("-m", args.model), ("-f", args.text)):
+        if value is None:
+            parser.error(f"{option} is missing (or a COMMAND; see --help)")
+    from imatrix.collect import collect, forget, require_torch
+    from imatrix.progress import LayerBar
+    from imatrix.store import not_held, save
+
+    require_torch()
+    _refuse_overwriting(args)
+    options = _collect_options(args, [load(path) for path in args.in_file])
+
+    def write(contents: ImportanceFile) -> None:
+        save(args.output, contents, args.output_format)
+
+    with LayerBar(args.output_frequency, write) as bar:
+        found = collect(args.model, args.text, args.output, options, bar)
+    write(found.importances)
+    forget(args.output)
+    if found.perplexity is not None:
+        for line in _perplexity_lines(found.perplexity):
+            print(line)
+    contents = found.importances
+    print(f"wrote {args.output}: {len(contents.entries)} entries, {contents.chunk_count} chunks")
+    for note in (*found.notes, *not_held(contents, _form(args.output, args.output_format))):
+        print(f"note: {note}")
+
+
+def _refuse_overwriting(args: argparse.Namespace) -> None:
+    from gguf_tools.errors import BadRequest
+
+    for path in (args.model, args.text):
+        if args.output.exists() and path.exists() and args.output.samefile(path):
+            raise BadRequest(f"{args.output}: is an input, expected another file to write")
+
+
+def _collect_options(args: argparse.Namespace, earlier: Sequence[ImportanceFile]) -> CollectOptions:
+    from imatrix.collect import CollectOptions
+    from imatrix.text import Cut
+
+    return CollectOptions(
+        cut=Cut(args.ctx_size, args.from_chunk, None if args.chunks < 0 else args.chunks, args.parse_special),
+        process_output=args.process_output,
+        perplexity=not args.no_ppl,
+        all_experts=args.all_experts,
+        dataset=args.dataset_name,
+        device=args.device,
+        dtype=args.dtype,
+        n_threads=args.threads,
+        memory_bytes=args.memory,
+        restart=args.restart,
+        earlier=earlier,
+    )
+
+
+def _perplexity_lines(found: Perplexity) -> list[str]:
+    steps = ", ".join(f"[{number}] {value:.4f}" for number, value in enumerate(found.by_chunk, 1))
+    return [steps, f"perplexity {found.value:.4f} +/- {found.error:.5f}"]
 
 
 def _show(args: argparse.Namespace) -> None:
@@ -57,13 +220,40 @@ def _show(args: argparse.Namespace) -> None:
 
 
 def _convert(args: argparse.Namespace) -> None:
-    from imatrix.store import format_of, load, not_held, save
+    from imatrix.store import load
 
-    contents = load(args.input)
-    save(args.output, contents)
-    print(f"wrote {args.output}: {len(contents.entries)} entries, form {format_of(args.output)}")
-    for note in not_held(contents, format_of(args.output)):
+    _write(load(args.input), args.output, None)
+
+
+def _merge(args: argparse.Namespace) -> None:
+    from imatrix.store import load
+
+    _write_merged([load(path) for path in args.inputs], args.merged, None)
+
+
+def _write_merged(files: Sequence[ImportanceFile], output: Path, form: str | None) -> None:
+    from imatrix.merge import merge
+
+    merged = merge(files)
+    for note in merged.notes:
         print(f"note: {note}")
+    _write(merged.importances, output, form)
+
+
+def _write(contents: ImportanceFile, output: Path, form: str | None) -> None:
+    from imatrix.store import not_held, save
+
+    chosen = _form(output, form)
+    save(output, contents, chosen)
+    print(f"wrote {output}: {len(contents.entries)} entries, form {chosen}")
+    for note in not_held(contents, chosen):
+        print(f"note: {note}")
+
+
+def _form(output: Path, form: str | None) -> ImportanceFormat:
+    from imatrix.store import format_of
+
+    return "dat" if form == "dat" else "gguf" if form == "gguf" else format_of(output)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     tokens -> embeddings -> layer 0 (all chunks) -> layer 1 (all chunks) -> ... -> output
 
-What is kept between layers is a hidden state per token. Memory is that, or a file when it is above the budget,
-plus one layer's attention and one or two experts.
+What is kept between layers is a hidden state per token. Memory is that, or a file when it is above the
+budget, plus one layer's attention and one or two experts.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class CollectOptions:
     dataset         name of the text in the file
     device          "cpu", "cuda" ...; None: CUDA where there is one
     dtype           what matrices are multiplied in
+    n_threads       threads that torch uses; None: as it likes
     memory_bytes    hidden states above this go to a file
     restart         don't go on with what an earlier run has left
     earlier         importances to add to
@@ -65,6 +66,7 @@ class CollectOptions:
     dataset: str | None = None
     device: str | None = None
     dtype: DType = "float32"
+    n_threads: int | None = None
     memory_bytes: int = 4 << 30
     restart: bool = False
     earlier: Sequence[ImportanceFile] = ()
@@ -96,17 +98,22 @@ def collect(
     raises  ToolkitError; what was done stays for the next run
     """
     require_torch()
+    import torch
+
     from imatrix.journal import Journal
     from imatrix.model.source import open_model
     from imatrix.run import run
 
+    if options.n_threads is not None:
+        torch.set_num_threads(options.n_threads)
     with open_model(model) as source:
         chunks = read_text(text, source.vocab(), source.config.vocab_size, options.cut)
         about = _about(source, chunks, options)
         with Journal(output, about, restart=options.restart) as journal:
             found = run(source, chunks, options, journal, report or _Silent(), options.dataset or text.name)
     refuse_nonfinite(found.importances.entries)
-    return replace(found, importances=merge([*options.earlier, found.importances]).importances)
+    merged = merge([*options.earlier, found.importances])
+    return replace(found, importances=merged.importances, notes=(*found.notes, *merged.notes))
 
 
 def forget(output: Path) -> None:

@@ -6,8 +6,8 @@
       middle                scratch, where hidden states don't fit in memory
       sums.00012.npz        what layer 12 has seen; its appearing means that the layer is done
 
-A layer reads one of the two files of hidden states and writes the other, so a run that is killed at any moment
-has the input of the layer it was in.
+A layer reads one of the two files of hidden states and writes the other, so a run that is killed at any
+moment has the input of the layer it was in.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class FileStates:
         return torch.from_numpy(out)
 
     def write(self, start: int, rows: torch.Tensor) -> None:
-        data = memoryview(np.ascontiguousarray(rows.numpy())).cast("B")
+        data = np.ascontiguousarray(rows.numpy()).data.cast("B")
         offset = 4 * start * self.n_cols
         while data:
             try:
@@ -102,7 +102,7 @@ class FileStates:
             self.write(start, total[at : at + count])
 
     def _read_into(self, out: np.ndarray, start: int) -> None:
-        view = memoryview(out).cast("B")
+        view = out.data.cast("B")
         offset = 4 * start * self.n_cols
         while view:
             count = os.preadv(self._fd, [view], offset)

@@ -97,6 +97,8 @@ def cut_into_chunks(ids: list[int], bos: int | None, vocab_size: int, cut: Cut, 
         raise BadRequest(f"{name}: {len(tokens)} tokens, expected a chunk of {size} or more; see -c")
     if cut.from_chunk >= n_whole:
         raise BadRequest(f"{name}: {n_whole} chunks of {size} tokens, and --from-chunk {cut.from_chunk}")
+    if cut.n_chunks == 0:
+        raise BadRequest(f"{name}: no chunk is to be used; see --chunks")
     last = n_whole if cut.n_chunks is None else min(n_whole, cut.from_chunk + cut.n_chunks)
     tokens = tokens[cut.from_chunk * size : last * size].reshape(-1, size)
     outside = (tokens < 0) | (tokens >= vocab_size)

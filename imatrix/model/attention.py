@@ -26,7 +26,7 @@ from imatrix.model.load import Loader
 from imatrix.model.norm import rms_norm
 from imatrix.model.rope import Rotation, softmax_scale
 
-# The norms of compressed queries and latents have their own epsilon in the original, whatever rms_norm_eps is.
+# In the original the norms of compressed queries and latents have this epsilon, whatever rms_norm_eps is.
 LATENT_NORM_EPS = 1e-6
 
 _QUERY_BLOCK = 256

@@ -22,7 +22,7 @@ from imatrix.model.ffn import FeedForward, load_expert, load_ffn, names_of
 from imatrix.model.load import Loader
 from imatrix.model.norm import rms_norm
 from imatrix.model.rope import Rotation
-from imatrix.model.routing import Router, load_router
+from imatrix.model.routing import load_router
 from imatrix.states import States
 
 _EXPERT_ROWS = 4096

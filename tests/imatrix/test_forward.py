@@ -115,8 +115,10 @@ class Hooks:
 
     def _watch_layer(self, name: str, layer: Any) -> None:
         attention = layer.self_attn
-        parts = {"q_proj": "attn_q", "q_a_proj": "attn_q_a", "q_b_proj": "attn_q_b",
-                 "kv_a_proj_with_mqa": "attn_kv_a_mqa", "kv_b_proj": "attn_kv_b", "o_proj": "attn_output"}  # fmt: skip
+        parts = {
+            "q_proj": "attn_q", "q_a_proj": "attn_q_a", "q_b_proj": "attn_q_b", "o_proj": "attn_output",
+            "kv_a_proj_with_mqa": "attn_kv_a_mqa", "kv_b_proj": "attn_kv_b",
+        }  # fmt: skip
         for module, ours in parts.items():
             self._watch_input(f"{name}.{ours}.weight", getattr(attention, module, None))
         query = attention.q_proj if attention.q_lora_rank is None else attention.q_b_proj

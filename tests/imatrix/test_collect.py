@@ -1,0 +1,269 @@
+"""Collecting from the trained small model: against llama-imatrix, and whatever happens on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import convert
+from imatrix.cli import main
+from imatrix.store import load
+from quantize.importance import Importance
+from tests import oracle
+from tests.checkpoints import edit_tensors
+
+torch = pytest.importorskip("torch")
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "imatrix" / "tiny-deepseek-v3.imatrix.gguf"
+ROOT = Path(__file__).parents[2]
+SMALL = ["--threads", "1", "-c", "64", "--chunks", "3"]
+
+
+def collect(model: Path, text: Path, out: Path, *options: str) -> bytes:
+    assert main(["-m", str(model), "-f", str(text), "-o", str(out), *options]) == 0
+    assert not out.with_name(out.name + ".work").exists()
+    return out.read_bytes()
+
+
+def relative_error(found: Importance, expected: Importance) -> float:
+    difference = found.values.astype(np.float64).reshape(-1) - expected.values.reshape(-1)
+    return float(np.linalg.norm(difference) / np.linalg.norm(expected.values.astype(np.float64)))
+
+
+@pytest.mark.slow
+def test_everything_that_llama_imatrix_collects(tiny_folder: Path, calibration: Path, tmp_path: Path) -> None:
+    collect(tiny_folder, calibration, tmp_path / "m.gguf", "--chunks", "64", "--threads", "1")
+    found, expected = load(tmp_path / "m.gguf"), load(GOLDEN)
+    assert (found.chunk_count, found.chunk_size, found.datasets) == (64, 512, ("calibration.txt",))
+    extra = {f"blk.{layer}.attn_kv_b.weight" for layer in range(3)}
+    assert found.entries.keys() == expected.entries.keys() | extra
+    for name, entry in expected.entries.items():
+        mine = found.entries[name]
+        assert mine.values.shape == entry.values.shape
+        assert relative_error(mine, entry) < 1e-3, name
+        # where two experts score alike to the last bit or so, a token may go to the other one
+        assert np.abs(mine.counts - entry.counts).max() <= (2 if "_exps" in name else 0), name
+
+
+@pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
+@pytest.mark.parametrize("source", ["folder", "gguf", "q8_0"])
+def test_perplexity_is_llama_cpps(
+    source: str, tiny_folder: Path, calibration: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By llama.cpp's own tokens and logits: BOS first in a chunk, and the second half counts."""
+    outtype = "q8_0" if source == "q8_0" else "f32"
+    gguf = tmp_path / "model.gguf"
+    convert.convert(tiny_folder, gguf, outtype=outtype)
+    text = calibration.read_text()[:6000]
+    (tmp_path / "t.txt").write_text(text + "\n")
+    expected = []
+    with oracle.Model(gguf) as model:
+        tokens = model.tokenize(text, add_special=True)
+        for start in (0, 128, 256):
+            chunk = [tokens[0], *tokens[start + 1 : start + 128]]
+            logits = model.logits(chunk, n_threads=1).astype(np.float64)
+            logits -= logits.max(axis=1, keepdims=True)
+            logs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+            expected += [-logs[i, chunk[i + 1]] for i in range(64, 127)]
+    model_path = tiny_folder if source == "folder" else gguf
+    collect(
+        model_path, tmp_path / "t.txt", tmp_path / "m.gguf", "-c", "128", "--chunks", "3", "--threads", "1"
+    )
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("perplexity "))
+    value, error = float(line.split()[1]), float(line.split()[3])
+    # llama.cpp quantizes activations for Q8_0 weights, we don't
+    assert value == pytest.approx(np.exp(np.mean(expected)), rel=2e-2 if source == "q8_0" else 1e-4)
+    standard_error = np.std(expected) / np.sqrt(len(expected) - 1)
+    assert error == pytest.approx(standard_error * value, rel=2e-2 if source == "q8_0" else 1e-3)
+
+
+def test_layouts_and_where_hidden_states_live_change_nothing(
+    tiny_folder: Path, calibration: Path, tmp_path: Path
+) -> None:
+    expected = collect(tiny_folder, calibration, tmp_path / "a.gguf", *SMALL)
+    assert collect(tiny_folder, calibration, tmp_path / "b.gguf", *SMALL, "--memory", "0") == expected
+    assert collect(tiny_folder, calibration, tmp_path / "c.gguf", *SMALL, "--no-ppl") == expected
+    convert.convert(tiny_folder, tmp_path / "model.gguf", outtype="bf16", split_max_tensors=20)
+    (shard, *_) = sorted(tmp_path.glob("model-*"))
+    collect(shard, calibration, tmp_path / "d.gguf", *SMALL)
+    found, wanted = load(tmp_path / "d.gguf").entries, load(tmp_path / "a.gguf").entries
+    assert found.keys() == wanted.keys()
+    for name, entry in wanted.items():
+        assert relative_error(found[name], entry) < 1e-5, name
+
+
+def test_options_that_choose_the_text(tiny_folder: Path, calibration: Path, tmp_path: Path) -> None:
+    whole = ["--threads", "1", "-c", "64", "--no-ppl"]
+    collect(tiny_folder, calibration, tmp_path / "123.gguf", *whole, "--chunks", "3")
+    collect(tiny_folder, calibration, tmp_path / "1.gguf", *whole, "--chunks", "1", "--dataset-name", "first")
+    earlier = ["--in-file", str(tmp_path / "1.gguf")]
+    collect(
+        tiny_folder,
+        calibration,
+        tmp_path / "sum.gguf",
+        *whole,
+        "--from-chunk",
+        "1",
+        "--chunks",
+        "2",
+        *earlier,
+    )
+    found, wanted = load(tmp_path / "sum.gguf"), load(tmp_path / "123.gguf")
+    assert (found.chunk_count, found.chunk_size) == (3, 64)
+    assert found.datasets == ("first", "calibration.txt")
+    for name, entry in wanted.entries.items():
+        assert np.array_equal(found.entries[name].counts, entry.counts)
+        assert relative_error(found.entries[name], entry) < 1e-6, name
+
+
+def test_options_that_choose_what_is_seen(tiny_folder: Path, calibration: Path, tmp_path: Path) -> None:
+    collect(
+        tiny_folder, calibration, tmp_path / "m.dat", *SMALL, "--all-experts", "--process-output", "--no-ppl",
+        "--output-format", "gguf", "--output-frequency", "1", "--dtype", "bfloat16",
+    )  # fmt: skip
+    found = load(tmp_path / "m.dat")
+    assert found.format == "gguf"
+    assert found.entries["blk.1.ffn_up_exps.weight"].counts.tolist() == [3 * 64] * 16
+    assert found.entries["output.weight"].values.shape == (1, 256)
+
+
+def test_output_frequency_writes_what_is_known(
+    tiny_folder: Path, calibration: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import imatrix.run
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(imatrix.run, "_measure", stop)
+    out = tmp_path / "m.gguf"
+    arguments = ["-m", str(tiny_folder), "-f", str(calibration), "-o", str(out), *SMALL]
+    assert main([*arguments, "--output-frequency", "2"]) == 130
+    assert {name.split(".")[1] for name in load(out).entries} == {"0", "1"}
+
+
+def test_kill_and_go_on_gives_the_same_bytes(tiny_folder: Path, calibration: Path, tmp_path: Path) -> None:
+    options = ["--threads", "1", "--chunks", "6", "-c", "256"]
+    expected = collect(tiny_folder, calibration, tmp_path / "whole.gguf", *options)
+    out = tmp_path / "killed.gguf"
+    command = [
+        sys.executable, "-m", "imatrix.cli", "-m", str(tiny_folder), "-f", str(calibration), "-o", str(out),
+        *options,
+    ]  # fmt: skip
+    work = tmp_path / "killed.gguf.work"
+    n_killed = 0
+    for wanted in ("embedding.npz", "sums.00000.npz", "sums.00001.npz"):
+        process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        while process.poll() is None and not (work / wanted).exists():
+            time.sleep(0.005)
+        time.sleep(0.05)  # somewhere within the next layer
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        n_killed += process.returncode == -signal.SIGKILL
+        assert not out.exists()
+    assert n_killed == 3
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "going on after" in done.stderr
+    assert out.read_bytes() == expected
+    assert not work.exists()
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return the one line that the command prints for an error."""
+    capsys.readouterr()
+    assert main(list(arguments)) == 1
+    err = capsys.readouterr().err
+    lines = [line for line in err.splitlines() if not line.startswith("going on")]
+    assert len(lines) == 1, err
+    return lines[0]
+
+
+def test_another_run_in_the_same_place_is_refused(
+    tiny_folder: Path, calibration: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    import imatrix.run
+    from imatrix.journal import Journal
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "m.gguf"
+    arguments = ["-m", str(tiny_folder), "-f", str(calibration), "-o", str(out), *SMALL]
+    with monkeypatch.context() as patched:
+        patched.setattr(imatrix.run, "_measure", stop)
+        assert main(arguments) == 130
+    line = fails(capsys, *arguments, "--all-experts")
+    assert "begun with another all_experts (False, now True); --restart" in line
+    import json
+
+    about = json.loads((tmp_path / "m.gguf.work" / "run.json").read_text())
+    about.pop("version")
+    with Journal(out, about):
+        assert "another run is writing this output" in fails(capsys, *arguments)
+    collect(tiny_folder, calibration, out, *SMALL, "--all-experts", "--restart")
+
+
+def test_bad_input_is_one_line(
+    tiny_folder: Path, calibration: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, text, out = str(tiny_folder), str(calibration), tmp_path / "m.gguf"
+    short = tmp_path / "short.txt"
+    short.write_text("only a few words")
+    assert "expected a chunk of 512 or more" in fails(capsys, "-m", model, "-f", str(short), "-o", str(out))
+    too_far = ["--from-chunk", "5000"]
+    assert "--from-chunk 5000" in fails(capsys, "-m", model, "-f", text, "-o", str(out), *too_far)
+    binary = tmp_path / "binary.txt"
+    binary.write_bytes(b"\xff\xfe\x00")
+    assert "not UTF-8 at byte 0" in fails(capsys, "-m", model, "-f", str(binary), "-o", str(out))
+    assert "not a GGUF file" in fails(capsys, "-m", text, "-f", text, "-o", str(out))
+    assert "no such file" in fails(capsys, "-m", str(tmp_path / "no"), "-f", text, "-o", str(out))
+    convert.convert(tiny_folder, tmp_path / "model.gguf", outtype="bf16")
+    whole = (tmp_path / "model.gguf").read_bytes()
+    (tmp_path / "half.gguf").write_bytes(whole[: len(whole) // 2])
+    assert "half.gguf" in fails(capsys, "-m", str(tmp_path / "half.gguf"), "-f", text, "-o", str(out))
+    copy = tmp_path / "copy.txt"
+    copy.write_bytes(calibration.read_bytes())
+    assert "is an input" in fails(capsys, "-m", model, "-f", str(copy), "-o", str(copy))
+    assert copy.read_bytes() == calibration.read_bytes()
+    assert "torch can't use it" in fails(capsys, "-m", model, "-f", text, "-o", str(out), "--device", "nodev")
+    assert not out.exists()
+    assert list(tmp_path.glob("*.work")) == []
+
+
+def test_nan_names_layer_and_tensor_and_keeps_what_is_done(
+    tiny_folder: Path, calibration: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import shutil
+
+    folder = Path(shutil.copytree(tiny_folder, tmp_path / "nan"))
+    name = "model.layers.1.self_attn.q_b_proj.weight"
+
+    def edit(tensors: dict[str, np.ndarray]) -> None:
+        tensors[name] = tensors[name].copy()
+        tensors[name][3, 5] = np.nan
+
+    edit_tensors(folder, edit)
+    out = tmp_path / "m.gguf"
+    line = fails(capsys, "-m", str(folder), "-f", str(calibration), "-o", str(out), *SMALL)
+    assert "blk.1.attn_" in line
+    assert "NaN" in line
+    assert (tmp_path / "m.gguf.work" / "sums.00000.npz").exists()
+    assert not out.exists()
+
+
+def test_without_torch_one_line_says_what_to_install(
+    tiny_folder: Path, calibration: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    line = fails(capsys, "-m", str(tiny_folder), "-f", str(calibration))
+    assert "pip install 'gguf-tools[torch]'" in line

@@ -1,0 +1,63 @@
+"""Text as chunks of token ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from convert.tokenizer import read_tokenizer
+from gguf_tools.errors import BadRequest, BadTokenizer
+from gguf_tools.values import Value
+from imatrix.text import Cut, Encoder, bos_of, cut_into_chunks
+from tests import oracle
+from tests.convert.small_tokenizers import TEXT, write_vocab_file
+from tests.tokenizer_files import NAMES, VOCAB_SIZES, copy_tokenizer
+
+SPECIAL = TEXT + "<｜User｜>Hello<｜Assistant｜>, <｜end▁of▁sentence｜>!"
+
+
+@pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
+@pytest.mark.parametrize("parse_special", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_are_llama_cpps(name: str, parse_special: bool, tmp_path: Path) -> None:
+    tokenizer = read_tokenizer(copy_tokenizer(name, tmp_path), {"vocab_size": VOCAB_SIZES[name]})
+    encoder = Encoder(tokenizer.metadata(), parse_special=parse_special)
+    with oracle.Model(write_vocab_file(tmp_path / "vocab.gguf", tokenizer), vocab_only=True) as model:
+        assert encoder.encode(SPECIAL) == model.tokenize(SPECIAL, parse_special=parse_special)
+
+
+def test_chunks_begin_with_bos() -> None:
+    text = cut_into_chunks(list(range(10, 21)), 1, 32, Cut(chunk_size=4), "t.txt")
+    assert text.tokens.tolist() == [[1, 10, 11, 12], [13, 14, 15, 16], [17, 18, 19, 20]]
+    assert text.inputs.tolist() == [[1, 10, 11, 12], [1, 14, 15, 16], [1, 18, 19, 20]]
+
+
+def test_without_bos_tokens_stay_as_they_are() -> None:
+    text = cut_into_chunks(list(range(10, 21)), None, 32, Cut(4, from_chunk=1, n_chunks=5), "t.txt")
+    assert np.array_equal(text.tokens, text.inputs)
+    assert text.tokens.tolist() == [[14, 15, 16, 17]]
+
+
+@pytest.mark.parametrize(
+    ("ids", "cut", "message"),
+    [
+        ([5, 6], Cut(4), "2 tokens, expected a chunk of 4 or more"),
+        ([5, 99, 6, 7], Cut(4), "token 99 is outside of the vocabulary of 32"),
+        ([5, 6, 7, 8], Cut(4, from_chunk=1), "1 chunks of 4 tokens, and --from-chunk 1"),
+        ([5, 6, 7, 8], Cut(4, n_chunks=0), "no chunk"),
+    ],
+)
+def test_what_makes_no_chunks(ids: list[int], cut: Cut, message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        cut_into_chunks(ids, None, 32, cut, "t.txt")
+
+
+def test_tokenizers_that_are_not_read() -> None:
+    with pytest.raises(BadTokenizer, match="'llama', expected 'gpt2'"):
+        Encoder({"tokenizer.ggml.model": Value.string("llama")})
+    with pytest.raises(BadTokenizer, match="'bloom', expected one of deepseek-llm"):
+        Encoder({"tokenizer.ggml.model": Value.string("gpt2"), "tokenizer.ggml.pre": Value.string("bloom")})
+    with pytest.raises(BadTokenizer, match="there is no"):
+        bos_of({"tokenizer.ggml.add_bos_token": Value.bool_(True)})
