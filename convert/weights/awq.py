@@ -38,7 +38,7 @@ import numpy as np
 
 from convert.safetensors_file import RawTensor
 from convert.weights.base import Module, Weight, WeightsLoader
-from convert.weights.groups import check_scales, group_size_of, read_scales
+from convert.weights.groups import check_matrix, check_scales, group_size_of, read_scales
 from convert.weights.marlin import marlin_weight
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
 from gguf_tools.ggml_types import F32, GGMLType
@@ -204,11 +204,12 @@ def _load_gemv(module: Module) -> AwqGemvWeight:
     codes, scales, zeros = module[".qweight"], module[".scales"], module[".qzeros"]
     _check_bits(module)
     check_scales(scales)
+    check_matrix(module, zeros, "I32")
     n_rows, n_cols = codes.shape[0], PER_WORD * codes.shape[1]
     size = _padded_group_size(module, n_cols)
     needed = -(-n_cols // size)
-    if zeros.dtype != "I32" or zeros.shape[:1] != (n_rows,) or PER_WORD * zeros.shape[1] < needed:
-        raise module.wrong(zeros, f"{zeros.dtype} {zeros.shape}", f"I32 for {needed} groups of {n_rows} rows")
+    if zeros.shape[0] != n_rows or PER_WORD * zeros.shape[1] < needed:
+        raise module.wrong(zeros, f"shape {zeros.shape}", f"at least {needed} groups of {n_rows} rows")
     if scales.shape[1] < needed:
         raise module.wrong(scales, f"shape {scales.shape}", f"at least {needed} groups")
     return AwqGemvWeight(module.name, (n_rows, n_cols), codes, zeros, scales, size)

@@ -186,6 +186,7 @@ def _load4(module: Module) -> Bnb4Weight:
     if type(block) is not int or block <= 0 or block % 8:
         raise module.wrong(state_raw, f"blocksize {str(block)[:80]}", "a multiple of 8")
     n_elems = prod(shape)
+    n_blocks = -(-n_elems // block)
     if codes.dtype not in _STORAGE:
         raise module.wrong(codes, codes.dtype, ", ".join(_STORAGE))
     if codes.n_bytes < -(-n_elems // 2):
@@ -193,10 +194,9 @@ def _load4(module: Module) -> Bnb4Weight:
     _check_count(module, values, 16)
     nested = None
     if "nested_blocksize" in state:
-        nested = _nested(module, spelling, state, state_raw)
+        nested = _nested(module, spelling, state, state_raw, n_blocks)
     else:
         check_scales(scales, len(scales.shape))
-    n_blocks = -(-n_elems // block)
     if scales.n_rows * scales.n_cols != n_blocks:
         raise module.wrong(scales, f"{scales.n_rows * scales.n_cols} scales", f"{n_blocks} blocks of {block}")
     kind = str(state.get("quant_type", "4 bits"))
@@ -204,7 +204,7 @@ def _load4(module: Module) -> Bnb4Weight:
 
 
 def _nested(
-    module: Module, spelling: _Spelling, state: Mapping[str, Any], state_raw: RawTensor
+    module: Module, spelling: _Spelling, state: Mapping[str, Any], state_raw: RawTensor, n_blocks: int
 ) -> NestedScales:
     values, scales = module[spelling.suffix("nested_quant_map")], module[spelling.suffix("nested_absmax")]
     block, offset = state["nested_blocksize"], state.get("nested_offset", 0.0)
@@ -212,7 +212,11 @@ def _nested(
         raise module.wrong(
             state_raw, f"nested_blocksize {block!r} and nested_offset {offset!r}", "a size and a number"
         )
+    stored = module[spelling.suffix("absmax")]
+    if stored.dtype != "U8":
+        raise module.wrong(stored, stored.dtype, "U8, as its scales are nested")
     _check_count(module, values, 256)
+    _check_count(module, scales, -(-n_blocks // block))
     return NestedScales(values, scales, block, np.float32(offset))
 
 

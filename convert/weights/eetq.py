@@ -79,7 +79,7 @@ def _weight(module: Module, suffix: str) -> EetqWeight:
     n_cols, n_rows = codes.shape
     if scales.shape != (n_rows,):
         raise module.wrong(scales, f"shape {scales.shape}", f"({n_rows},) for {n_rows} outputs")
-    if n_cols % TILE_COLS or n_rows % TILE_COLS:
+    if n_cols % TILE_COLS or n_rows % TILE_COLS or not n_cols:
         raise module.wrong(codes, f"shape {codes.shape}", f"multiples of {TILE_COLS}")
     return EetqWeight(module.name, codes, scales)
 

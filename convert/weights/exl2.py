@@ -31,6 +31,7 @@ import numpy as np
 
 from convert.safetensors_file import RawTensor
 from convert.weights.base import Module, WeightsLoader
+from convert.weights.groups import check_matrix
 from gguf_tools.errors import CheckpointError
 from gguf_tools.ggml_types import F32, GGMLType
 
@@ -144,9 +145,9 @@ class Exl2Weight:
 def _load(module: Module) -> Exl2Weight:
     codes, scales, scale_max = module[".q_weight"], module[".q_scale"], module[".q_scale_max"]
     groups, order = module[".q_groups"], module[".q_invperm"]
+    check_matrix(module, codes, "I32")
     n_groups = scale_max.shape[0] if scale_max.shape else 0
     for raw, dtypes, shape in (
-        (codes, ("I32",), (codes.shape[0], codes.n_cols)),
         (scales, ("I32",), (n_groups, codes.n_cols // 8)),
         (scale_max, ("F16", "BF16", "F32"), (n_groups,)),
         (groups, ("I16", "U16"), (2 * n_groups,)),

@@ -20,8 +20,8 @@ subtracts 1 in every field of a whole word, so a zero of 0 borrows from the next
 constant to the word takes that back, adding 1 field by field would not. 3-bit fields, which cross words, are
 counted modulo 8.
 
-A row range of the weight is a column range of `qweight`, `qzeros` and `scales`; nothing else is read, except
-the whole of g_idx.
+A row range of the weight is a column range of `qweight`, `qzeros` and `scales`; besides, the whole
+of g_idx is read.
 """
 
 from __future__ import annotations

@@ -29,6 +29,12 @@ def check_scales(raw: RawTensor, n_axes: int = 2) -> None:
         )
 
 
+def check_matrix(module: Module, raw: RawTensor, dtype: str) -> None:
+    """Raise CheckpointError unless `raw` is a matrix of `dtype`."""
+    if raw.dtype != dtype or len(raw.shape) != 2:
+        raise module.wrong(raw, f"{raw.dtype} {raw.shape}", f"a matrix of {dtype}")
+
+
 def read_scales(raw: RawTensor, start: int, stop: int) -> np.ndarray:
     """Return columns `start` to `stop` of (n_groups, n_out) as float32 (stop - start, n_groups)."""
     return np.ascontiguousarray(raw.read_columns(start, stop).T, np.float32)

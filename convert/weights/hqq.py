@@ -143,7 +143,7 @@ def _load(module: Module) -> HqqWeight:
         if raw.dtype not in SCALE_DTYPES:
             raise module.wrong(raw, raw.dtype, ", ".join(SCALE_DTYPES))
     n_elems, n_groups = prod(shape), prod(scales.shape)
-    if len(shape) != 2 or axis not in (0, 1) or n_groups == 0 or n_elems % n_groups:
+    if len(shape) != 2 or min(shape) <= 0 or axis not in (0, 1) or n_groups == 0 or n_elems % n_groups:
         raise module.wrong(
             codes,
             f"shape {shape}, axis {axis} and {n_groups} scales",

@@ -31,7 +31,7 @@ import numpy as np
 
 from convert.safetensors_file import RawTensor
 from convert.weights.base import Module, WeightsLoader
-from convert.weights.groups import check_scales, read_scales
+from convert.weights.groups import check_matrix, check_scales, read_scales
 from gguf_tools.ggml_types import F32, GGMLType
 
 TILE_ROWS, TILE_COLS = 64, 16
@@ -230,10 +230,11 @@ def marlin_weight(module: Module, codes_suffix: str, scales_suffix: str) -> Marl
     """Return the weight whose tensors have the dense layout, after checking that they fit each other."""
     codes, scales = module[codes_suffix], module[scales_suffix]
     check_scales(scales)
+    check_matrix(module, codes, "I32")
     n_rows = scales.shape[1]
     n_cols = TILE_COLS * codes.shape[0]
-    if codes.dtype != "I32" or codes.shape[1:] != (2 * n_rows,):
-        raise module.wrong(codes, f"{codes.dtype} {codes.shape}", f"I32 with {2 * n_rows} columns")
+    if codes.shape[1] != 2 * n_rows:
+        raise module.wrong(codes, f"shape {codes.shape}", f"{2 * n_rows} columns for {n_rows} outputs")
     _check_sizes(module, codes, scales, n_rows, n_cols)
     return MarlinWeight(module.name, (n_rows, n_cols), codes, scales)
 
@@ -255,11 +256,12 @@ def _sparse_weight(
 ) -> SparseMarlinWeight:
     codes, places, scales = module[codes_suffix], module[places_suffix], module[scales_suffix]
     check_scales(scales)
+    check_matrix(module, codes, "I32")
     n_rows, n_cols = scales.shape[1], 2 * TILE_COLS * codes.shape[0]
-    bits = next((bits for bits in (4, 8) if codes.shape[1:] == (n_rows * TILE_COLS * bits // 32,)), None)
-    if codes.dtype != "I32" or bits is None:
+    bits = next((bits for bits in (4, 8) if codes.shape[1] == n_rows * TILE_COLS * bits // 32), None)
+    if bits is None:
         raise module.wrong(
-            codes, f"{codes.dtype} {codes.shape}", f"I32 with {2 * n_rows} (4 bits) or {4 * n_rows} columns"
+            codes, f"shape {codes.shape}", f"{2 * n_rows} columns (4 bits) or {4 * n_rows} (8 bits)"
         )
     if places.dtype != "I16" or places.shape != (n_cols // 32, 2 * n_rows):
         raise module.wrong(places, f"{places.dtype} {places.shape}", f"I16 {(n_cols // 32, 2 * n_rows)}")
