@@ -30,7 +30,18 @@ from quantize.formats.grids.search import NOWHERE
 from quantize.formats.kernel import part
 from quantize.formats.lane_items import item, least, lowest_bit, mask_word, put_item
 from quantize.formats.lane_memory import Tile, float_tile, tail, zero_like
-from quantize.formats.lanes import LANES, Floats, Ints, absolute, maximum, minimum, select, splat, to_float
+from quantize.formats.lanes import (
+    LANES,
+    Floats,
+    Ints,
+    Mask,
+    absolute,
+    maximum,
+    minimum,
+    select,
+    splat,
+    to_float,
+)
 from quantize.formats.octets import EIGHT, eight_numbers, float_eights, int_eights, load_eight, look_up_eight
 
 GROUP = 4
@@ -166,11 +177,28 @@ def _search(
 
     start = (place >> COUNT_BITS) * EIGHT
     n_codes = (place & (1 << COUNT_BITS) - 1) * EIGHT
+    codes = load_eight(lists, start)
+    total = _look_up_four(errors0, errors1, errors2, errors3, codes)
+    square_sum = _look_up_four(squares0, squares1, squares2, squares3, codes)
+    best, winners = minimum(total, _FARTHEST), float_eights(1)
+    most_room = _HALF * scale
+    if n_codes == EIGHT:  # most lists: everything stays in registers
+        shortest = least(best)
+        if not shortest < _FARTHEST:
+            return NOWHERE, _INFINITY
+        position = lowest_bit(mask_word(total == shortest))
+        winner = lists[start + position]
+        if margin == _INFINITY:
+            return winner, _INFINITY
+        winners[0] = square_sum
+        lead = (total - shortest) * inverse - margin
+        growth = square_sum - item(winners, 0, position)
+        return winner, scale - least(_room(lead, growth, codes == winner, most_room))
+
     totals, square_sums = float_eights(MOST_OCTETS), float_eights(MOST_OCTETS)
-    best = zero_like(totals) + _FARTHEST
-    best_square_sum = best
-    positions = eight_numbers()
-    for first in range(0, n_codes, EIGHT):
+    totals[0], square_sums[0] = total, square_sum
+    best_square_sum, positions = square_sum, eight_numbers()
+    for first in range(EIGHT, n_codes, EIGHT):
         codes = load_eight(lists, start + first)
         total = _look_up_four(errors0, errors1, errors2, errors3, codes)
         square_sum = _look_up_four(squares0, squares1, squares2, squares3, codes)
@@ -184,19 +212,28 @@ def _search(
         return NOWHERE, _INFINITY
     position = _first_position(best == shortest, positions)
     winner = lists[start + position]
-
-    winners = float_eights(1)
+    if margin == _INFINITY:
+        return winner, _INFINITY
     winners[0] = best_square_sum
     winner_squares = item(winners, 0, position % EIGHT)
-    room = zero_like(totals) + _HALF * scale
+    room = zero_like(totals) + most_room
     for first in range(0, n_codes, EIGHT):
         lead = (totals[first // EIGHT] - shortest) * inverse - margin
         growth = square_sums[first // EIGHT] - winner_squares
-        this_room = select(growth > _ZERO, lead / growth, scale)
-        this_room = select(lead > _ZERO, this_room, -_ONE)
-        this_room = select(load_eight(lists, start + first) == winner, scale, this_room)
-        room = minimum(this_room, room)
+        is_winner = load_eight(lists, start + first) == winner
+        room = minimum(_room(lead, growth, is_winner, most_room), room)
     return winner, scale - least(room)
+
+
+@part
+def _room(lead: Floats, growth: Floats, is_winner: Mask, most_room: np.float32) -> Floats:
+    """Return how far the scale may fall before each neighbour could win: up to most_room; -1: it could now.
+
+    lead    of the winner, divided by the scale, less the margin; a fall of the scale takes growth times it
+    """
+    room = select(growth * most_room > lead, lead / growth, most_room)
+    room = select(lead > _ZERO, room, -_ONE)
+    return select(is_winner, most_room, room)
 
 
 @part
@@ -219,7 +256,7 @@ def _look_up_four(table0: Floats, table1: Floats, table2: Floats, table3: Floats
 
 
 @part
-def _first_position(best: Ints, positions: Ints) -> int:
+def _first_position(best: Mask, positions: Ints) -> int:
     """Return the least of the positions where the Mask `best` holds, which it does somewhere."""
     tile = int_eights(1)
     tile[0] = positions
