@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from convert.checkpoint import Checkpoint, read_config
 from convert.metadata import GeneralMetadata, general_metadata
 from convert.naming import count_parameters, fill_outfile_template
 from convert.tokenizer import Tokenizer, read_tokenizer
+from convert.transforms import OutputTensor
 from convert.weights import open_weights
 from gguf_tools import keys
 from gguf_tools.errors import BadRequest
@@ -176,8 +177,23 @@ def prepare(
     plan = replace(plan, notes=(*conversion.notes, *general.notes, *tokenizer.notes, *plan.notes))
     path = _output_path(folder, outfile, general, plan.file_type, vocab_only=False)
     sources = {tensor.name: tensor for tensor in conversion.tensors}
+    plan = replace(plan, notes=(*plan.notes, *_encoded_again(plan, sources)))
     job = fill_job(plan, sources, options.importances, metadata)
     return Preparation(plan, _outputs(path, metadata, plan, options), source_bytes(plan)), job
+
+
+def _encoded_again(plan: Plan, sources: Mapping[str, OutputTensor]) -> Iterator[str]:
+    """Yield a note for each type that the checkpoint has too, where its own codes can't be kept."""
+    lost: dict[str, list[str]] = {}
+    for tensor in plan.tensors:
+        source, target = sources[tensor.source_name], tensor.target_type
+        if source.stored_as == target.name and source.type != target:
+            lost.setdefault(target.name, []).append(tensor.name)
+    for name, tensors in lost.items():
+        yield (
+            f"{len(tensors)} tensors ({tensors[0]} ...) are {name} in the checkpoint and are encoded again:"
+            f" {name} of GGUF has no factor for a matrix, and can't hold codes of a transposed or a mixed one"
+        )
 
 
 def _one_pass(

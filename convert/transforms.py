@@ -11,9 +11,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from convert.weights.base import Weight, rows_and_cols
+from convert.weights.base import BlockWeight, Weight, rows_and_cols
 from gguf_tools.ggml_types import F32, GGMLType
 from quantize.source import FLOAT_DTYPES
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Rows `first` to `last` of a weight."""
+
+    weight: Weight
+    first: int
+    last: int
 
 
 @dataclass(frozen=True)
@@ -22,25 +31,40 @@ class OutputTensor:
 
     name    its name in the GGUF file
     shape   rows first: (n_mats, n_rows, n_cols), (n_rows, n_cols) or (n_cols,)
-    type    F32, F16 or BF16: what read_rows gives
+    type    how raw_rows stores a row: F32, F16 or BF16, or the quantized type that the checkpoint's own codes
+            can be had in
     """
 
     name: str
     shape: tuple[int, ...]
     type: GGMLType
 
-    def read_rows(self, start: int, stop: int) -> np.ndarray:
-        """Return rows `start` to `stop`, counted over all matrices: (stop - start, n_cols), C-contiguous."""
+    def runs(self, start: int, stop: int) -> Iterator[Run]:
+        """Yield the rows of weights that rows `start` to `stop`, counted over all matrices, are made of."""
         raise NotImplementedError
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        """Return rows `start` to `stop`, (stop - start, n_cols), C-contiguous, decoded where quantized."""
+        dtype = FLOAT_DTYPES.get(self.type, FLOAT_DTYPES[F32])
+        return _joined(
+            [
+                run.weight.read_rows(run.first, run.last).astype(dtype, copy=False)
+                for run in self.runs(start, stop)
+            ],
+            (self.shape[-1],),
+            dtype,
+        )
 
     def raw_rows(self, start: int, stop: int) -> np.ndarray:
         """Return the same rows as the bytes of `type`, uint8."""
-        return self.read_rows(start, stop).reshape(-1).view(np.uint8)
+        if self.type in FLOAT_DTYPES:
+            return self.read_rows(start, stop).reshape(-1).view(np.uint8)
+        return _joined([_blocks(run) for run in self.runs(start, stop)], (), np.dtype(np.uint8))
 
     @property
     def stored_as(self) -> str:
         """How the checkpoint holds the (first) weight that this is made of."""
-        raise NotImplementedError
+        return next(self.runs(0, 1)).weight.stored_as
 
 
 @dataclass(frozen=True)
@@ -49,12 +73,8 @@ class Renamed(OutputTensor):
 
     weight: Weight
 
-    def read_rows(self, start: int, stop: int) -> np.ndarray:
-        return self.weight.read_rows(start, stop)
-
-    @property
-    def stored_as(self) -> str:
-        return self.weight.stored_as
+    def runs(self, start: int, stop: int) -> Iterator[Run]:
+        yield Run(self.weight, start, stop)
 
 
 @dataclass(frozen=True)
@@ -72,16 +92,10 @@ class HeadRows(OutputTensor):
     first: int
     count: int
 
-    def read_rows(self, start: int, stop: int) -> np.ndarray:
-        parts = []
+    def runs(self, start: int, stop: int) -> Iterator[Run]:
         for head, low, high in _split_rows(start, stop, self.count):
             base = head * self.head_rows + self.first
-            parts.append(self.weight.read_rows(base + low, base + high))
-        return _joined(parts, self)
-
-    @property
-    def stored_as(self) -> str:
-        return self.weight.stored_as
+            yield Run(self.weight, base + low, base + high)
 
 
 @dataclass(frozen=True)
@@ -90,7 +104,8 @@ class TransposedHeadRows(OutputTensor):
 
     weight, head_rows, first, count  as in HeadRows; the result has n_heads * n_cols rows of `count`
 
-    A row of the result is a column of the weight: for any row, its whole head (count x n_cols) is read.
+    A row of the result is a column of the weight: for any row, its whole head (count x n_cols) is read. Its
+    type is a float type, see `row_type`.
     """
 
     weight: Weight
@@ -104,7 +119,7 @@ class TransposedHeadRows(OutputTensor):
         for head, low, high in _split_rows(start, stop, rows_per_head):
             base = head * self.head_rows + self.first
             parts.append(self.weight.read_rows(base, base + self.count).T[low:high])
-        return _joined(parts, self)
+        return _joined(parts, (self.shape[-1],), FLOAT_DTYPES[self.type])
 
     @property
     def stored_as(self) -> str:
@@ -120,18 +135,15 @@ class Stacked(OutputTensor):
 
     weights: tuple[Weight, ...]
 
-    def read_rows(self, start: int, stop: int) -> np.ndarray:
+    def runs(self, start: int, stop: int) -> Iterator[Run]:
         rows_per_weight, _ = rows_and_cols(self.weights[0].shape)
-        parts = []
         for index, low, high in _split_rows(start, stop, rows_per_weight):
-            weight = self.weights[index]
-            rows = weight.read_rows(low, high)
-            parts.append(rows if weight.type == self.type else rows.astype(np.float32))
-        return _joined(parts, self)
+            yield Run(self.weights[index], low, high)
 
-    @property
-    def stored_as(self) -> str:
-        return self.weights[0].stored_as
+
+def row_type(weight: Weight) -> GGMLType:
+    """Return the float type of a weight's rows as they are read: its type, or F32 for a quantized one."""
+    return weight.type if weight.type in FLOAT_DTYPES else F32
 
 
 def common_type(weights: Sequence[Weight]) -> GGMLType:
@@ -153,9 +165,15 @@ def _split_rows(start: int, stop: int, size: int) -> Iterator[tuple[int, int, in
         start += high - low
 
 
-def _joined(parts: list[np.ndarray], tensor: OutputTensor) -> np.ndarray:
-    """Return `parts` below each other, C-contiguous; a single one that already is, without a copy."""
+def _blocks(run: Run) -> np.ndarray:
+    """Return the rows of a run as blocks of their weight's type."""
+    assert isinstance(run.weight, BlockWeight), f"{run.weight.name}: {run.weight.type.name}, but no blocks"
+    return run.weight.raw_rows(run.first, run.last)
+
+
+def _joined(parts: list[np.ndarray], row: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return `parts`, of rows of the shape `row`, below each other; a single one as it is if C-contiguous."""
     if len(parts) == 1:
         return np.ascontiguousarray(parts[0])
-    out = np.empty((sum(len(part) for part in parts), tensor.shape[-1]), FLOAT_DTYPES[tensor.type])
+    out = np.empty((sum(map(len, parts)), *row), dtype)
     return np.concatenate(parts, out=out) if parts else out

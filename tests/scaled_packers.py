@@ -84,9 +84,10 @@ def mxfp4(weight: np.ndarray) -> Packed:
     }, _values(codes) * wide  # fmt: skip
 
 
-def nvfp4(weight: np.ndarray) -> Packed:
+def nvfp4(weight: np.ndarray, factor: np.float32 | None = None) -> Packed:
     """Pack as ModelOpt's NVFP4: groups of 16 with 8-bit scales, and a factor of the matrix."""
-    factor = np.float32(np.abs(weight).max() / (6 * 448))
+    if factor is None:
+        factor = np.float32(np.abs(weight).max() / (6 * 448))
     largest = np.abs(weight).reshape(len(weight), -1, 16).max(axis=2)
     scales = np.maximum(largest / 6 / factor, 2**-9).astype(ml_dtypes.float8_e4m3fn)
     wide = np.repeat(scales.astype(np.float32), 16, axis=1)

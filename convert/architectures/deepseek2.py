@@ -40,7 +40,7 @@ from typing import Any
 from convert.architectures.base import Architecture, Key, Options
 from convert.config import V2, V3, DeepseekConfig
 from convert.rules import Drop, Output, Rule, Where, renamed, stacked
-from convert.transforms import HeadRows, OutputTensor, TransposedHeadRows
+from convert.transforms import HeadRows, OutputTensor, TransposedHeadRows, row_type
 from convert.weights.base import Weight
 from gguf_tools.errors import BadRequest
 from gguf_tools.values import Value
@@ -100,7 +100,7 @@ def _keys(name: str, weights: Sequence[Weight], config: DeepseekConfig) -> Outpu
     (weight,) = weights
     head_rows = config.qk_nope_head_dim + config.v_head_dim
     shape = (config.num_attention_heads, config.kv_lora_rank, config.qk_nope_head_dim)
-    return TransposedHeadRows(name, shape, weight.type, weight, head_rows, 0, config.qk_nope_head_dim)
+    return TransposedHeadRows(name, shape, row_type(weight), weight, head_rows, 0, config.qk_nope_head_dim)
 
 
 def _values(name: str, weights: Sequence[Weight], config: DeepseekConfig) -> OutputTensor:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -34,7 +34,8 @@ class Weight(Protocol):
 
     name       as in an unquantized checkpoint
     shape      rows first; a row is the last axis, rows are counted over all the axes before it
-    type       F32, F16 or BF16: what read_rows gives. F32 for anything that is decoded
+    type       F32, F16 or BF16: what read_rows gives, F32 for anything that is decoded; or the quantized type
+               whose blocks the weight can be had as without loss, see BlockWeight
     stored_as  how the checkpoint holds it, for people: "BF16", "F8_E4M3 in blocks of 128x128"
     """
 
@@ -48,11 +49,23 @@ class Weight(Protocol):
     def stored_as(self) -> str: ...
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        """Return rows `start` to `stop`, (stop - start, n_cols), as float32, float16 or bfloat16 by `type`.
+        """Return rows `start` to `stop`, (stop - start, n_cols): float16, bfloat16, or else float32.
 
         Safe to call from several threads. Reads and decodes what these rows need; a format that needs more
         says so where it defines its Weight.
         raises  CheckpointError when the file can't give what it promised
+        """
+        ...
+
+
+@runtime_checkable
+class BlockWeight(Weight, Protocol):
+    """A weight stored as codes and scales that a quantized ggml type has as well: `type` is that type."""
+
+    def raw_rows(self, start: int, stop: int) -> np.ndarray:
+        """Return rows `start` to `stop` as blocks of `type`, uint8 (n_bytes,), with the very same weights.
+
+        raises  CheckpointError for what the type can't hold
         """
         ...
 

@@ -17,6 +17,9 @@ lower half first. The scale of a group is a power of two stored as its exponent 
 
 The first product is exact in float32, so that the whole is the exact value rounded once. The rows of gpt-oss
 are outputs, like everywhere else; its program transposes them after reading.
+
+GGUF has both formats, with the codes in another order. Its NVFP4 has no place for the factor, so only a
+matrix whose factor is 1 is the same there.
 """
 
 from __future__ import annotations
@@ -30,8 +33,8 @@ import numpy as np
 from convert.safetensors_file import RawTensor
 from convert.weights.base import Module, WeightsLoader, rows_and_cols
 from convert.weights.scales import decode_scales
-from gguf_tools.errors import UnsupportedCheckpoint
-from gguf_tools.ggml_types import F32, GGMLType
+from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
+from gguf_tools.ggml_types import F32, MXFP4, NVFP4, GGMLType
 
 E2M1_VALUES = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
 """Code -> value, float32 (16,); exact."""
@@ -49,6 +52,7 @@ class Fp4Weight:
     group_size  columns of a group
     factor      of the whole matrix, None for none
     divides     whether the factor divides
+    type        MXFP4 or NVFP4 where blocks of that hold the same weights, otherwise F32
     """
 
     name: str
@@ -56,12 +60,9 @@ class Fp4Weight:
     codes: RawTensor
     scales: RawTensor
     group_size: int
-    factor: RawTensor | None = None
-    divides: bool = False
-
-    @property
-    def type(self) -> GGMLType:
-        return F32
+    factor: RawTensor | None
+    divides: bool
+    type: GGMLType
 
     @property
     def stored_as(self) -> str:
@@ -80,6 +81,32 @@ class Fp4Weight:
             factor = np.float32(self.factor.read().astype(np.float32).item())
             (divide_rows if self.divides else multiply_rows)(rows, factor)
         return rows
+
+    def raw_rows(self, start: int, stop: int) -> np.ndarray:
+        """Return rows `start` to `stop` as blocks of `type`, uint8 (n_bytes,).
+
+        raises  CheckpointError for a scale that is NaN or negative
+        """
+        from convert.weights.kernels import pack_halves
+
+        stored = self._stored_scales(start, stop)
+        bad = stored == 0xFF if self.group_size == MX_GROUP else stored >= 0x7F
+        if bad.any():
+            row = start + int(np.argmax(bad.any(axis=1)))
+            raise CheckpointError(
+                f"{self.scales.path}: {self.scales.name}: row {row} has a scale that is NaN or negative,"
+                f" which {self.type.name} can't hold"
+            )
+        n_groups = self.type.block_elems // self.group_size
+        blocks = np.empty((stored.size // n_groups, self.type.block_bytes), np.uint8)
+        blocks[:, :n_groups] = stored.reshape(-1, n_groups)
+        pack_halves(
+            self.read_codes(start, stop).reshape(len(blocks), -1), self.group_size // 2, blocks[:, n_groups:]
+        )
+        return blocks.reshape(-1)
+
+    def _stored_scales(self, start: int, stop: int) -> np.ndarray:
+        return _row_range(self.scales, self.shape, start, stop).view(np.uint8)
 
     def read_codes(self, start: int, stop: int) -> np.ndarray:
         """Return the codes of rows `start` to `stop`, uint8 (stop - start, n_cols / 2), low halves first."""
@@ -153,7 +180,7 @@ def _matrix(
         )
     if factor is not None and (prod(factor.shape) != 1 or factor.dtype not in ("F32", "BF16", "F16")):
         raise module.wrong(factor, f"{factor.dtype} {factor.shape}", "one float")
-    return Fp4Weight(module.name, shape, codes, scales, group_size, factor, divides)
+    return _weight(module, shape, codes, scales, group_size, factor, divides=divides)
 
 
 def _is_stack_of_blocks(module: Module) -> bool:
@@ -169,7 +196,25 @@ def _load_stack_of_blocks(module: Module) -> Fp4Weight:
     if scales.shape != blocks.shape[:-1]:
         raise module.wrong(scales, f"shape {scales.shape}", f"{blocks.shape[:-1]}")
     shape = (*blocks.shape[:-2], blocks.shape[-2] * MX_GROUP)
-    return Fp4Weight(module.name, shape, blocks, scales, MX_GROUP)
+    return _weight(module, shape, blocks, scales, MX_GROUP)
+
+
+def _weight(
+    module: Module,
+    shape: tuple[int, ...],
+    codes: RawTensor,
+    scales: RawTensor,
+    group_size: int,
+    factor: RawTensor | None = None,
+    *,
+    divides: bool = False,
+) -> Fp4Weight:
+    """Return the weight after deciding whether blocks of GGUF can hold it; reads the factor."""
+    blocks = MXFP4 if group_size == MX_GROUP else NVFP4
+    same = factor is None or factor.read().astype(np.float32).item() == 1
+    fits = shape[-1] % blocks.block_elems == 0
+    type_ = blocks if same and fits else F32
+    return Fp4Weight(module.name, shape, codes, scales, group_size, factor, divides, type_)
 
 
 LOADERS = (

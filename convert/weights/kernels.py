@@ -102,3 +102,22 @@ def divide_rows(rows: np.ndarray, factor: np.float32) -> None:
         row = rows[i]
         for j in range(row.size):
             row[j] /= factor
+
+
+@njit(nogil=True, cache=True)
+def pack_halves(codes: np.ndarray, half: int, out: np.ndarray) -> None:
+    """Write pairs of codes from the two halves of a group, where pairs of neighbours are given.
+
+    codes  uint8 (n_blocks, n_bytes): codes 2 * i and 2 * i + 1 of a group in byte i, the first one low
+    half   codes in half a group, even
+    out    uint8 (n_blocks, n_bytes): codes i and i + half of a group in byte i
+    """
+    low, shift = np.uint8(15), np.uint8(4)
+    for block in range(codes.shape[0]):
+        for start in range(0, codes.shape[1], half):
+            lower = codes[block, start : start + half // 2]
+            upper = codes[block, start + half // 2 : start + half]
+            result = out[block, start : start + half]
+            for i in range(lower.size):
+                result[2 * i] = lower[i] & low | (upper[i] & low) << shift
+                result[2 * i + 1] = lower[i] >> shift | upper[i] >> shift << shift

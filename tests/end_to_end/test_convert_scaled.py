@@ -18,7 +18,10 @@ import pytest
 
 import convert
 from gguf_tools import open_gguf
-from gguf_tools.ggml_types import BF16
+from gguf_tools.ggml_types import BF16, MXFP4, NVFP4
+from quantize.decide import PlanOptions
+from quantize.formats import get_format
+from quantize.overrides import parse_overrides
 from tests import oracle
 from tests.checkpoints import load_transformers, shard, transformers_checkpoint
 from tests.packers import Packed, pack_projections
@@ -143,5 +146,58 @@ def test_fp8_goes_straight_to_q8_0(tmp_path: Path) -> None:
         convert.convert(source, tmp_path / f"{source.name}.gguf", outtype="q8_0")
     with open_gguf(tmp_path / "hf.gguf") as found, open_gguf(tmp_path / "decoded.gguf") as expected:
         assert set(found.tensors) == set(expected.tensors)
+        for tensor in found.tensors:
+            assert np.array_equal(found.raw(tensor), expected.raw(tensor)), tensor
+
+
+WIDE = SIZES | {"hidden_size": 128, "intermediate_size": 192}
+"""Sizes that blocks of 64 divide."""
+
+
+def nvfp4_without_factor(weight: np.ndarray) -> Packed:
+    return nvfp4(weight, factor=np.float32(1))
+
+
+REPACKED = {
+    "mxfp4": (FORMATS["mxfp4"], MXFP4),
+    "nvfp4 with factors of 1": (
+        Format(as_found(nvfp4_without_factor), {"quant_method": "modelopt", "quant_algo": "NVFP4"}), NVFP4,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REPACKED)
+def test_4_bit_floats_keep_their_codes(name: str, tmp_path: Path) -> None:
+    """To GGUF's type of the same name: the blocks mean what the checkpoint means, bit for bit."""
+    format_, type_ = REPACKED[name]
+    folder = transformers_checkpoint(tmp_path / "hf", "v3", **WIDE)
+    pack_projections(folder, tmp_path / "decoded", lambda m, w: format_.pack("", w), format_.quantization)
+    for source in (folder, tmp_path / "decoded"):
+        copy_tokenizer("tiny", source)
+    types = PlanOptions(overrides=parse_overrides([f"ffn_.*exps|shexp|attn_q_a|attn_v_b={type_.name}"]))
+    convert.convert(folder, tmp_path / "model.gguf", outtype="Q8_0", types=types)
+    convert.convert(tmp_path / "decoded", tmp_path / "decoded.gguf", outtype="f32")
+    codec = get_format(type_)
+    with open_gguf(tmp_path / "model.gguf") as found, open_gguf(tmp_path / "decoded.gguf") as expected:
+        packed = [name for name, info in found.tensors.items() if info.type == type_]
+        assert len(packed) == 2 * 3 + 2 * 3 + 3 + 3
+        for tensor in packed:
+            info = found.tensors[tensor]
+            blocks = found.raw(tensor).view(codec.BLOCK).reshape(info.n_rows, -1)
+            weights = expected.raw(tensor).view(np.float32).reshape(info.n_rows, -1)
+            assert np.array_equal(codec.dequantize(blocks), weights), tensor
+
+
+def test_nvfp4_with_a_factor_is_encoded_again(tmp_path: Path) -> None:
+    folder = transformers_checkpoint(tmp_path / "hf", "v3", **WIDE)
+    format_ = FORMATS["nvfp4"]
+    pack_projections(folder, tmp_path / "decoded", format_.pack, format_.quantization)
+    types = PlanOptions(overrides=parse_overrides(["ffn_.*exps=NVFP4"]))
+    for source in (folder, tmp_path / "decoded"):
+        copy_tokenizer("tiny", source)
+        result = convert.convert(source, tmp_path / f"{source.name}.gguf", outtype="Q8_0", types=types)
+        notes = [note for note in result.preparation.plan.notes if "encoded again" in note]
+        assert len(notes) == (source == folder)
+    with open_gguf(tmp_path / "hf.gguf") as found, open_gguf(tmp_path / "decoded.gguf") as expected:
         for tensor in found.tensors:
             assert np.array_equal(found.raw(tensor), expected.raw(tensor)), tensor
