@@ -70,7 +70,7 @@ class Exl2Weight:
         return f"EXL2 {32 * self.codes.shape[0] / self.shape[1]:.2f} bits in {self.scales.shape[0]} groups"
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        from convert.weights.unpack import scale_columns, unpack
+        from convert.weights.unpack import scale_sorted, unpack
 
         n_rows, n_cols = stop - start, self.shape[1]
         groups = self._read_groups()
@@ -83,15 +83,11 @@ class Exl2Weight:
             n_codes = last.stop - first.start
             part = words[:, first.first_word : first.first_word - (-n_codes * bits // 32)]
             codes[:, first.start : last.stop] = unpack(part, bits, n_codes)
-        group_of = np.repeat(np.arange(len(groups)), [group.stop - group.start for group in groups])
-        columns = self._read_order()
+        starts = np.array([0, *(group.stop for group in groups)])
         middles = np.array([1 << (group.bits - 1) for group in groups], np.float32)
-        zeros = np.broadcast_to(middles, (n_rows, len(groups)))
+        scales = self._read_scales(start, stop)
         out = np.empty((n_rows, n_cols), np.float32)
-        scale_columns(
-            codes, columns, group_of[columns].astype(np.uint32), np.ascontiguousarray(zeros),
-            self._read_scales(start, stop), out,
-        )  # fmt: skip
+        scale_sorted(codes, starts, self._read_order(), middles, scales, np.empty(n_cols, np.float32), out)
         return out
 
     def _read_scales(self, start: int, stop: int) -> np.ndarray:

@@ -90,7 +90,7 @@ class GptqWeight:
         if groups is None:
             scale_groups(codes, zeros, scales, self.group_size, out)
         else:
-            scale_columns(codes, np.arange(n_cols, dtype=np.uint32), groups, zeros, scales, out)
+            scale_columns(codes, groups, zeros, scales, out)
         return out
 
     def _unpack(self, words: np.ndarray, n_codes: int) -> np.ndarray:

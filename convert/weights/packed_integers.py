@@ -111,7 +111,7 @@ class PackedWeight:
         if groups is None:
             scale_groups(codes, zeros, scales, self.scales.block[1], rows)
         else:
-            scale_columns(codes, np.arange(n_cols, dtype=np.uint32), groups, zeros, scales, rows)
+            scale_columns(codes, groups, zeros, scales, rows)
         return rows
 
     def _zeros(self, start: int, stop: int, shape: tuple[int, ...]) -> np.ndarray:

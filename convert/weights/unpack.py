@@ -148,18 +148,12 @@ def scale_groups(
 
 @njit(nogil=True, cache=True)
 def scale_columns(
-    codes: np.ndarray,
-    columns: np.ndarray,
-    groups: np.ndarray,
-    zeros: np.ndarray,
-    scales: np.ndarray,
-    out: np.ndarray,
+    codes: np.ndarray, groups: np.ndarray, zeros: np.ndarray, scales: np.ndarray, out: np.ndarray
 ) -> None:
-    """Write (code - zero) * scale where every column says which code and which group it takes.
+    """Write (code - zero) * scale where every column says which group it is in.
 
-    codes          uint8 (n_rows, n_codes)
-    columns        uint32 (n_cols,): where the code of column j stands in `codes`
-    groups         uint32 (n_cols,): the group of column j
+    codes          uint8 (n_rows, n_cols)
+    groups         uint32 (n_cols,)
     zeros, scales  float32 (n_rows, n_groups)
     out            float32 (n_rows, n_cols)
     """
@@ -167,7 +161,39 @@ def scale_columns(
         row, zero, scale, result = codes[i], zeros[i], scales[i], out[i]
         for j in range(result.size):
             group = groups[j]
-            result[j] = (np.float32(row[columns[j]]) - zero[group]) * scale[group]
+            result[j] = (np.float32(row[j]) - zero[group]) * scale[group]
+
+
+@njit(nogil=True, cache=True)
+def scale_sorted(
+    codes: np.ndarray,
+    starts: np.ndarray,
+    columns: np.ndarray,
+    zeros: np.ndarray,
+    scales: np.ndarray,
+    row: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    """Write (code - zero) * scale for groups of any length whose columns were sorted, in their own order.
+
+    codes    uint8 (n_rows, n_cols), sorted
+    starts   int64 (n_groups + 1,): where the groups begin, and where the last one ends
+    columns  uint32 (n_cols,): where column j stands in the sorted order
+    zeros    float32 (n_groups,)
+    scales   float32 (n_rows, n_groups)
+    row      float32 (n_cols,), scratch: scaled in sorted order first, a weight costs one look-up, not four
+    out      float32 (n_rows, n_cols)
+    """
+    for i in range(codes.shape[0]):
+        for group in range(zeros.size):
+            zero, scale = zeros[group], scales[i, group]
+            part = codes[i, starts[group] : starts[group + 1]]
+            scaled = row[starts[group] : starts[group + 1]]
+            for j in range(part.size):
+                scaled[j] = (np.float32(part[j]) - zero) * scale
+        result = out[i]
+        for j in range(result.size):
+            result[j] = row[columns[j]]
 
 
 @njit(nogil=True, cache=True)
