@@ -99,10 +99,9 @@ class Fp4Weight:
             )
         n_groups = self.type.block_elems // self.group_size
         blocks = np.empty((stored.size // n_groups, self.type.block_bytes), np.uint8)
-        blocks[:, :n_groups] = stored.reshape(-1, n_groups)
-        pack_halves(
-            self.read_codes(start, stop).reshape(len(blocks), -1), self.group_size // 2, blocks[:, n_groups:]
-        )
+        scales, codes = blocks[:, :n_groups], blocks[:, n_groups:]
+        scales[:] = stored.reshape(scales.shape)
+        pack_halves(self.read_codes(start, stop).reshape(codes.shape), self.group_size // 2, codes)
         return blocks.reshape(-1)
 
     def _stored_scales(self, start: int, stop: int) -> np.ndarray:

@@ -123,7 +123,9 @@ def _block(grid: tuple[int, ...], size: tuple[int, int], blocks: Sequence[Block]
     if grid[0] == rows and grid[1] and cols % grid[1] == 0:
         return 1, cols // grid[1]
     for block in blocks:
-        if all(found >= needed for found, needed in zip(grid, _grid_of(size, block), strict=True)):
+        if block[0] > 1 and all(
+            found >= needed for found, needed in zip(grid, _grid_of(size, block), strict=True)
+        ):
             return block
     return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,13 +13,17 @@ from hypothesis import strategies as st
 import convert
 from convert.checkpoint import Checkpoint
 from convert.weights import open_weights
-from convert.weights.base import Weight
+from convert.weights.base import BlockWeight, Weight
 from convert.weights.fp4 import Fp4Weight
 from convert.weights.fp8 import Fp8Weight
 from convert.weights.int4_row_pairs import RowPairWeight
 from convert.weights.integers import Int8Weight
 from convert.weights.packed_integers import PackedWeight
 from convert.weights.plain import PlainWeight
+from gguf_tools.errors import CheckpointError
+from gguf_tools.ggml_types import F32, MXFP4
+from quantize.formats import mxfp4
+from tests.checkpoints import write_checkpoint
 from tests.golden_checkpoints import cases_in, expected_weights, folder_of
 
 LIKE = {
@@ -130,3 +135,39 @@ def test_bits_per_weight_count_scales_and_all() -> None:
     assert tensor["bits_per_weight"] == round((44 * 8 * 4 + 44 * 2 * 2 + 6 * 2 * 4 + 16) * 8 / (44 * 64), 4)
     assert tensor["stored_as"] == "int4 in groups of 32"
     assert found["lm_head.weight"]["bits_per_weight"] == 16
+
+
+MXFP4_CASES = [("compressed-tensors", "mxfp4"), ("mxfp4", "deepseek_v4"), ("mxfp4", "gpt_oss")]
+
+
+@pytest.mark.parametrize(("format_", "case"), MXFP4_CASES)
+@pytest.mark.parametrize("rows", [slice(0, None), slice(3, 8), slice(5, 5)], ids=str)
+def test_blocks_of_mxfp4_mean_what_the_checkpoint_means(format_: str, case: str, rows: slice) -> None:
+    with Checkpoint(folder_of(format_, case)) as checkpoint:
+        weight = weight_of(checkpoint, Fp4Weight)
+        assert isinstance(weight, BlockWeight)
+        assert weight.type == MXFP4
+        start, stop, _ = rows.indices(prod(weight.shape[:-1]))
+        blocks = weight.raw_rows(start, stop).view(mxfp4.BLOCK)
+        expected = expected_weights(format_, case)[weight.name].reshape(-1, weight.shape[-1])
+        assert np.array_equal(
+            mxfp4.dequantize(blocks.reshape(stop - start, expected.shape[1] // 32)), expected[rows]
+        )
+
+
+@pytest.mark.parametrize("case", [("compressed-tensors", "nvfp4"), ("modelopt", "nvfp4")])
+def test_nvfp4_with_a_factor_is_no_block_type(case: tuple[str, str]) -> None:
+    with Checkpoint(folder_of(*case)) as checkpoint:
+        assert weight_of(checkpoint, Fp4Weight).type == F32
+
+
+def test_a_scale_that_is_nan_can_be_read_but_not_kept(tmp_path: Path) -> None:
+    scales = np.array([[127], [255]], np.uint8)
+    tensors = {"a.weight_packed": np.zeros((2, 16), np.uint8), "a.weight_scale": scales}
+    config = {"quantization_config": {"quant_method": "compressed-tensors"}}
+    with Checkpoint(write_checkpoint(tmp_path, config, tensors)) as checkpoint:
+        weight = weight_of(checkpoint, Fp4Weight)
+        assert np.isnan(weight.read_rows(0, 2)).any(axis=1).tolist() == [False, True]
+        assert isinstance(weight, BlockWeight)
+        with pytest.raises(CheckpointError, match=r"a\.weight_scale: row 1 has a scale that is NaN"):
+            weight.raw_rows(0, 2)
