@@ -24,7 +24,18 @@ from quantize.formats.grids.search import NOWHERE
 from quantize.formats.iq2 import SubBlock
 from quantize.formats.kernel import part
 from quantize.formats.lane_memory import Tile, gather, tail
-from quantize.formats.lanes import Floats, Ints, Mask, bits, maximum, minimum, select, splat, to_float
+from quantize.formats.lanes import (
+    Floats,
+    Ints,
+    Mask,
+    bits,
+    from_bits,
+    maximum,
+    minimum,
+    select,
+    splat,
+    to_float,
+)
 from quantize.formats.search import ONE, ZERO
 
 ELEMS = 256
@@ -186,22 +197,28 @@ def finish(
     return select(active, scale, ZERO), active & (failed | ~(scale >= ZERO))
 
 
-def decode(
-    grid: Grid,
-    scales: npt.NDArray[np.float32],
-    indices: npt.NDArray[np.integer],
-    signs: npt.NDArray[np.uint8],
-) -> npt.NDArray[np.float32]:
-    """Return the weights of blocks, float32 (n_blocks, 256).
+def point_values(grid: Grid) -> npt.NDArray[np.float32]:
+    """Return what the elements of a grid's points decode to, before the scale: float32 (n_points * 4,)."""
+    return grid.points.astype(np.float32).reshape(-1)
 
-    scales   float32 (n_blocks, 8), what decoded levels are multiplied by
-    indices  of grid points (n_blocks, 64)
-    signs    uint8 (n_blocks, 32): bit i set where element i of 8 is negative
-    """
-    n_blocks = len(scales)
-    magnitudes = grid.points[indices].reshape(n_blocks, ELEMS // SUB_BLOCK, SUB_BLOCK)
-    minus = np.unpackbits(signs, axis=1, bitorder="little").reshape(magnitudes.shape).view(bool)
-    with np.errstate(all="ignore"):  # an infinite or NaN scale decodes to what IEEE arithmetic makes of it
-        weights: npt.NDArray[np.float32] = scales[:, :, None] * magnitudes
-    np.negative(weights, out=weights, where=minus)  # of a NaN too
-    return weights.reshape(n_blocks, -1)
+
+@part
+def decode_eight(
+    values: npt.NDArray[np.float32],
+    first: int,
+    second: int,
+    signs: int,
+    scale: np.float32,
+    out: npt.NDArray[np.float32],
+    start: int,
+) -> None:
+    """Fill out[start : start + 8] with the points of two indices; bit i of signs negates element i."""
+    for i in range(GROUP):
+        out[start + i] = _with_sign(scale * values[GROUP * first + i], signs >> i)
+        out[start + GROUP + i] = _with_sign(scale * values[GROUP * second + i], signs >> GROUP + i)
+
+
+@part
+def _with_sign(value: np.float32, sign: int) -> np.float32:
+    """Return value, negated if the lowest bit of sign is set; a NaN too."""
+    return from_bits(bits(value) ^ (sign & 1) << 31)

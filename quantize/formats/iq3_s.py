@@ -27,9 +27,10 @@ import numpy.typing as npt
 from gguf_tools.ggml_types import IQ3_S
 from quantize.formats import grids
 from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.blocks_of_32 import float_at
 from quantize.formats.grids.lasting import Answers
 from quantize.formats.grids.neighbours import GridTables, tables
-from quantize.formats.half import halves_to_float32, to_half_bits
+from quantize.formats.half import to_half_bits
 from quantize.formats.iq2 import (
     SubBlock,
     check_encoded,
@@ -39,11 +40,13 @@ from quantize.formats.iq2 import (
     load_sub_block,
 )
 from quantize.formats.iq3 import (
+    ELEMS,
     GROUPS,
     Search,
-    decode,
+    decode_eight,
     finish,
     largest_value,
+    point_values,
     search_again,
     search_candidates,
     weigh_by_square,
@@ -52,7 +55,6 @@ from quantize.formats.kernel import kernel, part
 from quantize.formats.lane_memory import Tile, float_tile, int_tile, tail
 from quantize.formats.lanes import LANES, Floats, Mask, any_lane, select, splat
 from quantize.formats.octets import EIGHT
-from quantize.formats.packing import unpack
 from quantize.formats.search import ZERO
 from quantize.formats.super_block import mean_square, weigh
 from quantize.formats.tiles import as_source, load_blocks, load_importances, padded_words, store_blocks
@@ -66,12 +68,10 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     blocks   BLOCK (n_rows, n_blocks)
     returns  float32 (n_rows, n_blocks * 256)
     """
-    flat = blocks.reshape(-1)
-    indices = flat["qs"] | np.unpackbits(flat["qh"], axis=1, bitorder="little").astype(np.uint16) << 8
-    scale_codes = unpack(flat["scales"], bits=4, group_bytes=1)
-    with np.errstate(all="ignore"):  # an infinite or NaN scale decodes to what IEEE arithmetic makes of it
-        scales = halves_to_float32(flat["d"])[:, None] * (1 + 2 * scale_codes)
-    return decode(grids.IQ3_S, scales, indices, flat["signs"]).reshape(len(blocks), -1)
+    rows = np.empty((blocks.shape[0], blocks.shape[1] * ELEMS), np.float32)
+    data = np.ascontiguousarray(blocks).view(np.uint8).reshape(-1)
+    _decode(data, point_values(grids.IQ3_S), rows.reshape(-1))
+    return rows
 
 
 def quantize(rows: Rows, weights: Weights) -> Blocks:
@@ -101,6 +101,25 @@ _WORDS = padded_words(_BYTES)
 _HALVES = _BYTES // 2
 _PADDED = _HALVES + 1  # whole words
 _QS, _QH, _SIGNS_AT, _SCALES = 1, 33, 37, 53  # where fields begin, in halves
+
+
+@kernel
+def _decode(
+    data: npt.NDArray[np.uint8], values: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
+) -> None:
+    for k in range(data.size // _BYTES):
+        start = k * _BYTES
+        d = float_at(data, start)
+        for j in range(8):
+            scale_code = data[start + 106 + j // 2] >> 4 * (j % 2) & 0xF
+            scale = d * np.float32(1 + 2 * scale_code)
+            high = data[start + 66 + j]
+            for n in range(4):
+                group = start + 2 + 8 * j + 2 * n
+                first = data[group] | (high >> 2 * n & 1) << 8
+                second = data[group + 1] | (high >> 2 * n + 1 & 1) << 8
+                signs = data[start + 74 + 4 * j + n]
+                decode_eight(values, first, second, signs, scale, out, ELEMS * k + 32 * j + 8 * n)
 
 
 @kernel

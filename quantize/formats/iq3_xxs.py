@@ -25,9 +25,10 @@ import numpy.typing as npt
 from gguf_tools.ggml_types import IQ3_XXS
 from quantize.formats import grids
 from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.blocks_of_32 import float_at
 from quantize.formats.grids.lasting import Answers
 from quantize.formats.grids.neighbours import GridTables, tables
-from quantize.formats.half import halves_to_float32, to_half_bits
+from quantize.formats.half import to_half_bits
 from quantize.formats.iq2 import (
     SubBlock,
     check_encoded,
@@ -35,14 +36,15 @@ from quantize.formats.iq2 import (
     first_failure,
     join_halves,
     load_sub_block,
-    with_even_signs,
 )
 from quantize.formats.iq3 import (
+    ELEMS,
     GROUPS,
     Search,
-    decode,
+    decode_eight,
     finish,
     largest_value,
+    point_values,
     search_again,
     search_candidates,
     weigh_by_square,
@@ -63,12 +65,10 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     blocks   BLOCK (n_rows, n_blocks)
     returns  float32 (n_rows, n_blocks * 256)
     """
-    flat = blocks.reshape(-1)
-    words = flat["words"]
-    with np.errstate(all="ignore"):  # an infinite or NaN scale decodes to what IEEE arithmetic makes of it
-        scales = halves_to_float32(flat["d"])[:, None] * (_HALF + (words >> 28).astype(np.float32)) * _HALF
-    signs = with_even_signs((words[:, :, None] >> np.arange(0, 28, 7, dtype=np.uint32)).reshape(-1, 32))
-    return decode(grids.IQ3_XXS, scales, flat["qs"], signs).reshape(len(blocks), -1)
+    rows = np.empty((blocks.shape[0], blocks.shape[1] * ELEMS), np.float32)
+    data = np.ascontiguousarray(blocks).view(np.uint8).reshape(-1)
+    _decode(data, point_values(grids.IQ3_XXS), rows.reshape(-1))
+    return rows
 
 
 def quantize(rows: Rows, weights: Weights) -> Blocks:
@@ -99,6 +99,27 @@ _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
 _HALVES = _BYTES // 2
 _PADDED = _HALVES + 1  # whole words
+
+
+@kernel
+def _decode(
+    data: npt.NDArray[np.uint8], values: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
+) -> None:
+    for k in range(data.size // _BYTES):
+        start = k * _BYTES
+        d = float_at(data, start)
+        for j in range(8):
+            at = start + 66 + 4 * j
+            word = data[at] | data[at + 1] << 8 | data[at + 2] << 16 | data[at + 3] << 24
+            scale = d * (_HALF + np.float32(word >> 28)) * _HALF
+            for n in range(4):
+                signs = word >> 7 * n & _SIGNS
+                odd = signs ^ signs >> 4
+                odd ^= odd >> 2
+                signs |= ((odd ^ odd >> 1) & 1) << 7
+                group = start + 2 + 8 * j + 2 * n
+                first = ELEMS * k + 32 * j + 8 * n
+                decode_eight(values, data[group], data[group + 1], signs, scale, out, first)
 
 
 @kernel
