@@ -207,8 +207,8 @@ def _nested(
     module: Module, spelling: _Spelling, state: Mapping[str, Any], state_raw: RawTensor, n_blocks: int
 ) -> NestedScales:
     values, scales = module[spelling.suffix("nested_quant_map")], module[spelling.suffix("nested_absmax")]
-    block, offset = state["nested_blocksize"], state.get("nested_offset", 0.0)
-    if type(block) is not int or block <= 0 or type(offset) not in (int, float):
+    block, offset = state["nested_blocksize"], state.get("nested_offset")
+    if type(block) is not int or block <= 0 or type(offset) is not float:
         raise module.wrong(
             state_raw, f"nested_blocksize {block!r} and nested_offset {offset!r}", "a size and a number"
         )

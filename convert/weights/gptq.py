@@ -202,7 +202,7 @@ def _load(module: Module) -> GptqWeight:
             f" {module['.qweight'].name}"
         )
     layout = module.settings.get("checkpoint_format", "format")
-    if layout not in LAYOUTS:
+    if not isinstance(layout, str | None) or layout not in LAYOUTS:
         raise UnsupportedCheckpoint(
             f"{module.settings.where('checkpoint_format')} is {layout!r}, which is not read for GPTQ (read:"
             f" {', '.join(str(name) for name in LAYOUTS if name)}, marlin, marlin_24); first tensor:"

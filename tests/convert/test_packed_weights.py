@@ -472,6 +472,9 @@ BROKEN: dict[str, tuple[str, str, Callable[[Tensors], Any], type[Exception], str
     "bitsandbytes with other blocks": (
         "bnb", "nf4_bs64", setting("__nf4", state(blocksize=128)), CheckpointError,
         r"absmax: 128 scales, expected 64 blocks of 128"),
+    "bitsandbytes with nested scales and nothing to add": (
+        "bnb", "nf4_double_quant", setting("__nf4", state(nested_offset=None)), CheckpointError,
+        r"nested_blocksize 256 and nested_offset None, expected a size and a number"),
     "bitsandbytes with a state that isn't JSON": (
         "bnb", "nf4_bs64", setting("__nf4", lambda s: s[1:]), CheckpointError, r"no JSON object"),
     "bitsandbytes with too few codes": (
@@ -541,6 +544,8 @@ def test_tensors_of_another_shape_or_type_are_read_or_refused(
     [
         ("gptq", "v1_4bit_sym_g128", {"checkpoint_format": "bitblas"}, UnsupportedCheckpoint,
          r"config\.checkpoint_format is 'bitblas'.*first tensor: model\.layers\.0.*qweight"),
+        ("gptq", "v1_4bit_sym_g128", {"checkpoint_format": ["gptq"]}, UnsupportedCheckpoint,
+         r"config\.checkpoint_format is \['gptq'\], which is not read"),
         ("gptq", "v1_4bit_sym_g128", {"rotation": "hadamard"}, UnsupportedCheckpoint,
          r"config\.rotation: GPTQ weights that were rotated .*first tensor: model\.layers\.0.*qweight"),
         ("gptq", "v1_4bit_sym_g128", {"bits": "four"}, BadConfig, r"quantization_config\.bits is 'four'"),
