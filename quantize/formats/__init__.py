@@ -38,6 +38,8 @@ FORMATS: Mapping[str, str] = MappingProxyType(
         "IQ2_XXS": "iq2_xxs",
         "IQ2_XS": "iq2_xs",
         "IQ2_S": "iq2_s",
+        "IQ3_XXS": "iq3_xxs",
+        "IQ3_S": "iq3_s",
         "IQ4_NL": "iq4_nl",
         "IQ4_XS": "iq4_xs",
         "TQ1_0": "tq1_0",

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from tests.naive import blocks_of_32, few_bits, floats, fp4, iq1, iq2, nonlinear, super_blocks
+from tests.naive import blocks_of_32, few_bits, floats, fp4, iq1, iq2, iq3, nonlinear, super_blocks
 
 Row = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -37,6 +37,8 @@ QUANTIZE: dict[str, Callable[[Row, Row | None], Bytes]] = {
     "Q8_K": few_bits.quantize_q8_k,
     "IQ1_S": iq1.quantize_iq1_s,
     "IQ1_M": iq1.quantize_iq1_m,
+    "IQ3_XXS": iq3.quantize_iq3_xxs,
+    "IQ3_S": iq3.quantize_iq3_s,
     "IQ4_NL": nonlinear.quantize_iq4_nl,
     "IQ4_XS": nonlinear.quantize_iq4_xs,
     "TQ1_0": few_bits.quantize_tq1_0,
@@ -67,6 +69,8 @@ DEQUANTIZE: dict[str, Callable[[Bytes], Row]] = {
     "Q8_K": few_bits.dequantize_q8_k,
     "IQ1_S": iq1.dequantize_iq1_s,
     "IQ1_M": iq1.dequantize_iq1_m,
+    "IQ3_XXS": iq3.dequantize_iq3_xxs,
+    "IQ3_S": iq3.dequantize_iq3_s,
     "IQ4_NL": nonlinear.dequantize_iq4_nl,
     "IQ4_XS": nonlinear.dequantize_iq4_xs,
     "TQ1_0": few_bits.dequantize_tq1_0,

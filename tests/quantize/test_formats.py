@@ -115,7 +115,7 @@ def test_bytes_equal_ggml(name: str, kind: str) -> None:
         try:
             ours = encode(codec, rows, weights)
         except BadWeights:
-            assert kind in samples.TOO_LARGE
+            assert kind in samples.TOO_LARGE or importance_kind == "wide"
             assert oracle.aborts(codec.type.id, rows, weights)
         else:
             theirs = oracle.quantize(codec.type.id, rows, weights)
