@@ -209,6 +209,8 @@ def _weight(
     divides: bool = False,
 ) -> Fp4Weight:
     """Return the weight after deciding whether blocks of GGUF can hold it; reads the factor."""
+    if not prod(shape):
+        raise module.wrong(codes, f"shape {codes.shape}", "a matrix that is not empty")
     blocks = MXFP4 if group_size == MX_GROUP else NVFP4
     same = factor is None or factor.read().astype(np.float32).item() == 1
     fits = shape[-1] % blocks.block_elems == 0

@@ -159,6 +159,8 @@ def _load(module: Module) -> PackedWeight:
     else:
         raise module.wrong(packed, "no weight_shape beside it", f"{module.stem}.weight_shape")
     shape = n_rows, n_cols
+    if min(shape) < 1:
+        raise module.wrong(packed, f"weight_shape {shape}", "a matrix that is not empty")
     packing = _packing(module, packed, shape, bits)
     scales = scale_grid(module, shape, module[".weight_scale"], [(1, size) for size in _group_sizes(module)])
     zeros, g_idx = module.get(".weight_zero_point"), module.get(".weight_g_idx")

@@ -120,6 +120,8 @@ def test_the_version_tells_where_the_width_does_not(version: str | None, dense: 
         (".weight_g_idx", np.zeros(63, np.int32), r"shape \(63,\), expected \(64,\), a group for every"),
         (".weight_g_idx", np.full(64, 2, np.int32), r"groups from 2 to 2, expected 0 to 1"),
         (".weight_shape", np.array([8, 8, 8]), "expected a matrix"),
+        (".weight_shape", np.array([8, -5]), r"weight_shape \(8, -5\), expected a matrix that is not empty"),
+        (".weight_shape", np.array([9, 64]), r"shape \(8, 8\) for \(9, 64\), expected codes of 4"),
     ],
 )  # fmt: skip
 def test_parts_that_do_not_fit_are_named(suffix: str, array: np.ndarray, words: str, tmp_path: Path) -> None:
