@@ -14,6 +14,10 @@ from gguf_tools.errors import BadImportance
 from quantize.importance import Importance
 
 
+_ROWS_IN_CACHE = 256
+"""How many rows are squared at a time."""
+
+
 @dataclass
 class Accumulator:
     """Sums that grow while a layer is computed.
@@ -66,4 +70,5 @@ class Accumulator:
 
 def sums_of_squares(rows: torch.Tensor) -> torch.Tensor:
     """Return the sum over the first axis of the squares, float64, on the CPU."""
-    return rows.float().square().sum(0).double().cpu()
+    parts = [part.float().square().sum(0) for part in rows.split(_ROWS_IN_CACHE)]
+    return torch.stack(parts).sum(0, dtype=torch.float64).cpu()

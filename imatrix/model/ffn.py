@@ -21,7 +21,7 @@ class FeedForward:
 
     def inner(self, x: torch.Tensor) -> torch.Tensor:
         """Return what `down` multiplies, (n_rows, width)."""
-        return silu(linear(x, self.gate)).mul_(linear(x, self.up))
+        return silu(linear(x, self.gate), inplace=True).mul_(linear(x, self.up))
 
     def observed(self, x: torch.Tensor, names: tuple[str, str, str], seen: Accumulator) -> torch.Tensor:
         """Return the block's output for `x` in float32; `names` are gate's, up's and down's."""

@@ -1,0 +1,143 @@
+"""Time collecting importances beside a plain loop over chunks: tokens per second and peak memory.
+
+    python scripts/bench_imatrix.py [--layers 10] [--chunks 64] [--plain-chunks 2] [--threads 2]
+                                    [--dtype float32] [--folder DIR] [--json]
+
+The model is DeepSeek-V3-style with 32 experts a layer, of which 4 are used, and random BF16 weights: about
+2 billion in 10 layers. Each run is a process of its own, on the same files, chunks of 512 tokens:
+
+    layer by layer   what `imatrix -m -f` does: a layer's weights are read once for all chunks
+    plain loop       the same arithmetic a chunk at a time, as a program does whose memory holds one layer:
+                     every weight is read for every chunk
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from scripts.bench_pipeline import make_model, run
+
+CONTEXT = 512
+
+
+@dataclass(frozen=True)
+class Speed:
+    what: str
+    n_chunks: int
+    seconds: float
+    tokens_per_second: float
+    peak_bytes: int
+
+
+def write_text(path: Path, n_chunks: int) -> None:
+    """Write a text of at least so many chunks: random words, for the weights are random too."""
+    rng = np.random.default_rng(0)
+    letters = np.array(list("etaoinshrdlu"))
+    words = (
+        "".join(letters[rng.integers(0, 12, rng.integers(2, 8))]) for _ in range((n_chunks + 1) * CONTEXT)
+    )
+    path.write_text(" ".join(words))
+
+
+def plain_loop(model: str, text: str, n_chunks: str, n_threads: str, dtype: str) -> None:
+    """Compute the same sums a chunk at a time."""
+    import torch
+
+    from imatrix.model.layer import Sweep, run_layer
+    from imatrix.model.load import Loader
+    from imatrix.model.rope import rotation
+    from imatrix.model.source import open_model
+    from imatrix.run import embed
+    from imatrix.states import MemoryStates
+    from imatrix.text import Cut, Text, read_text
+
+    torch.set_num_threads(int(n_threads))
+    with open_model(model) as source:
+        cut = Cut(CONTEXT, n_chunks=int(n_chunks))
+        chunks = read_text(Path(text), source.vocab(), source.config.vocab_size, cut)
+        load = Loader(source, torch.device("cpu"), getattr(torch, dtype))
+        rotate = rotation(source.config, CONTEXT, load.device)
+        sweep = Sweep(load, CONTEXT, rotate, all_experts=False, advance=lambda share: None)
+        for chunk in range(chunks.n_chunks):
+            here, there = (MemoryStates(CONTEXT, source.config.hidden_size) for _ in range(2))
+            one = slice(chunk, chunk + 1)
+            embed(load, Text(chunks.tokens[one], chunks.inputs[one]), here)
+            for layer in range(source.config.num_hidden_layers):
+                run_layer(sweep, layer, here, here, there)
+                here, there = there, here
+
+
+def measure(folder: Path, args: argparse.Namespace) -> list[Speed]:
+    """Make the model in `folder` and run both."""
+    model, text = args.model or folder / "model", folder / "text.txt"
+    if args.model is None:
+        make_model(model, args.layers)
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"num_experts_per_tok": 4}))
+    write_text(text, max(args.chunks, args.plain_chunks))
+    threads = str(args.threads)
+    ours = [
+        sys.executable, "-m", "imatrix.cli", "-m", str(model), "-f", str(text), "-o", str(folder / "m.gguf"),
+        "--chunks", str(args.chunks), "--threads", threads, "--dtype", args.dtype, "--no-ppl",
+    ]  # fmt: skip
+    loop = [
+        sys.executable, str(Path(__file__).resolve()), "--plain", str(model), str(text),
+        str(args.plain_chunks), threads, args.dtype,
+    ]  # fmt: skip
+    found = []
+    for what, words, n_chunks in (
+        ("layer by layer", ours, args.chunks),
+        ("plain loop", loop, args.plain_chunks),
+    ):
+        if n_chunks:
+            done = run(what, words)
+            speed = n_chunks * CONTEXT / done.seconds
+            found.append(Speed(what, n_chunks, done.seconds, speed, done.peak_bytes))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--layers", type=int, default=10)
+    parser.add_argument("--chunks", type=int, default=64)
+    parser.add_argument("--plain-chunks", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--model", type=Path, help="a model that is there already")
+    parser.add_argument("--folder", type=Path, help="where the files go (removed afterwards)")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--plain", nargs=5, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.plain:
+        plain_loop(*args.plain)
+        return
+    with tempfile.TemporaryDirectory(dir=args.folder) as name:
+        speeds = measure(Path(name), args)
+    if args.json:
+        print(json.dumps([asdict(speed) for speed in speeds]))
+        return
+    print(f"{datetime.date.today()}, {platform.machine()}, {args.threads} threads, {args.dtype}\n")
+    print("| run | chunks of 512 | seconds | tokens/s | peak memory |")
+    print("|---|---|---|---|---|")
+    for s in speeds:
+        print(
+            f"| {s.what} | {s.n_chunks} | {s.seconds:.1f} | {s.tokens_per_second:.0f}"
+            f" | {s.peak_bytes / 1e6:.0f} MB |"
+        )
+
+
+if __name__ == "__main__":
+    main()
