@@ -9,15 +9,15 @@ ggml sorts with qsort, where the order of equal weights decides which importance
 qsort merges and so keeps equals in order; so do we. A ggml on a C library whose qsort does not (musl,
 macOS, Windows) gives other bytes for blocks that hold a value twice.
 
-Groups off the grid move to a neighbour (grids.search), then the scale is fitted anew.
+Groups off the grid move to a neighbour (iq1_search), then the scale is fitted anew.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from quantize.formats.grids.neighbours import GridTables
-from quantize.formats.grids.search import NOWHERE, nearest
+from quantize.formats.grids.search import NOWHERE
+from quantize.formats.iq1_search import CODE_BITS, GROUP, PointTables, nearest_points
 from quantize.formats.kernel import part
 from quantize.formats.lane_memory import Tile, gather, pick, tail
 from quantize.formats.lanes import (
@@ -25,7 +25,6 @@ from quantize.formats.lanes import (
     Ints,
     Mask,
     absolute,
-    lane_numbers,
     maximum,
     select,
     splat,
@@ -35,8 +34,6 @@ from quantize.formats.rounding import clamp, nearest_int
 from quantize.formats.search import ONE, ZERO
 
 ELEMS = 256
-GROUP = 8
-CODE_BITS = 2
 SCALE_TOP = np.float32(15)
 """What the largest scale is divided by: codes 0 .. 7 stand for 1, 3 .. 15."""
 
@@ -85,7 +82,7 @@ def codes_of_cuts(
 
 @part
 def code_groups(
-    grid: GridTables,
+    grid: PointTables,
     x: Tile,
     weights: Tile,
     size: int,
@@ -113,7 +110,7 @@ def code_groups(
         entries = select(active, gather(grid.entries, number), 0)
         moved |= entries < 0
         group, group_weights = tail(x, start), tail(weights, start)
-        points[k] = _nearest(grid, group, group_weights, lows[k], scale, entries)
+        points[k] = nearest_points(grid, group, group_weights, lows[k], scale, tail(codes, start), entries)
         failed |= points[k] == NOWHERE
         points[k] = points[k] & 0xFFFF
         for i in range(GROUP):
@@ -124,20 +121,6 @@ def code_groups(
     scale = select(moved & (sum_xq > ZERO) & (sum_qq > ZERO), sum_xq / sum_qq, scale)
     failed |= ~(scale >= ZERO)
     return select(active, scale, ZERO), active & failed
-
-
-@part
-def _nearest(grid: GridTables, x: Tile, weights: Tile, low: Floats, scale: Floats, entries: Ints) -> Ints:
-    """Return codes of grid points as `nearest` does, which takes one shift at a time."""
-    plus = low == PLUS_LOW
-    steps = to_float(lane_numbers() & 3)
-    with_plus = nearest(
-        grid.lists, GROUP, CODE_BITS, steps + PLUS_LOW, x, weights, scale, select(plus, entries, 0)
-    )
-    with_minus = nearest(
-        grid.lists, GROUP, CODE_BITS, steps + MINUS_LOW, x, weights, scale, select(plus, 0, entries)
-    )
-    return select(plus, with_plus, with_minus)
 
 
 @part

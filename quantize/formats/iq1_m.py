@@ -27,10 +27,8 @@ import numpy.typing as npt
 from gguf_tools.ggml_types import IQ1_M
 from quantize.formats import grids
 from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
-from quantize.formats.grids.neighbours import GridTables, tables
 from quantize.formats.half import halves_to_float32, to_half_bits
 from quantize.formats.iq1 import (
-    GROUP,
     MINUS_HIGH,
     MINUS_LOW,
     MINUS_MIDDLE,
@@ -45,6 +43,7 @@ from quantize.formats.iq1 import (
     largest_magnitude,
     level,
 )
+from quantize.formats.iq1_search import GROUP, PointTables, point_tables
 from quantize.formats.iq2 import check_encoded, first_failure
 from quantize.formats.kernel import kernel, part
 from quantize.formats.lane_memory import Tile, float_tile, gather, int_tile, tail
@@ -88,9 +87,9 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     blocks = np.empty((len(rows), n_blocks), BLOCK)
     out = blocks.view(np.uint8).reshape(-1)
     if weights is None:
-        failure = _quantize_plain(as_source(rows), tables(grids.IQ1), out)
+        failure = _quantize_plain(as_source(rows), point_tables(), out)
     else:
-        failure = _quantize_weighted(as_source(rows), as_source(weights), tables(grids.IQ1), out)
+        failure = _quantize_weighted(as_source(rows), as_source(weights), point_tables(), out)
     check_encoded(failure, n_blocks, IQ1_M)
     return blocks
 
@@ -120,7 +119,7 @@ class Found(NamedTuple):
 
 @kernel
 def _quantize_weighted(
-    source: Rows, importances: npt.NDArray[np.float32], grid: GridTables, out: npt.NDArray[np.uint8]
+    source: Rows, importances: npt.NDArray[np.float32], grid: PointTables, out: npt.NDArray[np.uint8]
 ) -> int:
     """Encode all blocks; return -1, or the number of the first block that can't be encoded."""
     x, weights, sums = float_tile(256), float_tile(256), float_tile(16)
@@ -137,7 +136,7 @@ def _quantize_weighted(
 
 
 @kernel
-def _quantize_plain(source: Rows, grid: GridTables, out: npt.NDArray[np.uint8]) -> int:
+def _quantize_plain(source: Rows, grid: PointTables, out: npt.NDArray[np.uint8]) -> int:
     """Encode all blocks; return -1, or the number of the first block that can't be encoded."""
     x, weights = float_tile(256), float_tile(256)
     words = int_tile(_WORDS)
@@ -153,7 +152,7 @@ def _quantize_plain(source: Rows, grid: GridTables, out: npt.NDArray[np.uint8]) 
 
 
 @part
-def _encode(grid: GridTables, x: Tile, weights: Tile, words: Tile) -> Mask:
+def _encode(grid: PointTables, x: Tile, weights: Tile, words: Tile) -> Mask:
     """Fill `words` and return where blocks can't be encoded."""
     found = Found(int_tile(32), float_tile(32), float_tile(16))
     scale_codes = int_tile(16)
@@ -175,7 +174,7 @@ def _encode(grid: GridTables, x: Tile, weights: Tile, words: Tile) -> Mask:
 
 
 @part
-def _fit(grid: GridTables, x: Tile, weights: Tile, found: Found, j: int) -> Mask:
+def _fit(grid: PointTables, x: Tile, weights: Tile, found: Found, j: int) -> Mask:
     """Fill what was found for sub-block j and return where there is nothing to find."""
     keys, order, carried = float_tile(_PLACES), int_tile(_PLACES), float_tile(_PLACES)
     codes = int_tile(_SIZE)
@@ -272,7 +271,7 @@ def _take(
 
 
 @part
-def _pack_indices(grid: GridTables, found: Found, nothing: Mask, words: Tile) -> None:
+def _pack_indices(grid: PointTables, found: Found, nothing: Mask, words: Tile) -> None:
     """Fill the words of qs and qh; blocks of nothing but zeros keep all shifts clear."""
     indices = int_tile(32)
     for group in range(32):

@@ -24,10 +24,8 @@ import numpy.typing as npt
 from gguf_tools.ggml_types import IQ1_S
 from quantize.formats import grids
 from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
-from quantize.formats.grids.neighbours import GridTables, tables
 from quantize.formats.half import halves_to_float32, to_half_bits
 from quantize.formats.iq1 import (
-    GROUP,
     MINUS_HIGH,
     MINUS_LOW,
     NO_CUT,
@@ -40,6 +38,7 @@ from quantize.formats.iq1 import (
     codes_of_cuts,
     largest_magnitude,
 )
+from quantize.formats.iq1_search import GROUP, PointTables, point_tables
 from quantize.formats.iq2 import check_encoded, check_importances, first_failure, join_halves
 from quantize.formats.kernel import kernel, part
 from quantize.formats.lane_memory import Tile, float_tile, gather, int_tile, tail
@@ -82,7 +81,7 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     weights = check_importances(weights, IQ1_S)
     blocks = np.empty((len(rows), n_blocks), BLOCK)
     failure = _quantize(
-        as_source(rows), as_source(weights), tables(grids.IQ1), blocks.view(np.uint8).reshape(-1)
+        as_source(rows), as_source(weights), point_tables(), blocks.view(np.uint8).reshape(-1)
     )
     check_encoded(failure, n_blocks, IQ1_S)
     return blocks
@@ -100,7 +99,7 @@ _FUDGE = np.float32(1.125)
 
 @kernel
 def _quantize(
-    source: Rows, importances: npt.NDArray[np.float32], grid: GridTables, out: npt.NDArray[np.uint8]
+    source: Rows, importances: npt.NDArray[np.float32], grid: PointTables, out: npt.NDArray[np.uint8]
 ) -> int:
     """Encode all blocks; return -1, or the number of the first block that can't be encoded."""
     x, weights, sums = float_tile(256), float_tile(256), float_tile(8)
@@ -133,7 +132,7 @@ def _quantize(
 
 
 @part
-def _fit(grid: GridTables, x: Tile, weights: Tile, points: Tile) -> tuple[Floats, Ints, Mask]:
+def _fit(grid: PointTables, x: Tile, weights: Tile, points: Tile) -> tuple[Floats, Ints, Mask]:
     """Return scale, 1 for the shift -1/8, and where the search failed; fill the 4 points of a sub-block."""
     keys, order, carried = float_tile(_PLACES), int_tile(_PLACES), float_tile(_PLACES)
     codes, lows = int_tile(_SIZE), float_tile(4)
