@@ -25,6 +25,14 @@ def part(function: Callable[..., Any]) -> Any:
     return njit(**OPTIONS)(function)
 
 
+def inner_part(function: Callable[..., Any]) -> Any:
+    """Return `function` compiled as a part that is always inlined: the inside of a hot loop.
+
+    LLVM leaves large functions alone. A call moves all vectors through memory, and counts references to arrays.
+    """
+    return njit(forceinline=True, **OPTIONS)(function)
+
+
 def kernel(function: Callable[..., Any]) -> Any:
     """Return `function` compiled, and cached on disk.
 

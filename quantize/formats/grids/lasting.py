@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from quantize.formats.grids.neighbours import COUNT_BITS, GridTables
 from quantize.formats.grids.search import NOWHERE
-from quantize.formats.kernel import part
+from quantize.formats.kernel import inner_part, part
 from quantize.formats.lane_items import item, least, lowest_bit, mask_word, put_item
 from quantize.formats.lane_memory import Tile, float_tile, tail, zero_like
 from quantize.formats.lanes import (
@@ -110,7 +110,7 @@ def prepare_once(n_groups: int, answers: Answers) -> None:
         answers.margins[k] = splat(_INFINITY)
 
 
-@part
+@inner_part
 def answer(
     tables: GridTables,
     x: Tile,
@@ -150,7 +150,7 @@ def answer(
             put_item(answers.limits, group, lane, limit)
 
 
-@part
+@inner_part
 def _search(
     lists: npt.NDArray[np.uint16],
     x: Tile,
@@ -193,7 +193,7 @@ def _search(
         winners[0] = square_sum
         lead = (total - shortest) * inverse - margin
         growth = square_sum - item(winners, 0, position)
-        return winner, scale - least(_room(lead, growth, codes == winner, most_room))
+        return winner, scale - least(room(lead, growth, codes == winner, most_room))
 
     totals, square_sums = float_eights(MOST_OCTETS), float_eights(MOST_OCTETS)
     totals[0], square_sums[0] = total, square_sum
@@ -210,30 +210,30 @@ def _search(
     shortest = least(best)
     if not shortest < _FARTHEST:
         return NOWHERE, _INFINITY
-    position = _first_position(best == shortest, positions)
+    position = first_position(best == shortest, positions)
     winner = lists[start + position]
     if margin == _INFINITY:
         return winner, _INFINITY
     winners[0] = best_square_sum
     winner_squares = item(winners, 0, position % EIGHT)
-    room = zero_like(totals) + most_room
+    least_room = zero_like(totals) + most_room
     for first in range(0, n_codes, EIGHT):
         lead = (totals[first // EIGHT] - shortest) * inverse - margin
         growth = square_sums[first // EIGHT] - winner_squares
         is_winner = load_eight(lists, start + first) == winner
-        room = minimum(_room(lead, growth, is_winner, most_room), room)
-    return winner, scale - least(room)
+        least_room = minimum(room(lead, growth, is_winner, most_room), least_room)
+    return winner, scale - least(least_room)
 
 
-@part
-def _room(lead: Floats, growth: Floats, is_winner: Mask, most_room: np.float32) -> Floats:
+@inner_part
+def room(lead: Floats, growth: Floats, is_winner: Mask, most_room: np.float32) -> Floats:
     """Return how far the scale may fall before each neighbour could win: up to most_room; -1: it could now.
 
     lead    of the winner, divided by the scale, less the margin; a fall of the scale takes growth times it
     """
-    room = select(growth * most_room > lead, lead / growth, most_room)
-    room = select(lead > _ZERO, room, -_ONE)
-    return select(is_winner, most_room, room)
+    found = select(growth * most_room > lead, lead / growth, most_room)
+    found = select(lead > _ZERO, found, -_ONE)
+    return select(is_winner, most_room, found)
 
 
 @part
@@ -241,22 +241,22 @@ def _four_items(tile: Tile, lane: int) -> tuple[np.float32, np.float32, np.float
     return item(tile, 0, lane), item(tile, 1, lane), item(tile, 2, lane), item(tile, 3, lane)
 
 
-@part
+@inner_part
 def _errors(scaled: Floats, x: np.float32, weight: np.float32) -> Floats:
     """Return the table of errors of an element: one for each level."""
     error = scaled - x
     return error * weight * error
 
 
-@part
+@inner_part
 def _look_up_four(table0: Floats, table1: Floats, table2: Floats, table3: Floats, codes: Ints) -> Floats:
     """Return the sums, in order, of what four tables have for the levels of codes."""
     total = look_up_eight(table0, codes) + look_up_eight(table1, codes >> 3)
     return total + look_up_eight(table2, codes >> 6) + look_up_eight(table3, codes >> 9)
 
 
-@part
-def _first_position(best: Mask, positions: Ints) -> int:
+@inner_part
+def first_position(best: Mask, positions: Ints) -> int:
     """Return the least of the positions where the Mask `best` holds, which it does somewhere."""
     tile = int_eights(1)
     tile[0] = positions
