@@ -20,8 +20,10 @@ from gguf_tools.errors import BadWeights, NeedsImportance
 from gguf_tools.ggml_types import GGMLType
 from quantize.formats.base import Weights
 from quantize.formats.grids import Grid
+from quantize.formats.grids.lasting import Answers, prepare_once
+from quantize.formats.grids.lasting_eights import answer, prepare
 from quantize.formats.grids.neighbours import GridTables
-from quantize.formats.grids.search import NOWHERE, nearest
+from quantize.formats.grids.search import NOWHERE
 from quantize.formats.half import halves_to_float32
 from quantize.formats.kernel import part
 from quantize.formats.lane_items import look_up, lowest_bit, mask_word
@@ -30,10 +32,7 @@ from quantize.formats.lanes import (
     Floats,
     Ints,
     Mask,
-    absolute,
-    all_lanes,
     bits,
-    from_bits,
     lane_numbers,
     maximum,
     minimum,
@@ -41,9 +40,8 @@ from quantize.formats.lanes import (
     splat,
     square_root,
     to_float,
-    to_int,
 )
-from quantize.formats.rounding import IN_RANGE, clamp, nearest_int
+from quantize.formats.rounding import clamp, nearest_int
 from quantize.formats.search import ONE, ZERO
 
 ELEMS = 256
@@ -53,12 +51,14 @@ SCALE_TOP = np.float32(31)
 """What the largest scale is divided by: codes 0 .. 15 stand for 1, 3 .. 31."""
 
 _HALF = np.float32(0.5)
-_TWO = np.float32(2)
-_THREE = np.float32(3)
 _FIVE = np.float32(5)
 _STEP = np.float32(0.1)
+_BELOW = np.float32(0.875)
+
 _MAGIC = np.float32(1.5 * 2**24)  # float32 has steps of two there
-_MAGIC_BITS = int(_MAGIC.view(np.int32))
+_FRACTION = 0x007FFFFF
+_LEVEL_ZERO = 0x00400000  # the fraction bits that stand for 0
+_NUMBER_ZERO = _LEVEL_ZERO * (3**GROUP // 2) & 0x7FFFFFFF  # the lattice number of eight of these, in 32 bits
 
 
 class SubBlock(NamedTuple):
@@ -123,30 +123,17 @@ def _take_signs(x: Tile, weights: Tile, even: bool, magnitudes: Tile) -> Ints:
 
 
 @part
-def _in_range(x: Tile, size: int, inverse: Floats) -> Mask:
-    """Return where the cheap rounding of `_number` is the reference's for all of x * inverse."""
-    highest = x[0]
-    lowest = x[0]
-    for i in range(1, size):
-        highest = maximum(highest, x[i])
-        lowest = minimum(lowest, x[i])
-    return (absolute(inverse * highest) < IN_RANGE) & (absolute(inverse * lowest) < IN_RANGE)
+def _number(x: Tile, inverse: Floats) -> Ints:
+    """Return the lattice number of the levels nearest to a group of 8: (x * inverse - 1) / 2, in 0 .. 2.
 
-
-@part
-def _number(x: Tile, inverse: Floats, in_range: bool) -> Ints:
-    """Return the lattice number of the levels nearest to a group of 8: (x * inverse - 1) / 2, in 0 .. 2."""
-    twice = splat(ZERO)
+    nearest_int of half of a value has the fraction bits that twice the magic number gives to the value.
+    """
+    number = splat(0)
     for step in range(GROUP):
         i = GROUP - 1 - step
-        value = inverse * x[i] - ONE
-        if in_range:
-            # rounded to even numbers by the sum, as `nearest_float` rounds to integers: twice the level
-            level = from_bits(clamp(bits(value + _MAGIC), _MAGIC_BITS, _MAGIC_BITS + 2)) - _MAGIC
-        else:
-            level = _TWO * to_float(clamp(nearest_int(_HALF * value), 0, 2))
-        twice = twice * _THREE + level
-    return to_int(twice) >> 1
+        level = bits(inverse * x[i] - ONE + _MAGIC) & _FRACTION
+        number = number * 3 + maximum(minimum(level, _LEVEL_ZERO + 2), _LEVEL_ZERO)
+    return number - _NUMBER_ZERO
 
 
 @part
@@ -154,10 +141,13 @@ def _fit(values: Floats, sub: SubBlock, size: int, codes: Tile) -> tuple[Floats,
     """Return the weighted sums of value * x and of value**2 for one code per group."""
     sum_qx = splat(ZERO)
     sum_q2 = splat(ZERO)
-    for i in range(size):
-        value = look_up(values, codes[i // GROUP] >> CODE_BITS * (i % GROUP))
-        sum_qx += sub.weighted[i] * value
-        sum_q2 += sub.weights[i] * value * value
+    for k in range(size // GROUP):
+        rest = codes[k]
+        for i in range(GROUP * k, GROUP * (k + 1)):
+            value = look_up(values, rest)
+            rest >>= CODE_BITS
+            sum_qx += sub.weighted[i] * value
+            sum_q2 += sub.weights[i] * value * value
     return sum_qx, sum_q2
 
 
@@ -170,6 +160,7 @@ def search_candidates(
     top: Floats,
     active: Mask,
     scale: Floats,
+    answers: Answers,
     codes: Tile,
     moved: Tile,
 ) -> tuple[Floats, Mask]:
@@ -183,53 +174,56 @@ def search_candidates(
     moved   Ints: 1 where the group's code is that of a neighbour, else 0
     """
     values = level_values()
-    tried, tried_moved = int_tile(4), int_tile(4)
-    in_range = all_lanes(_in_range(sub.x, size, (_FIVE + ONE) / top) | ~active)
+    n_groups = size // GROUP
+    spread = np.float32(reach) * _STEP
+    lowest = top / (_FIVE + spread)
+    prepare(sub.x, sub.roots, lowest, top / (_FIVE - spread), n_groups, answers)
     best = splat(ZERO)
     failed = ~(active | ~active)
-    for k in range(size // GROUP):
+    for k in range(n_groups):
         moved[k] = splat(0)
+        answers.wanted[k] = select(active, splat(1), 0)
     for step in range(-reach, reach + 1):
         inverse = (_FIVE + np.float32(step) * _STEP) / top
-        for k in range(size // GROUP):
-            group, roots = tail(sub.x, GROUP * k), tail(sub.roots, GROUP * k)
-            entries = select(active, gather(tables.entries, _number(group, inverse, in_range)), 0)
-            tried_moved[k] = select(entries < 0, splat(1), 0)
-            tried[k] = nearest(tables.lists, GROUP, CODE_BITS, values, group, roots, ONE / inverse, entries)
-            failed |= tried[k] == NOWHERE
-        sum_qx, sum_q2 = _fit(values, sub, size, tried)
+        for k in range(n_groups):
+            answers.numbers[k] = _number(tail(sub.x, GROUP * k), inverse)
+        answer(tables, sub.x, sub.roots, ONE / inverse, inverse, _BELOW * lowest, n_groups, answers)
+        sum_qx, sum_q2 = _fit(values, sub, size, answers.codes)
         better = active & (sum_q2 > ZERO) & (sum_qx * sum_qx > best * sum_q2)
         scale = select(better, sum_qx / sum_q2, scale)
         best = select(better, scale * sum_qx, best)
-        for k in range(size // GROUP):
-            codes[k] = select(better, tried[k], codes[k])
-            moved[k] = select(better, tried_moved[k], moved[k])
+        for k in range(n_groups):
+            failed |= active & (answers.codes[k] == NOWHERE)
+            codes[k] = select(better, answers.codes[k], codes[k])
+            off_grid = select(gather(tables.entries, answers.numbers[k]) < 0, splat(1), 0)
+            moved[k] = select(better, off_grid, moved[k])
     return scale, failed
 
 
 @part
 def search_again(
-    tables: GridTables, sub: SubBlock, size: int, scale: Floats, codes: Tile, again: Tile
+    tables: GridTables, sub: SubBlock, size: int, scale: Floats, answers: Answers, codes: Tile, again: Tile
 ) -> tuple[Floats, Mask]:
     """Return a scale fitted anew and where the search failed, after new codes for this scale.
 
     again   Ints, one vector per group: where it is not 0 and scale > 0, the group gets a new code
     """
-    values = level_values()
+    n_groups = size // GROUP
     inverse = ONE / scale
+    prepare_once(n_groups, answers)
     any_again = again[0]
-    for k in range(1, size // GROUP):
+    for k in range(1, n_groups):
         any_again |= again[k]
     changed = (any_again != 0) & (scale > ZERO)
-    in_range = all_lanes(_in_range(sub.x, size, inverse) | ~changed)
     failed = ~(changed | ~changed)
-    for k in range(size // GROUP):
-        group, roots = tail(sub.x, GROUP * k), tail(sub.roots, GROUP * k)
-        entries = gather(tables.entries, _number(group, inverse, in_range))
-        entries = select(changed & (again[k] != 0), entries, codes[k])
-        codes[k] = nearest(tables.lists, GROUP, CODE_BITS, values, group, roots, scale, entries)
+    for k in range(n_groups):
+        answers.numbers[k] = _number(tail(sub.x, GROUP * k), inverse)
+        answers.wanted[k] = select(changed, again[k], 0)
+    answer(tables, sub.x, sub.roots, scale, inverse, scale, n_groups, answers)
+    for k in range(n_groups):
+        codes[k] = select(answers.wanted[k] != 0, answers.codes[k], codes[k])
         failed |= codes[k] == NOWHERE
-    sum_qx, sum_q2 = _fit(values, sub, size, codes)
+    sum_qx, sum_q2 = _fit(level_values(), sub, size, codes)
     return select(changed & (sum_q2 > ZERO), sum_qx / sum_q2, scale), failed
 
 
@@ -257,7 +251,13 @@ def finish(
 
 @part
 def search_16(
-    tables: GridTables, sub: SubBlock, empty: np.float32, all_signs: int, codes: Tile, signs: Tile
+    tables: GridTables,
+    sub: SubBlock,
+    answers: Answers,
+    empty: np.float32,
+    all_signs: int,
+    codes: Tile,
+    signs: Tile,
 ) -> tuple[Floats, Mask]:
     """Return the scale of a sub-block of 16 and where there is none; fill its indices, and amend its signs.
 
@@ -271,8 +271,10 @@ def search_16(
     active = ~(largest < empty)
     for k in range(2):
         codes[k] = splat(0)
-    scale, failed = search_candidates(tables, sub, 16, 9, largest, active, largest / _FIVE, codes, moved)
-    scale, failed_again = search_again(tables, sub, 16, scale, codes, moved)
+    scale, failed = search_candidates(
+        tables, sub, 16, 9, largest, active, largest / _FIVE, answers, codes, moved
+    )
+    scale, failed_again = search_again(tables, sub, 16, scale, answers, codes, moved)
     return finish(tables, 16, scale, active, failed | failed_again, codes, signs, all_signs)
 
 

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from gguf_tools.ggml_types import IQ2_S
 from quantize.formats import grids
 from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.grids.lasting import Answers
 from quantize.formats.grids.neighbours import GridTables, tables
 from quantize.formats.half import to_half_bits
 from quantize.formats.iq2 import (
@@ -39,6 +40,7 @@ from quantize.formats.iq2 import (
 from quantize.formats.kernel import kernel, part
 from quantize.formats.lane_memory import Tile, float_tile, int_tile, tail
 from quantize.formats.lanes import LANES, Mask, any_lane, splat
+from quantize.formats.octets import EIGHT
 from quantize.formats.packing import unpack
 from quantize.formats.super_block import mean_square, weigh
 from quantize.formats.tiles import as_source, load_blocks, load_importances, padded_words, store_blocks
@@ -71,9 +73,9 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     blocks = np.empty((len(rows), n_blocks), BLOCK)
     out = blocks.view(np.uint8).reshape(-1)
     if weights is None:
-        failure = _quantize_plain(as_source(rows), tables(grids.IQ2_S), out)
+        failure = _quantize_plain(as_source(rows), tables(grids.IQ2_S, EIGHT), out)
     else:
-        failure = _quantize_weighted(as_source(rows), weights, tables(grids.IQ2_S), out)
+        failure = _quantize_weighted(as_source(rows), weights, tables(grids.IQ2_S, EIGHT), out)
     check_encoded(failure, n_blocks, IQ2_S)
     return blocks
 
@@ -124,13 +126,14 @@ def _encode(x: Tile, weights: Tile, grid: GridTables, out: npt.NDArray[np.uint8]
     """Encode and store a tile of blocks; return which ones failed."""
     scales, scale_codes = float_tile(16), int_tile(16)
     sub = SubBlock(float_tile(32), float_tile(32), float_tile(32), float_tile(32))
+    answers = Answers(int_tile(2), int_tile(2), int_tile(2), int_tile(2), float_tile(2), float_tile(2))
     signs, indices = int_tile(32), int_tile(32)
     halves, words = int_tile(_PADDED_HALVES), int_tile(_WORDS)
     failed = x[0] != x[0]
     for j in range(16):
         sub_signs, sub_indices = tail(signs, 2 * j), tail(indices, 2 * j)
         load_sub_block(tail(x, 16 * j), tail(weights, 16 * j), 16, False, sub, sub_signs)
-        scales[j], failed_here = search_16(grid, sub, _EMPTY, _SIGNS, sub_indices, sub_signs)
+        scales[j], failed_here = search_16(grid, sub, answers, _EMPTY, _SIGNS, sub_indices, sub_signs)
         failed |= failed_here
     d, _nothing = code_scales(scales, 16, scale_codes)
     halves[0] = to_half_bits(d * _SHRINK)

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from gguf_tools.ggml_types import IQ2_XS
 from quantize.formats import grids
 from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.grids.lasting import Answers
 from quantize.formats.grids.neighbours import GridTables, tables
 from quantize.formats.half import to_half_bits
 from quantize.formats.iq2 import (
@@ -41,6 +42,7 @@ from quantize.formats.iq2 import (
 from quantize.formats.kernel import kernel
 from quantize.formats.lane_memory import float_tile, int_tile, tail
 from quantize.formats.lanes import LANES, any_lane, select
+from quantize.formats.octets import EIGHT
 from quantize.formats.packing import unpack
 from quantize.formats.search import EMPTY
 from quantize.formats.super_block import mean_square, weigh
@@ -74,7 +76,9 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     n_blocks = check_shape(rows, weights, IQ2_XS)
     weights = check_importances(weights, IQ2_XS)
     blocks = np.empty((len(rows), n_blocks), BLOCK)
-    failure = _quantize(as_source(rows), weights, tables(grids.IQ2_XS), blocks.view(np.uint8).reshape(-1))
+    failure = _quantize(
+        as_source(rows), weights, tables(grids.IQ2_XS, EIGHT), blocks.view(np.uint8).reshape(-1)
+    )
     check_encoded(failure, n_blocks, IQ2_XS)
     return blocks
 
@@ -94,6 +98,7 @@ def _quantize(
     x, weights, sums = float_tile(256), float_tile(256), float_tile(16)
     scales, scale_codes = float_tile(16), int_tile(16)
     sub = SubBlock(float_tile(32), float_tile(32), float_tile(32), float_tile(32))
+    answers = Answers(int_tile(2), int_tile(2), int_tile(2), int_tile(2), float_tile(2), float_tile(2))
     signs, indices = int_tile(2), int_tile(2)
     halves, words = int_tile(_PADDED_HALVES), int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
@@ -102,7 +107,7 @@ def _quantize(
         weigh(x, weights, mean_square(x, np.float32(1)), 16, sums)
         for j in range(16):
             load_sub_block(tail(x, 16 * j), tail(weights, 16 * j), 16, True, sub, signs)
-            scales[j], failed = search_16(grid, sub, EMPTY, _SIGNS, indices, signs)
+            scales[j], failed = search_16(grid, sub, answers, EMPTY, _SIGNS, indices, signs)
             if any_lane(failed):
                 return first_failure(failed, first, out.size // _BYTES)
             for k in range(2):

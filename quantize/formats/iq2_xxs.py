@@ -24,6 +24,7 @@ import numpy.typing as npt
 from gguf_tools.ggml_types import IQ2_XXS
 from quantize.formats import grids
 from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.grids.lasting import Answers
 from quantize.formats.grids.neighbours import GridTables, tables
 from quantize.formats.half import to_half_bits
 from quantize.formats.iq2 import (
@@ -43,6 +44,7 @@ from quantize.formats.iq2 import (
 from quantize.formats.kernel import kernel, part
 from quantize.formats.lane_memory import Tile, float_tile, int_tile, tail
 from quantize.formats.lanes import LANES, Floats, Mask, any_lane, maximum, select, splat
+from quantize.formats.octets import EIGHT
 from quantize.formats.search import EMPTY, ZERO, search_positive
 from quantize.formats.super_block import mean_square, weigh
 from quantize.formats.tiles import as_source, load_blocks, load_importances, padded_words, store_blocks
@@ -76,7 +78,9 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     n_blocks = check_shape(rows, weights, IQ2_XXS)
     weights = check_importances(weights, IQ2_XXS)
     blocks = np.empty((len(rows), n_blocks), BLOCK)
-    failure = _quantize(as_source(rows), weights, tables(grids.IQ2_XXS), blocks.view(np.uint8).reshape(-1))
+    failure = _quantize(
+        as_source(rows), weights, tables(grids.IQ2_XXS, EIGHT), blocks.view(np.uint8).reshape(-1)
+    )
     check_encoded(failure, n_blocks, IQ2_XXS)
     return blocks
 
@@ -98,6 +102,7 @@ def _quantize(
     x, weights, sums = float_tile(256), float_tile(256), float_tile(8)
     scales, scale_codes = float_tile(8), int_tile(8)
     sub = SubBlock(float_tile(32), float_tile(32), float_tile(32), float_tile(32))
+    answers = Answers(int_tile(4), int_tile(4), int_tile(4), int_tile(4), float_tile(4), float_tile(4))
     signs, indices = int_tile(4), int_tile(4)
     halves, words = int_tile(_PADDED_HALVES), int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
@@ -106,7 +111,7 @@ def _quantize(
         weigh(x, weights, mean_square(x, np.float32(1)), 32, sums)
         for j in range(8):
             load_sub_block(tail(x, 32 * j), tail(weights, 32 * j), 32, True, sub, signs)
-            scales[j], failed = _search(grid, sub, indices, signs)
+            scales[j], failed = _search(grid, sub, answers, indices, signs)
             if any_lane(failed):
                 return first_failure(failed, first, out.size // _BYTES)
             packed = signs[0] | signs[1] << 7 | signs[2] << 14 | signs[3] << 21
@@ -126,7 +131,9 @@ def _quantize(
 
 
 @part
-def _search(grid: GridTables, sub: SubBlock, indices: Tile, signs: Tile) -> tuple[Floats, Mask]:
+def _search(
+    grid: GridTables, sub: SubBlock, answers: Answers, indices: Tile, signs: Tile
+) -> tuple[Floats, Mask]:
     """Return the scale of a sub-block of 32 and where there is none; fill its indices, and amend its signs.
 
     The largest magnitude to be coded is that of a fit without a grid, to the levels 0 .. 4.
@@ -140,10 +147,10 @@ def _search(grid: GridTables, sub: SubBlock, indices: Tile, signs: Tile) -> tupl
     active = ~(largest < EMPTY) & ~(top <= ZERO)
     for k in range(4):
         indices[k] = splat(0)
-    scale, failed = search_candidates(grid, sub, 32, 6, top, active, scale, indices, moved)
+    scale, failed = search_candidates(grid, sub, 32, 6, top, active, scale, answers, indices, moved)
     for k in range(4):
         moved[k] = splat(1)
-    scale, failed_again = search_again(grid, sub, 32, scale, indices, moved)
+    scale, failed_again = search_again(grid, sub, 32, scale, answers, indices, moved)
     return finish(grid, 32, scale, active, failed | failed_again, indices, signs, _SIGNS)
 
 
