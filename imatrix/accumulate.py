@@ -13,7 +13,6 @@ import torch
 from gguf_tools.errors import BadImportance
 from quantize.importance import Importance
 
-
 _ROWS_IN_CACHE = 256
 """How many rows are squared at a time."""
 

@@ -27,6 +27,9 @@ examples:
   imatrix show lite.imatrix.gguf
   imatrix convert lite.imatrix.dat lite.imatrix.gguf
   imatrix merge code.gguf prose.gguf -o both.gguf
+  imatrix stats --plot lite.png lite.imatrix.gguf
+  imatrix check lite.imatrix.gguf --model DeepSeek-V2-Lite --recipe IQ2_XS
+  imatrix repair lite.imatrix.gguf -o whole.imatrix.gguf
 
 A run that was interrupted goes on after its last whole layer when it is called again in the same way; what
 it needs for that is in OUT.work until OUT is written."""
@@ -62,6 +65,39 @@ def _parser() -> argparse.ArgumentParser:
     merge.add_argument("inputs", type=Path, nargs="+", metavar="INPUT")
     merge.add_argument("-o", "--output", dest="merged", type=Path, required=True, metavar="OUT")
     merge.set_defaults(body=_merge)
+    stats = commands.add_parser(
+        "stats",
+        help="how energy is spread, and what was never seen",
+        description="Show what llama-imatrix --show-statistics shows, and coverage.",
+    )
+    stats.add_argument("file", type=Path, metavar="FILE")
+    stats.add_argument("--json", action="store_true", help="as one JSON object")
+    stats.add_argument("--plot", type=Path, metavar="FILE.png", help="draw it, too; needs matplotlib")
+    stats.set_defaults(body=_stats)
+    check = commands.add_parser(
+        "check",
+        help="is it sound, and does it fit",
+        description="Look for numbers that can't be, gaps, and data that don't fit. Exit code 1 for errors;"
+        " warnings are only told.",
+    )
+    check.add_argument("file", type=Path, metavar="FILE")
+    check.add_argument("--model", dest="for_model", type=Path, metavar="MODEL", help="folder or GGUF file")
+    check.add_argument(
+        "--recipe", metavar="TYPE", help="file type or recipe file: what it lacks data for; needs --model"
+    )
+    check.set_defaults(body=lambda args: _check(args, check))
+    repair = commands.add_parser(
+        "repair",
+        help="fill gaps; every change is listed",
+        description="Give experts that saw nothing neutral values; derive attn_kv_b and attn_v_b, gate and up"
+        " from each other.",
+    )
+    repair.add_argument("file", type=Path, metavar="FILE")
+    repair.add_argument("-o", "--output", dest="repaired", type=Path, required=True, metavar="OUT")
+    repair.add_argument(
+        "--model", dest="for_model", type=Path, metavar="MODEL", help="says how many heads there are"
+    )
+    repair.set_defaults(body=_repair)
     for subparser in commands.choices.values():
         command.add_verbose(subparser)
     return parser
@@ -229,6 +265,51 @@ def _merge(args: argparse.Namespace) -> None:
     from imatrix.store import load
 
     _write_merged([load(path) for path in args.inputs], args.merged, None)
+
+
+def _stats(args: argparse.Namespace) -> None:
+    import json
+
+    from imatrix.stats import as_json, stats_lines
+    from imatrix.store import load
+
+    contents = load(args.file)
+    if args.plot is not None:
+        from imatrix.plot import plot
+
+        plot(contents, args.plot)
+    for line in [json.dumps(as_json(contents))] if args.json else stats_lines(contents):
+        print(line)
+
+
+def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    from imatrix.check import check, read_model
+    from imatrix.store import load
+
+    if args.recipe is not None and args.for_model is None:
+        parser.error("--recipe needs --model")
+    contents = load(args.file)
+    model = None if args.for_model is None else read_model(args.for_model)
+    found = check(contents, model, args.recipe)
+    for complaint in found:
+        print(complaint)
+    n_errors = sum(complaint.is_error for complaint in found)
+    print(f"{args.file}: {n_errors} errors, {len(found) - n_errors} warnings")
+    return 1 if n_errors else 0
+
+
+def _repair(args: argparse.Namespace) -> None:
+    from imatrix.check import read_model
+    from imatrix.repair import repair
+    from imatrix.store import load
+
+    contents = load(args.file)
+    n_heads = None if args.for_model is None else read_model(args.for_model).facts.n_heads
+    done = repair(contents, n_heads)
+    for change in done.changes:
+        print(change)
+    print(f"{len(done.changes)} changes")
+    _write(done.importances, args.repaired, None)
 
 
 def _write_merged(files: Sequence[ImportanceFile], output: Path, form: str | None) -> None:

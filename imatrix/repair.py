@@ -1,0 +1,101 @@
+"""Fill the gaps of an importance matrix; every change is listed.
+
+    attn_kv_b from attn_v_b   all heads' sums together, over their counts together: as quantization does it
+    attn_v_b from attn_kv_b   each head takes the latents' sums; needs the number of heads
+    gate from up              both multiply the same activations; and up from gate
+    unseen experts            neutral: every column alike, with the mean energy of the experts that were seen
+
+Non-finite and negative numbers are not repaired: they mean that collecting went wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from quantize.importance import Importance, ImportanceFile, refuse_nonfinite
+
+_HEADS = re.compile(r"^(blk\.\d+\.)attn_v_b\.weight$")
+_LATENTS = re.compile(r"^(blk\.\d+\.)attn_kv_b\.weight$")
+_GATE_OR_UP = re.compile(r"^(blk\.\d+\.ffn_)(gate|up)((?:_exps|_shexp)?\.weight)$")
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """The result, and one line for each change."""
+
+    importances: ImportanceFile
+    changes: tuple[str, ...]
+
+
+def repair(contents: ImportanceFile, n_heads: int | None = None) -> Repaired:
+    """Return the importances with their gaps filled where something is known.
+
+    n_heads  attention heads of the model; None: taken from entries with one row per head where they tell
+    raises   BadImportance for NaN and infinity
+    """
+    refuse_nonfinite(contents.entries)
+    entries = dict(contents.entries)
+    changes = []
+    for step in (_derive_latents, _derive_heads, _derive_gate_and_up, _fill_unseen):
+        for name, entry, change in list(step(entries, n_heads)):
+            entries[name] = entry
+            changes.append(f"{name}: {change}")
+    repaired = replace(contents, entries=dict(sorted(entries.items())), path=None)
+    return Repaired(repaired, tuple(changes))
+
+
+_Change = tuple[str, Importance, str]
+
+
+def _derive_latents(entries: dict[str, Importance], n_heads: int | None) -> Iterator[_Change]:
+    for name, entry in entries.items():
+        match = _HEADS.match(name)
+        target = match and f"{match[1]}attn_kv_b.weight"
+        heads = _heads_of(entry, n_heads)
+        if not target or target in entries or heads is None:
+            continue
+        values = entry.values.reshape(heads, -1)
+        sums = values.sum(0, dtype=np.float64, keepdims=True) / heads
+        count = entry.counts.mean(dtype=np.float64, keepdims=True)
+        yield target, Importance(sums.astype(np.float32), count.astype(np.float32)), f"from {name}"
+
+
+def _derive_heads(entries: dict[str, Importance], n_heads: int | None) -> Iterator[_Change]:
+    for name, entry in entries.items():
+        match = _LATENTS.match(name)
+        target = match and f"{match[1]}attn_v_b.weight"
+        if target and target not in entries and n_heads is not None and len(entry.counts) == 1:
+            yield target, Importance(np.tile(entry.values, (1, n_heads)), entry.counts), f"from {name}"
+
+
+def _heads_of(entry: Importance, n_heads: int | None) -> int | None:
+    """Return how many heads stand end to end, None when that is not known or doesn't fit."""
+    heads = len(entry.counts) if len(entry.counts) > 1 else n_heads
+    return heads if heads is not None and entry.values.size % heads == 0 else None
+
+
+def _derive_gate_and_up(entries: dict[str, Importance], n_heads: int | None) -> Iterator[_Change]:
+    for name, entry in entries.items():
+        match = _GATE_OR_UP.match(name)
+        if match is None:
+            continue
+        other = f"{match[1]}{'up' if match[2] == 'gate' else 'gate'}{match[3]}"
+        if other not in entries:
+            yield other, entry, f"from {name}, which multiplies the same activations"
+
+
+def _fill_unseen(entries: dict[str, Importance], n_heads: int | None) -> Iterator[_Change]:
+    for name, entry in entries.items():
+        unseen = entry.whole_counts() <= 0
+        if not unseen.any() or unseen.all():
+            continue
+        level = entry.weights()[~unseen].mean(dtype=np.float64)
+        values, counts = entry.values.copy(), entry.counts.copy()
+        values[unseen], counts[unseen] = np.float32(level), 1
+        which = ", ".join(map(str, np.flatnonzero(unseen)[:8])) + (" ..." if unseen.sum() > 8 else "")
+        change = f"{int(unseen.sum())} of {len(counts)} matrices had seen nothing, now neutral ({which})"
+        yield name, Importance(values, counts), change

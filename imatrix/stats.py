@@ -1,0 +1,223 @@
+"""Statistics of an importance matrix: how its energy is spread, and what it has not seen.
+
+The numbers per entry are those that llama-imatrix shows (--show-statistics), taken over the mean squared
+activations of all columns of all matrices that have seen something:
+
+    total, mean, min, max, deviation
+    active       share of columns above 1e-5
+    entropy      of the columns' shares of the total, in bits; and against that of equal shares
+    outliers     share of columns more than a standard deviation above the mean
+    similarity   cosine between the sums and those of the same tensor one layer before
+
+and beside them the coverage: matrices that were never seen or rarely seen (a tenth of the median count or
+less), and columns whose sum is zero.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from gguf_tools.text import printable, table
+from quantize.importance import Importance, ImportanceFile
+from quantize.roles import layer_of
+
+ACTIVE_ABOVE = 1e-5
+RARE_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class EntryStats:
+    """One entry; shares are 0 to 1. Without anything seen, the numbers are NaN.
+
+    layer       None outside of the layers
+    kind        the name without its layer
+    similarity  None where there is no layer before
+    """
+
+    name: str
+    layer: int | None
+    kind: str
+    total: float
+    mean: float
+    min: float
+    max: float
+    deviation: float
+    active: float
+    n_elements: int
+    entropy: float
+    entropy_share: float
+    outliers: float
+    similarity: float | None
+    n_mats: int
+    n_unseen: int
+    n_rare: int
+    n_zero_columns: int
+
+
+@dataclass(frozen=True)
+class LayerStats:
+    """Means over a layer's entries, each weighing as many as it has elements."""
+
+    layer: int
+    total: float
+    outliers: float
+    similarity: float
+
+
+def entry_stats(contents: ImportanceFile) -> tuple[EntryStats, ...]:
+    """Return the statistics of all entries, by kind and then by layer."""
+    found = [_of_entry(name, contents.entries) for name in contents.entries]
+    return tuple(sorted(found, key=lambda entry: (entry.kind, -1 if entry.layer is None else entry.layer)))
+
+
+def layer_stats(entries: tuple[EntryStats, ...]) -> tuple[LayerStats, ...]:
+    """Return the means of every layer."""
+    layers = sorted({entry.layer for entry in entries if entry.layer is not None})
+    found = []
+    for layer in layers:
+        mine = [entry for entry in entries if entry.layer == layer and entry.n_elements]
+        weights = np.array([entry.n_elements for entry in mine], np.float64)
+        if not weights.sum():
+            continue
+
+        def mean(values: list[float], weights: np.ndarray = weights) -> float:
+            return float(np.average(values, weights=weights))
+
+        found.append(
+            LayerStats(
+                layer,
+                mean([entry.total for entry in mine]),
+                mean([entry.outliers for entry in mine]),
+                mean([entry.similarity or 0.0 for entry in mine]),
+            )
+        )
+    return tuple(found)
+
+
+def _of_entry(name: str, entries: Mapping[str, Importance]) -> EntryStats:
+    entry = entries[name]
+    counts = entry.counts.astype(np.float64)
+    seen = counts > 0
+    means = (entry.values[seen].astype(np.float64) / counts[seen, np.newaxis]).reshape(-1)
+    total = float(means.sum())
+    mean = float(means.mean()) if means.size else np.nan
+    deviation = float(means.std()) if means.size else np.nan
+    shares = means[means > 0] / total if total > 0 else np.empty(0)
+    entropy = float(-(shares * np.log2(shares)).sum())
+    return EntryStats(
+        name=name,
+        layer=layer_of(name),
+        kind=_kind(name),
+        total=total,
+        mean=mean,
+        min=float(means.min()) if means.size else np.nan,
+        max=float(means.max()) if means.size else np.nan,
+        deviation=deviation,
+        active=float((np.abs(means) > ACTIVE_ABOVE).mean()) if means.size else np.nan,
+        n_elements=int(means.size),
+        entropy=entropy,
+        entropy_share=entropy / float(np.log2(means.size)) if means.size > 1 else np.nan,
+        outliers=float((means > mean + deviation).mean()) if means.size and deviation > 0 else 0.0,
+        similarity=_similarity(name, entries),
+        n_mats=len(counts),
+        n_unseen=int((~seen).sum()),
+        n_rare=int((seen & (counts <= RARE_SHARE * np.median(counts))).sum()),
+        n_zero_columns=int((entry.values[seen] == 0).sum()),
+    )
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"^blk\.\d+\.", "", name).removesuffix(".weight")
+
+
+def _similarity(name: str, entries: Mapping[str, Importance]) -> float | None:
+    layer = layer_of(name)
+    before = None if layer is None else entries.get(re.sub(r"^blk\.\d+\.", f"blk.{layer - 1}.", name))
+    if before is None or before.values.size != entries[name].values.size:
+        return None
+    one = entries[name].values.reshape(-1).astype(np.float64)
+    other = before.values.reshape(-1).astype(np.float64)
+    norms = float(np.linalg.norm(one) * np.linalg.norm(other))
+    return float(one @ other) / norms if norms > 0 else None
+
+
+def as_json(contents: ImportanceFile) -> dict[str, Any]:
+    """Return all statistics as plain data; what can't be known is null."""
+    entries = entry_stats(contents)
+    return {
+        "entries": [_plain(asdict(entry)) for entry in entries],
+        "layers": [_plain(asdict(layer)) for layer in layer_stats(entries)],
+        "coverage": {
+            name: entry.whole_counts().astype(int).tolist()
+            for name, entry in contents.entries.items()
+            if len(entry.counts) > 1
+        },
+    }
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: None if isinstance(value, float) and not np.isfinite(value) else value
+        for key, value in values.items()
+    }
+
+
+_HEAD = (
+    "layer", "tensor", "total", "min", "max", "mean", "deviation", "active", "elements", "entropy", "of equal",
+    "outliers", "similarity",
+)  # fmt: skip
+
+
+def stats_lines(contents: ImportanceFile) -> Iterator[str]:
+    """Yield the statistics as text: entries, layers, and what has not been seen."""
+    entries = entry_stats(contents)
+    yield from table([_HEAD, *map(_row, entries)], right=(0, *range(2, len(_HEAD))))
+    layers = layer_stats(entries)
+    if layers:
+        yield ""
+        yield "means per layer, weighed by elements"
+        parts = [("layer", "total", "outliers", "similarity")]
+        parts += [
+            (str(one.layer), f"{one.total:.2f}", f"{one.outliers:.2%}", f"{one.similarity:.4f}")
+            for one in layers
+        ]
+        yield from table(parts, right=(0, 1, 2, 3))
+    gaps = [entry for entry in entries if entry.n_unseen or entry.n_rare or entry.n_zero_columns]
+    if gaps:
+        yield ""
+        yield "not seen"
+        for entry in gaps:
+            yield f"  {printable(entry.name)}: {gap_text(entry)}"
+
+
+def gap_text(entry: EntryStats) -> str:
+    """Return what an entry has not seen, in words."""
+    parts = (
+        (entry.n_unseen, f"{entry.n_unseen} of {entry.n_mats} matrices never seen"),
+        (entry.n_rare, f"{entry.n_rare} of {entry.n_mats} rarely seen"),
+        (entry.n_zero_columns, f"{entry.n_zero_columns} columns at zero"),
+    )
+    return ", ".join(text for number, text in parts if number)
+
+
+def _row(entry: EntryStats) -> tuple[str, ...]:
+    return (
+        "-" if entry.layer is None else str(entry.layer),
+        printable(entry.kind),
+        f"{entry.total:.2f}",
+        f"{entry.min:.4f}",
+        f"{entry.max:.4f}",
+        f"{entry.mean:.2f}",
+        f"{entry.deviation:.2f}",
+        f"{entry.active:.2%}",
+        str(entry.n_elements),
+        f"{entry.entropy:.4f}",
+        f"{entry.entropy_share:.2%}",
+        f"{entry.outliers:.2%}",
+        "-" if entry.similarity is None else f"{entry.similarity:.4f}",
+    )
