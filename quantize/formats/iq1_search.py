@@ -21,7 +21,7 @@ import numpy.typing as npt
 from quantize.formats import grids
 from quantize.formats.grids.neighbours import COUNT_BITS, tables
 from quantize.formats.grids.search import NOWHERE
-from quantize.formats.kernel import part
+from quantize.formats.kernel import inner_part
 from quantize.formats.lane_items import item, least, look_up, lowest_bit, mask_word, put_item
 from quantize.formats.lane_memory import Tile, float_tile, int_tile, load
 from quantize.formats.lanes import (
@@ -69,7 +69,7 @@ def point_tables() -> PointTables:
     return PointTables(*found, distances.astype(np.uint8))
 
 
-@part
+@inner_part
 def nearest_points(
     found: PointTables, x: Tile, weights: Tile, low: Floats, scale: Floats, codes: Tile, entries: Ints
 ) -> Ints:
@@ -97,7 +97,7 @@ def nearest_points(
     return points[0]
 
 
-@part
+@inner_part
 def _bound(x: Tile, weights: Tile, low: Floats, scale: Floats, codes: Tile, bounds: Tile) -> None:
     """Fill bounds[d], Floats, with what a neighbour at a squared distance of d or more costs at least."""
     own = splat(ZERO)
@@ -130,13 +130,13 @@ def _bound(x: Tile, weights: Tile, low: Floats, scale: Floats, codes: Tile, boun
         bounds[d] = own + gained + added - ((own + added) * _MARGIN + _LEAST_MARGIN)
 
 
-@part
+@inner_part
 def _error(level: Floats, x: Floats, weight: Floats) -> Floats:
     difference = level - x
     return difference * weight * difference
 
 
-@part
+@inner_part
 def _best_neighbour(
     found: PointTables, scaled: Floats, x: Tile, weights: Tile, bounds: Tile, lane: int, place: int
 ) -> int:
