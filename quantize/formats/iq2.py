@@ -195,8 +195,8 @@ def search_candidates(
         for k in range(n_groups):
             failed |= active & (answers.codes[k] == NOWHERE)
             codes[k] = select(better, answers.codes[k], codes[k])
-            off_grid = select(gather(tables.entries, answers.numbers[k]) < 0, splat(1), 0)
-            moved[k] = select(better, off_grid, moved[k])
+            searched = select(answers.limits[k] > ZERO, splat(1), 0)
+            moved[k] = select(better, searched, moved[k])
     return scale, failed
 
 

@@ -77,7 +77,12 @@ def look_up_eight(_context: Any, table: Any, index: Any) -> Any:
     if table != _FLOATS or index != _INTS:
         return None
 
-    def emit(_ctx: Any, builder: Any, _sig: Any, args: Any) -> Any:
+    def emit(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
+        # LLVM would find this instruction, but not that it takes the lower three bits of an index by itself
+        if "+avx2" in context.codegen().magic_tuple()[-1].split(","):
+            signature = ir.FunctionType(_FLOATS.vector, [_FLOATS.vector, _INTS.vector])
+            permute = cgutils.get_or_insert_function(builder.module, signature, "llvm.x86.avx2.permps")
+            return builder.call(permute, args)
         within = builder.and_(args[1], _INTS.constant([EIGHT - 1] * EIGHT))
         picked = ir.Constant(_FLOATS.vector, ir.Undefined)
         for k in range(EIGHT):  # LLVM knows this chain of extracts and inserts as a permutation

@@ -41,7 +41,6 @@ MOST_OCTETS = 40
 
 Tables = tuple[Floats, Floats, Floats, Floats, Floats, Floats, Floats, Floats]
 
-_ALL_LARGEST = 0xAAAA
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
 _FARTHEST = np.float32(3.4028234663852886e38)
@@ -84,6 +83,8 @@ def answer(
     answers: Answers,
 ) -> None:
     """Fill the codes, where they are wanted, with what `grids.search.nearest` finds for the numbers.
+
+    Where that takes no search, as the point is on the grid, the limit is negative, else positive.
 
     tables      made with width EIGHT
     x, weights  Tiles of n_groups * GROUP Floats
@@ -171,7 +172,8 @@ def _search(
     )
     none = eight_numbers() & 0
     winner_squares = _sum(tables, none + winner)
-    most_growth = _sum(tables, none + _ALL_LARGEST) - winner_squares
+    by_level = tables[0] + tables[1] + tables[2] + tables[3] + tables[4] + tables[5] + tables[6] + tables[7]
+    most_growth = look_up_eight(by_level, none + 2) - winner_squares
     most_room = scale - item(scales, 2, lane)
     closest = zero_like(totals) + most_room
     for first in range(0, n_codes, EIGHT):
