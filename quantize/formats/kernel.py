@@ -28,7 +28,7 @@ def part(function: Callable[..., Any]) -> Any:
 def inner_part(function: Callable[..., Any]) -> Any:
     """Return `function` compiled as a part that is always inlined: the inside of a hot loop.
 
-    LLVM leaves large functions alone. A call moves all vectors through memory and counts references to arrays.
+    LLVM leaves large functions alone. A call moves vectors through memory and counts references to arrays.
     """
     return njit(forceinline=True, **OPTIONS)(function)
 
