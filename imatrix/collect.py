@@ -8,7 +8,7 @@ budget, plus one layer's attention and one or two experts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -34,8 +34,8 @@ class Reporter(Protocol):
         """So much of a layer has been computed since the last call."""
         ...
 
-    def layer_done(self, layer: int, seen: ImportanceFile) -> None:
-        """A layer is done; `seen` is what is known now."""
+    def layer_done(self, layer: int, seen: Callable[[], ImportanceFile]) -> None:
+        """A layer is done; `seen` gives what is known now."""
         ...
 
     def perplexity(self, found: Perplexity) -> None:
@@ -158,7 +158,7 @@ class _Silent:
     def advance(self, layers: float) -> None:
         pass
 
-    def layer_done(self, layer: int, seen: ImportanceFile) -> None:
+    def layer_done(self, layer: int, seen: Callable[[], ImportanceFile]) -> None:
         pass
 
     def perplexity(self, found: Perplexity) -> None:

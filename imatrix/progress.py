@@ -41,9 +41,9 @@ class LayerBar:
     def advance(self, layers: float) -> None:
         self._bar.update(layers)
 
-    def layer_done(self, layer: int, seen: ImportanceFile) -> None:
+    def layer_done(self, layer: int, seen: Callable[[], ImportanceFile]) -> None:
         if self._every and (layer + 1) % self._every == 0:
-            self._save(seen)
+            self._save(seen())
 
     def perplexity(self, found: Perplexity) -> None:
         if sys.stderr.isatty():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -42,14 +43,15 @@ def run(
     load = Loader(source, device, getattr(torch, options.dtype))
     n_layers, n_done = source.config.num_hidden_layers, max(0, journal.done + 1)
     report.start(n_layers, n_done)
+
+    def contents(beside: Mapping[str, Importance] = MappingProxyType({})) -> ImportanceFile:
+        """Return what finished layers have seen: from the journal, so that it takes no memory meanwhile."""
+        entries = dict(beside)
+        for layer in range(journal.done + 1):
+            entries |= journal.seen(layer).importances()
+        return ImportanceFile(dict(sorted(entries.items())), (dataset,), text.n_chunks, text.chunk_size)
+
     seen: dict[str, Importance] = {}
-    for layer in range(n_done):
-        seen |= journal.seen(layer).importances()
-
-    def contents() -> ImportanceFile:
-        entries = dict(sorted(seen.items()))
-        return ImportanceFile(entries, (dataset,), text.n_chunks, text.chunk_size)
-
     with ExitStack() as opened:
         states = _HiddenStates(load, text, journal, options.memory_bytes, opened)
         sweep = Sweep(
@@ -59,31 +61,28 @@ def run(
             all_experts=options.all_experts,
             advance=report.advance,
         )
-        for layer, found in _run_layers(sweep, states, journal, n_layers):
-            seen |= found.importances()
-            report.layer_done(layer, contents())
+        for layer in _run_layers(sweep, states, journal, n_layers):
+            report.layer_done(layer, contents)
         last, notes = states.latest, []
         norm = load.float32("output_norm.weight", source.config.hidden_size)
         if options.process_output and source.config.tie_word_embeddings:
             notes.append(f"--process-output: the model has no {OUTPUT}, it uses its token embeddings")
         elif options.process_output:
-            seen |= _see_output(load, text, last, norm).importances()
+            seen = _see_output(load, text, last, norm).importances()
         perplexity = None
         if options.perplexity:
             perplexity = _measure(load, text, last, norm, report)
-    return Collected(contents(), perplexity, tuple(notes))
+    return Collected(contents(seen), perplexity, tuple(notes))
 
 
-def _run_layers(
-    sweep: Sweep, states: _HiddenStates, journal: Journal, n_layers: int
-) -> Iterator[tuple[int, Accumulator]]:
-    """Compute the layers that are not done, and yield what each has seen once that is on disk."""
+def _run_layers(sweep: Sweep, states: _HiddenStates, journal: Journal, n_layers: int) -> Iterator[int]:
+    """Compute the layers that are not done, and yield each once it is on disk."""
     for layer in range(journal.done + 1, n_layers):
         before, middle, after = states.around(layer)
         found = run_layer(sweep, layer, before, middle, after)
         states.keep(layer)
         journal.finish_layer(layer, found)
-        yield layer, found
+        yield layer
 
 
 def _see_output(load: Loader, text: Text, states: States, norm: torch.Tensor) -> Accumulator:
@@ -116,7 +115,7 @@ class _HiddenStates:
     def __init__(
         self, load: Loader, text: Text, journal: Journal, memory_bytes: int, opened: ExitStack
     ) -> None:
-        self._journal, self._opened = journal, opened
+        self._journal = journal
         self._size = text.inputs.size, load.model.config.hidden_size
         self._in_memory = 2 * 4 * self._size[0] * self._size[1] <= memory_bytes
         if journal.done < EMBEDDING:
@@ -130,16 +129,15 @@ class _HiddenStates:
             with closing(self._file(journal.done)) as file:
                 copy(file, self.latest)
         else:
-            self.latest = opened.enter_context(closing(self._file(journal.done)))
+            self._files = [opened.enter_context(closing(self._file(layer))) for layer in (0, 1)]
+            self._middle = opened.enter_context(closing(FileStates(journal.middle_path, *self._size)))
+            self.latest = self._files[journal.done % 2]
 
     def around(self, layer: int) -> tuple[States, States, States]:
         """Return where a layer finds its input, keeps what experts multiply, and puts its output."""
         if self._in_memory:
             return self.latest, self.latest, self._other
-        middle = self._opened.enter_context(closing(FileStates(self._journal.middle_path, *self._size)))
-        after = self._opened.enter_context(closing(self._file(layer)))
-        self._after = after
-        return self.latest, middle, after
+        return self.latest, self._middle, self._files[layer % 2]
 
     def keep(self, layer: int) -> None:
         """Take the layer's output for the latest, and see it safely on disk."""
@@ -150,20 +148,18 @@ class _HiddenStates:
                 copy(self.latest, file)
                 file.sync()
         else:
-            self._after.sync()
-            self.latest = self._after
+            self._files[layer % 2].sync()
+            self.latest = self._files[layer % 2]
 
     def _file(self, layer: int) -> FileStates:
         return FileStates(self._journal.hidden_path(layer), *self._size)
 
 
 def embed(load: Loader, text: Text, states: States) -> None:
-    """Write the embeddings of all tokens to `states`; each row of the embedding is read once."""
-    unique, places = np.unique(text.inputs.reshape(-1), return_inverse=True)
-    rows = load.picked_rows("token_embd.weight", unique.tolist()).cpu()
-    numbers = torch.from_numpy(places.reshape(-1))
-    for start in range(0, len(numbers), text.chunk_size):
-        part = rows[numbers[start : start + text.chunk_size]]
-        if not bool(torch.isfinite(part).all()):
+    """Write the embeddings of all tokens to `states`, reading the rows that a chunk needs."""
+    for chunk, tokens in enumerate(text.inputs):
+        unique, places = np.unique(tokens, return_inverse=True)
+        rows = load.picked_rows("token_embd.weight", unique.tolist()).cpu()
+        if not bool(torch.isfinite(rows).all()):
             raise BadImportance("token_embd.weight: has NaN or infinity")
-        states.write(start, part)
+        states.write(chunk * text.chunk_size, rows[torch.from_numpy(places)])

@@ -168,8 +168,8 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 
 _HEAD = (
-    "layer", "tensor", "total", "min", "max", "mean", "deviation", "active", "elements", "entropy", "of equal",
-    "outliers", "similarity",
+    "layer", "tensor", "total", "min", "max", "mean", "deviation", "active", "elements", "entropy",
+    "of equal", "outliers", "similarity",
 )  # fmt: skip
 
 
