@@ -25,7 +25,7 @@ from quantize.formats.grids.lasting_eights import answer, prepare
 from quantize.formats.grids.neighbours import GridTables
 from quantize.formats.grids.search import NOWHERE
 from quantize.formats.half import halves_to_float32
-from quantize.formats.kernel import part
+from quantize.formats.kernel import kernel, part
 from quantize.formats.lane_items import look_up, lowest_bit, mask_word
 from quantize.formats.lane_memory import Tile, gather, int_tile, tail
 from quantize.formats.lanes import (
@@ -33,6 +33,7 @@ from quantize.formats.lanes import (
     Ints,
     Mask,
     bits,
+    from_bits,
     lane_numbers,
     maximum,
     minimum,
@@ -352,13 +353,30 @@ def decode(
     indices  of grid points (n_blocks, 32)
     signs    uint8 (n_blocks, 32): bit i set where element i of the group is negative
     """
-    n_blocks, n_scales = scales.shape
     with np.errstate(all="ignore"):  # an infinite or NaN scale decodes to what IEEE arithmetic makes of it
         factors = halves_to_float32(d)[:, None] * (_HALF + scales) * np.float32(0.25)
-        magnitudes = grid.points[indices].reshape(n_blocks, n_scales, -1)
-        weights: npt.NDArray[np.float32] = (factors[:, :, None] * magnitudes).reshape(n_blocks, -1)
-    minus = np.unpackbits(signs, axis=1, bitorder="little").view(bool)
-    return np.negative(weights, out=weights, where=minus)
+    weights = np.empty((len(d), ELEMS), np.float32)
+    values = grid.points.astype(np.float32).reshape(-1)
+    flat_indices = indices.astype(np.int64).reshape(-1)
+    _decode(values, factors.reshape(-1), flat_indices, signs.reshape(-1), weights.reshape(-1))
+    return weights
+
+
+@kernel
+def _decode(
+    values: npt.NDArray[np.float32],
+    factors: npt.NDArray[np.float32],
+    indices: npt.NDArray[np.int64],
+    signs: npt.NDArray[np.uint8],
+    out: npt.NDArray[np.float32],
+) -> None:
+    """Fill `out` with the points of all groups; a sign turns that of a NaN too, as ggml's decoder does."""
+    per_factor = indices.size // factors.size
+    for j in range(factors.size):
+        for k in range(j * per_factor, (j + 1) * per_factor):
+            for i in range(GROUP):
+                value = factors[j] * values[GROUP * indices[k] + i]
+                out[GROUP * k + i] = from_bits(bits(value) ^ (signs[k] >> i & 1) << 31)
 
 
 def with_even_signs(signs: npt.NDArray[np.integer]) -> npt.NDArray[np.uint8]:
