@@ -8,12 +8,14 @@ import pytest
 from numba import njit
 
 from quantize.formats import grids
+from quantize.formats.grids import lasting, lasting_eights
 from quantize.formats.grids.neighbours import COUNT_BITS, tables
 from quantize.formats.grids.search import NOWHERE, nearest
 from quantize.formats.kernel import OPTIONS
 from quantize.formats.lane_items import item, least, look_up, lowest_bit, mask_word, put_item
 from quantize.formats.lane_memory import float_tile, load, store
 from quantize.formats.lanes import LANES
+from quantize.formats.octets import EIGHT
 
 GRIDS = {
     "IQ2_XXS": (grids.IQ2_XXS, 256),
@@ -141,3 +143,12 @@ def test_single_lanes() -> None:
     np.testing.assert_array_equal(out_floats[LANES:], floats[index & 7])
     negative = np.flatnonzero(ints < 0)
     assert list(out_ints) == [(1 << negative).sum(), negative[0], ints.min()]
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("IQ2_XXS", 40), ("IQ2_XS", 40), ("IQ2_S", 40), ("IQ3_XXS", 8), ("IQ3_S", 8)]
+)
+def test_lists_are_no_longer_than_the_searches_have_room_for(name: str, most: int) -> None:
+    assert most == (lasting_eights if most == 40 else lasting).MOST_OCTETS
+    entries = tables(GRIDS[name][0], EIGHT).entries
+    assert (~entries[entries < 0] & (1 << COUNT_BITS) - 1).max() <= most
