@@ -15,7 +15,9 @@ Groups off the grid move to a neighbour (iq1_search), then the scale is fitted a
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
+from quantize.formats import grids
 from quantize.formats.grids.search import NOWHERE
 from quantize.formats.iq1_search import CODE_BITS, GROUP, PointTables, nearest_points
 from quantize.formats.kernel import part
@@ -44,6 +46,7 @@ MINUS_LOW, MINUS_MIDDLE, MINUS_HIGH = np.float32(-1.125), np.float32(-0.125), np
 WORST = np.float32(-3.4028234663852886e38)
 NO_CUT = -1
 
+_SHIFT = np.float32(0.125)
 _HALF = np.float32(0.5)
 _INFINITY = np.float32(np.inf)
 
@@ -121,6 +124,26 @@ def code_groups(
     scale = select(moved & (sum_xq > ZERO) & (sum_qq > ZERO), sum_xq / sum_qq, scale)
     failed |= ~(scale >= ZERO)
     return select(active, scale, ZERO), active & failed
+
+
+def point_values() -> npt.NDArray[np.float32]:
+    """Return -1, 0 or 1 for each of the 8 elements of each grid point, float32 (n_points * 8,)."""
+    return grids.IQ1.points.astype(np.float32).reshape(-1)
+
+
+@part
+def decode_group(
+    values: npt.NDArray[np.float32],
+    index: int,
+    minus: int,
+    scale: np.float32,
+    rows: npt.NDArray[np.float32],
+    start: int,
+) -> None:
+    """Fill rows[start : start + 8] with a group; minus is not 0 if its shift is -1/8."""
+    shift = -_SHIFT if minus else _SHIFT
+    for i in range(GROUP):
+        rows[start + i] = scale * (values[GROUP * index + i] + shift)
 
 
 @part

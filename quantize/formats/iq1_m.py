@@ -25,10 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ1_M
-from quantize.formats import grids
 from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
-from quantize.formats.half import halves_to_float32, to_half_bits
+from quantize.formats.half import from_half_bits, to_half_bits
 from quantize.formats.iq1 import (
+    ELEMS,
     MINUS_HIGH,
     MINUS_LOW,
     MINUS_MIDDLE,
@@ -40,8 +40,10 @@ from quantize.formats.iq1 import (
     code_groups,
     code_scales,
     codes_of_cuts,
+    decode_group,
     largest_magnitude,
     level,
+    point_values,
 )
 from quantize.formats.iq1_search import GROUP, PointTables, point_tables
 from quantize.formats.iq2 import check_encoded, first_failure
@@ -62,17 +64,9 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     blocks   BLOCK (n_rows, n_blocks)
     returns  float32 (n_rows, n_blocks * 256)
     """
-    flat = blocks.reshape(-1)
-    nibbles = (flat["qh"][:, :, None] >> np.array([0, 4], np.uint8) & 0xF).reshape(-1, 32)
-    points = grids.IQ1.points[(nibbles & np.uint16(7)) << 8 | flat["qs"]]
-    shifts = np.where(nibbles >> 3, np.float32(-0.125), np.float32(0.125))
-    words = flat["scales"]
-    scale_codes = (words[:, :, None] >> (3 * np.arange(4, dtype=np.uint16)) & 7).reshape(-1, 16)
-    d = (words >> 12 << (4 * np.arange(4, dtype=np.uint16))).sum(axis=1, dtype=np.uint16)
-    with np.errstate(all="ignore"):  # an infinite or NaN scale decodes to what IEEE arithmetic makes of it
-        scales = halves_to_float32(d)[:, None] * (2 * scale_codes + 1)
-        weights = np.repeat(scales, 2, axis=1)[:, :, None] * (points + shifts[:, :, None])
-    return weights.reshape(len(blocks), -1)
+    rows = np.empty((blocks.shape[0], blocks.shape[1] * ELEMS), np.float32)
+    _decode(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), point_values(), rows.reshape(-1))
+    return rows
 
 
 def quantize(rows: Rows, weights: Weights) -> Blocks:
@@ -115,6 +109,27 @@ class Found(NamedTuple):
     points: Tile
     lows: Tile
     scales: Tile
+
+
+@kernel
+def _decode(
+    data: npt.NDArray[np.uint8], values: npt.NDArray[np.float32], rows: npt.NDArray[np.float32]
+) -> None:
+    for block in range(rows.size // ELEMS):
+        offset = block * _BYTES
+        half = np.int32(0)
+        for n in range(4):
+            half |= (np.int32(data[offset + 49 + 2 * n]) >> 4) << 4 * n
+        d = from_half_bits(half)
+        for j in range(ELEMS // _SIZE):
+            place = offset + 48 + 2 * (j // 4)
+            word = np.int32(data[place]) | np.int32(data[place + 1]) << 8
+            scale = d * np.float32(2 * (word >> 3 * (j % 4) & 7) + 1)
+            for k in range(2):
+                nibble = np.int32(data[offset + 32 + j]) >> 4 * k
+                index = np.int32(data[offset + 2 * j + k]) | (nibble & 7) << 8
+                start = ELEMS * block + _SIZE * j + GROUP * k
+                decode_group(values, index, nibble & 8, scale, rows, start)
 
 
 @kernel

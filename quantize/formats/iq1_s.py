@@ -22,10 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ1_S
-from quantize.formats import grids
 from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
-from quantize.formats.half import halves_to_float32, to_half_bits
+from quantize.formats.blocks_of_32 import float_at
+from quantize.formats.half import to_half_bits
 from quantize.formats.iq1 import (
+    ELEMS,
     MINUS_HIGH,
     MINUS_LOW,
     NO_CUT,
@@ -36,7 +37,9 @@ from quantize.formats.iq1 import (
     code_groups,
     code_scales,
     codes_of_cuts,
+    decode_group,
     largest_magnitude,
+    point_values,
 )
 from quantize.formats.iq1_search import GROUP, PointTables, point_tables
 from quantize.formats.iq2 import check_encoded, check_importances, first_failure, join_halves
@@ -57,15 +60,9 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     blocks   BLOCK (n_rows, n_blocks)
     returns  float32 (n_rows, n_blocks * 256)
     """
-    flat = blocks.reshape(-1)
-    words = flat["qh"][:, :, None]
-    upper = (words >> (3 * np.arange(4, dtype=np.uint16)) & 7).reshape(-1, 32)
-    points = grids.IQ1.points[upper << 8 | flat["qs"]].reshape(-1, 8, 32)
-    shifts = np.where(words >> 15, np.float32(-0.125), np.float32(0.125))
-    with np.errstate(all="ignore"):  # an infinite or NaN scale decodes to what IEEE arithmetic makes of it
-        scales = halves_to_float32(flat["d"])[:, None, None] * (2 * (words >> 12 & 7) + 1)
-        weights = scales * (points + shifts)
-    return weights.reshape(len(blocks), -1)
+    rows = np.empty((blocks.shape[0], blocks.shape[1] * ELEMS), np.float32)
+    _decode(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), point_values(), rows.reshape(-1))
+    return rows
 
 
 def quantize(rows: Rows, weights: Weights) -> Blocks:
@@ -95,6 +92,23 @@ _SIZE = 32
 _PLACES = _SIZE + 1
 _EMPTY = np.float32(1e-12)
 _FUDGE = np.float32(1.125)
+
+
+@kernel
+def _decode(
+    data: npt.NDArray[np.uint8], values: npt.NDArray[np.float32], rows: npt.NDArray[np.float32]
+) -> None:
+    for block in range(rows.size // ELEMS):
+        offset = block * _BYTES
+        d = float_at(data, offset)
+        for j in range(ELEMS // _SIZE):
+            low, high = offset + 2 + 4 * j, offset + 34 + 2 * j
+            word = np.int32(data[high]) | np.int32(data[high + 1]) << 8
+            scale = d * np.float32(2 * (word >> 12 & 7) + 1)
+            for k in range(4):
+                index = np.int32(data[low + k]) | (word >> 3 * k & 7) << 8
+                start = ELEMS * block + _SIZE * j + GROUP * k
+                decode_group(values, index, word & 0x8000, scale, rows, start)
 
 
 @kernel
