@@ -23,6 +23,8 @@ from imatrix.states import States
 from imatrix.text import Text
 
 _SLICE_BYTES = 256 << 20
+_LARGEST_LOSS = 700.0
+"""A little below what exp() can take; no model that makes sense comes near."""
 
 
 @dataclass
@@ -46,7 +48,10 @@ class Perplexity:
 
     @property
     def value(self) -> float:
-        return math.exp(self.total / self.count) if self.count else math.nan
+        if not self.count:
+            return math.nan
+        mean = self.total / self.count
+        return math.exp(mean) if mean < _LARGEST_LOSS else math.inf
 
     @property
     def error(self) -> float:

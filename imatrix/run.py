@@ -79,7 +79,10 @@ def _run_layers(sweep: Sweep, states: _HiddenStates, journal: Journal, n_layers:
     """Compute the layers that are not done, and yield each once it is on disk."""
     for layer in range(journal.done + 1, n_layers):
         before, middle, after = states.around(layer)
-        found = run_layer(sweep, layer, before, middle, after)
+        try:
+            found = run_layer(sweep, layer, before, middle, after)
+        except BadImportance as error:
+            raise BadImportance(f"{error}; the {layer} layers before stay in {journal.folder}") from error
         states.keep(layer)
         journal.finish_layer(layer, found)
         yield layer

@@ -101,15 +101,15 @@ def cut_into_chunks(ids: list[int], bos: int | None, vocab_size: int, cut: Cut, 
         raise BadRequest(f"{name}: no chunk is to be used; see --chunks")
     last = n_whole if cut.n_chunks is None else min(n_whole, cut.from_chunk + cut.n_chunks)
     tokens = tokens[cut.from_chunk * size : last * size].reshape(-1, size)
-    outside = (tokens < 0) | (tokens >= vocab_size)
-    if outside.any():
-        token = int(tokens[outside][0])
-        raise BadRequest(
-            f"{name}: token {token} is outside of the vocabulary of {vocab_size}; another model's?"
-        )
     inputs = tokens.copy()
     if bos is not None:
         inputs[:, 0] = bos
+    for used in (tokens, inputs):
+        outside = used[(used < 0) | (used >= vocab_size)]
+        if outside.size:
+            raise BadRequest(
+                f"{name}: token {outside[0]} is outside of the vocabulary of {vocab_size}; another model's?"
+            )
     return Text(tokens, inputs)
 
 
@@ -155,6 +155,8 @@ def _build(vocab: Metadata, pre_tokenizer: Any, ignore_merges: bool, parse_speci
 
     texts = _data(vocab, keys.TOKENIZER_TOKENS, ())
     kinds = _data(vocab, keys.TOKENIZER_TOKEN_TYPE, ()) or (TokenType.NORMAL,) * len(texts)
+    if len(kinds) != len(texts):
+        raise BadTokenizer(f"{keys.TOKENIZER_TOKEN_TYPE} has {len(kinds)} items for {len(texts)} tokens")
     merges = [tuple(merge.split(" ", 1)) for merge in _data(vocab, keys.TOKENIZER_MERGES, ())]
     matched = {TokenType.USER_DEFINED, *((TokenType.CONTROL, TokenType.UNKNOWN) if parse_special else ())}
     ids = {

@@ -54,6 +54,11 @@ def test_what_makes_no_chunks(ids: list[int], cut: Cut, message: str) -> None:
         cut_into_chunks(ids, None, 32, cut, "t.txt")
 
 
+def test_a_bos_outside_of_the_vocabulary() -> None:
+    with pytest.raises(BadRequest, match="token 40 is outside of the vocabulary of 32"):
+        cut_into_chunks([5, 6, 7, 8], 40, 32, Cut(2, from_chunk=1), "t.txt")
+
+
 def test_tokenizers_that_are_not_read() -> None:
     with pytest.raises(BadTokenizer, match="'llama', expected 'gpt2'"):
         Encoder({"tokenizer.ggml.model": Value.string("llama")})
