@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.formats import grids
-from quantize.formats.grids.search import NOWHERE
+from quantize.formats.grids.neighbours import NOWHERE
 from quantize.formats.iq1_search import CODE_BITS, GROUP, PointTables, nearest_points
 from quantize.formats.kernel import part
 from quantize.formats.lane_memory import Tile, gather, pick, tail

@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.formats import grids
-from quantize.formats.grids.neighbours import COUNT_BITS, tables
-from quantize.formats.grids.search import NOWHERE
+from quantize.formats.grids.neighbours import COUNT_BITS, NOWHERE, tables
 from quantize.formats.kernel import inner_part
 from quantize.formats.lane_items import item, least, look_up, lowest_bit, mask_word, put_item
 from quantize.formats.lane_memory import Tile, float_tile, int_tile, load

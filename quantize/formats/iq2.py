@@ -22,8 +22,7 @@ from quantize.formats.base import Weights
 from quantize.formats.grids import Grid
 from quantize.formats.grids.lasting import Answers, prepare_once
 from quantize.formats.grids.lasting_eights import answer, prepare
-from quantize.formats.grids.neighbours import GridTables
-from quantize.formats.grids.search import NOWHERE
+from quantize.formats.grids.neighbours import NOWHERE, GridTables
 from quantize.formats.half import halves_to_float32
 from quantize.formats.kernel import kernel, part
 from quantize.formats.lane_items import look_up, lowest_bit, mask_word

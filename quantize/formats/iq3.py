@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from quantize.formats.grids import Grid
 from quantize.formats.grids.lasting import Answers, answer, prepare, prepare_once
-from quantize.formats.grids.neighbours import GridTables
-from quantize.formats.grids.search import NOWHERE
+from quantize.formats.grids.neighbours import NOWHERE, GridTables
 from quantize.formats.iq2 import SubBlock
 from quantize.formats.kernel import part
 from quantize.formats.lane_memory import Tile, gather, tail

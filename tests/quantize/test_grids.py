@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from numba import njit
 
 from quantize.formats import grids
 from quantize.formats.grids import lasting, lasting_eights
-from quantize.formats.grids.neighbours import COUNT_BITS, tables
-from quantize.formats.grids.search import NOWHERE, nearest
+from quantize.formats.grids.lasting import Answers, prepare_once
+from quantize.formats.grids.neighbours import COUNT_BITS, NOWHERE, tables
 from quantize.formats.kernel import OPTIONS
 from quantize.formats.lane_items import item, least, look_up, lowest_bit, mask_word, put_item
-from quantize.formats.lane_memory import float_tile, load, store
-from quantize.formats.lanes import LANES
+from quantize.formats.lane_memory import float_tile, int_tile, load, store
+from quantize.formats.lanes import LANES, splat
 from quantize.formats.octets import EIGHT
+from tests.naive import grid_search
 
 GRIDS = {
     "IQ2_XXS": (grids.IQ2_XXS, 256),
@@ -59,10 +59,7 @@ def test_neighbours_are_the_nearest_shells_in_order(name: str) -> None:
             assert entry == grid.codes_of(levels)[0]
             assert found.indices[entry] == np.searchsorted(grid.numbers, number)
             continue
-        distances = ((grid.levels.astype(int) - levels) ** 2).sum(axis=1)
-        farthest = np.unique(distances)[grid.shells - 1]
-        expected = grid.codes[np.lexsort((np.arange(len(distances)), distances))]
-        expected = expected[: (distances <= farthest).sum()]
+        expected = grid.codes[grid_search.neighbours(grid, number)]
         start, chunks = ~entry >> COUNT_BITS, ~entry & (1 << COUNT_BITS) - 1
         listed = found.lists[start * LANES : (start + chunks) * LANES]
         np.testing.assert_array_equal(listed[: len(expected)], expected)
@@ -70,48 +67,48 @@ def test_neighbours_are_the_nearest_shells_in_order(name: str) -> None:
         assert len(listed) - len(expected) < LANES
 
 
-@every_grid
+@pytest.mark.parametrize("name", [name for name in GRIDS if name != "IQ1_S"])  # which has a search of its own
 def test_nearest_neighbour(name: str) -> None:
     grid, _ = GRIDS[name]
-    size, code_bits, found = grid.size, grid.code_bits, tables(grid)
+    size, found, n_groups = grid.size, tables(grid, EIGHT), 64 // LANES
+    of_eight, answer_four, answer_eight = size == 8, lasting.answer, lasting_eights.answer
 
     @njit(**OPTIONS)
-    def search(lists, entries, x, weights, scales, values, out):  # type: ignore[no-untyped-def]
-        tile, costs = float_tile(8), float_tile(8)
-        for i in range(size):
-            tile[i] = load(x, LANES * i)
-            costs[i] = load(weights, LANES * i)
-        scale, own = load(scales, 0), load(entries, 0)
-        store(out, 0, nearest(lists, size, code_bits, load(values, 0), tile, costs, scale, own))
+    def search(found, numbers, x, weights, scales, out):  # type: ignore[no-untyped-def]
+        tile, costs, ints, floats = float_tile(64), float_tile(64), int_tile(16), float_tile(16)
+        answers = Answers(ints, int_tile(16), int_tile(16), int_tile(16), floats, float_tile(16))
+        prepare_once(n_groups, answers)
+        for k in range(n_groups):
+            answers.wanted[k], answers.numbers[k] = splat(1), load(numbers, LANES * k)
+            for i in range(size):
+                tile[size * k + i] = load(x, LANES * (size * k + i))
+                costs[size * k + i] = load(weights, LANES * (size * k + i))
+        scale = load(scales, 0)
+        inverse = np.float32(1) / scale
+        if of_eight:
+            answer_eight(found, tile, costs, scale, inverse, scale, n_groups, answers)
+        else:
+            answer_four(found, tile, costs, scale, inverse, n_groups, answers)
+        for k in range(n_groups):
+            store(out, LANES * k, answers.codes[k])
 
     rng = np.random.default_rng(1)
-    values = np.tile(2 * np.arange(grid.base + grid.base % 2) + 1, LANES)[:LANES].astype(np.float32)
-    for trial in range(20):
-        numbers = rng.integers(0, grid.base**size, LANES)
-        x = rng.integers(0, 12, (size, LANES)).astype(np.float32)  # small integers: many ties
-        weights = rng.integers(0, 3, (size, LANES)).astype(np.float32)
+    values = (2 * np.arange(grid.base) + 1).astype(np.float32)
+    for trial in range(5):
+        numbers = rng.integers(0, grid.base**size, (n_groups, LANES)).astype(np.int32)
+        x = rng.integers(0, 12, (n_groups, size, LANES)).astype(np.float32)  # small integers: many ties
+        weights = rng.integers(0, 3, x.shape).astype(np.float32)
         scales = rng.integers(1, 3, LANES).astype(np.float32)
         if trial == 0:
-            weights[:, 0] = np.inf
-        out = np.zeros(LANES, np.int32)
-        entries = found.entries[numbers]
-        search(found.lists, entries, x.reshape(-1), weights.reshape(-1), scales, values, out)
-        for lane in range(LANES):
-            expected = _best(grid, int(numbers[lane]), x[:, lane], weights[:, lane], scales[lane])
-            assert out[lane] == expected
-
-
-def _best(grid: grids.Grid, number: int, x: npt.NDArray, weights: npt.NDArray, scale: float) -> int:
-    levels = grid.levels_of(np.array([number]))
-    if number in grid.numbers:
-        return int(grid.codes_of(levels)[0])
-    distances = ((grid.levels.astype(int) - levels) ** 2).sum(axis=1)
-    order = np.lexsort((np.arange(len(distances)), distances))
-    order = order[distances[order] <= np.unique(distances)[grid.shells - 1]]
-    with np.errstate(all="ignore"):
-        errors = (weights * (scale * (2.0 * grid.levels[order] + 1) - x) ** 2).sum(axis=1)
-    finite = np.where(np.isfinite(errors), errors, np.inf)
-    return int(grid.codes[order[np.argmin(finite)]]) if np.isfinite(finite).any() else NOWHERE
+            numbers[0, 0] = np.flatnonzero(found.entries < 0)[0]
+            weights[0, :, 0] = np.inf
+        out = np.zeros(numbers.shape, np.int32)
+        search(found, numbers.reshape(-1), x.reshape(-1), weights.reshape(-1), scales, out.reshape(-1))
+        assert (out[0, 0] == NOWHERE) == (trial == 0)
+        for k, lane in np.ndindex(numbers.shape):
+            ours, costs = x[k, :, lane], weights[k, :, lane]
+            expected = grid_search.nearest(grid, int(numbers[k, lane]), ours, costs, scales[lane], values)
+            assert out[k, lane] == expected
 
 
 # ---- single lanes

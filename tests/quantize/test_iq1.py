@@ -5,21 +5,19 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from numba import njit
 
 from gguf_tools.errors import BadWeights, NeedsImportance
 from quantize.formats import get_format, grids
-from quantize.formats.grids.neighbours import tables
-from quantize.formats.grids.search import nearest
 from quantize.formats.iq1 import MINUS_LOW, PLUS_LOW
 from quantize.formats.iq1_search import nearest_points, point_tables
 from quantize.formats.kernel import OPTIONS
 from quantize.formats.lane_memory import float_tile, int_tile, load, store
-from quantize.formats.lanes import LANES, lane_numbers, splat, to_float
+from quantize.formats.lanes import LANES
 from quantize.formats.sorting import exchanges, sort_16, sort_32
 from tests import oracle
+from tests.naive import grid_search
 
 needs_oracle = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
 
@@ -87,16 +85,14 @@ def test_distances_are_those_of_the_nearest_in_each_vector() -> None:
 
 
 @njit(**OPTIONS)
-def _search_both(found, lists, x, weights, lows, scales, codes, entries, ours, expected):  # type: ignore[no-untyped-def]
+def _search(found, x, weights, lows, scales, codes, entries, out):  # type: ignore[no-untyped-def]
     tile, tile_weights, tile_codes = float_tile(8), float_tile(8), int_tile(8)
     for first in range(0, len(scales), LANES):
         for i in range(8):
             place = i * len(scales) + first
             tile[i], tile_weights[i], tile_codes[i] = load(x, place), load(weights, place), load(codes, place)
         low, scale, entry = load(lows, first), load(scales, first), load(entries, first)
-        store(ours, first, nearest_points(found, tile, tile_weights, low, scale, tile_codes, entry))
-        values = to_float(lane_numbers() & 3) + splat(lows[first])
-        store(expected, first, nearest(lists, 8, 2, values, tile, tile_weights, scale, entry))
+        store(out, first, nearest_points(found, tile, tile_weights, low, scale, tile_codes, entry))
 
 
 @pytest.mark.parametrize("size", [1e-40, 1e-25, 1e-19, 1, 1e6, 1e12, 1e19])
@@ -111,27 +107,18 @@ def test_bounds_change_no_answer(size: float, nearby: bool) -> None:
     scale = rng.uniform(0.5, 2, n)
     levels = np.clip(np.rint(x / scale - low), 0, 2) if nearby else rng.integers(0, 3, (8, n))
     codes = levels.astype(np.int32)
+    numbers = (codes * 3 ** np.arange(8)[:, None]).sum(axis=0)
     found = point_tables()
-    entries = found.entries[(codes * 3 ** np.arange(8)[:, None]).sum(axis=0)]
-    ours, expected = np.empty(n, np.int32), np.empty(n, np.int32)
-
-    def flat(values: npt.NDArray) -> npt.NDArray[np.float32]:
-        return np.ascontiguousarray(values, np.float32).reshape(-1)
-
-    _search_both(
-        found,
-        tables(grids.IQ1).lists,
-        flat(x * size),
-        flat(weights),
-        flat(low),
-        flat(scale * size),
-        codes.reshape(-1),
-        entries,
-        ours,
-        expected,
-    )
+    entries = found.entries[numbers]
+    x, weights = (x * size).astype(np.float32), weights.astype(np.float32)
+    low, scale = low.astype(np.float32), (scale * size).astype(np.float32)
+    out = np.empty(n, np.int32)
+    _search(found, x.reshape(-1), weights.reshape(-1), low, scale, codes.reshape(-1), entries, out)
+    values = np.arange(3, dtype=np.float32) + low[:, None]
+    each = zip(numbers.tolist(), x.T, weights.T, scale, values, strict=True)
+    expected = [grid_search.nearest(grids.IQ1, *question) for question in each]
     assert (entries < 0).mean() > 0.3
-    np.testing.assert_array_equal(ours, expected)
+    np.testing.assert_array_equal(out, expected)
 
 
 # ---- refusals

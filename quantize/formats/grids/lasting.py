@@ -25,8 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from quantize.formats.grids.neighbours import COUNT_BITS, GridTables
-from quantize.formats.grids.search import NOWHERE
+from quantize.formats.grids.neighbours import COUNT_BITS, NOWHERE, GridTables
 from quantize.formats.kernel import inner_part, part
 from quantize.formats.lane_items import item, least, lowest_bit, mask_word, put_item
 from quantize.formats.lane_memory import Tile, float_tile, tail, zero_like
@@ -120,7 +119,10 @@ def answer(
     n_groups: int,
     answers: Answers,
 ) -> None:
-    """Fill the codes, where they are wanted, with what `grids.search.nearest` finds for the numbers.
+    """Fill the codes, where they are wanted: of the numbers' own points, or else of best neighbours.
+
+    Best is the least sum of weight * (scale * value - x)**2, added up from the first element to the last; the
+    first of equals; NOWHERE if none is below the largest float32. ggml's iq3_find_best_neighbour.
 
     tables      made with width EIGHT
     x, weights  Tiles of n_groups * GROUP Floats

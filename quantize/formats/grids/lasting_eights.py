@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.formats.grids.lasting import Answers, first_position, room
-from quantize.formats.grids.neighbours import COUNT_BITS, GridTables
-from quantize.formats.grids.search import NOWHERE
+from quantize.formats.grids.neighbours import COUNT_BITS, NOWHERE, GridTables
 from quantize.formats.kernel import inner_part, part
 from quantize.formats.lane_items import item, least, lowest_bit, mask_word, put_item
 from quantize.formats.lane_memory import Tile, float_tile, tail, zero_like
@@ -82,7 +81,7 @@ def answer(
     n_groups: int,
     answers: Answers,
 ) -> None:
-    """Fill the codes, where they are wanted, with what `grids.search.nearest` finds for the numbers.
+    """Fill the codes, where they are wanted, as `lasting.answer` does. ggml's iq2_find_best_neighbour.
 
     Where that takes no search, as the point is on the grid, the limit is negative, else positive.
 

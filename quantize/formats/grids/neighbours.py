@@ -21,6 +21,9 @@ from quantize.formats.lanes import LANES
 COUNT_BITS = 8
 """Lists are found by `~(start << COUNT_BITS | count)`, in units of LANES codes."""
 
+NOWHERE = -1
+"""In place of a code: no neighbour is at a distance that float32 can hold. ggml aborts in this case."""
+
 
 class GridTables(NamedTuple):
     """What kernels look up.
