@@ -35,7 +35,6 @@ from quantize.formats.lanes import (
 from quantize.formats.rounding import clamp, nearest_int
 from quantize.formats.search import ONE, ZERO
 
-ELEMS = 256
 SCALE_TOP = np.float32(15)
 """What the largest scale is divided by: codes 0 .. 7 stand for 1, 3 .. 15."""
 

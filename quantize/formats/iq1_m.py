@@ -26,9 +26,9 @@ import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ1_M
 from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.grid_blocks import ELEMS, check_encoded, first_failure
 from quantize.formats.half import from_half_bits, to_half_bits
 from quantize.formats.iq1 import (
-    ELEMS,
     MINUS_HIGH,
     MINUS_LOW,
     MINUS_MIDDLE,
@@ -46,7 +46,6 @@ from quantize.formats.iq1 import (
     point_values,
 )
 from quantize.formats.iq1_search import GROUP, PointTables, point_tables
-from quantize.formats.iq2 import check_encoded, first_failure
 from quantize.formats.kernel import kernel, part
 from quantize.formats.lane_memory import Tile, float_tile, gather, int_tile, tail
 from quantize.formats.lanes import LANES, Floats, Ints, Mask, any_lane, select, splat, to_float

@@ -24,9 +24,9 @@ import numpy.typing as npt
 from gguf_tools.ggml_types import IQ1_S
 from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
 from quantize.formats.blocks_of_32 import float_at
+from quantize.formats.grid_blocks import ELEMS, check_encoded, check_importances, first_failure, join_halves
 from quantize.formats.half import to_half_bits
 from quantize.formats.iq1 import (
-    ELEMS,
     MINUS_HIGH,
     MINUS_LOW,
     NO_CUT,
@@ -42,7 +42,6 @@ from quantize.formats.iq1 import (
     point_values,
 )
 from quantize.formats.iq1_search import GROUP, PointTables, point_tables
-from quantize.formats.iq2 import check_encoded, check_importances, first_failure, join_halves
 from quantize.formats.kernel import kernel, part
 from quantize.formats.lane_memory import Tile, float_tile, gather, int_tile, tail
 from quantize.formats.lanes import LANES, Floats, Ints, Mask, any_lane, select, splat

@@ -11,21 +11,17 @@ fit; the fit's error decides. Afterwards groups that had to be moved are coded a
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.errors import BadWeights, NeedsImportance
-from gguf_tools.ggml_types import GGMLType
-from quantize.formats.base import Weights
+from quantize.formats.grid_blocks import ELEMS, SubBlock
 from quantize.formats.grids import Grid
 from quantize.formats.grids.lasting import Answers, prepare_once
 from quantize.formats.grids.lasting_eights import answer, prepare
 from quantize.formats.grids.neighbours import NOWHERE, GridTables
 from quantize.formats.half import halves_to_float32
 from quantize.formats.kernel import kernel, part
-from quantize.formats.lane_items import look_up, lowest_bit, mask_word
+from quantize.formats.lane_items import look_up
 from quantize.formats.lane_memory import Tile, gather, int_tile, tail
 from quantize.formats.lanes import (
     Floats,
@@ -38,17 +34,12 @@ from quantize.formats.lanes import (
     minimum,
     select,
     splat,
-    square_root,
     to_float,
 )
-from quantize.formats.rounding import clamp, nearest_int
 from quantize.formats.search import ONE, ZERO
 
-ELEMS = 256
 GROUP = 8
 CODE_BITS = 2
-SCALE_TOP = np.float32(31)
-"""What the largest scale is divided by: codes 0 .. 15 stand for 1, 3 .. 31."""
 
 _HALF = np.float32(0.5)
 _FIVE = np.float32(5)
@@ -61,62 +52,10 @@ _LEVEL_ZERO = 0x00400000  # the fraction bits that stand for 0
 _NUMBER_ZERO = _LEVEL_ZERO * (3**GROUP // 2) & 0x7FFFFFFF  # the lattice number of eight of these, in 32 bits
 
 
-class SubBlock(NamedTuple):
-    """Tiles of Floats, one vector per element of a sub-block: magnitudes and what their errors cost."""
-
-    x: Tile
-    weights: Tile
-    weighted: Tile  # weights * x
-    roots: Tile  # square roots of the weights, which the search among neighbours takes
-
-
 @part
 def level_values() -> Floats:
     """Return the table of what levels stand for, in scales: 1, 3, 5, and 7, which is not used."""
     return to_float((lane_numbers() & 3) * 2 + 1)
-
-
-# ---- signs
-
-
-@part
-def load_sub_block(x: Tile, weights: Tile, size: int, even: bool, sub: SubBlock, signs: Tile) -> None:
-    """Fill `sub` from the elements x and their weights, and `signs`, Ints: bit i set where element i is < 0.
-
-    even   make the count of signs even in each group, by the sign whose change costs least; the magnitude
-           of that element becomes negative
-    """
-    for k in range(size // GROUP):
-        start = GROUP * k
-        signs[k] = _take_signs(tail(x, start), tail(weights, start), even, tail(sub.x, start))
-    for i in range(size):
-        sub.weights[i] = weights[i]
-        sub.weighted[i] = weights[i] * sub.x[i]
-        sub.roots[i] = square_root(weights[i])
-
-
-@part
-def _take_signs(x: Tile, weights: Tile, even: bool, magnitudes: Tile) -> Ints:
-    signs = splat(0)
-    for i in range(GROUP):
-        negative = ~(x[i] >= ZERO)
-        magnitudes[i] = select(negative, -x[i], x[i])
-        signs |= select(negative, splat(1 << i), 0)
-    if even:
-        odd = signs ^ signs >> 4
-        odd ^= odd >> 2
-        odd ^= odd >> 1
-        least = weights[0] * x[0] * x[0]
-        flipped = splat(1)
-        for i in range(1, GROUP):
-            cost = weights[i] * x[i] * x[i]
-            flipped = select(cost < least, splat(1 << i), flipped)
-            least = select(cost < least, cost, least)
-        flipped = select((odd & 1) != 0, flipped, 0)
-        for i in range(GROUP):
-            magnitudes[i] = select((flipped & 1 << i) != 0, -magnitudes[i], magnitudes[i])
-        signs ^= flipped
-    return signs
 
 
 # ---- levels and scales
@@ -278,21 +217,6 @@ def search_16(
     return finish(tables, 16, scale, active, failed | failed_again, codes, signs, all_signs)
 
 
-@part
-def code_scales(scales: Tile, count: int, codes: Tile) -> tuple[Floats, Mask]:
-    """Return the scale of scales and where all scales are 0; fill `codes`, Ints 0 .. 15."""
-    largest = splat(ZERO)
-    for j in range(count):
-        largest = maximum(largest, scales[j])
-    nothing = largest == ZERO
-    d = largest / SCALE_TOP
-    inverse = ONE / d
-    for j in range(count):
-        code = clamp(nearest_int(_HALF * (inverse * scales[j] - ONE)), 0, 15)
-        codes[j] = select(nothing, 0, code)
-    return select(nothing, ZERO, d), nothing
-
-
 # ---- blocks
 
 
@@ -301,41 +225,6 @@ def pack_nibbles(codes: Tile, halves: Tile) -> None:
     """Fill 4 halves with 16 codes of 4 bits."""
     for k in range(4):
         halves[k] = codes[4 * k] | codes[4 * k + 1] << 4 | codes[4 * k + 2] << 8 | codes[4 * k + 3] << 12
-
-
-@part
-def join_halves(halves: Tile, count: int, words: Tile) -> None:
-    """Fill words with pairs of 16-bit halves; count is odd, the last word ends in zeros."""
-    halves[count] = splat(0)
-    for k in range((count + 1) // 2):
-        words[k] = halves[2 * k] | halves[2 * k + 1] << 16
-
-
-@part
-def first_failure(failed: Mask, first: int, n_blocks: int) -> int:
-    """Return the number of the first block of a tile that failed; `failed` holds in at least one lane."""
-    return min(first + lowest_bit(mask_word(failed)), n_blocks - 1)
-
-
-def check_encoded(failure: int, n_blocks: int, type_: GGMLType) -> None:
-    """Raise BadWeights if a kernel stopped at block number `failure` instead of returning -1.
-
-    n_blocks  blocks of a row
-    """
-    if failure >= 0:
-        row, block = divmod(failure, n_blocks)
-        raise BadWeights(
-            f"{type_.name}: row {row}, columns {block * ELEMS} to {(block + 1) * ELEMS - 1}: weights or"
-            " importances are so large that squared errors overflow float32 (llama.cpp aborts here);"
-            " choose another type"
-        )
-
-
-def check_importances(weights: Weights, type_: GGMLType) -> npt.NDArray[np.float32]:
-    """Return `weights`; raises NeedsImportance if there are none."""
-    if weights is None:
-        raise NeedsImportance(f"{type_.name}: this type needs importances; give an importance matrix")
-    return weights
 
 
 def decode(

@@ -23,17 +23,19 @@ import numpy.typing as npt
 from gguf_tools.ggml_types import IQ2_S
 from quantize.formats import grids
 from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.grid_blocks import (
+    SubBlock,
+    check_encoded,
+    code_scales,
+    first_failure,
+    join_halves,
+    load_sub_block,
+)
 from quantize.formats.grids.lasting import Answers
 from quantize.formats.grids.neighbours import GridTables, tables
 from quantize.formats.half import to_half_bits
 from quantize.formats.iq2 import (
-    SubBlock,
-    check_encoded,
-    code_scales,
     decode,
-    first_failure,
-    join_halves,
-    load_sub_block,
     pack_nibbles,
     search_16,
 )

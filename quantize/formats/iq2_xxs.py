@@ -24,19 +24,21 @@ import numpy.typing as npt
 from gguf_tools.ggml_types import IQ2_XXS
 from quantize.formats import grids
 from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
-from quantize.formats.grids.lasting import Answers
-from quantize.formats.grids.neighbours import GridTables, tables
-from quantize.formats.half import to_half_bits
-from quantize.formats.iq2 import (
+from quantize.formats.grid_blocks import (
     SubBlock,
     check_encoded,
     check_importances,
     code_scales,
-    decode,
-    finish,
     first_failure,
     join_halves,
     load_sub_block,
+)
+from quantize.formats.grids.lasting import Answers
+from quantize.formats.grids.neighbours import GridTables, tables
+from quantize.formats.half import to_half_bits
+from quantize.formats.iq2 import (
+    decode,
+    finish,
     search_again,
     search_candidates,
     with_even_signs,

@@ -2,7 +2,7 @@
 
 A super-block is 256 weights in sub-blocks of 32, a sub-block is groups of 4. A weight is about +-scale times
 an odd number from 1 to 15, 2 * level + 1, and the levels of a group are a point of the format's grid. Signs
-are taken off first, as in IQ2 (iq2.load_sub_block).
+are taken off first (grid_blocks.load_sub_block).
 
 The search tries inverse scales around the one that gives the largest magnitude the value 15. Each candidate
 rounds every element to a level, moves groups off the grid to a neighbour, and gets a weighted least squares
@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from quantize.formats.grid_blocks import ELEMS, SubBlock
 from quantize.formats.grids import Grid
 from quantize.formats.grids.lasting import Answers, answer, prepare, prepare_once
 from quantize.formats.grids.neighbours import NOWHERE, GridTables
-from quantize.formats.iq2 import SubBlock
 from quantize.formats.kernel import part
 from quantize.formats.lane_memory import Tile, gather, tail
 from quantize.formats.lanes import (
@@ -37,7 +37,6 @@ from quantize.formats.lanes import (
 )
 from quantize.formats.search import ONE, ZERO
 
-ELEMS = 256
 SUB_BLOCK = 32
 GROUP = 4
 GROUPS = SUB_BLOCK // GROUP

@@ -26,10 +26,8 @@ from gguf_tools.ggml_types import IQ3_XXS
 from quantize.formats import grids
 from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
 from quantize.formats.blocks_of_32 import float_at
-from quantize.formats.grids.lasting import Answers
-from quantize.formats.grids.neighbours import GridTables, tables
-from quantize.formats.half import to_half_bits
-from quantize.formats.iq2 import (
+from quantize.formats.grid_blocks import (
+    ELEMS,
     SubBlock,
     check_encoded,
     code_scales,
@@ -37,8 +35,10 @@ from quantize.formats.iq2 import (
     join_halves,
     load_sub_block,
 )
+from quantize.formats.grids.lasting import Answers
+from quantize.formats.grids.neighbours import GridTables, tables
+from quantize.formats.half import to_half_bits
 from quantize.formats.iq3 import (
-    ELEMS,
     GROUPS,
     Search,
     decode_eight,
