@@ -1,7 +1,7 @@
 """Time collecting importances beside a plain loop over chunks: tokens per second and peak memory.
 
-    python scripts/bench_imatrix.py [--layers 10] [--chunks 64] [--plain-chunks 2] [--threads 2]
-                                    [--dtype float32] [--folder DIR] [--json]
+    python scripts/bench_imatrix.py [--layers 10] [--chunks 64] [--plain-chunks 2] [--llama-chunks 0]
+                                    [--threads 2] [--dtype float32] [--folder DIR] [--json]
 
 The model is DeepSeek-V3-style with 32 experts a layer, of which 4 are used, and random BF16 weights: about
 2 billion in 10 layers. Each run is a process of its own, on the same files, chunks of 512 tokens:
@@ -9,6 +9,10 @@ The model is DeepSeek-V3-style with 32 experts a layer, of which 4 are used, and
     layer by layer   what `imatrix -m -f` does: a layer's weights are read once for all chunks
     plain loop       the same arithmetic a chunk at a time, as a program does whose memory holds one layer:
                      every weight is read for every chunk
+    llama.cpp        decodes a chunk at a time in BF16, collecting nothing (needs the xllamacpp wheel)
+
+On a machine that others use too, tokens per second of CPU time say more than those per second; with
+--threads 1 they hold no waiting of one thread for another.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import argparse
 import datetime
 import json
 import platform
+import resource
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
@@ -36,8 +41,12 @@ class Speed:
     what: str
     n_chunks: int
     seconds: float
-    tokens_per_second: float
+    cpu_seconds: float
     peak_bytes: int
+
+    @property
+    def n_tokens(self) -> int:
+        return self.n_chunks * CONTEXT
 
 
 def write_text(path: Path, n_chunks: int) -> None:
@@ -78,6 +87,16 @@ def plain_loop(model: str, text: str, n_chunks: str, n_threads: str, dtype: str)
                 here, there = there, here
 
 
+def llama(gguf: str, n_chunks: str, n_threads: str) -> None:
+    """Decode random tokens a chunk at a time."""
+    from tests import oracle
+
+    with oracle.Model(gguf) as model:
+        for chunk in range(int(n_chunks)):
+            tokens = np.random.default_rng(chunk).integers(0, model.n_vocab, CONTEXT).tolist()
+            model.logits(tokens, n_threads=int(n_threads))
+
+
 def measure(folder: Path, args: argparse.Namespace) -> list[Speed]:
     """Make the model in `folder` and run both."""
     model, text = args.model or folder / "model", folder / "text.txt"
@@ -95,16 +114,30 @@ def measure(folder: Path, args: argparse.Namespace) -> list[Speed]:
         sys.executable, str(Path(__file__).resolve()), "--plain", str(model), str(text),
         str(args.plain_chunks), threads, args.dtype,
     ]  # fmt: skip
+    decode = [
+        sys.executable, str(Path(__file__).resolve()), "--llama", str(folder / "model.gguf"),
+        str(args.llama_chunks), threads,
+    ]  # fmt: skip
+    if args.llama_chunks:
+        to_gguf = ["--outfile", str(folder / "model.gguf"), "--outtype", "bf16"]
+        run("convert", [sys.executable, "-m", "convert.cli", str(model), *to_gguf])
     found = []
     for what, words, n_chunks in (
         ("layer by layer", ours, args.chunks),
         ("plain loop", loop, args.plain_chunks),
+        ("llama.cpp", decode, args.llama_chunks),
     ):
         if n_chunks:
+            before = cpu_seconds()
             done = run(what, words)
-            speed = n_chunks * CONTEXT / done.seconds
-            found.append(Speed(what, n_chunks, done.seconds, speed, done.peak_bytes))
+            found.append(Speed(what, n_chunks, done.seconds, cpu_seconds() - before, done.peak_bytes))
     return found
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of all commands that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
@@ -114,15 +147,20 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=10)
     parser.add_argument("--chunks", type=int, default=64)
     parser.add_argument("--plain-chunks", type=int, default=2)
+    parser.add_argument("--llama-chunks", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--model", type=Path, help="a model that is there already")
     parser.add_argument("--folder", type=Path, help="where the files go (removed afterwards)")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--plain", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--llama", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.plain:
         plain_loop(*args.plain)
+        return
+    if args.llama:
+        llama(*args.llama)
         return
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         speeds = measure(Path(name), args)
@@ -130,12 +168,12 @@ def main() -> None:
         print(json.dumps([asdict(speed) for speed in speeds]))
         return
     print(f"{datetime.date.today()}, {platform.machine()}, {args.threads} threads, {args.dtype}\n")
-    print("| run | chunks of 512 | seconds | tokens/s | peak memory |")
-    print("|---|---|---|---|---|")
+    print("| run | chunks of 512 | seconds | tokens/s | tokens per CPU second | peak memory |")
+    print("|---|---|---|---|---|---|")
     for s in speeds:
         print(
-            f"| {s.what} | {s.n_chunks} | {s.seconds:.1f} | {s.tokens_per_second:.0f}"
-            f" | {s.peak_bytes / 1e6:.0f} MB |"
+            f"| {s.what} | {s.n_chunks} | {s.seconds:.1f} | {s.n_tokens / s.seconds:.0f}"
+            f" | {s.n_tokens / s.cpu_seconds:.0f} | {s.peak_bytes / 1e6:.0f} MB |"
         )
 
 
