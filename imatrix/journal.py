@@ -15,7 +15,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -112,10 +111,6 @@ class Journal:
                 {name[5:]: torch.from_numpy(stored[name]) for name in stored if name.startswith("sums:")},
                 {name[7:]: stored[name] for name in stored if name.startswith("counts:")},
             )
-
-    def remove(self) -> None:
-        """Delete the folder; the output is published."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _sums_path(self, layer: int) -> Path:
         return self.folder / ("embedding.npz" if layer == EMBEDDING else f"sums.{layer:05d}.npz")
