@@ -27,7 +27,7 @@ from gguf_tools.header import Endian
 from gguf_tools.shards import group_tensors
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
-from quantize.fill import FillJob, Progress
+from quantize.fill import FillJob, Progress, no_progress
 from quantize.importance import ImportanceFile
 from quantize.outtypes import is_outtype, outtype_plan, resolve_outtype
 from quantize.pipeline import (
@@ -133,12 +133,12 @@ def convert(
     path = Path(folder)
     if options.vocab_only:
         preparation = prepare_vocab(path, outfile, options)
-        report = progress(preparation) if progress else _no_progress
+        report = progress(preparation) if progress else no_progress
         write_outputs(preparation.outputs, FillJob({}, {}), 1, report, inputs=())
         return Result(preparation, time.monotonic() - started)
     with Checkpoint(path, allow_pickle=options.allow_pickle) as checkpoint:
         preparation, job = prepare(checkpoint, outfile, options)
-        report = progress(preparation) if progress else _no_progress
+        report = progress(preparation) if progress else no_progress
         inputs = sorted({checkpoint.raw(name).path for name in checkpoint.names()})
         write_outputs(preparation.outputs, job, n_threads or default_threads(), report, inputs)
     return Result(preparation, time.monotonic() - started)
@@ -259,7 +259,3 @@ def _output_path(
     if not target.parent.is_dir():
         raise BadRequest(f"--outfile {target}: there is no folder {target.parent}; create it first")
     return target.with_name(fill_outfile_template(target.name, type_name))
-
-
-def _no_progress(n_bytes: int) -> None:
-    pass

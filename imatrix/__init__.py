@@ -7,8 +7,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gguf_tools.lazy import lazy_names
 
 if TYPE_CHECKING:
     from imatrix.store import ImportanceFile, load, save
@@ -17,9 +18,4 @@ __all__ = ["ImportanceFile", "load", "save"]
 
 _HOMES = {"ImportanceFile": "imatrix.store", "load": "imatrix.store", "save": "imatrix.store"}
 
-
-def __getattr__(name: str) -> Any:
-    # Nothing is imported before it is used, so that a command's --help stays instant.
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+__getattr__ = lazy_names(__name__, _HOMES)

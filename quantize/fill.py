@@ -30,6 +30,10 @@ Progress = Callable[[int], None]
 """Called after every chunk with the number of bytes written; from any thread."""
 
 
+def no_progress(n_bytes: int) -> None:
+    """Tell nobody."""
+
+
 @dataclass(frozen=True)
 class FillJob:
     """What the tasks of a run refer to by name.

@@ -23,7 +23,7 @@ from gguf_tools.values import Metadata, Value
 from gguf_tools.writer import GGUFWriter
 from quantize.executors import make_executor
 from quantize.facts import ModelFacts
-from quantize.fill import FillJob, Progress, fill
+from quantize.fill import FillJob, Progress, fill, no_progress
 from quantize.findings import stop_at_errors, without_codec
 from quantize.importance import ImportanceFile, Importances, refuse_nonfinite, resolve
 from quantize.plan import Plan, PlanOptions, build_plan, in_file_order
@@ -205,7 +205,7 @@ def quantize(
         )
         sources = {name: GGUFTensor(opened, name) for name in opened.tensors}
         job = fill_job(preparation.plan, sources, importances, opened.metadata)
-        report = progress(preparation) if progress else _no_progress
+        report = progress(preparation) if progress else no_progress
         write_outputs(
             preparation.outputs,
             job,
@@ -232,10 +232,6 @@ def write_outputs(
         fill(writers, job, make_executor(n_threads), progress)
         for writer in writers:
             writer.publish()
-
-
-def _no_progress(n_bytes: int) -> None:
-    pass
 
 
 def fill_job(
