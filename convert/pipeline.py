@@ -27,7 +27,8 @@ from gguf_tools.header import Endian
 from gguf_tools.shards import group_tensors
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
-from quantize.fill import FillJob, Progress, no_progress
+from quantize.encode import FillJob
+from quantize.fill import Progress, no_progress
 from quantize.importance import ImportanceFile
 from quantize.outtypes import is_outtype, outtype_plan, resolve_outtype
 from quantize.pipeline import (

@@ -48,6 +48,35 @@ def add_verbose(parser: argparse.ArgumentParser) -> None:
     )
 
 
+class Subcommands:
+    """The subcommands of a parser; every one of them sets `body`, which `run` is given."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self._commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add(
+        self, name: str, body: Body, text: str, detail: str, *, epilog: str = "", json: bool = True
+    ) -> argparse.ArgumentParser:
+        """Return the parser of a new subcommand, to which its arguments are to be added.
+
+        text    one line for the list of commands, lower case, without a full stop
+        detail  what else its own --help says, in whole sentences
+        json    give it --json
+        """
+        sub = self._commands.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}. {detail}",
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter if epilog else argparse.HelpFormatter,
+        )
+        sub.set_defaults(body=body)
+        if json:
+            sub.add_argument("--json", action="store_true", help="print one JSON value instead of text")
+        add_verbose(sub)
+        return sub
+
+
 def run(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str] | None = None) -> int:
     """Parse `argv`, call `body` with the result, and return the exit code.
 

@@ -1,30 +1,19 @@
 """Fill: encode every chunk of an output file and write it where the layout says.
 
-This is the one machine behind both commands. It knows no model and makes no decision: a job names,
-for every output tensor, where its rows come from and which importances weigh them; the layout says
-which type they become and where they go.
+This is the one machine behind both commands: the layout says which type every tensor becomes and where
+it goes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import chain
 
-import numpy as np
-
 from gguf_tools.endian import swap_bytes
-from gguf_tools.errors import BadWeights
-from gguf_tools.ggml_types import BF16, F16, F32, GGMLType
 from gguf_tools.writer import GGUFWriter
 from quantize.chunks import ChunkTask, layout_chunks
+from quantize.encode import FillJob, encode_chunk
 from quantize.executors import Executor
-from quantize.finite import check_finite, first_nonfinite
-from quantize.formats import get_format
-from quantize.importance import ResolvedImportance
-from quantize.source import SourceTensor
-
-_FLOATS = frozenset({F32, F16, BF16})
 
 Progress = Callable[[int], None]
 """Called after every chunk with the number of bytes written; from any thread."""
@@ -32,51 +21,6 @@ Progress = Callable[[int], None]
 
 def no_progress(n_bytes: int) -> None:
     """Tell nobody."""
-
-
-@dataclass(frozen=True)
-class FillJob:
-    """What the tasks of a run refer to by name.
-
-    sources      where the rows of each output tensor come from
-    importances  the weights of the tensors that have some
-    """
-
-    sources: Mapping[str, SourceTensor]
-    importances: Mapping[str, ResolvedImportance]
-
-    def rows_per_weights(self) -> dict[str, int]:
-        """Return, per tensor with importances, after how many rows the next row of weights begins."""
-        return {name: found.rows_per_weights for name, found in self.importances.items()}
-
-
-def encode_chunk(task: ChunkTask, target: GGMLType, job: FillJob) -> np.ndarray:
-    """Return the rows of `task` as the bytes of `target`, uint8 (task.n_bytes,).
-
-    Rows that are already of that type pass unchanged.
-    raises  BadWeights for a NaN or infinity in the source, or a value that float16 can't hold
-    """
-    source = job.sources[task.tensor]
-    if source.type == target and target not in _FLOATS:
-        return np.frombuffer(source.raw_rows(task.row_start, task.row_stop), np.uint8)
-    rows = source.read_rows(task.row_start, task.row_stop)
-    check_finite(rows, task.tensor, task.row_start)
-    found = job.importances.get(task.tensor)
-    weights = None if found is None else found.weights_of_row(task.row_start)
-    blocks = get_format(target).quantize(rows, weights)
-    if target == F16 and source.type != F16:
-        _check_half_range(task, rows, blocks)
-    return blocks.reshape(-1).view(np.uint8)
-
-
-def _check_half_range(task: ChunkTask, rows: np.ndarray, blocks: np.ndarray) -> None:
-    index = first_nonfinite(blocks.reshape(rows.shape).view(np.float16))
-    if index >= 0:
-        row, column = divmod(index, rows.shape[-1])
-        raise BadWeights(
-            f"{task.tensor}: weight at row {task.row_start + row}, column {column} is"
-            f" {float(rows.reshape(-1)[index])}, beyond the range of F16 (65504); use BF16 or F32"
-        )
 
 
 def fill(writers: Sequence[GGUFWriter], job: FillJob, executor: Executor, progress: Progress) -> None:

@@ -21,9 +21,10 @@ from gguf_tools.shards import SPLIT_KEYS, GGUFSet, layouts_of, open_gguf, shard_
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
 from gguf_tools.writer import GGUFWriter
+from quantize.encode import FillJob
 from quantize.executors import make_executor
 from quantize.facts import ModelFacts
-from quantize.fill import FillJob, Progress, fill, no_progress
+from quantize.fill import Progress, fill, no_progress
 from quantize.findings import stop_at_errors, without_codec
 from quantize.importance import ImportanceFile, Importances, refuse_nonfinite, resolve
 from quantize.plan import Plan, PlanOptions, build_plan, in_file_order

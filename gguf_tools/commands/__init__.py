@@ -1,0 +1,1 @@
+"""Subcommands of `gguf-tools`: a module for each group, with `add_to(commands)` and their bodies."""

@@ -1,0 +1,102 @@
+"""`gguf-tools show`, `diff`, `verify` and `hash`: looking into files without changing them."""
+
+from __future__ import annotations
+
+import argparse
+
+from gguf_tools import command
+from gguf_tools.shards import open_gguf
+from gguf_tools.text import json_text, printable
+
+
+def add_to(commands: command.Subcommands) -> None:
+    """Add the subcommands of this module."""
+    sub = commands.add(
+        "show", show, "print metadata, tensors and totals",
+        "Shapes are rows first; llama.cpp prints columns first. "
+        "Only the header is read, so it takes a moment for a file of any size.",
+    )
+    sub.add_argument("file", help="a GGUF file, or any file of a split set")
+    sub.add_argument("--full", action="store_true", help="print long arrays and texts whole")
+
+    sub = commands.add(
+        "diff", diff, "compare two files or split sets",
+        "The exit code is 0 if metadata and tensors are the same, and 1 if anything differs.",
+    )
+    sub.add_argument("a", metavar="A")
+    sub.add_argument("b", metavar="B")
+    sub.add_argument("--no-data", action="store_true", help="compare headers only, not the tensors' data")
+
+    sub = commands.add(
+        "verify", verify, "check offsets, sizes, and floats and scales for NaN and infinity",
+        "All data are read. The exit code is 1 if anything is bad.",
+    )
+    sub.add_argument("file", help="a GGUF file, or any file of a split set")
+
+    sub = commands.add(
+        "hash", hash_, "print SHA-256 of every tensor's data, of the files, and of the content",
+        "The content hash covers names, types, shapes and data of all tensors, not metadata: "
+        "it is the same for a file and for the split set made of it.",
+    )
+    sub.add_argument("file", help="a GGUF file, or any file of a split set")
+
+
+def show(args: argparse.Namespace) -> None:
+    from gguf_tools.listing import describe, show_text
+
+    with open_gguf(args.file) as source:
+        if args.json:
+            print(json_text(describe(source, full=args.full)))
+        else:
+            print("\n".join(show_text(source, full=args.full)))
+
+
+def diff(args: argparse.Namespace) -> int:
+    from gguf_tools.compare import compare
+
+    with open_gguf(args.a) as a, open_gguf(args.b) as b:
+        found = compare(a, b, data=not args.no_data)
+    if args.json:
+        print(json_text([difference.as_json() for difference in found]))
+    else:
+        for difference in found:
+            print(difference.as_text())
+        if not found:
+            print("headers are the same" if args.no_data else "metadata and tensors are the same")
+    return 1 if found else 0
+
+
+def verify(args: argparse.Namespace) -> int:
+    from gguf_tools import verify as checks
+
+    with open_gguf(args.file) as source:
+        findings = checks.verify(source)
+        n_tensors = len(source.tensors)
+    bad = [finding for finding in findings if finding.is_bad]
+    if args.json:
+        data = {
+            "ok": not bad,
+            "tensors": n_tensors,
+            "findings": [finding.as_json() for finding in findings],
+        }
+        print(json_text(data))
+    else:
+        for finding in findings:
+            print(finding.as_text())
+        print(f"{args.file}: {n_tensors} tensors, {f'{len(bad)} bad findings' if bad else 'all good'}")
+    return 1 if bad else 0
+
+
+def hash_(args: argparse.Namespace) -> None:
+    from gguf_tools.hashes import hash_source
+
+    with open_gguf(args.file) as source:
+        hashes = hash_source(source)
+    if args.json:
+        print(json_text(hashes.as_json()))
+        return
+    for name, digest in hashes.tensors.items():
+        print(f"{digest}  {printable(name)}")
+    for path, digest in hashes.files.items():
+        print(f"{digest}  {path}")
+    print(f"{hashes.content}  content")
