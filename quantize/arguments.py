@@ -59,6 +59,15 @@ def add_requantize_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_restart_argument(parser: argparse.ArgumentParser) -> None:
+    """Add --restart, for commands whose runs can be resumed."""
+    parser.add_argument(
+        "--restart",
+        action="store_true",
+        help="begin anew; otherwise the same command goes on where an interrupted run stopped",
+    )
+
+
 def plan_options(args: argparse.Namespace) -> PlanOptions:
     """Return the options that the arguments ask for."""
     from quantize.decide import PlanOptions

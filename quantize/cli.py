@@ -16,6 +16,7 @@ from gguf_tools.ggml_types import by_name
 from quantize.arguments import (
     add_matrix_arguments,
     add_requantize_argument,
+    add_restart_argument,
     add_type_arguments,
     plan_options,
     read_importances,
@@ -118,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
         "--override-kv", action="append", default=[], metavar="KEY=TYPE:VALUE",
         help="set metadata, TYPE one of int, float, bool, str (repeatable)",
     )  # fmt: skip
+    add_restart_argument(parser)
     plan = parser.add_argument_group("looking before writing")
     plan.add_argument(
         "--dry-run",
@@ -191,6 +193,7 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
             keep_split=args.keep_split,
             kv_overrides=kv_overrides,
             n_threads=n_threads,
+            restart=args.restart,
             progress=bar.start,
         )
     for line in result_lines(result):
@@ -220,7 +223,9 @@ def _quantize_folder(
         _print_plan(preparation, as_json=args.json)
         return
     with ProgressBar(f"quantizing to {type_}") as bar:
-        result = convert(folder, output, options, n_threads=n_threads, progress=bar.start)
+        result = convert(
+            folder, output, options, n_threads=n_threads, restart=args.restart, progress=bar.start
+        )
     for line in result_lines(result):
         print(line)
 

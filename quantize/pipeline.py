@@ -1,7 +1,7 @@
 """Quantize a GGUF file: decide, lay out, fill, publish.
 
 `prepare` reads the header and decides everything, down to the exact size of the output, without reading a
-weight; `quantize` then fills and publishes. Nothing is visible under the output's name before it is whole.
+weight; `quantize` then has the outputs written (see outputs.py).
 """
 
 from __future__ import annotations
@@ -9,24 +9,21 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gguf_tools import keys
 from gguf_tools.errors import BadRequest
 from gguf_tools.header import Endian
-from gguf_tools.layout import FileLayout
 from gguf_tools.shards import SPLIT_KEYS, GGUFSet, layouts_of, open_gguf, shard_paths
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
-from gguf_tools.writer import GGUFWriter
 from quantize.encode import FillJob
-from quantize.executors import make_executor
 from quantize.facts import ModelFacts
-from quantize.fill import Progress, fill, no_progress
+from quantize.fill import Progress, no_progress
 from quantize.findings import stop_at_errors, without_codec
 from quantize.importance import ImportanceFile, Importances, refuse_nonfinite, resolve
+from quantize.outputs import Output, Written, write_outputs
 from quantize.plan import Plan, PlanOptions, build_plan, in_file_order
 from quantize.recipe_files import Mixture, find_mixture
 from quantize.recipes import Recipe
@@ -35,14 +32,6 @@ from quantize.source import GGUFTensor, SourceTensor
 
 QUANTIZATION_VERSION = 2
 """GGML_QNT_VERSION: the generation of ggml's block layouts that we write."""
-
-
-@dataclass(frozen=True)
-class Output:
-    """A file to be written: where, and every byte offset in it."""
-
-    path: Path
-    layout: FileLayout
 
 
 @dataclass(frozen=True)
@@ -68,6 +57,7 @@ class Result:
     """What a run has done."""
 
     preparation: Preparation
+    written: Written
     seconds: float
 
     @property
@@ -175,6 +165,7 @@ def quantize(
     keep_split: bool = False,
     kv_overrides: Iterable[tuple[str, Value]] = (),
     n_threads: int | None = None,
+    restart: bool = False,
     progress: Callable[[Preparation], Progress] | None = None,
 ) -> Result:
     """Quantize the GGUF file `source` (or the split set it belongs to) to `file_type`, and write `output`.
@@ -184,8 +175,9 @@ def quantize(
     importances  from `imatrix.load`, or a mapping tensor name -> Importance
     options      what is set by hand, on top of the recipe file's: see PlanOptions
     n_threads    None: one per core
+    restart      forget what an interrupted run has left; it is gone on with otherwise
     progress     called once with what was decided; what it returns is called with the bytes of every chunk
-    raises  ToolkitError; the old output stays as it was, and nothing half-written is left
+    raises  ToolkitError; the old output stays as it was, and what is done stays for the next run
     """
     started = time.monotonic()
     mixture = file_type if isinstance(file_type, Mixture) else find_mixture(file_type)
@@ -207,32 +199,15 @@ def quantize(
         sources = {name: GGUFTensor(opened, name) for name in opened.tensors}
         job = fill_job(preparation.plan, sources, importances, opened.metadata)
         report = progress(preparation) if progress else no_progress
-        write_outputs(
+        written = write_outputs(
             preparation.outputs,
             job,
             n_threads or default_threads(),
             report,
             inputs=[shard.path for shard in opened.shards],
+            restart=restart,
         )
-    return Result(preparation, time.monotonic() - started)
-
-
-def write_outputs(
-    outputs: Iterable[Output], job: FillJob, n_threads: int, progress: Progress, inputs: Iterable[Path]
-) -> None:
-    """Fill all `outputs` and publish them together.
-
-    inputs  files that are being read, which no output may replace
-    raises  ExecutionError for the first chunk that fails, OutputError for a file that can't be written
-    """
-    inputs = tuple(inputs)
-    with ExitStack() as stack:
-        writers = [
-            stack.enter_context(GGUFWriter(output.path, output.layout, inputs=inputs)) for output in outputs
-        ]
-        fill(writers, job, make_executor(n_threads), progress)
-        for writer in writers:
-            writer.publish()
+    return Result(preparation, written, time.monotonic() - started)
 
 
 def fill_job(

@@ -78,6 +78,9 @@ def result_lines(result: Result) -> Iterator[str]:
     """Yield the summary of a run: the plan's sums, then where the output is and how long it took."""
     preparation = result.preparation
     yield from total_lines(preparation)
+    written = result.written
+    if written.n_resumed:
+        yield f"went on from an interrupted run: {written.n_resumed} of {written.n_chunks} chunks were done"
     rate = preparation.source_bytes / max(result.seconds, 1e-9)
     first, *others = result.paths
     more = f" and {len(others)} more parts" if others else ""
