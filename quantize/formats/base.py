@@ -1,7 +1,8 @@
 """What a codec is: a block dtype and two functions.
 
 A format module has, in this order: the block's layout in its docstring, the `BLOCK` dtype, `dequantize`,
-`quantize`, its kernels, and `FORMAT`, a `QuantFormat` that ties them together.
+`quantize`, its kernels, and `FORMAT`, a `QuantFormat` that ties them together. `encode` and `decode` are what
+nearly all of them do around their kernels.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.errors import ShapeError
+from gguf_tools.errors import BadWeights, NeedsImportance, ShapeError
 from gguf_tools.ggml_types import GGMLType
 
 Rows = npt.NDArray[Any]
@@ -69,6 +70,20 @@ def as_float32(rows: Rows) -> npt.NDArray[np.float32]:
     raise ShapeError(f"rows must be float32, float16 or bfloat16, found {rows.dtype}")
 
 
+def as_source(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return rows as the flat array that kernels read, without a copy when they are C-contiguous and aligned.
+
+    numba has no 16-bit floats, so their bits travel as integers, and the integer's type says which they are:
+    float32 as it is, bfloat16 as uint16, float16 as int16. The array is read-only, whether rows are or not:
+    these are two types to numba, and a kernel would be compiled for each.
+    """
+    flat = np.require(rows, requirements=["C", "A"]).reshape(-1)
+    bits = {np.dtype(np.float32): np.float32, np.dtype(np.float16): np.int16}
+    source = flat.view(bits.get(rows.dtype, np.uint16))
+    source.flags.writeable = False
+    return source
+
+
 def check_shape(rows: Rows, weights: Weights, type_: GGMLType) -> int:
     """Return the blocks per row of `rows` as `type_`.
 
@@ -87,3 +102,61 @@ def check_shape(rows: Rows, weights: Weights, type_: GGMLType) -> int:
             f"{type_.name}: importances must be float32 ({n_cols},), found {weights.dtype} {weights.shape}"
         )
     return n_cols // type_.block_elems
+
+
+def encode(
+    rows: Rows,
+    weights: Weights,
+    type_: GGMLType,
+    block: np.dtype[Any],
+    plain: Callable[..., int | None] | None = None,
+    weighted: Callable[..., int | None] | None = None,
+    tables: tuple[Any, ...] = (),
+) -> Blocks:
+    """Return `rows` as blocks, C-contiguous, made by one of two kernels.
+
+    plain     called without importances: plain(source, *tables, out); None: there must be importances
+    weighted  called with: weighted(source, importances, *tables, out); None: they are not used
+    tables    constants of the kernels
+
+    source and importances are those of `as_source`, out is uint8 of all blocks' bytes. A kernel may
+    stop, and return the number of a block that it can't encode; else it returns None or -1.
+
+    raises    ShapeError if rows or weights do not fit, NeedsImportance if there are none where there must be,
+              BadWeights for a block that can't be encoded
+    """
+    n_blocks = check_shape(rows, weights, type_)
+    blocks = np.empty((len(rows), n_blocks), block)
+    source, out = as_source(rows), blocks.view(np.uint8).reshape(-1)
+    if weighted is not None and weights is not None:
+        failure = weighted(source, as_source(weights), *tables, out)
+    elif plain is not None:
+        failure = plain(source, *tables, out)
+    else:
+        raise NeedsImportance(f"{type_.name}: this type needs importances; give an importance matrix")
+    if failure is not None and failure >= 0:
+        row, number = divmod(failure, n_blocks)
+        first = number * type_.block_elems
+        raise BadWeights(
+            f"{type_.name}: row {row}, columns {first} to {first + type_.block_elems - 1}: weights or"
+            " importances are so large that squared errors overflow float32 (llama.cpp aborts here);"
+            " choose another type"
+        )
+    return blocks
+
+
+def decode(
+    blocks: Blocks,
+    type_: GGMLType,
+    kernel: Callable[..., None],
+    tables: tuple[Any, ...] = (),
+    item: npt.DTypeLike = np.uint8,
+) -> npt.NDArray[np.float32]:
+    """Return the weights of BLOCK (n_rows, n_blocks), float32 (n_rows, n_cols), C-contiguous.
+
+    kernel  called as kernel(data, *tables, out): data are the blocks as one array of `item`, out is float32
+            of all weights
+    """
+    rows = np.empty((blocks.shape[0], blocks.shape[1] * type_.block_elems), np.float32)
+    kernel(np.ascontiguousarray(blocks).reshape(-1).view(item), *tables, rows.reshape(-1))
+    return rows

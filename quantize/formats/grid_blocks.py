@@ -10,11 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from gguf_tools.errors import BadWeights, NeedsImportance
-from gguf_tools.ggml_types import GGMLType
-from quantize.formats.base import Weights
 from quantize.formats.kernel import part
 from quantize.formats.lane_items import lowest_bit, mask_word
 from quantize.formats.lane_memory import Tile, tail
@@ -117,24 +113,3 @@ def join_halves(halves: Tile, count: int, words: Tile) -> None:
 def first_failure(failed: Mask, first: int, n_blocks: int) -> int:
     """Return the number of the first block of a tile that failed; `failed` holds in at least one lane."""
     return min(first + lowest_bit(mask_word(failed)), n_blocks - 1)
-
-
-def check_encoded(failure: int, n_blocks: int, type_: GGMLType) -> None:
-    """Raise BadWeights if a kernel stopped at block number `failure` instead of returning -1.
-
-    n_blocks  blocks of a row
-    """
-    if failure >= 0:
-        row, block = divmod(failure, n_blocks)
-        raise BadWeights(
-            f"{type_.name}: row {row}, columns {block * ELEMS} to {(block + 1) * ELEMS - 1}: weights or"
-            " importances are so large that squared errors overflow float32 (llama.cpp aborts here);"
-            " choose another type"
-        )
-
-
-def check_importances(weights: Weights, type_: GGMLType) -> npt.NDArray[np.float32]:
-    """Return `weights`; raises NeedsImportance if there are none."""
-    if weights is None:
-        raise NeedsImportance(f"{type_.name}: this type needs importances; give an importance matrix")
-    return weights

@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ1_M
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
-from quantize.formats.grid_blocks import ELEMS, check_encoded, first_failure
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.grid_blocks import ELEMS, first_failure
 from quantize.formats.half import from_half_bits, to_half_bits
 from quantize.formats.iq1 import (
     MINUS_HIGH,
@@ -52,7 +52,7 @@ from quantize.formats.lanes import LANES, Floats, Ints, Mask, any_lane, select, 
 from quantize.formats.search import ZERO
 from quantize.formats.sorting import sort_16
 from quantize.formats.super_block import mean_square, weigh
-from quantize.formats.tiles import as_source, load_blocks, load_importances, padded_words, store_blocks
+from quantize.formats.tiles import load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = np.dtype([("qs", "u1", 32), ("qh", "u1", 16), ("scales", "<u2", 4)])
 
@@ -63,9 +63,7 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     blocks   BLOCK (n_rows, n_blocks)
     returns  float32 (n_rows, n_blocks * 256)
     """
-    rows = np.empty((blocks.shape[0], blocks.shape[1] * ELEMS), np.float32)
-    _decode(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), point_values(), rows.reshape(-1))
-    return rows
+    return decode(blocks, IQ1_M, _decode, (point_values(),))
 
 
 def quantize(rows: Rows, weights: Weights) -> Blocks:
@@ -76,15 +74,7 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     returns  BLOCK (n_rows, n_cols // 256)
     raises   ShapeError if rows or weights do not fit, BadWeights where squared errors overflow
     """
-    n_blocks = check_shape(rows, weights, IQ1_M)
-    blocks = np.empty((len(rows), n_blocks), BLOCK)
-    out = blocks.view(np.uint8).reshape(-1)
-    if weights is None:
-        failure = _quantize_plain(as_source(rows), point_tables(), out)
-    else:
-        failure = _quantize_weighted(as_source(rows), as_source(weights), point_tables(), out)
-    check_encoded(failure, n_blocks, IQ1_M)
-    return blocks
+    return encode(rows, weights, IQ1_M, BLOCK, _quantize_plain, _quantize_weighted, (point_tables(),))
 
 
 _BYTES = BLOCK.itemsize

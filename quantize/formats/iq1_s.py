@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ1_S
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32 import float_at
-from quantize.formats.grid_blocks import ELEMS, check_encoded, check_importances, first_failure, join_halves
+from quantize.formats.grid_blocks import ELEMS, first_failure, join_halves
 from quantize.formats.half import to_half_bits
 from quantize.formats.iq1 import (
     MINUS_HIGH,
@@ -48,7 +48,7 @@ from quantize.formats.lanes import LANES, Floats, Ints, Mask, any_lane, select, 
 from quantize.formats.search import ZERO
 from quantize.formats.sorting import sort_32
 from quantize.formats.super_block import mean_square, weigh
-from quantize.formats.tiles import as_source, load_blocks, load_importances, padded_words, store_blocks
+from quantize.formats.tiles import load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 32), ("qh", "<u2", 8)])
 
@@ -59,9 +59,7 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     blocks   BLOCK (n_rows, n_blocks)
     returns  float32 (n_rows, n_blocks * 256)
     """
-    rows = np.empty((blocks.shape[0], blocks.shape[1] * ELEMS), np.float32)
-    _decode(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), point_values(), rows.reshape(-1))
-    return rows
+    return decode(blocks, IQ1_S, _decode, (point_values(),))
 
 
 def quantize(rows: Rows, weights: Weights) -> Blocks:
@@ -73,14 +71,7 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     raises   ShapeError if rows or weights do not fit, NeedsImportance without weights, BadWeights where
              squared errors overflow
     """
-    n_blocks = check_shape(rows, weights, IQ1_S)
-    weights = check_importances(weights, IQ1_S)
-    blocks = np.empty((len(rows), n_blocks), BLOCK)
-    failure = _quantize(
-        as_source(rows), as_source(weights), point_tables(), blocks.view(np.uint8).reshape(-1)
-    )
-    check_encoded(failure, n_blocks, IQ1_S)
-    return blocks
+    return encode(rows, weights, IQ1_S, BLOCK, weighted=_quantize, tables=(point_tables(),))
 
 
 _BYTES = BLOCK.itemsize

@@ -22,10 +22,9 @@ import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ2_S
 from quantize.formats import grids
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, encode
 from quantize.formats.grid_blocks import (
     SubBlock,
-    check_encoded,
     code_scales,
     first_failure,
     join_halves,
@@ -45,7 +44,7 @@ from quantize.formats.lanes import LANES, Mask, any_lane, splat
 from quantize.formats.octets import EIGHT
 from quantize.formats.packing import unpack
 from quantize.formats.super_block import mean_square, weigh
-from quantize.formats.tiles import as_source, load_blocks, load_importances, padded_words, store_blocks
+from quantize.formats.tiles import load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 32), ("signs", "u1", 32), ("qh", "u1", 8), ("scales", "u1", 8)])
 
@@ -71,15 +70,9 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     returns  BLOCK (n_rows, n_cols // 256)
     raises   ShapeError if rows or weights do not fit, BadWeights where squared errors overflow
     """
-    n_blocks = check_shape(rows, weights, IQ2_S)
-    blocks = np.empty((len(rows), n_blocks), BLOCK)
-    out = blocks.view(np.uint8).reshape(-1)
-    if weights is None:
-        failure = _quantize_plain(as_source(rows), tables(grids.IQ2_S, EIGHT), out)
-    else:
-        failure = _quantize_weighted(as_source(rows), weights, tables(grids.IQ2_S, EIGHT), out)
-    check_encoded(failure, n_blocks, IQ2_S)
-    return blocks
+    return encode(
+        rows, weights, IQ2_S, BLOCK, _quantize_plain, _quantize_weighted, (tables(grids.IQ2_S, EIGHT),)
+    )
 
 
 _BYTES = BLOCK.itemsize

@@ -22,11 +22,9 @@ import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ2_XS
 from quantize.formats import grids
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, encode
 from quantize.formats.grid_blocks import (
     SubBlock,
-    check_encoded,
-    check_importances,
     code_scales,
     first_failure,
     join_halves,
@@ -48,7 +46,7 @@ from quantize.formats.octets import EIGHT
 from quantize.formats.packing import unpack
 from quantize.formats.search import EMPTY
 from quantize.formats.super_block import mean_square, weigh
-from quantize.formats.tiles import as_source, load_blocks, load_importances, padded_words, store_blocks
+from quantize.formats.tiles import load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "<u2", 32), ("scales", "u1", 8)])
 
@@ -75,14 +73,7 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     raises   ShapeError if rows or weights do not fit, NeedsImportance without weights, BadWeights where
              squared errors overflow
     """
-    n_blocks = check_shape(rows, weights, IQ2_XS)
-    weights = check_importances(weights, IQ2_XS)
-    blocks = np.empty((len(rows), n_blocks), BLOCK)
-    failure = _quantize(
-        as_source(rows), weights, tables(grids.IQ2_XS, EIGHT), blocks.view(np.uint8).reshape(-1)
-    )
-    check_encoded(failure, n_blocks, IQ2_XS)
-    return blocks
+    return encode(rows, weights, IQ2_XS, BLOCK, weighted=_quantize, tables=(tables(grids.IQ2_XS, EIGHT),))
 
 
 _BYTES = BLOCK.itemsize

@@ -23,11 +23,9 @@ import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ2_XXS
 from quantize.formats import grids
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, encode
 from quantize.formats.grid_blocks import (
     SubBlock,
-    check_encoded,
-    check_importances,
     code_scales,
     first_failure,
     join_halves,
@@ -49,7 +47,7 @@ from quantize.formats.lanes import LANES, Floats, Mask, any_lane, maximum, selec
 from quantize.formats.octets import EIGHT
 from quantize.formats.search import EMPTY, ZERO, search_positive
 from quantize.formats.super_block import mean_square, weigh
-from quantize.formats.tiles import as_source, load_blocks, load_importances, padded_words, store_blocks
+from quantize.formats.tiles import load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", [("indices", "u1", 4), ("signs_scale", "<u4")], 8)])
 
@@ -77,14 +75,7 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     raises   ShapeError if rows or weights do not fit, NeedsImportance without weights, BadWeights where
              squared errors overflow
     """
-    n_blocks = check_shape(rows, weights, IQ2_XXS)
-    weights = check_importances(weights, IQ2_XXS)
-    blocks = np.empty((len(rows), n_blocks), BLOCK)
-    failure = _quantize(
-        as_source(rows), weights, tables(grids.IQ2_XXS, EIGHT), blocks.view(np.uint8).reshape(-1)
-    )
-    check_encoded(failure, n_blocks, IQ2_XXS)
-    return blocks
+    return encode(rows, weights, IQ2_XXS, BLOCK, weighted=_quantize, tables=(tables(grids.IQ2_XXS, EIGHT),))
 
 
 _BYTES = BLOCK.itemsize

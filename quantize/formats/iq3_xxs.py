@@ -24,12 +24,11 @@ import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ3_XXS
 from quantize.formats import grids
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32 import float_at
 from quantize.formats.grid_blocks import (
     ELEMS,
     SubBlock,
-    check_encoded,
     code_scales,
     first_failure,
     join_halves,
@@ -54,7 +53,7 @@ from quantize.formats.lane_memory import Tile, float_tile, int_tile, tail
 from quantize.formats.lanes import LANES, Floats, Mask, any_lane, select, shift_right_logical, splat
 from quantize.formats.octets import EIGHT
 from quantize.formats.super_block import mean_square, weigh
-from quantize.formats.tiles import as_source, load_blocks, load_importances, padded_words, store_blocks
+from quantize.formats.tiles import load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 64), ("words", "<u4", 8)])
 
@@ -65,10 +64,7 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     blocks   BLOCK (n_rows, n_blocks)
     returns  float32 (n_rows, n_blocks * 256)
     """
-    rows = np.empty((blocks.shape[0], blocks.shape[1] * ELEMS), np.float32)
-    data = np.ascontiguousarray(blocks).view(np.uint8).reshape(-1)
-    _decode(data, point_values(grids.IQ3_XXS), rows.reshape(-1))
-    return rows
+    return decode(blocks, IQ3_XXS, _decode, (point_values(grids.IQ3_XXS),))
 
 
 def quantize(rows: Rows, weights: Weights) -> Blocks:
@@ -79,15 +75,9 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     returns  BLOCK (n_rows, n_cols // 256)
     raises   ShapeError if rows or weights do not fit, BadWeights where squared errors overflow
     """
-    n_blocks = check_shape(rows, weights, IQ3_XXS)
-    blocks = np.empty((len(rows), n_blocks), BLOCK)
-    out = blocks.view(np.uint8).reshape(-1)
-    if weights is None:
-        failure = _quantize_plain(as_source(rows), tables(grids.IQ3_XXS, EIGHT), out)
-    else:
-        failure = _quantize_weighted(as_source(rows), weights, tables(grids.IQ3_XXS, EIGHT), out)
-    check_encoded(failure, n_blocks, IQ3_XXS)
-    return blocks
+    return encode(
+        rows, weights, IQ3_XXS, BLOCK, _quantize_plain, _quantize_weighted, (tables(grids.IQ3_XXS, EIGHT),)
+    )
 
 
 _HALF = np.float32(0.5)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ4_NL
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32 import ELEMS, float_at, prepend_half
 from quantize.formats.half import to_half_bits
 from quantize.formats.iq4 import levels_of, nearest_code, search_levels
@@ -24,7 +24,7 @@ from quantize.formats.lane_memory import Tile, float_tile, int_tile, load, store
 from quantize.formats.lanes import LANES, Floats, select, splat, square_root
 from quantize.formats.packing import pack
 from quantize.formats.search import ONE, ZERO
-from quantize.formats.tiles import as_source, load_blocks, load_importances, padded_words, store_blocks
+from quantize.formats.tiles import load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 16)])
 
@@ -35,9 +35,7 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     blocks   BLOCK (n_rows, n_blocks)
     returns  float32 (n_rows, n_blocks * 32)
     """
-    rows = np.empty((blocks.shape[0], blocks.shape[1] * ELEMS), np.float32)
-    _decode(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), rows.reshape(-1))
-    return rows
+    return decode(blocks, IQ4_NL, _decode)
 
 
 def quantize(rows: Rows, weights: Weights) -> Blocks:
@@ -48,13 +46,7 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     returns  BLOCK (n_rows, n_cols // 32)
     raises   ShapeError if rows or weights do not fit
     """
-    blocks = np.empty((len(rows), check_shape(rows, weights, IQ4_NL)), BLOCK)
-    out = blocks.view(np.uint8).reshape(-1)
-    if weights is None:
-        _quantize_plain(as_source(rows), out)
-    else:
-        _quantize_weighted(as_source(rows), weights, out)
-    return blocks
+    return encode(rows, weights, IQ4_NL, BLOCK, _quantize_plain, _quantize_weighted)
 
 
 _BYTES = BLOCK.itemsize

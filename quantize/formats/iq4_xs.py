@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ4_XS
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32 import float_at
 from quantize.formats.half import to_half_bits
 from quantize.formats.iq4 import ELEMS, levels_of, nearest_code, search_levels
@@ -30,7 +30,7 @@ from quantize.formats.lanes import LANES, select, splat, square_root, to_float
 from quantize.formats.packing import pack
 from quantize.formats.rounding import clamp, nearest_int
 from quantize.formats.search import ONE, ZERO, farthest_from_zero
-from quantize.formats.tiles import as_source, load_blocks, load_importances, padded_words, store_blocks
+from quantize.formats.tiles import load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "<u2"), ("scales_h", "<u2"), ("scales_l", "u1", 4), ("qs", "u1", 128)])
 
@@ -41,9 +41,7 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     blocks   BLOCK (n_rows, n_blocks)
     returns  float32 (n_rows, n_blocks * 256)
     """
-    rows = np.empty((blocks.shape[0], blocks.shape[1] * _SUPER_ELEMS), np.float32)
-    _decode(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), rows.reshape(-1))
-    return rows
+    return decode(blocks, IQ4_XS, _decode)
 
 
 def quantize(rows: Rows, weights: Weights) -> Blocks:
@@ -54,13 +52,7 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     returns  BLOCK (n_rows, n_cols // 256)
     raises   ShapeError if rows or weights do not fit
     """
-    blocks = np.empty((len(rows), check_shape(rows, weights, IQ4_XS)), BLOCK)
-    out = blocks.view(np.uint8).reshape(-1)
-    if weights is None:
-        _quantize_plain(as_source(rows), out)
-    else:
-        _quantize_weighted(as_source(rows), weights, out)
-    return blocks
+    return encode(rows, weights, IQ4_XS, BLOCK, _quantize_plain, _quantize_weighted)
 
 
 _BYTES = BLOCK.itemsize

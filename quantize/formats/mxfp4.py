@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import MXFP4
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32 import ELEMS
 from quantize.formats.fp4 import ZERO, doubled_values, nearest_codes
 from quantize.formats.kernel import kernel, part
@@ -39,7 +39,7 @@ from quantize.formats.lanes import (
     splat,
 )
 from quantize.formats.packing import pack
-from quantize.formats.tiles import as_source, load_blocks, padded_words, store_blocks
+from quantize.formats.tiles import load_blocks, padded_words, store_blocks
 
 BLOCK = np.dtype([("e", "u1"), ("qs", "u1", 16)])
 
@@ -50,9 +50,7 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     blocks   BLOCK (n_rows, n_blocks)
     returns  float32 (n_rows, n_blocks * 32)
     """
-    rows = np.empty((blocks.shape[0], blocks.shape[1] * ELEMS), np.float32)
-    _decode(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), rows.reshape(-1))
-    return rows
+    return decode(blocks, MXFP4, _decode)
 
 
 def quantize(rows: Rows, weights: Weights) -> Blocks:
@@ -63,9 +61,7 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     returns  BLOCK (n_rows, n_cols // 32)
     raises   ShapeError if rows or weights do not fit
     """
-    blocks = np.empty((len(rows), check_shape(rows, weights, MXFP4)), BLOCK)
-    _quantize(as_source(rows), _STEPS_BELOW, blocks.view(np.uint8).reshape(-1))
-    return blocks
+    return encode(rows, weights, MXFP4, BLOCK, _quantize, tables=(_STEPS_BELOW,))
 
 
 _BYTES = BLOCK.itemsize

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import NVFP4
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.fp4 import HALF, ZERO, doubled_values, first_best_codes, nearest_codes
 from quantize.formats.kernel import kernel, part
 from quantize.formats.lane_memory import float_tile, int_tile, store, tail
@@ -39,7 +39,7 @@ from quantize.formats.lanes import (
     to_int,
 )
 from quantize.formats.packing import pack
-from quantize.formats.tiles import as_source, load_blocks, padded_words, store_blocks
+from quantize.formats.tiles import load_blocks, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "u1", 4), ("qs", "u1", 32)])
 
@@ -50,9 +50,7 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     blocks   BLOCK (n_rows, n_blocks)
     returns  float32 (n_rows, n_blocks * 64)
     """
-    rows = np.empty((blocks.shape[0], blocks.shape[1] * _ELEMS), np.float32)
-    _decode(np.ascontiguousarray(blocks).view(np.int32).reshape(-1), rows.reshape(-1))
-    return rows
+    return decode(blocks, NVFP4, _decode, item=np.int32)
 
 
 def quantize(rows: Rows, weights: Weights) -> Blocks:
@@ -63,9 +61,7 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     returns  BLOCK (n_rows, n_cols // 64)
     raises   ShapeError if rows or weights do not fit
     """
-    blocks = np.empty((len(rows), check_shape(rows, weights, NVFP4)), BLOCK)
-    _quantize(as_source(rows), blocks.view(np.uint8).reshape(-1))
-    return blocks
+    return encode(rows, weights, NVFP4, BLOCK, _quantize)
 
 
 _ELEMS = 64

@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q1_0
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32 import ZERO, float_at, prepend_half
 from quantize.formats.half import to_half_bits
 from quantize.formats.kernel import kernel, part
 from quantize.formats.lane_memory import float_tile, int_tile, store
 from quantize.formats.lanes import LANES, absolute, bits, from_bits, lane_numbers, select, splat
-from quantize.formats.tiles import as_source, load_blocks, padded_words, store_blocks
+from quantize.formats.tiles import load_blocks, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 16)])
 
@@ -30,9 +30,7 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     blocks   BLOCK (n_rows, n_blocks)
     returns  float32 (n_rows, n_blocks * 128)
     """
-    rows = np.empty((blocks.shape[0], blocks.shape[1] * _ELEMS), np.float32)
-    _decode(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), rows.reshape(-1))
-    return rows
+    return decode(blocks, Q1_0, _decode)
 
 
 def quantize(rows: Rows, weights: Weights) -> Blocks:
@@ -43,9 +41,7 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     returns  BLOCK (n_rows, n_cols // 128)
     raises   ShapeError if rows or weights do not fit
     """
-    blocks = np.empty((len(rows), check_shape(rows, weights, Q1_0)), BLOCK)
-    _quantize(as_source(rows), blocks.view(np.uint8).reshape(-1))
-    return blocks
+    return encode(rows, weights, Q1_0, BLOCK, _quantize)
 
 
 _ELEMS = 128

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q4_1
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32 import (
     ELEMS,
     add_minimum,
@@ -30,7 +30,7 @@ from quantize.formats.lanes import LANES, Floats, to_float
 from quantize.formats.packing import pack
 from quantize.formats.rounding import clamp, nearest_int
 from quantize.formats.search import search_affine
-from quantize.formats.tiles import as_source, load_blocks, padded_words, store_blocks
+from quantize.formats.tiles import load_blocks, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "<u2"), ("m", "<u2"), ("qs", "u1", 16)])
 
@@ -41,9 +41,7 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     blocks   BLOCK (n_rows, n_blocks)
     returns  float32 (n_rows, n_blocks * 32)
     """
-    rows = np.empty((blocks.shape[0], blocks.shape[1] * ELEMS), np.float32)
-    _decode(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), rows.reshape(-1))
-    return rows
+    return decode(blocks, Q4_1, _decode)
 
 
 def quantize(rows: Rows, weights: Weights) -> Blocks:
@@ -54,14 +52,7 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     returns  BLOCK (n_rows, n_cols // 32)
     raises   ShapeError if rows or weights do not fit
     """
-    n_blocks = check_shape(rows, weights, Q4_1)
-    blocks = np.empty((len(rows), n_blocks), BLOCK)
-    out = blocks.view(np.uint8).reshape(-1)
-    if weights is None:
-        _quantize_plain(as_source(rows), out)
-    else:
-        _quantize_weighted(as_source(rows), weights, out)
-    return blocks
+    return encode(rows, weights, Q4_1, BLOCK, _quantize_plain, _quantize_weighted)
 
 
 _TOP = 15

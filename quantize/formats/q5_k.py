@@ -18,24 +18,25 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q5_K
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32 import float_at
-from quantize.formats.half import from_half_bits, to_half_bits
+from quantize.formats.half import to_half_bits
 from quantize.formats.kernel import kernel, part
 from quantize.formats.lane_memory import Tile, float_tile, int_tile, store, tail
-from quantize.formats.lanes import LANES, minimum, shift_right_logical, to_float
-from quantize.formats.packing import codes_at, pack, pack_scales, scale_at, unpack_scale
-from quantize.formats.search import affine_codes, search_positive
+from quantize.formats.lanes import LANES, minimum, to_float
+from quantize.formats.packing import codes_at, pack, pack_scales, scale_at
+from quantize.formats.search import search_positive
 from quantize.formats.super_block import (
     ELEMS,
     AffineFit,
     code_by_largest,
+    codes_as_stored,
     fit_sub_blocks,
     mean_square,
     weigh,
     weigh_by_magnitude,
 )
-from quantize.formats.tiles import as_source, load_blocks, load_importances, padded_words, store_blocks
+from quantize.formats.tiles import load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "<u2"), ("dmin", "<u2"), ("scales", "u1", 12), ("qh", "u1", 32), ("qs", "u1", 128)])
 
@@ -46,9 +47,7 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     blocks   BLOCK (n_rows, n_blocks)
     returns  float32 (n_rows, n_blocks * 256)
     """
-    rows = np.empty((blocks.shape[0], blocks.shape[1] * ELEMS), np.float32)
-    _decode(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), rows.reshape(-1))
-    return rows
+    return decode(blocks, Q5_K, _decode)
 
 
 def quantize(rows: Rows, weights: Weights) -> Blocks:
@@ -59,13 +58,7 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     returns  BLOCK (n_rows, n_cols // 256)
     raises   ShapeError if rows or weights do not fit
     """
-    blocks = np.empty((len(rows), check_shape(rows, weights, Q5_K)), BLOCK)
-    out = blocks.view(np.uint8).reshape(-1)
-    if weights is None:
-        _quantize_plain(as_source(rows), out)
-    else:
-        _quantize_weighted(as_source(rows), as_source(weights), out)
-    return blocks
+    return encode(rows, weights, Q5_K, BLOCK, _quantize_plain, _quantize_weighted)
 
 
 _BYTES = BLOCK.itemsize
@@ -130,13 +123,7 @@ def _pack_rest(x: Tile, fit: AffineFit, scale_codes: Tile, low_codes: Tile, word
         low_codes[j] = minimum(low_codes[j], _SCALE_TOP)
     pack_scales(scale_codes, low_codes, tail(words, 1))
     codes = int_tile(256)
-    d = from_half_bits(words[0] & 0xFFFF)
-    dmin = from_half_bits(shift_right_logical(words[0], 16))
-    for j in range(8):
-        scale = d * to_float(unpack_scale(tail(words, 1), 0, j))
-        minus_low = dmin * to_float(unpack_scale(tail(words, 1), 1, j))
-        sub, sub_codes = tail(x, 32 * j), tail(codes, 32 * j)
-        affine_codes(sub, scale, minus_low, fit.inverses[j], fit.code_lows[j], 32, _TOP, sub_codes)
+    codes_as_stored(x, fit, words, _TOP, codes)
     pack(codes, 4, 1, 32, 32, tail(words, 4))
     pack(codes, 0, 4, 32, 128, tail(words, 12))
 

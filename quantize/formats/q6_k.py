@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q6_K
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32 import float_at
 from quantize.formats.half import from_half_bits, to_half_bits
 from quantize.formats.kernel import kernel, part
@@ -27,7 +27,7 @@ from quantize.formats.packing import codes_at, pack
 from quantize.formats.rounding import nearest_int
 from quantize.formats.search import EMPTY, ONE, farthest_from_zero, symmetric_codes
 from quantize.formats.super_block import ELEMS, fit_symmetric_sub_blocks
-from quantize.formats.tiles import as_source, load_blocks, load_importances, padded_words, store_blocks
+from quantize.formats.tiles import load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = np.dtype([("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", "<u2")])
 
@@ -38,9 +38,7 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     blocks   BLOCK (n_rows, n_blocks)
     returns  float32 (n_rows, n_blocks * 256)
     """
-    rows = np.empty((blocks.shape[0], blocks.shape[1] * ELEMS), np.float32)
-    _decode(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), rows.reshape(-1))
-    return rows
+    return decode(blocks, Q6_K, _decode)
 
 
 def quantize(rows: Rows, weights: Weights) -> Blocks:
@@ -51,13 +49,7 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     returns  BLOCK (n_rows, n_cols // 256)
     raises   ShapeError if rows or weights do not fit
     """
-    blocks = np.empty((len(rows), check_shape(rows, weights, Q6_K)), BLOCK)
-    out = blocks.view(np.uint8).reshape(-1)
-    if weights is None:
-        _quantize_plain(as_source(rows), out)
-    else:
-        _quantize_weighted(as_source(rows), as_source(weights), out)
-    return blocks
+    return encode(rows, weights, Q6_K, BLOCK, _quantize_plain, _quantize_weighted)
 
 
 _BYTES = BLOCK.itemsize

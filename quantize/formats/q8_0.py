@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q8_0
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32 import ELEMS, INFINITY, ONE, ZERO, float_at, prepend_half
 from quantize.formats.half import to_half_bits
 from quantize.formats.kernel import kernel
 from quantize.formats.lane_memory import float_tile, int_tile, load, store
 from quantize.formats.lanes import LANES, absolute, bits, from_bits, maximum, select, splat, to_float, to_int
 from quantize.formats.packing import pack
-from quantize.formats.tiles import as_source, load_blocks, padded_words, store_blocks
+from quantize.formats.tiles import load_blocks, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "i1", 32)])
 
@@ -31,9 +31,7 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     blocks   BLOCK (n_rows, n_blocks)
     returns  float32 (n_rows, n_blocks * 32)
     """
-    rows = np.empty((blocks.shape[0], blocks.shape[1] * ELEMS), np.float32)
-    _decode(np.ascontiguousarray(blocks).view(np.int8).reshape(-1), rows.reshape(-1))
-    return rows
+    return decode(blocks, Q8_0, _decode, item=np.int8)
 
 
 def quantize(rows: Rows, weights: Weights) -> Blocks:
@@ -44,10 +42,7 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     returns  BLOCK (n_rows, n_cols // 32)
     raises   ShapeError if rows or weights do not fit
     """
-    n_blocks = check_shape(rows, weights, Q8_0)
-    blocks = np.empty((len(rows), n_blocks), BLOCK)
-    _quantize(as_source(rows), blocks.view(np.uint8).reshape(-1))
-    return blocks
+    return encode(rows, weights, Q8_0, BLOCK, _quantize)
 
 
 _TOP = np.float32(127)

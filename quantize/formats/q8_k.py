@@ -17,15 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q8_K
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32 import ONE, ZERO
 from quantize.formats.kernel import kernel
 from quantize.formats.lane_memory import float_tile, int_tile, load, store, tail
-from quantize.formats.lanes import LANES, bits, minimum, select, splat, to_float
+from quantize.formats.lanes import LANES, bits, from_bits, minimum, select, splat, to_float
 from quantize.formats.packing import pack
 from quantize.formats.rounding import nearest_int
 from quantize.formats.search import farthest_from_zero
-from quantize.formats.tiles import as_source, load_blocks, padded_words, store_blocks
+from quantize.formats.tiles import load_blocks, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "<f4"), ("qs", "i1", 256), ("bsums", "<i2", 16)])
 
@@ -36,10 +36,7 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     blocks   BLOCK (n_rows, n_blocks)
     returns  float32 (n_rows, n_blocks * 256)
     """
-    rows = np.empty((blocks.shape[0], blocks.shape[1] * _ELEMS), np.float32)
-    flat = np.ascontiguousarray(blocks).reshape(-1)
-    _decode(flat.view(np.int8), flat.view(np.float32), rows.reshape(-1))
-    return rows
+    return decode(blocks, Q8_K, _decode, item=np.int8)
 
 
 def quantize(rows: Rows, weights: Weights) -> Blocks:
@@ -50,9 +47,7 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     returns  BLOCK (n_rows, n_cols // 256)
     raises   ShapeError if rows or weights do not fit
     """
-    blocks = np.empty((len(rows), check_shape(rows, weights, Q8_K)), BLOCK)
-    _quantize(as_source(rows), blocks.view(np.uint8).reshape(-1))
-    return blocks
+    return encode(rows, weights, Q8_K, BLOCK, _quantize)
 
 
 _ELEMS = 256
@@ -62,10 +57,13 @@ _TOP = np.float32(127)
 
 
 @kernel
-def _decode(data: npt.NDArray[np.int8], words: npt.NDArray[np.float32], out: npt.NDArray[np.float32]) -> None:
+def _decode(data: npt.NDArray[np.int8], out: npt.NDArray[np.float32]) -> None:
     for k in range(data.size // _BYTES):
         start = k * _BYTES
-        d = words[start // 4]
+        word = 0
+        for byte in range(4):
+            word |= (data[start + byte] & 0xFF) << 8 * byte
+        d = from_bits(word)
         for i in range(0, _ELEMS, LANES):
             store(out, k * _ELEMS + i, d * to_float(load(data, start + 4 + i)))
 

@@ -11,11 +11,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from quantize.formats.half import from_half_bits
 from quantize.formats.kernel import part
 from quantize.formats.lane_memory import Tile, beside, tail
-from quantize.formats.lanes import Floats, absolute, maximum, select, splat, square_root
+from quantize.formats.lanes import (
+    Floats,
+    absolute,
+    maximum,
+    select,
+    shift_right_logical,
+    splat,
+    square_root,
+    to_float,
+)
+from quantize.formats.packing import unpack_scale
 from quantize.formats.rounding import nearest_int
-from quantize.formats.search import ZERO, search_affine, search_affine_absolute, search_symmetric
+from quantize.formats.search import (
+    ZERO,
+    affine_codes,
+    search_affine,
+    search_affine_absolute,
+    search_symmetric,
+)
 
 ELEMS = 256
 
@@ -121,3 +138,15 @@ def code_by_largest(x: Tile, count: int, top: int, codes: Tile) -> Floats:
     for j in range(count):
         codes[j] = nearest_int(inverse * x[j]) & 0xFF
     return largest / np.float32(top)
+
+
+@part
+def codes_as_stored(x: Tile, fit: AffineFit, words: Tile, top: int, codes: Tile) -> None:
+    """Fill 256 codes, 0 .. top, by what `words` of Q4_K or Q5_K hold: d, dmin, 8 scales and 8 minimums."""
+    d = from_half_bits(words[0] & 0xFFFF)
+    dmin = from_half_bits(shift_right_logical(words[0], 16))
+    for j in range(8):
+        scale = d * to_float(unpack_scale(tail(words, 1), 0, j))
+        minus_low = dmin * to_float(unpack_scale(tail(words, 1), 1, j))
+        sub, sub_codes = tail(x, 32 * j), tail(codes, 32 * j)
+        affine_codes(sub, scale, minus_low, fit.inverses[j], fit.code_lows[j], 32, top, sub_codes)

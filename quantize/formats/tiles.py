@@ -22,20 +22,6 @@ from quantize.formats.lane_memory import Tile, TileType, item_pointer, load
 from quantize.formats.lanes import INTS, LANES, Floats, operation
 
 
-def as_source(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return rows as the flat array that kernels read, without a copy when they are C-contiguous and aligned.
-
-    numba has no 16-bit floats, so their bits travel as integers, and the integer's type says which they are:
-    float32 as it is, bfloat16 as uint16, float16 as int16. The array is read-only, whether rows are or not:
-    these are two types to numba, and a kernel would be compiled for each.
-    """
-    flat = np.require(rows, requirements=["C", "A"]).reshape(-1)
-    bits = {np.dtype(np.float32): np.float32, np.dtype(np.float16): np.int16}
-    source = flat.view(bits.get(rows.dtype, np.uint16))
-    source.flags.writeable = False
-    return source
-
-
 def padded_words(block_bytes: int) -> int:
     """Return the size of a Tile of words for such blocks: `store_blocks` transposes LANES words at a time."""
     return -(-block_bytes // (4 * LANES)) * LANES
@@ -92,7 +78,7 @@ def store_blocks(words: Tile, out: npt.NDArray[np.uint8], first: int, block_byte
 
 
 def _read(source: npt.NDArray[Any], index: int) -> Floats:
-    """Return source[index : index + LANES] of any array made by `as_source`, as Floats."""
+    """Return source[index : index + LANES] of any array made by `base.as_source`, as Floats."""
     raise NotImplementedError("for kernels only")
 
 

@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import TQ2_0
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, check_shape
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32 import float_at
 from quantize.formats.kernel import kernel
 from quantize.formats.lane_memory import float_tile, int_tile, load, store
 from quantize.formats.lanes import LANES, to_float
 from quantize.formats.packing import pack
 from quantize.formats.ternary import ternary_codes
-from quantize.formats.tiles import as_source, load_blocks, padded_words, store_blocks
+from quantize.formats.tiles import load_blocks, padded_words, store_blocks
 
 BLOCK = np.dtype([("qs", "u1", 64), ("d", "<u2")])
 
@@ -33,9 +33,7 @@ def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     blocks   BLOCK (n_rows, n_blocks)
     returns  float32 (n_rows, n_blocks * 256)
     """
-    rows = np.empty((blocks.shape[0], blocks.shape[1] * _ELEMS), np.float32)
-    _decode(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1), rows.reshape(-1))
-    return rows
+    return decode(blocks, TQ2_0, _decode)
 
 
 def quantize(rows: Rows, weights: Weights) -> Blocks:
@@ -46,9 +44,7 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     returns  BLOCK (n_rows, n_cols // 256)
     raises   ShapeError if rows or weights do not fit
     """
-    blocks = np.empty((len(rows), check_shape(rows, weights, TQ2_0)), BLOCK)
-    _quantize(as_source(rows), blocks.view(np.uint8).reshape(-1))
-    return blocks
+    return encode(rows, weights, TQ2_0, BLOCK, _quantize)
 
 
 _ELEMS = 256

@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from quantize.formats.base import as_source
 from quantize.formats.kernel import part
 from quantize.formats.lane_memory import float_tile, int_tile, store
 from quantize.formats.lanes import LANES, bits
 from quantize.formats.packing import pack, unpack
-from quantize.formats.tiles import as_source, load_blocks, load_importances, padded_words, store_blocks
+from quantize.formats.tiles import load_blocks, load_importances, padded_words, store_blocks
 
 Array = npt.NDArray[Any]
 
