@@ -72,10 +72,16 @@ def _finite(data: Any) -> Any:
     return data
 
 
+def size_text(n_bytes: float) -> str:
+    """A rounded size: 1536 -> "1.50 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n_bytes < 1024:
+            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.2f} {unit}"
+        n_bytes /= 1024
+    return f"{n_bytes:.2f} TiB"
+
+
 def bytes_text(n_bytes: int) -> str:
     """A size: "1,234 bytes", with a rounded one behind it when that is easier to read."""
     exact = f"{n_bytes:,} bytes"
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
-        if n_bytes >= size:
-            return f"{exact} ({n_bytes / size:,.2f} {unit})"
-    return exact
+    return exact if n_bytes < 1 << 20 else f"{exact} ({size_text(n_bytes)})"

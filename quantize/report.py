@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from gguf_tools.text import size_text
 from quantize.pipeline import Preparation, Result
 from quantize.plan import Plan, TensorPlan
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-def size_text(n_bytes: float) -> str:
-    """Return a size for people: 1536 -> "1.50 KiB"."""
-    for unit in _UNITS:
-        if n_bytes < 1024 or unit == _UNITS[-1]:
-            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.2f} {unit}"
-        n_bytes /= 1024
-    raise AssertionError
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
