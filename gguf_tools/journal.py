@@ -6,13 +6,15 @@
 
     kind       number   value
     CHUNK      which    a digest of what the chunk was made of, or 0: its bytes have been written
-    PUBLISHED  which    the inode of this output, which is whole and about to get its name
+    PUBLISHED  which    the inode of this output: all its chunks are there, next come its header and its name
     SYNCED     0        so many CHUNK records of the file stand for bytes that are on the disk itself
-    BOOT       0        a digest of this start of the machine; a session begins with it
+    BOOT       0        a digest of this start of the machine: a session begins; 0: the disk has failed
+    FORGOTTEN  first    so many chunks from this one on are no longer done: the file that they were in is gone
 
 A process that is killed leaves all that it has written to the kernel, so its records hold. After a crash of
-the machine only what was synced before it does: a session under another BOOT forgets the CHUNK records that
-no SYNCED covers. A record that was cut short, and whatever follows it, never happened.
+the machine, or a failure of the disk, only what was synced before it does: under another BOOT the CHUNK
+records that no SYNCED covers are forgotten. A record that was cut short, and whatever follows it, never
+happened.
 """
 
 from __future__ import annotations
@@ -53,6 +55,10 @@ class _Kind(IntEnum):
     PUBLISHED = 2
     SYNCED = 3
     BOOT = 4
+    FORGOTTEN = 5
+
+
+_DISK_FAILED = 0
 
 
 class Journal:
@@ -65,42 +71,50 @@ class Journal:
     done       chunk -> its digest, of all chunks that are done
     published  output -> its inode, of the outputs that were given their names, or were about to
 
-    raises  OutputError if the file can't be written, if another process has it open, or if it is about
-            something else, naming the first difference
+    raises  OutputError if the file can't be written, if another process has it open, or if it has chunks of
+            something else that are done, naming the first difference
     """
 
     def __init__(
         self, path: str | os.PathLike[str], about: Mapping[str, Any], *, restart: bool = False
     ) -> None:
-        output = Path(path)
-        self.path = output.with_name(output.name + JOURNAL_SUFFIX)
+        self.path = journal_path(Path(path))
         self.run = os.urandom(8)
         self.done: dict[int, int] = {}
         self.published: dict[int, int] = {}
         self._lock = threading.Lock()
-        self._n_chunk_records = 0
+        self._chunk_records: list[int] = []
+        self._n_synced = 0
         self._synced_at = time.monotonic()
         self._fd = _open_locked(self.path)
         try:
             self._begin(json.loads(json.dumps({"journal": FORMAT, **about})), restart)
         except BaseException:
-            self.close()
+            if self._has_something_done:
+                self.close()
+            else:
+                self.remove()
             raise
+
+    @property
+    def _has_something_done(self) -> bool:
+        return bool(self.done or self.published)
 
     def _begin(self, about: dict[str, Any], restart: bool) -> None:
         data = b"" if restart else self._read()
         line, newline, records = data.partition(b"\n")
         stored = _parsed(line) if newline else None
+        n_valid = self._load(records) if stored else 0
         try:
-            if stored is None:
+            if stored and self._has_something_done:
+                self.run = bytes.fromhex(stored.pop(_RUN))
+                self._refuse_another(stored, about)
+                os.ftruncate(self._fd, len(line) + 1 + n_valid)
+            else:
+                self._chunk_records, self._n_synced = [], 0
                 head = json.dumps({_RUN: self.run.hex(), **about}, separators=(",", ":"))
                 os.ftruncate(self._fd, 0)
                 _write_all(self._fd, head.encode() + b"\n")
-            else:
-                self.run = bytes.fromhex(stored.pop(_RUN))
-                self._refuse_another(stored, about)
-                n_valid = self._load(records)
-                os.ftruncate(self._fd, len(line) + 1 + n_valid)
         except OSError as error:
             raise OutputError(f"{self.path}: can't be written: {error.strerror}") from error
         self._append(_Kind.BOOT, 0, _this_boot())
@@ -130,18 +144,24 @@ class Journal:
         with self._lock:
             self._append(_Kind.CHUNK, chunk, digest)
             self.done[chunk] = digest
-            self._n_chunk_records += 1
+            self._chunk_records.append(chunk)
 
     def finish_output(self, number: int, inode: int) -> None:
-        """Remember that an output is whole, and on the disk; it is renamed right after this."""
+        """Remember that all chunks of an output are on the disk; now it gets its header and its name."""
         with self._lock:
             self._append(_Kind.PUBLISHED, number, inode)
             self.published[number] = inode
+            self._sync_records()
 
-    def forget(self, chunks: Iterable[int]) -> None:
-        """Let chunks be done no longer, for this session: the file that they were in is gone."""
-        for chunk in chunks:
-            self.done.pop(chunk, None)
+    def forget(self, chunks: range) -> None:
+        """Let chunks be done no longer: the file that they were in is gone.
+
+        To be called before another file can be taken for that one.
+        """
+        with self._lock:
+            if not self.done.keys().isdisjoint(chunks):
+                self._append(_Kind.FORGOTTEN, chunks.start, len(chunks))
+                self._drop(chunks)
 
     def is_sync_due(self) -> bool:
         """Whether it is time for `sync`; says so to one caller only."""
@@ -154,17 +174,34 @@ class Journal:
     def sync(self, files: Iterable[int]) -> None:
         """Bring what has been written to `files` (descriptors) to the disk, and remember that.
 
-        raises  OutputError if the disk fails
+        raises  OutputError if the disk fails. What it has lost then, nobody knows: the chunks since the last
+                sync are forgotten
         """
         with self._lock:
-            n_covered = self._n_chunk_records
+            n_covered = len(self._chunk_records)
         try:
             for fd in files:
                 os.fdatasync(fd)
         except OSError as error:
+            with self._lock:
+                self._drop(self._chunk_records[self._n_synced :])
+                self._append(_Kind.BOOT, 0, _DISK_FAILED)
             raise OutputError(f"{self.path}: the output can't be synced: {error.strerror}") from error
         with self._lock:
             self._append(_Kind.SYNCED, 0, n_covered)
+            self._n_synced = n_covered
+            self._sync_records()
+
+    def _drop(self, chunks: Iterable[int]) -> None:
+        for chunk in chunks:
+            self.done.pop(chunk, None)
+
+    def _sync_records(self) -> None:
+        """Bring the records themselves to the disk; without them, what they are about would be done again."""
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            raise OutputError(f"{self.path}: can't be synced: {error.strerror}") from error
 
     def _append(self, kind: _Kind, number: int, value: int) -> None:
         record = _RECORD.pack(kind, number, value)
@@ -179,9 +216,7 @@ class Journal:
 
     def _load(self, data: bytes) -> int:
         """Take over the valid records at the start of `data`; returns how many bytes they are."""
-        chunks: list[tuple[int, int]] = []
-        n_synced = 0
-        boot = 0
+        boot = _DISK_FAILED
         n_valid = 0
         for start in range(0, len(data) - _RECORD_BYTES + 1, _RECORD_BYTES):
             record = data[start : start + _RECORD.size]
@@ -190,19 +225,20 @@ class Journal:
             kind, number, value = _RECORD.unpack(record)
             n_valid = start + _RECORD_BYTES
             if kind == _Kind.CHUNK:
-                chunks.append((number, value))
+                self.done[number] = value
+                self._chunk_records.append(number)
             elif kind == _Kind.PUBLISHED:
                 self.published[number] = value
             elif kind == _Kind.SYNCED:
-                n_synced = max(n_synced, value)
+                self._n_synced = max(self._n_synced, value)
+            elif kind == _Kind.FORGOTTEN:
+                self._drop(range(number, number + value))
             elif kind == _Kind.BOOT:
-                if boot and value != boot:
-                    chunks[n_synced:] = [(-1, 0)] * (len(chunks) - n_synced)
+                if value != boot:
+                    self._drop(self._chunk_records[self._n_synced :])
                 boot = value
         if boot != _this_boot():
-            chunks[n_synced:] = [(-1, 0)] * (len(chunks) - n_synced)
-        self._n_chunk_records = len(chunks)
-        self.done = {number: value for number, value in chunks if number >= 0}
+            self._drop(self._chunk_records[self._n_synced :])
         return n_valid
 
     def _refuse_another(self, stored: Mapping[str, Any], about: Mapping[str, Any]) -> None:
@@ -213,6 +249,11 @@ class Journal:
                 f"{self.path}: is that of another run: {where} was {_shown(old)}, now {_shown(new)};"
                 " --restart begins anew, or give the output another name"
             )
+
+
+def journal_path(output: Path) -> Path:
+    """Return where the journal of an output is."""
+    return output.with_name(output.name + JOURNAL_SUFFIX)
 
 
 def first_difference(old: Any, new: Any, where: str = "") -> tuple[str, Any, Any] | None:

@@ -4,7 +4,8 @@ The file grows as PATH.partial beside PATH and takes PATH's name only when `publ
 then whatever was at PATH stays as it was; leaving the `with` block unpublished removes the partial.
 
 A run that can be resumed keeps it: then the partial begins with a mark of the run where the header will be,
-so that no program takes it for a GGUF file, and no run for its own when it isn't.
+so that no program takes it for a GGUF file, and no run for its own when it isn't. The header's first bytes
+take the place of the mark when all the others are there.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class GGUFWriter:
     path      where the file shall be
     layout    what it shall be; its header is written at once, or by `publish` if there is a `run`
     inputs    files being read; an output that is one of them is refused
-    run       8 bytes that name a run which can be resumed: an unpublished partial stays, and one of this run
-              is gone on with
-    is_whole  all data of this run's partial have been written before: it may have its header already
+    run       8 bytes that name a run which can be resumed: an unpublished partial stays, and one that has the
+              mark of this run is gone on with. A new one gets it from `mark`
+    whole     inode of this run's partial if all its data have been written: it may have its header already
     resumed   whether there was a partial of this run; what has been written to it is there
 
     Raises OutputError, naming the file, if the folder can't be written, if there is too little space,
@@ -52,7 +53,7 @@ class GGUFWriter:
         inputs: Iterable[str | os.PathLike[str]] = (),
         *,
         run: bytes | None = None,
-        is_whole: bool = False,
+        whole: int | None = None,
     ) -> None:
         self.path = Path(path)
         self.partial = self.path.with_name(self.path.name + PARTIAL_SUFFIX)
@@ -60,7 +61,8 @@ class GGUFWriter:
         self.resumed = False
         self._run = run
         self._fd = -1
-        _refuse_inputs(self.path, self.partial, inputs)
+        for written in (self.path, self.partial):
+            refuse_inputs(written, inputs)
         if self.path.is_dir():
             raise OutputError(f"{self.path}: is a directory, expected a file name")
         try:
@@ -69,10 +71,11 @@ class GGUFWriter:
             raise OutputError(f"{self.partial}: can't be created: {error.strerror}") from error
         try:
             self._claim()
-            self.resumed = run is not None and self._is_of_run(run, is_whole)
+            self.resumed = run is not None and self._is_of_run(run, whole)
             if not self.resumed:
                 self._reserve()
-                self.write(0, layout.header if run is None else _MARK + run)
+            if run is None:
+                self.write(0, layout.header)
         except BaseException:
             if self.resumed:
                 self.close()
@@ -119,13 +122,20 @@ class GGUFWriter:
         except OSError as error:
             raise OutputError(f"{self.partial}: can't be written: {error.strerror}") from error
 
+    def mark(self) -> None:
+        """Let the run that this partial belongs to go on with it; raises OutputError."""
+        assert self._run is not None, "no run to belong to"
+        self.write(0, _MARK + self._run)
+
     def seal(self) -> int:
         """Make the file whole and durable, still under its partial's name; returns its inode.
 
         raises  OutputError if the write fails
         """
         if self._run is not None:
-            self.write(0, self.layout.header)
+            n_marked = len(_MARK) + len(self._run)
+            self.write(n_marked, self.layout.header[n_marked:])
+            self.write(0, self.layout.header[:n_marked])
         try:
             os.fsync(self._fd)
         except OSError as error:
@@ -155,12 +165,13 @@ class GGUFWriter:
             self.close()
             raise OutputError(f"{self.partial}: another process is writing it")
 
-    def _is_of_run(self, run: bytes, is_whole: bool) -> bool:
+    def _is_of_run(self, run: bytes, whole: int | None) -> bool:
         """Whether the partial is one that `run` has begun."""
-        if os.fstat(self._fd).st_size != self.layout.total_bytes:
+        status = os.fstat(self._fd)
+        if status.st_size != self.layout.total_bytes:
             return False
         start = os.pread(self._fd, len(_MARK) + len(run), 0)
-        return start == _MARK + run or (is_whole and self.layout.header.startswith(start))
+        return start == _MARK + run or (status.st_ino == whole and self.layout.header.startswith(start))
 
     def _reserve(self) -> None:
         """Take the space now, so that a full disk shows before hours of work."""
@@ -189,11 +200,11 @@ class GGUFWriter:
             self.close()
 
 
-def _refuse_inputs(path: Path, partial: Path, inputs: Iterable[str | os.PathLike[str]]) -> None:
+def refuse_inputs(written: Path, inputs: Iterable[str | os.PathLike[str]]) -> None:
+    """Raise OutputError if `written`, a file that is about to be written, is one of `inputs`."""
     for given in inputs:
-        for output in (path, partial):
-            if output.exists() and os.path.exists(given) and os.path.samefile(output, given):
-                raise OutputError(f"{path}: is an input of this run; write somewhere else")
+        if written.exists() and os.path.exists(given) and os.path.samefile(written, given):
+            raise OutputError(f"{written}: is an input of this run; write somewhere else")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -12,9 +12,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from gguf_tools.journal import Journal
+from gguf_tools.journal import Journal, journal_path
 from gguf_tools.layout import FileLayout
-from gguf_tools.writer import GGUFWriter
+from gguf_tools.writer import GGUFWriter, refuse_inputs
 from quantize.chunks import layout_chunks
 from quantize.encode import FillJob
 from quantize.executors import make_executor
@@ -59,6 +59,7 @@ def write_outputs(
              for what another run has left; what is done stays for the next run
     """
     outputs, inputs = tuple(outputs), tuple(inputs)
+    refuse_inputs(journal_path(outputs[0].path), inputs)
     numbers = _number_chunks(outputs, job)
     layouts = {output.path.name: output.layout for output in outputs}
     about = describe_run(layouts, job, inputs)
@@ -67,14 +68,21 @@ def write_outputs(
         parts: list[Part] = []
         try:
             for number, (output, chunks) in enumerate(zip(outputs, numbers, strict=True)):
-                if not _has_its_name(output, journal.published.get(number)):
-                    part = Part(number, _open_writer(output, chunks, journal, inputs), chunks)
-                    parts.append(part)
-                    stack.enter_context(part.writer)
+                inode = journal.published.get(number)
+                if _has_its_name(output, inode):
+                    continue
+                whole = inode if all(chunk in journal.done for chunk in chunks) else None
+                writer = GGUFWriter(output.path, output.layout, inputs, run=journal.run, whole=whole)
+                stack.enter_context(writer)
+                parts.append(Part(number, writer, chunks))
+                if not writer.resumed:
+                    journal.forget(chunks)
+                    writer.mark()
             n_resumed = len(journal.done)
 
             def finish(part: Part) -> None:
-                journal.finish_output(part.number, part.writer.seal())
+                journal.sync(other.writer.fileno() for other in parts if other.writer.is_open)
+                journal.finish_output(part.number, os.fstat(part.writer.fileno()).st_ino)
                 part.writer.publish()
 
             fill(parts, job, make_executor(n_threads), progress, journal, finish)
@@ -110,12 +118,3 @@ def _has_its_name(output: Output, inode: int | None) -> bool:
     except OSError:
         return False
     return found.st_ino == inode and found.st_size == output.layout.total_bytes
-
-
-def _open_writer(output: Output, chunks: range, journal: Journal, inputs: Iterable[Path]) -> GGUFWriter:
-    """Return the writer of an output; where its partial isn't there, its chunks are not done either."""
-    is_whole = all(number in journal.done for number in chunks)
-    writer = GGUFWriter(output.path, output.layout, inputs, run=journal.run, is_whole=is_whole)
-    if not writer.resumed:
-        journal.forget(chunks)
-    return writer

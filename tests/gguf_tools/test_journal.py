@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from pathlib import Path
 
@@ -40,8 +42,13 @@ def test_what_is_finished_is_there_next_time(output: Path) -> None:
         assert journal.done == {3: 0, 5: 2**64 - 1}
         assert journal.published == {0: 77}
         assert journal.run == run
-        journal.forget([3, 4])
+        journal.forget(range(3, 5))
         assert journal.done == {5: 2**64 - 1}
+    with Journal(output, ABOUT) as journal:
+        assert journal.done == {5: 2**64 - 1}
+        journal.finish(3)
+    with Journal(output, ABOUT) as journal:
+        assert journal.done == {3: 0, 5: 2**64 - 1}
         journal.remove()
     assert not journal_file(output).exists()
 
@@ -60,8 +67,19 @@ def test_another_run_is_refused_with_the_difference(output: Path) -> None:
         Journal(output, other)
     with Journal(output, other, restart=True) as journal:
         assert journal.done == {}
+        journal.finish(1)
     with pytest.raises(OutputError, match="now Q4_0"):
         Journal(output, ABOUT)
+
+
+def test_another_run_that_has_done_nothing_is_no_hindrance(output: Path) -> None:
+    with Journal(output, ABOUT) as journal:
+        run = journal.run
+    with Journal(output, {"type of": {}}) as journal:
+        assert journal.run != run
+        journal.finish(1)
+    with Journal(output, {"type of": {}}) as journal:
+        assert journal.done == {1: 0}
 
 
 def test_any_truncation_gives_a_prefix(output: Path) -> None:
@@ -123,6 +141,58 @@ def test_after_a_crash_of_the_machine_only_what_was_synced_counts(
     reboot(monkeypatch, tmp_path)
     with Journal(output, ABOUT) as journal:
         assert list(journal.done) == [0, 1]
+
+
+def test_after_a_failure_of_the_disk_only_what_was_synced_counts(
+    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A system that could not write pages out may have dropped them, and then shows what is on the disk."""
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with Journal(output, ABOUT) as journal, open(tmp_path / "data", "wb") as data:
+        journal.finish(0)
+        journal.sync([data.fileno()])
+        journal.finish(1)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", fail)
+            with pytest.raises(OutputError, match="the output can't be synced: Input/output error"):
+                journal.sync([data.fileno()])
+        assert list(journal.done) == [0]
+        journal.finish(2)  # by another thread
+    with Journal(output, ABOUT) as journal:
+        assert list(journal.done) == [0]
+
+
+def test_what_has_been_synced_is_known_on_the_disk_too(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", lambda fd: sizes.append(os.fstat(fd).st_size))
+    with Journal(output, ABOUT) as journal:
+        journal.finish(0)
+        journal.sync([])
+        journal.finish_output(0, inode=7)
+        assert len(sizes) == 2
+        assert sizes[1] == journal_file(output).stat().st_size
+
+
+def test_a_journal_that_cannot_be_begun_leaves_nothing(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(OutputError, match="journal: can't be written: No space left on device"):
+            Journal(output, ABOUT)
+        assert not journal_file(output).exists()
+    with Journal(output, ABOUT) as journal:
+        journal.finish(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(OutputError, match="No space left"):
+            Journal(output, ABOUT)
+    with Journal(output, ABOUT) as journal:
+        assert journal.done == {3: 0}
 
 
 def test_sync_is_due_once_in_a_while(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
