@@ -1,9 +1,9 @@
 """Runs that are killed: in a forked child, at a random moment or at a chosen call of the system.
 
 What a process has given to the kernel outlives it, so a kill can only fall between two calls, or cut one
-short. `Fuse` counts the calls that change files, and kills the process before the n-th or in the middle of it:
-all the states that a kill can leave are seen by trying every n. Nothing is synced meanwhile, because that is
-for a crash of the machine, and takes time.
+short. `Fuse` counts the calls that change files, and kills the process before the n-th or in the middle of
+it: all the states that a kill can leave are seen by trying every n. Nothing is synced meanwhile, because that
+is for a crash of the machine, and takes time.
 """
 
 from __future__ import annotations
