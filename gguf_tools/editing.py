@@ -34,7 +34,7 @@ from gguf_tools.values import Metadata, Value
 
 How = Literal["unchanged", "in place", "rewritten", "written"]
 
-_SHARD_NAME = re.compile(r"(?P<prefix>.*)-\d{5,}-of-(?P<count>\d{5,})\.gguf", re.DOTALL)
+_SHARD_NAME = re.compile(r"(?P<prefix>.+)-\d{5,}-of-(?P<count>\d{5,})\.gguf", re.DOTALL)
 
 
 @dataclass(frozen=True)

@@ -187,11 +187,11 @@ def _refuse_other_architecture(metadata: Metadata, key: str, value: Value) -> No
     old = _architecture(metadata)
     if key != keys.ARCHITECTURE or value.data == old:
         return
-    n_keys = sum(name.startswith(old + ".") for name in metadata)
-    if n_keys:
+    unread = next((name for name in metadata if name.startswith(old + ".")), None)
+    if unread is not None:
         raise BadRequest(
-            f"key {key!r}: with {value_text(value)} nobody would read the {n_keys} keys that begin with "
-            f"{old!r}; use --force if you mean it"
+            f"key {key!r}: with {value_text(value)} nobody would read keys like {unread!r}; "
+            "use --force if you mean it"
         )
 
 
