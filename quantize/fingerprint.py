@@ -12,6 +12,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gguf_tools.errors import BadRequest
 from gguf_tools.header import encode_value
 from gguf_tools.layout import FileLayout
@@ -43,7 +45,7 @@ def describe_run(layouts: Mapping[str, FileLayout], job: FillJob, inputs: Iterab
         "shape of": {info.name: list(info.shape) for info in tensors},
         "source of": {info.name: job.sources[info.name].name for info in tensors},
         "importances of": {
-            name: _digest(found.importance.values.tobytes(), found.importance.counts.tobytes())
+            name: _digest(found.importance.values.data, np.ascontiguousarray(found.importance.counts).data)
             for name, found in job.importances.items()
         },
         "metadata": {key: _digest(encode_value(value)) for key, value in metadata.items()},
@@ -65,7 +67,7 @@ def _sample(path: Path) -> str:
     return f"{n_bytes} bytes, {_digest(*pieces)}"
 
 
-def _digest(*parts: bytes) -> str:
+def _digest(*parts: bytes | memoryview) -> str:
     digest = blake2b(digest_size=16)
     for part in parts:
         digest.update(part)

@@ -21,7 +21,7 @@ import gguf_tools.writer
 
 Mode = Literal["before", "torn"]
 
-_CALLS = ("open", "ftruncate", "write", "pwrite", "fsync", "fdatasync", "rename", "unlink", "close")
+_CALLS = ("open", "ftruncate", "write", "pwrite", "fsync", "fdatasync", "rename", "replace", "unlink", "close")
 _TORN = ("write", "pwrite")
 _SYNCS = ("fsync", "fdatasync")
 
