@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from gguf_tools import __version__, command
 from gguf_tools.commands import edit, look
 from gguf_tools.text import json_text
+from quantize.mla_layout import cli as mla_layout
 
 _EXAMPLES = """\
 examples:
@@ -22,6 +23,7 @@ examples:
   gguf-tools rename model.gguf OLD=NEW       a tensor, or with --key a metadata key
   gguf-tools split model.gguf model --max-size 50G
   gguf-tools merge model-00001-of-00008.gguf model.gguf
+  gguf-tools mla-layout ik.gguf out.gguf --to split   a file of ik_llama.cpp, for llama.cpp
   gguf-tools checkpoint DeepSeek-V3          weights of a Hugging Face folder, and how they are stored
 
 Each subcommand explains itself: gguf-tools show --help
@@ -37,6 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = command.Subcommands(parser)
     look.add_to(commands)
     edit.add_to(commands)
+    mla_layout.add_to(commands)
     _add_checkpoint(commands)
     return parser
 
