@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from gguf_tools.tensors import TensorInfo
-from gguf_tools.text import value_text
+from gguf_tools.text import size_text, value_text
 from gguf_tools.values import Value
 from quantize.mla_layout.layouts import part_of, parts_of
 from quantize.mla_layout.moves import How, Move, Piece
 from quantize.mla_layout.pipeline import LayoutChange, Result
-from quantize.report import size_text
 from quantize.roles import Role
 
 
