@@ -11,11 +11,18 @@ from gguf_tools.values import Kind, Value
 
 MAX_ITEMS = 6
 MAX_CHARS = 80
+MAX_WIDTH = 100
+"""Of a column: a longer cell stands out instead of widening all the others."""
 
 
 def printable(text: str) -> str:
     """`text` as it is, or quoted with escapes if it holds what would move a terminal's cursor."""
     return text if text.isprintable() else repr(text)
+
+
+def quoted(text: str) -> str:
+    """`text` in quotes with escapes, cut short: for messages, which are to stay one line."""
+    return repr(text) if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]!r}..."
 
 
 def value_text(value: Value, *, full: bool = False) -> str:
@@ -46,7 +53,7 @@ def _scalar_text(data: Any, full: bool) -> str:
 
 def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
     """Lines with columns in line; columns in `right` are flush right, the last one is never padded."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [min(max(map(len, column)), MAX_WIDTH) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
         cells = [
