@@ -6,8 +6,8 @@ any other is written anew beside the old one, its data copied, and takes its nam
 tensor's name is where the tensor is.
 
 Each file changes at once or not at all. A run that is killed while several of them change leaves some
-new and some old, each of them whole, and still a set that opens: run it again, or the same the other
-way round. What a killed run left half-done in place is undone by the next one.
+new and some old, each of them whole, and together still a set that opens: what is left to do can be done
+by another run. What a killed run left half-done in place is undone by the next one.
 """
 
 from __future__ import annotations

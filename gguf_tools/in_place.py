@@ -80,9 +80,6 @@ def replace_header(fd: int, path: Path, header: bytes) -> None:
     undo = undo_path(path)
     try:
         _create(undo, content + hashlib.sha256(content).digest(), stat.S_IMODE(status.st_mode))
-    except OSError as error:
-        raise OutputError(f"{undo}: can't be written: {error.strerror}") from error
-    try:
         _write(fd, header)
         _remove(undo)
     except BaseException as error:
@@ -141,18 +138,21 @@ def _is_mixture(found: bytes, old: bytes, new: bytes) -> bool:
 
 
 def _create(path: Path, content: bytes, permissions: int) -> None:
-    """Write a file that is whole and durable when it gets its name."""
+    """Write a file that is whole and durable when it gets its name; raises OutputError."""
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
-    fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, permissions)
     try:
-        _write(fd, content)
-        os.rename(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(fd)
-    _sync_folder(path.parent)
+        fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, permissions)
+        try:
+            _write(fd, content)
+            os.rename(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(fd)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise OutputError(f"{path}: can't be written: {error.strerror}") from error
 
 
 def _write(fd: int, content: bytes) -> None:

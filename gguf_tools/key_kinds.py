@@ -1,7 +1,8 @@
 """The kinds of value that llama.cpp reads well-known metadata keys as.
 
 It reads a key as exactly one kind: an int32 where it wants a uint32 makes it refuse the whole model. Some
-numbers may differ by layer; those are a uint32, or an array of int32 or uint32.
+numbers may differ by layer; those are a uint32, or an array of int32 or uint32. Keys that only describe
+the model are of the kind that its converter writes.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ NAMES = [info.name for info in TENSORS]
     alignment=st.sampled_from([None, 8, 32, 256]),
     endian=st.sampled_from(["little", "big"]),
 )
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_result_is_the_file_laid_out_anew(
     tmp_path: Path, values: dict[str, str], removed: set[str], order: list[str], alignment: int | None,
     endian: Endian,

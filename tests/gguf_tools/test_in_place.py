@@ -124,7 +124,7 @@ def test_killed_while_restoring(path: Path, mode: Mode) -> None:
 
 
 @given(mixture=st.lists(st.tuples(st.integers(0, 9999), st.integers(1, 3000)), max_size=8))
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_mixture_of_old_and_new_is_restored(path: Path, mixture: list[tuple[int, int]]) -> None:
     path.write_bytes(OLD + REST)
     undo = in_place.undo_path(path)
