@@ -17,6 +17,7 @@ import numpy as np
 from gguf_tools.errors import BadRequest
 from gguf_tools.header import encode_value
 from gguf_tools.layout import FileLayout
+from gguf_tools.values import Kind, Value
 from quantize.chunks import CHUNK_ELEMS
 from quantize.encode import FillJob
 
@@ -28,6 +29,8 @@ BYTES_VERSION = 1
 _START_BYTES = 1 << 20
 _PIECES = 16
 _PIECE_BYTES = 4096
+
+_TOLD_CHARS = 40
 
 
 def describe_run(layouts: Mapping[str, FileLayout], job: FillJob, inputs: Iterable[Path]) -> dict[str, Any]:
@@ -48,7 +51,7 @@ def describe_run(layouts: Mapping[str, FileLayout], job: FillJob, inputs: Iterab
             name: _digest(found.importance.values.data, np.ascontiguousarray(found.importance.counts).data)
             for name, found in job.importances.items()
         },
-        "metadata": {key: _digest(encode_value(value)) for key, value in metadata.items()},
+        "metadata": {key: _told(value) for key, value in metadata.items()},
         "output": {name: _digest(layout.header) for name, layout in layouts.items()},
     }
 
@@ -65,6 +68,13 @@ def _sample(path: Path) -> str:
     except OSError as error:
         raise BadRequest(f"{path}: can't be read: {error.strerror}") from error
     return f"{n_bytes} bytes, {_digest(*pieces)}"
+
+
+def _told(value: Value) -> str:
+    """Return the value itself if it is short enough for a message, otherwise a digest of it."""
+    if value.kind is not Kind.ARRAY and len(str(value.data)) <= _TOLD_CHARS:
+        return f"{value.data!r} ({value.kind.name})"
+    return _digest(encode_value(value))
 
 
 def _digest(*parts: bytes | memoryview) -> str:
