@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from gguf_tools import __version__, command
-from gguf_tools.commands import edit, look
+from gguf_tools.commands import edit, look, scan
 from gguf_tools.text import json_text
 from quantize.mla_layout import cli as mla_layout
 
@@ -18,6 +18,7 @@ examples:
   gguf-tools diff old.gguf new.gguf          what differs, down to the tensors' data
   gguf-tools diff --no-data old.gguf new.gguf
   gguf-tools verify model.gguf               finds NaN scales, gaps, stray bytes
+  gguf-tools scan model.gguf                 a stranger's file: hidden bytes, hostile chat templates
   gguf-tools hash model.gguf                 SHA-256 of every tensor, the file and the content
   gguf-tools set model.gguf "general.name=DeepSeek V3"
   gguf-tools rename model.gguf OLD=NEW       a tensor, or with --key a metadata key
@@ -38,6 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     commands = command.Subcommands(parser)
     look.add_to(commands)
+    scan.add_to(commands)
     edit.add_to(commands)
     mla_layout.add_to(commands)
     _add_checkpoint(commands)
