@@ -21,7 +21,7 @@ levels:
 
 Chat templates are parsed, and tried on a few conversations, in a sandbox of jinja2 inside a process that
 has 2 seconds, 512 MiB and no files. Without jinja2 they are only searched: pip install 'gguf-tools[scan]'.
-Tensor data are not read, but with --data, which adds what `gguf-tools verify` finds: NaN, gaps.
+Tensor data are not read; with --data they are, and what `gguf-tools verify` finds (NaN, gaps) is added.
 
 The exit code is 1 if anything is bad (with --strict: or a warning), or if the file can't be opened at all.
 """
@@ -31,8 +31,8 @@ def add_to(commands: command.Subcommands) -> None:
     """Add the subcommand."""
     sub = commands.add(
         "scan", scan, "look for what is suspicious in a stranger's file, before it is loaded",
-        "Hidden bytes, deceiving texts, sizes that contradict each other or the tensors, and chat templates "
-        "that\ndo more than make a prompt.",
+        "Hidden bytes, deceiving texts, sizes\nthat contradict each other or the tensors, and chat templates "
+        "that do more than make a prompt.",
         epilog=_EPILOG,
     )  # fmt: skip
     sub.add_argument("file", help="a GGUF file, or any file of a split set")

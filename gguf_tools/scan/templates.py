@@ -228,11 +228,11 @@ def ask_worker(job: dict[str, Any], limits: Limits) -> Answer:
 
 def _explain(answer: Answer, code: int, output: bytes, limits: Limits) -> None:
     """Say why a worker ended before its end."""
-    doing = {"parse": "to be read", "run": "to make a few prompts"}.get(answer.stage)
-    if code == -signal.SIGXCPU:
-        answer.ending = f"takes more than {limits.cpu_seconds} s of computing {doing}"
+    doing = {"parse": "parsing it", "run": "making a few prompts"}.get(answer.stage)
+    if doing is not None and code == -signal.SIGXCPU:
+        answer.ending = f"takes more than {limits.cpu_seconds} s of computing: {doing}"
     elif doing is not None:
-        answer.ending = f"crashes jinja2 or Python when it is {answer.stage} (exit code {code})"
+        answer.ending = f"crashes Python, which was {doing} (exit code {code})"
     else:
         last = output.decode("utf-8", "replace").strip().rpartition("\n")[2]
         answer.ending = f"was not tried: the worker did not start ({quoted(last, 200)})"

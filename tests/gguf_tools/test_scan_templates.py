@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -297,6 +298,24 @@ def test_worker_that_says_too_much_is_ended() -> None:
 def test_worker_that_takes_too_long_is_ended() -> None:
     answer = ask_worker(job(template=HOSTILE["loops"][0], cpu_seconds=60), Limits(wall_seconds=1.0))
     assert (answer.ending, answer.level) == ("was given up after 1 s", Level.WARNING)
+
+
+@pytest.mark.parametrize(
+    ("code", "stage", "expected"),
+    [
+        (-signal.SIGSEGV, "parse", "crashes Python, which was parsing it (exit code -11)"),
+        (-signal.SIGXCPU, "run", "takes more than 1 s of computing: making a few prompts"),
+    ],
+)
+def test_endings(
+    code: int, stage: str, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    worker = tmp_path / "python"
+    worker.write_text(f"#!/bin/sh\necho '{{\"stage\": \"{stage}\"}}'\nkill -{-code} $$\n")
+    worker.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(worker))
+    answer = ask_worker(job(), LIMITS)
+    assert (answer.ending, answer.level) == (expected, Level.BAD)
 
 
 def test_worker_that_fails_on_its_own_is_told_apart() -> None:
