@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from gguf_tools import __version__, command
 from quantize.arguments import (
     add_matrix_arguments,
+    add_output_arguments,
     add_restart_argument,
     add_type_arguments,
     plan_options,
@@ -100,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     add_restart_argument(parser)
     add_matrix_arguments(parser)
     add_type_arguments(parser)
+    add_output_arguments(parser)
     return parser
 
 
@@ -128,6 +130,8 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
             options,
             n_threads=args.threads,
             restart=args.restart,
+            reuse=args.reuse,
+            verify=args.verify,
             progress=bar.start,
         )
     lines = note_lines(result.preparation.plan) if options.vocab_only else result_lines(result)
@@ -164,6 +168,7 @@ def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Conve
         big_endian=args.bigendian,
         split_max_bytes=_size(args.split_max_size, parser),
         split_max_tensors=args.split_max_tensors or None,
+        provenance=not args.no_provenance,
     )
 
 

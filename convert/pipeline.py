@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -65,6 +65,8 @@ class ConvertOptions:
     allow_pickle     read .bin and .pt checkpoints, with torch and as weights only
     big_endian       for a big-endian machine
     split_max_bytes, split_max_tensors   start a new shard at these limits; None: one file
+    provenance       for a file type of the quantizer: let the file say what its tensors are made of, so that
+                     it can be reused
     """
 
     outtype: str = "auto"
@@ -80,6 +82,7 @@ class ConvertOptions:
     big_endian: bool = False
     split_max_bytes: int | None = None
     split_max_tensors: int | None = None
+    provenance: bool = True
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,8 @@ def convert(
     *,
     n_threads: int | None = None,
     restart: bool = False,
+    reuse: Iterable[str | os.PathLike[str]] = (),
+    verify: bool = False,
     progress: Callable[[Preparation], Progress] | None = None,
     **choices: object,
 ) -> Result:
@@ -124,6 +129,8 @@ def convert(
     options    what to do; or give its fields as keyword arguments
     n_threads  None: one per core
     restart    forget what an interrupted run has left; it is gone on with otherwise
+    reuse      older GGUF files: tensors that were made of the same are copied from there
+    verify     check a sample of every tensor before the output gets its name
     progress   called once with what was decided; what it returns is called with the bytes of every chunk
     raises  ToolkitError; the old output stays as it was, and what is done stays for the next run
     """
@@ -143,7 +150,16 @@ def convert(
         report = progress(preparation) if progress else no_progress
         inputs = sorted({checkpoint.raw(name).path for name in checkpoint.names()})
         threads = n_threads or default_threads()
-        written = write_outputs(preparation.outputs, job, threads, report, inputs, restart=restart)
+        written = write_outputs(
+            preparation.outputs,
+            job,
+            threads,
+            report,
+            inputs,
+            restart=restart,
+            reuse=map(Path, reuse),
+            verify=verify,
+        )
     return Result(preparation, written, time.monotonic() - started)
 
 
@@ -211,6 +227,7 @@ def _one_pass(
         mixture.recipe,
         importances=options.importances,
         options=mixture.options,
+        provenance=options.provenance,
         allow_problems=allow_problems,
     )
     tensors = tuple(replace(tensor, source_type=stored[tensor.source_name]) for tensor in plan.tensors)

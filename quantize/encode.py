@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from quantize.finite import check_finite, first_nonfinite
 from quantize.formats import get_format
 from quantize.importance import ResolvedImportance
 from quantize.source import SourceTensor
+
+if TYPE_CHECKING:
+    from quantize.provenance import RowsDigest
 
 _FLOATS = frozenset({F32, F16, BF16})
 
@@ -38,16 +42,21 @@ class FillJob:
         return {name: found.rows_per_weights for name, found in self.importances.items()}
 
 
-def encode_chunk(task: ChunkTask, target: GGMLType, job: FillJob) -> np.ndarray:
+def encode_chunk(
+    task: ChunkTask, target: GGMLType, job: FillJob, digest: RowsDigest | None = None
+) -> np.ndarray:
     """Return the rows of `task` as the bytes of `target`, uint8 (task.n_bytes,).
 
     Rows that are already of that type pass unchanged.
+    digest  takes in all other rows
     raises  BadWeights for a NaN or infinity in the source, or a value that float16 can't hold
     """
     source = job.sources[task.tensor]
     if source.type == target and target not in _FLOATS:
         return np.frombuffer(source.raw_rows(task.row_start, task.row_stop), np.uint8)
     rows = source.read_rows(task.row_start, task.row_stop)
+    if digest is not None:
+        digest.update(rows)
     check_finite(rows, task.tensor, task.row_start)
     found = job.importances.get(task.tensor)
     weights = None if found is None else found.weights_of_row(task.row_start)

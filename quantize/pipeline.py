@@ -25,6 +25,7 @@ from quantize.findings import stop_at_errors, without_codec
 from quantize.importance import ImportanceFile, Importances, refuse_nonfinite, resolve
 from quantize.outputs import Output, Written, write_outputs
 from quantize.plan import Plan, PlanOptions, build_plan, in_file_order
+from quantize.provenance import PROVENANCE_KEY, UNKNOWN, provenance_value
 from quantize.recipe_files import Mixture, find_mixture
 from quantize.recipes import Recipe
 from quantize.roles import layer_of
@@ -84,12 +85,14 @@ def prepare(
     options: PlanOptions | None = None,
     keep_split: bool = False,
     kv_overrides: Iterable[tuple[str, Value]] = (),
+    provenance: bool = True,
     allow_problems: bool = False,
 ) -> Preparation:
     """Decide what becomes of every tensor of `source`, and lay the output out.
 
     keep_split      one output per shard of the source, named OUTPUT-00001-of-0000N.gguf
     kv_overrides    metadata that replace or join those of the source, in order
+    provenance      leave a place for what tensors are made of, see provenance.py
     allow_problems  see `build_plan`: a dry run wants the plan even when it can't be run
     raises  PlanError, NeedsImportance, BadImportance (see `build_plan`); QuantError for a type without codec
     """
@@ -106,6 +109,7 @@ def prepare(
         importances=importances,
         options=options,
         kv_overrides=kv_overrides,
+        provenance=provenance,
         allow_problems=allow_problems,
     )
     groups = _shard_groups(source, plan) if keep_split else [plan.infos]
@@ -120,6 +124,7 @@ def decide_file(
     importances: ImportanceFile | None = None,
     options: PlanOptions | None = None,
     kv_overrides: Iterable[tuple[str, Value]] = (),
+    provenance: bool = True,
     allow_problems: bool = False,
 ) -> tuple[Plan, Metadata]:
     """Return plan and metadata of what a file with `metadata` and `tensors` becomes; see `prepare`."""
@@ -138,7 +143,10 @@ def decide_file(
     plan = replace(plan, findings=(*without_codec(plan.tensors), *plan.findings))
     if not allow_problems:
         stop_at_errors(plan.findings)
-    return plan, _output_metadata(metadata, recipe, importances, kv_overrides, plan, options)
+    output = _output_metadata(metadata, recipe, importances, kv_overrides, plan, options)
+    if provenance and not all(tensor.is_copied for tensor in plan.tensors):
+        output[PROVENANCE_KEY] = provenance_value([UNKNOWN] * len(plan.tensors))
+    return plan, output
 
 
 def lay_out(
@@ -166,6 +174,9 @@ def quantize(
     kv_overrides: Iterable[tuple[str, Value]] = (),
     n_threads: int | None = None,
     restart: bool = False,
+    reuse: Iterable[str | os.PathLike[str]] = (),
+    provenance: bool = True,
+    verify: bool = False,
     progress: Callable[[Preparation], Progress] | None = None,
 ) -> Result:
     """Quantize the GGUF file `source` (or the split set it belongs to) to `file_type`, and write `output`.
@@ -176,6 +187,9 @@ def quantize(
     options      what is set by hand, on top of the recipe file's: see PlanOptions
     n_threads    None: one per core
     restart      forget what an interrupted run has left; it is gone on with otherwise
+    reuse        older GGUF files: tensors that were made of the same are copied from there
+    provenance   let the output say what its tensors are made of, so that it can be reused
+    verify       check a sample of every tensor before the output gets its name
     progress     called once with what was decided; what it returns is called with the bytes of every chunk
     raises  ToolkitError; the old output stays as it was, and what is done stays for the next run
     """
@@ -195,6 +209,7 @@ def quantize(
             options=mixture.options,
             keep_split=keep_split,
             kv_overrides=kv_overrides,
+            provenance=provenance,
         )
         sources = {name: GGUFTensor(opened, name) for name in opened.tensors}
         job = fill_job(preparation.plan, sources, importances, opened.metadata)
@@ -206,6 +221,8 @@ def quantize(
             report,
             inputs=[shard.path for shard in opened.shards],
             restart=restart,
+            reuse=map(Path, reuse),
+            verify=verify,
         )
     return Result(preparation, written, time.monotonic() - started)
 
@@ -236,10 +253,10 @@ def _output_metadata(
     kv_overrides: Iterable[tuple[str, Value]],
     plan: Plan,
     options: PlanOptions,
-) -> Metadata:
+) -> dict[str, Value]:
     """Return the source's metadata with what changes, in the order in which llama-quantize writes them:
     a key that is set anew moves to the end."""
-    metadata = {key: value for key, value in source.items() if key not in SPLIT_KEYS}
+    metadata = {key: value for key, value in source.items() if key not in (*SPLIT_KEYS, PROVENANCE_KEY)}
 
     def set_anew(key: str, value: Value) -> None:
         metadata.pop(key, None)

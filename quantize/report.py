@@ -71,6 +71,12 @@ def result_lines(result: Result) -> Iterator[str]:
     written = result.written
     if written.n_resumed:
         yield f"went on from an interrupted run: {written.n_resumed} of {written.n_chunks} chunks were done"
+    for path, count in written.reused.items():
+        yield f"reused {count} of {len(preparation.plan.tensors)} tensors of {path}"
+    for note in written.notes:
+        yield f"note: {note}"
+    if written.verification is not None:
+        yield str(written.verification)
     rate = preparation.source_bytes / max(result.seconds, 1e-9)
     first, *others = result.paths
     more = f" and {len(others)} more parts" if others else ""

@@ -59,19 +59,24 @@ class OldTensor:
 class OldFiles:
     """The older files of a run; closes them.
 
-    paths    each a GGUF file, or any part of a split set
-    endian   byte order of the output
-    notes    why nothing of a file can be reused, a line for each
+    given   each a GGUF file, or any part of a split set
+    endian  byte order of the output
+    paths   of all files that are open
+    usable  those of `given` that have provenance
+    notes   why nothing of a file can be reused, a line for each
 
     raises  OSError or FormatError for a file that can't be opened
     """
 
-    def __init__(self, paths: Iterable[Path] = (), endian: Endian = "little") -> None:
+    def __init__(self, given: Iterable[Path] = (), endian: Endian = "little") -> None:
+        self.paths: list[Path] = []
+        self.usable: list[Path] = []
         self.notes: list[str] = []
         self._numbers: list[tuple[Path, GGUFSet, Mapping[str, int]]] = []
         with ExitStack() as stack:
-            for path in paths:
+            for path in given:
                 file = stack.enter_context(open_gguf(path))
+                self.paths += file.paths
                 numbers = read_provenance(file)
                 if numbers is None:
                     self.notes.append(
@@ -80,6 +85,7 @@ class OldFiles:
                 elif file.endian != endian:
                     self.notes.append(f"{path}: is {file.endian} endian, unlike the output; none is reused")
                 else:
+                    self.usable.append(path)
                     self._numbers.append((path, file, numbers))
             self._closing = stack.pop_all()
 

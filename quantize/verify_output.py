@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.errors import OutputError
+from gguf_tools.errors import BadTensor, OutputError
 from gguf_tools.layout import FileLayout
 from gguf_tools.reader import GGUFFile
 from gguf_tools.scales import count_nonfinite
@@ -88,8 +88,8 @@ def together(parts: Iterable[Verification]) -> Verification:
 def verify_output(path: Path, layout: FileLayout, job: FillJob) -> Verification:
     """Check the file at `path`, under whatever name, against its layout and the sources of its tensors.
 
-    raises  OutputError naming file, tensor and row for the first thing that is not as it should be, and what
-            reading the sources raises
+    raises  BadTensor naming tensor and row for the first thing that is not as it should be, OutputError if
+            that is size or header, and what reading the sources raises
     """
     _check_header(path, layout)
     spans = job.rows_per_weights()
@@ -162,7 +162,7 @@ class _Sample:
     """The rows of one tensor that are looked at."""
 
     def __init__(self, path: Path, info: TensorInfo, stored: GGUFTensor, job: FillJob) -> None:
-        self._where = f"{path}: {info.name}"
+        self._path = path
         self._info = info
         self._stored = stored
         self._job = job
@@ -173,7 +173,7 @@ class _Sample:
         self._worst = (0.0, 0)  # the largest relative error of an ordinary row, and which
 
     def check_rows(self, start: int, stop: int) -> None:
-        """Check rows of one matrix that share their importances; raises OutputError."""
+        """Check rows of one matrix that share their importances; raises BadTensor."""
         info = self._info
         task = ChunkTask(info.name, start, stop, 0, (stop - start) * info.row_bytes)
         found = self._stored.raw_rows(start, stop)
@@ -184,7 +184,7 @@ class _Sample:
             self._measure(found, start, stop)
 
     def finish(self) -> TensorError:
-        """Return the relative error of all rows; raises OutputError if that of ordinary ones is too large."""
+        """Return the relative error of all rows; raises BadTensor if that of ordinary ones is too large."""
         type_, sums = self._info.type.name, self._ordinary
         limits = ERROR_RANGES.get(type_)
         if limits is not None:
@@ -192,10 +192,10 @@ class _Sample:
             if math.sqrt(sums.lost) > allowed:
                 error, row = self._worst
                 found = _percent(sums.relative_error())
-                raise OutputError(
-                    f"{self._where}: relative error {found} as {type_}, {_percent(error)} in row {row},"
-                    f" expected at most {_percent(limits.relative)}; either {type_} is not computed right on"
-                    " this machine, or such weights do not suit it"
+                raise self._error(
+                    f"relative error {found} as {type_}, {_percent(error)} in row {row}, expected at most"
+                    f" {_percent(limits.relative)}; either {type_} is not computed right on this machine,"
+                    " or such weights do not suit it"
                 )
         return TensorError(self._info.name, type_, self._all.relative_error())
 
@@ -205,13 +205,13 @@ class _Sample:
         if not n_bad:
             return
         what = f"a scale of {info.type.name}" if info.type.is_quantized else f"a weight ({info.type.name})"
-        text = f"{self._where}: row {start + row}: {what} is NaN or infinite"
+        text = f"row {start + row}: {what} is NaN or infinite"
         if not count_nonfinite(info.type, expected, info.row_bytes)[0]:
-            raise OutputError(f"{text}, expected a finite one; {_DAMAGED}")
+            raise self._error(f"{text}, expected a finite one; {_DAMAGED}")
         if self._source.type == info.type:
-            raise OutputError(f"{text}, in the source too")
+            raise self._error(f"{text}, in the source too")
         largest = float(np.abs(self._source_rows(start + row, start + row + 1)).max())
-        raise OutputError(f"{text}: weights of up to {largest:.3g} are beyond it; choose another type")
+        raise self._error(f"{text}: weights of up to {largest:.3g} are beyond it; choose another type")
 
     def _check_bytes(self, found: Bytes, expected: Bytes, start: int) -> None:
         if np.array_equal(found, expected):
@@ -220,15 +220,15 @@ class _Sample:
         index, byte = divmod(int(np.argmax(found != expected)), info.row_bytes)
         row = start + index
         if self._source.type == info.type:
-            raise OutputError(f"{self._where}: row {row} is not the source's from byte {byte} on; {_DAMAGED}")
+            raise self._error(f"row {row} is not the source's from byte {byte} on; {_DAMAGED}")
         own = slice(index * info.row_bytes, (index + 1) * info.row_bytes)
         errors = []
         for data in (found, expected):
             sums = _Sums()
             sums.add(*self._losses(data[own], row, row + 1))
             errors.append(_percent(sums.relative_error()))
-        raise OutputError(
-            f"{self._where}: row {row} is not what encoding it as {info.type.name} gives from byte {byte} on:"
+        raise self._error(
+            f"row {row} is not what encoding it as {info.type.name} gives from byte {byte} on:"
             f" relative error {errors[0]}, expected {errors[1]}; {_DAMAGED}"
         )
 
@@ -251,6 +251,9 @@ class _Sample:
         if self._importance is not None:
             weights = self._importance.weights_of_row(start).astype(np.float64)
         return (rows - decoded) ** 2 @ weights, rows**2 @ weights, float(weights.sum())
+
+    def _error(self, text: str) -> BadTensor:
+        return BadTensor(f"{self._path}: {self._info.name}: {text}", self._info.name)
 
     def _source_rows(self, start: int, stop: int) -> Floats:
         return self._source.read_rows(start, stop).astype(np.float64)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gguf_tools.endian import swap_bytes
-from gguf_tools.errors import OutputError
+from gguf_tools.errors import BadTensor, OutputError
 from gguf_tools.ggml_types import F32, GGMLType, by_name
 from gguf_tools.header import Endian
 from gguf_tools.layout import FileLayout
@@ -85,9 +85,13 @@ class File:
         return verify_output(self.path, self.layout, self.job)
 
     def refusal(self) -> str:
+        """Return the message with which the file is refused."""
         with pytest.raises(OutputError) as caught:
             self.verify()
-        return str(caught.value)
+        text = str(caught.value)
+        if isinstance(caught.value, BadTensor):
+            assert text.startswith(f"{self.path}: {caught.value.tensor}: ")
+        return text
 
 
 def make_file(
