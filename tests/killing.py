@@ -15,13 +15,32 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
+import pytest
+
 import gguf_tools.writer
+from gguf_tools.errors import GGUFError
+from gguf_tools.journal import JOURNAL_SUFFIX
+from gguf_tools.reader import GGUFFile
+
+OLD = b"what was there before"
 
 Mode = Literal["before", "torn"]
 
-_CALLS = ("open", "ftruncate", "write", "pwrite", "fsync", "fdatasync", "rename", "replace", "unlink", "close")
+_CALLS = (
+    "open",
+    "ftruncate",
+    "write",
+    "pwrite",
+    "fsync",
+    "fdatasync",
+    "rename",
+    "replace",
+    "unlink",
+    "close",
+)
 _TORN = ("write", "pwrite")
 _SYNCS = ("fsync", "fdatasync")
 
@@ -101,3 +120,51 @@ def killed_at(n: int | None, work: Callable[[], object], mode: Mode = "before") 
     code = in_child(lit)
     assert code in (0, -signal.SIGKILL), f"the child ended with {code}"
     return code != 0
+
+
+class WatchedOutputs:
+    """A folder with outputs, each OLD until it gets its name, written by runs that are killed.
+
+    wanted     what shall be there in the end, and nothing else
+    published  the inodes of the outputs that runs have given their names
+    earlier    the inodes of the outputs that were there before
+    """
+
+    def __init__(self, folder: Path, wanted: dict[str, bytes]) -> None:
+        self.folder, self.wanted = folder, wanted
+        self.published: dict[str, int] = {}
+        folder.mkdir()
+        for name in wanted:
+            (folder / name).write_bytes(OLD)
+        self.earlier = self._inodes()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Check, after what happens in this block, that nothing half-done can be taken for a model."""
+        if not any(path.suffix == JOURNAL_SUFFIX for path in self.leftovers()):
+            # A run was complete, or is unknown by now: then outputs may be written again.
+            self.published.clear()
+            self.earlier = self._inodes()
+        yield
+        for name, data in self.wanted.items():
+            self._check(self.folder / name, data)
+
+    def check_all_are_there(self) -> None:
+        assert {path.name: path.read_bytes() for path in self.folder.iterdir()} == self.wanted
+
+    def leftovers(self) -> list[Path]:
+        """Return the files that are no outputs."""
+        return sorted(path for path in self.folder.iterdir() if path.name not in self.wanted)
+
+    def _inodes(self) -> set[int]:
+        return {(self.folder / name).stat().st_ino for name in self.wanted}
+
+    def _check(self, path: Path, data: bytes) -> None:
+        assert path.read_bytes() in (OLD, data), f"{path.name}: neither what it was nor what it shall be"
+        inode = path.stat().st_ino
+        if inode not in self.earlier:
+            assert self.published.setdefault(path.name, inode) == inode, f"{path.name}: written again"
+        partial = path.with_name(f"{path.name}.partial")
+        if partial.exists() and partial.read_bytes() != data:
+            with pytest.raises(GGUFError):
+                GGUFFile(partial)

@@ -15,19 +15,17 @@ import numpy as np
 import pytest
 
 from gguf_tools import journal as journal_module
-from gguf_tools.errors import ExecutionError, GGUFError, OutputError
+from gguf_tools.errors import ExecutionError, OutputError
 from gguf_tools.ggml_types import F32, Q8_0, GGMLType
-from gguf_tools.journal import JOURNAL_SUFFIX, Journal
-from gguf_tools.reader import GGUFFile
+from gguf_tools.journal import Journal
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
 from quantize.encode import FillJob
 from quantize.fill import no_progress
 from quantize.outputs import Written, write_outputs
 from quantize.pipeline import lay_out
-from tests.killing import Mode, killed_at
+from tests.killing import OLD, Mode, WatchedOutputs, killed_at
 
-OLD = b"what was there before"
 N_PARTS = 3
 
 
@@ -85,60 +83,22 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, by
     return found
 
 
-class Trial:
-    """A folder in which runs are killed.
-
-    wanted     what shall be there in the end
-    published  the inodes of the outputs that runs have given their names
-    earlier    the inodes of the outputs that were there before
-    """
-
-    def __init__(self, folder: Path, wanted: dict[str, bytes]) -> None:
-        self.folder, self.wanted = folder, wanted
-        self.published: dict[str, int] = {}
-        self.earlier: set[int] = set()
-        folder.mkdir()
-        for name in wanted:
-            (folder / name).write_bytes(OLD)
+class Trial(WatchedOutputs):
+    """A folder in which runs are killed."""
 
     def work(self) -> None:
         run(self.folder, len(self.wanted))
 
     def kill(self, n: int, mode: Mode) -> bool:
         """Start a run and kill it at its call number `n`; return False if it was done before that."""
-        self._forget_without_journal()
-        killed = killed_at(n, self.work, mode)
-        self.check()
-        return killed
+        with self.watched():
+            return killed_at(n, self.work, mode)
 
     def finish(self) -> None:
         """Let a run end."""
-        self._forget_without_journal()
-        assert not killed_at(None, self.work)
-        self.check()
-        assert {path.name: path.read_bytes() for path in self.folder.iterdir()} == self.wanted
-
-    def leftovers(self) -> list[Path]:
-        return sorted(path for path in self.folder.iterdir() if path.name not in self.wanted)
-
-    def _forget_without_journal(self) -> None:
-        """Without a journal a run was complete, or is unknown by now: then outputs may be written again."""
-        if not any(path.suffix == JOURNAL_SUFFIX for path in self.leftovers()):
-            self.published.clear()
-            self.earlier = {(self.folder / name).stat().st_ino for name in self.wanted}
-
-    def check(self) -> None:
-        """Nothing half-done is under an output's name, nor can be taken for a model."""
-        for name, data in self.wanted.items():
-            found = (self.folder / name).read_bytes()
-            assert found in (OLD, data), f"{name}: neither what it was nor what it shall be"
-            inode = (self.folder / name).stat().st_ino
-            if inode not in self.earlier:
-                assert self.published.setdefault(name, inode) == inode, f"{name}: written again"
-            partial = self.folder / f"{name}.partial"
-            if partial.exists() and partial.read_bytes() != data:
-                with pytest.raises(GGUFError):
-                    GGUFFile(partial)
+        with self.watched():
+            assert not killed_at(None, self.work)
+        self.check_all_are_there()
 
 
 @pytest.mark.parametrize("mode", ["before", "torn"])
