@@ -4,7 +4,8 @@ The text is tokenised as a whole, with a BOS in front when the tokenizer adds on
 equal size; what is left over is not used. Where BOS is added, it then takes the place of each chunk's
 first token. Control tokens in the text are taken for plain text unless special tokens are parsed.
 
-The tokenizer is built from tokenizer.* keys, which a GGUF file has and a conversion would write.
+The tokenizer, byte-level BPE or SentencePiece, is built from tokenizer.* keys, which a GGUF file has and a
+conversion would write.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,11 @@ from convert.vocab import TokenType
 from gguf_tools import keys
 from gguf_tools.errors import BadRequest, BadTokenizer
 from gguf_tools.values import Metadata
+from imatrix.sentence_pieces import SentencePieces
+
+# Values of tokenizer.ggml.model, and what llama.cpp takes for a missing bos_token_id of the second.
+_BYTE_LEVEL, _SENTENCEPIECE = "gpt2", "llama"
+_SENTENCEPIECE_BOS = 1
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ def read_text(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadRequest(f"{path}: not UTF-8 at byte {error.start}; expected a text") from error
-    ids = Encoder(vocab, parse_special=cut.parse_special).encode(text.removesuffix("\n"))
+    ids = make_encoder(vocab, parse_special=cut.parse_special).encode(text.removesuffix("\n"))
     return cut_into_chunks(ids, bos_of(vocab), vocab_size, cut, str(path))
 
 
@@ -118,24 +124,45 @@ def bos_of(vocab: Metadata) -> int | None:
 
     raises  BadTokenizer when it adds one and has none
     """
-    if not _data(vocab, keys.TOKENIZER_ADD_BOS, False):
+    is_spm = _data(vocab, keys.TOKENIZER_MODEL, None) == _SENTENCEPIECE
+    if not _data(vocab, keys.TOKENIZER_ADD_BOS, is_spm):
         return None
-    bos = _data(vocab, keys.TOKENIZER_BOS_ID, None)
+    bos = _data(vocab, keys.TOKENIZER_BOS_ID, _SENTENCEPIECE_BOS if is_spm else None)
     if not isinstance(bos, int):
         raise BadTokenizer(f"{keys.TOKENIZER_ADD_BOS} is true, but there is no {keys.TOKENIZER_BOS_ID}")
     return bos
 
 
-class Encoder:
+class Encoder(Protocol):
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of `text`, without BOS."""
+        ...
+
+
+def make_encoder(vocab: Metadata, *, parse_special: bool = False) -> Encoder:
+    """Return the tokenizer that tokenizer.* keys describe.
+
+    parse_special  take the spelling of a control token for that token
+    raises  BadTokenizer for another kind of tokenizer, or a pre-tokenizer that is not known
+    """
+    model = _data(vocab, keys.TOKENIZER_MODEL, None)
+    if model == _SENTENCEPIECE:
+        return SentencePieces(vocab, parse_special=parse_special)
+    if model == _BYTE_LEVEL:
+        return ByteLevelBPE(vocab, parse_special=parse_special)
+    raise BadTokenizer(
+        f"{keys.TOKENIZER_MODEL} is {model!r}, expected {_BYTE_LEVEL!r} (byte-level BPE) or "
+        f"{_SENTENCEPIECE!r} (SentencePiece)"
+    )
+
+
+class ByteLevelBPE:
     """A byte-level BPE of the tokenizers library, made of tokenizer.* keys.
 
-    raises  BadTokenizer for another kind of tokenizer, or a pre-tokenizer that is not known
+    raises  BadTokenizer for a pre-tokenizer that is not known
     """
 
     def __init__(self, vocab: Metadata, *, parse_special: bool = False) -> None:
-        model = _data(vocab, keys.TOKENIZER_MODEL, None)
-        if model != "gpt2":
-            raise BadTokenizer(f"{keys.TOKENIZER_MODEL} is {model!r}, expected 'gpt2' (byte-level BPE)")
         name = _data(vocab, keys.TOKENIZER_PRE, None)
         known = next((known for known in KNOWN if known.name == name), None)
         if known is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from imatrix.store import load
 from quantize.importance import Importance
 from tests import oracle
 from tests.checkpoints import edit_tensors
+from tests.convert.test_vocab_spm import train_spm
 
 torch = pytest.importorskip("torch")
 
@@ -30,6 +32,13 @@ def collect(model: Path, text: Path, out: Path, *options: str) -> bytes:
     assert main(["-m", str(model), "-f", str(text), "-o", str(out), *options]) == 0
     assert not out.with_name(out.name + ".work").exists()
     return out.read_bytes()
+
+
+def with_sentencepiece(model: Path, tmp_path: Path) -> Path:
+    """Return a copy of a model's folder that has a tokenizer.model instead of a tokenizer.json."""
+    folder = tmp_path / "sentencepiece"
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("tokenizer*"))
+    return train_spm(folder)
 
 
 def relative_error(found: Importance, expected: Importance) -> float:
@@ -53,14 +62,15 @@ def test_everything_that_llama_imatrix_collects(tiny_folder: Path, calibration: 
 
 
 @pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
-@pytest.mark.parametrize("source", ["folder", "gguf", "q8_0"])
+@pytest.mark.parametrize("source", ["folder", "gguf", "q8_0", "SentencePiece folder", "SentencePiece gguf"])
 def test_perplexity_is_llama_cpps(
     source: str, tiny_folder: Path, calibration: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By llama.cpp's own tokens and logits: BOS first in a chunk, and the second half counts."""
     outtype = "q8_0" if source == "q8_0" else "f32"
     gguf = tmp_path / "model.gguf"
-    convert.convert(tiny_folder, gguf, outtype=outtype)
+    folder = with_sentencepiece(tiny_folder, tmp_path) if "SentencePiece" in source else tiny_folder
+    convert.convert(folder, gguf, outtype=outtype)
     text = calibration.read_text()[:6000]
     (tmp_path / "t.txt").write_text(text + "\n")
     expected = []
@@ -72,7 +82,7 @@ def test_perplexity_is_llama_cpps(
             logits -= logits.max(axis=1, keepdims=True)
             logs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
             expected += [-logs[i, chunk[i + 1]] for i in range(64, 127)]
-    model_path = tiny_folder if source == "folder" else gguf
+    model_path = folder if source.endswith("folder") else gguf
     collect(
         model_path, tmp_path / "t.txt", tmp_path / "m.gguf", "-c", "128", "--chunks", "3", "--threads", "1"
     )

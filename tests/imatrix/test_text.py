@@ -10,7 +10,7 @@ import pytest
 from convert.tokenizer import read_tokenizer
 from gguf_tools.errors import BadRequest, BadTokenizer
 from gguf_tools.values import Value
-from imatrix.text import Cut, Encoder, bos_of, cut_into_chunks
+from imatrix.text import Cut, bos_of, cut_into_chunks, make_encoder
 from tests import oracle
 from tests.convert.small_tokenizers import TEXT, write_vocab_file
 from tests.tokenizer_files import NAMES, VOCAB_SIZES, copy_tokenizer
@@ -23,7 +23,7 @@ SPECIAL = TEXT + "<｜User｜>Hello<｜Assistant｜>, <｜end▁of▁sentence｜
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_are_llama_cpps(name: str, parse_special: bool, tmp_path: Path) -> None:
     tokenizer = read_tokenizer(copy_tokenizer(name, tmp_path), {"vocab_size": VOCAB_SIZES[name]})
-    encoder = Encoder(tokenizer.metadata(), parse_special=parse_special)
+    encoder = make_encoder(tokenizer.metadata(), parse_special=parse_special)
     with oracle.Model(write_vocab_file(tmp_path / "vocab.gguf", tokenizer), vocab_only=True) as model:
         assert encoder.encode(SPECIAL) == model.tokenize(SPECIAL, parse_special=parse_special)
 
@@ -60,9 +60,24 @@ def test_a_bos_outside_of_the_vocabulary() -> None:
 
 
 def test_tokenizers_that_are_not_read() -> None:
-    with pytest.raises(BadTokenizer, match="'llama', expected 'gpt2'"):
-        Encoder({"tokenizer.ggml.model": Value.string("llama")})
+    with pytest.raises(BadTokenizer, match="'bert', expected 'gpt2'"):
+        make_encoder({"tokenizer.ggml.model": Value.string("bert")})
     with pytest.raises(BadTokenizer, match="'bloom', expected one of deepseek-llm"):
-        Encoder({"tokenizer.ggml.model": Value.string("gpt2"), "tokenizer.ggml.pre": Value.string("bloom")})
+        make_encoder(
+            {"tokenizer.ggml.model": Value.string("gpt2"), "tokenizer.ggml.pre": Value.string("bloom")}
+        )
     with pytest.raises(BadTokenizer, match="there is no"):
         bos_of({"tokenizer.ggml.add_bos_token": Value.bool_(True)})
+
+
+@pytest.mark.parametrize(
+    ("vocab", "bos"),
+    [
+        ({"model": Value.string("gpt2"), "bos_token_id": Value.u32(7)}, None),
+        ({"model": Value.string("llama")}, 1),
+        ({"model": Value.string("llama"), "bos_token_id": Value.u32(7)}, 7),
+        ({"model": Value.string("llama"), "add_bos_token": Value.bool_(False)}, None),
+    ],
+)
+def test_bos_that_a_file_does_not_speak_of(vocab: dict[str, Value], bos: int | None) -> None:
+    assert bos_of({f"tokenizer.ggml.{key}": value for key, value in vocab.items()}) == bos
