@@ -140,7 +140,7 @@ class Filling:
                 self._finish(part)
 
     def _find_candidates(self, old: OldFiles) -> Iterator[tuple[str, Candidate]]:
-        """Yield the tensors that are not done, and that an older file may have."""
+        """Yield the tensors that an older file may have."""
         spans = self._job.rows_per_weights()
         done = self._journal.done
         for part in self._parts:
@@ -150,7 +150,7 @@ class Filling:
                 chunks = list(tensor_chunks(info, offset, spans.get(info.name), first_number=number))
                 number += len(chunks)
                 found = old.find(info) if self._is_encoded(info.name, info.type) else ()
-                if found and any(task.number not in done for task in chunks):
+                if found:
                     yield info.name, Candidate(info, found, chunks, done)
 
     def _look(self, task: ChunkTask, candidate: Candidate) -> bool:

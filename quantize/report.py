@@ -72,7 +72,7 @@ def result_lines(result: Result) -> Iterator[str]:
     if written.n_resumed:
         yield f"went on from an interrupted run: {written.n_resumed} of {written.n_chunks} chunks were done"
     for path, count in written.reused.items():
-        yield f"reused {count} of {len(preparation.plan.tensors)} tensors of {path}"
+        yield f"reused {count} of {len(preparation.plan.tensors)} tensors from {path}"
     for note in written.notes:
         yield f"note: {note}"
     if written.verification is not None:

@@ -72,7 +72,7 @@ def test_the_command_says_what_it_reused_and_verified(
     lines = capsys.readouterr().out.splitlines()
     (reused,) = (line for line in lines if line.startswith("reused "))
     (verified,) = (line for line in lines if line.startswith("verified "))
-    assert reused.endswith(f" tensors of {output}")
+    assert reused.endswith(f" tensors from {output}")
     assert 0 < int(reused.split()[1]) < n_encoded(old)
     assert "worst relative error " in verified
     quantize.quantize(source, tmp_path / "fresh.gguf", "Q4_K_S", importances=imatrix.load(MATRIX))
