@@ -12,6 +12,7 @@ from gguf_tools.text import printable
 
 MAX_PER_CHECK = 10
 MAX_QUOTED = 80
+MAX_WHERE = 200
 
 
 class Level(IntEnum):
@@ -55,7 +56,8 @@ class Finding:
 
     def as_text(self) -> str:
         """The finding on one line, without control characters."""
-        parts = [str(self.level), printable(self.file), printable(self.where), self.text]
+        where = self.where if len(self.where) <= MAX_WHERE else f"{self.where[:MAX_WHERE]}..."
+        parts = [str(self.level), printable(self.file), printable(where), self.text]
         return ": ".join(part for part in parts if part)
 
 

@@ -12,7 +12,7 @@ from itertools import islice
 from gguf_tools import keys
 from gguf_tools.header import MAX_NAME_BYTES
 from gguf_tools.scan.characters import deceiving_characters, hidden_text, skeleton
-from gguf_tools.scan.findings import Finding, Level, listed, quoted
+from gguf_tools.scan.findings import MAX_QUOTED, Finding, Level, listed, quoted
 from gguf_tools.values import Kind, Metadata, Value, bytes_of
 
 _MAX_KEY_BYTES = 256
@@ -26,7 +26,7 @@ _KNOWN_KEYS = frozenset(
     for name, value in vars(keys).items()
     if name.isupper() and isinstance(value, str) and "{" not in value
 )
-_LINK_KEY = re.compile(r"general\.(\w+\.)*(\d+\.)?(url|repo_url|doi|link)|general\.license\.link")
+_LINK_KEY = re.compile(r"general\.(\w+\.)*(\d+\.)?(url|repo_url|doi|link)", re.ASCII)
 
 _LINK = re.compile(r"\b([a-zA-Z][a-zA-Z0-9+.-]{1,15})://[^\s'\"<>\\]{1,300}")
 _LOGIN_IN_LINK = re.compile(r"://[^/@\s:]{1,80}:[^/@\s]{1,80}@")
@@ -61,17 +61,22 @@ def check_names(names: Iterable[str], what: str, max_bytes: int) -> Iterator[Fin
             text = f"a {what} of {len(bytes_of(name)):,} bytes, expected at most {max_bytes}"
             yield Finding(Level.WARNING if what == "key" else Level.BAD, "name", name[:max_bytes], text)
         elif not name.isascii():
-            text = f"a {what} with letters outside of ASCII: {name!a}"
+            text = f"a {what} with letters outside of ASCII: {_shown(name)}"
             yield Finding(Level.WARNING, "name", name, text)
         alike.setdefault(skeleton(name), []).append(name)
     for seen, twins in alike.items():
         if len(twins) > 1:
             level = Level.WARNING if all(map(str.isascii, twins)) else Level.BAD
-            text = f"{len(twins)} {what}s look alike: {', '.join(map(ascii, twins[:5]))}"
+            text = f"{len(twins)} {what}s look alike: {', '.join(map(_shown, twins[:5]))}"
             yield Finding(level, "look-alike", twins[0], text)
         elif what == "key" and seen in _KNOWN_KEYS and twins[0] != seen:
-            text = f"looks like the key {seen}, but is {twins[0]!a}"
+            text = f"looks like the key {seen}, but is {_shown(twins[0])}"
             yield Finding(Level.BAD, "look-alike", twins[0], text)
+
+
+def _shown(name: str) -> str:
+    """A name with escapes for all that is not ASCII, so that it looks like no other."""
+    return ascii(name[:MAX_QUOTED])
 
 
 def check_key_names(metadata: Metadata) -> Iterator[Finding]:
@@ -89,10 +94,12 @@ def check_texts(metadata: Metadata) -> Iterator[Finding]:
         yield from _check_characters(where, text)
         if len(text) > _MAX_TEXT_CHARS and where != _TOKENIZER_FILE:
             yield Finding(Level.WARNING, "huge", where, f"a text of {len(text):,} characters")
-        if _LINK_KEY.fullmatch(where):
+        is_link = _LINK_KEY.fullmatch(where) is not None
+        if is_link:
             links.append(f"{where} {quoted(text)}")
-        elif where != _TOKENIZER_FILE:
-            yield from _check_contents(where, text[:_MAX_TEXT_CHARS])
+        if where != _TOKENIZER_FILE:
+            found = _check_contents(where, text[:_MAX_TEXT_CHARS])
+            yield from (finding for finding in found if not (is_link and finding.check == "links"))
     if links:
         yield Finding(Level.NOTE, "links", "", f"links of the model's maker: {', '.join(links[:20])}")
     yield from _check_sizes(metadata)

@@ -259,6 +259,8 @@ def test_names_that_look_alike(twin: str, findings: Callable[..., list[str]]) ->
         ("general.description", "see http://evil.example/x", "general.description: links to 'http://evil.example/x'"),
         ("general.description", "see file:///etc/passwd", "links to 'file:///etc/passwd'"),
         ("general.description", "https://me:hunter2@example.com/", "a link with a user name and a password"),
+        ("general.url", "https://me:hunter2@example.com/", "a link with a user name and a password"),
+        ("general.url", "see /home/jane/x", "tells a path on its maker's machine"),
         ("general.description", r"open \\host\share\x", "names a network share: '\\\\\\\\host\\\\share'"),
         ("quantize.imatrix.file", "/home/jane/im.dat", "note: quantize.imatrix.file: tells a path"),
         ("quantize.imatrix.file", r"C:\Users\jane\im.dat", "tells a path on its maker's machine"),
@@ -284,6 +286,12 @@ def test_texts_in_arrays_are_read_and_vocabularies_are_not(findings: Callable[..
     assert "warning: general.tags: is an array of arrays, which llama.cpp refuses" in found
     many = findings(general__tags=Value.strings(["a"] * 10_001))
     assert many == ["warning: general.tags: 10,001 texts; only the first 10,000 were read"]
+
+
+def test_long_names_are_cut_short_on_the_terminal(findings: Callable[..., list[str]]) -> None:
+    found = findings(**{"k" * 5000: Value.string("\x1b"), " " + "k" * 5000: Value.string("x")})
+    assert {line.split(":")[0] for line in found} == {"bad", "warning"}
+    assert max(map(len, found)) < 400
 
 
 def test_many_findings_of_a_kind_are_counted() -> None:
