@@ -107,7 +107,8 @@ def quantized(converted: Converted, tmp_path_factory: pytest.TempPathFactory) ->
         path = folder / f"{mla}-{file_type}.gguf"
         if not path.exists():
             matrix = imatrix.load(MATRIX)
-            quantize.quantize(converted("tiny", mla, "f32"), path, file_type, importances=matrix)
+            source = converted("tiny", mla, "f32")
+            quantize.quantize(source, path, file_type, importances=matrix, provenance=False)
         return path
 
     return make
