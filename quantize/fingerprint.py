@@ -22,7 +22,8 @@ from quantize.chunks import CHUNK_ELEMS
 from quantize.encode import FillJob
 
 BYTES_VERSION = 1
-"""Goes up when the same plan and source would give other bytes: then nobody goes on with an old partial."""
+"""Goes up when the same plan and source would give other bytes: then nobody goes on with an old partial, nor
+takes tensors of an older file (see provenance.py)."""
 
 # A source is known by its size and these pieces of it. All of it would take hours to read; its times change
 # when it is fetched again, which must not cost what is done.
