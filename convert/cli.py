@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_tools import __version__, command
-from quantize.arguments import add_matrix_arguments, add_type_arguments, plan_options, read_importances
+from quantize.arguments import (
+    add_matrix_arguments,
+    add_output_arguments,
+    add_restart_argument,
+    add_type_arguments,
+    plan_options,
+    read_importances,
+)
 
 if TYPE_CHECKING:
     from convert.pipeline import ConvertOptions
@@ -91,8 +98,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--print-supported-models", action="store_true", help="list the architectures that can be converted"
     )
+    add_restart_argument(parser)
     add_matrix_arguments(parser)
     add_type_arguments(parser)
+    add_output_arguments(parser)
     return parser
 
 
@@ -115,7 +124,16 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if args.threads is not None and args.threads < 1:
         parser.error(f"--threads is {args.threads}, expected at least 1")
     with ProgressBar("converting") as bar:
-        result = convert(args.model, args.outfile, options, n_threads=args.threads, progress=bar.start)
+        result = convert(
+            args.model,
+            args.outfile,
+            options,
+            n_threads=args.threads,
+            restart=args.restart,
+            reuse=args.reuse,
+            verify=args.verify,
+            progress=bar.start,
+        )
     lines = note_lines(result.preparation.plan) if options.vocab_only else result_lines(result)
     for line in lines:
         print(line)
@@ -150,6 +168,7 @@ def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Conve
         big_endian=args.bigendian,
         split_max_bytes=_size(args.split_max_size, parser),
         split_max_tensors=args.split_max_tensors or None,
+        provenance=not args.no_provenance,
     )
 
 

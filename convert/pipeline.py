@@ -1,14 +1,14 @@
 """Convert a Hugging Face folder into a GGUF file: decide, lay out, fill, publish.
 
 `prepare` reads headers, config.json and the tokenizer, and decides everything down to the exact size of the
-output; `convert` then fills and publishes. Nothing is visible under the output's name before it is whole.
+output; `convert` then has the outputs written (see quantize/outputs.py).
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,10 +30,10 @@ from gguf_tools.values import Metadata, Value
 from quantize.encode import FillJob
 from quantize.fill import Progress, no_progress
 from quantize.importance import ImportanceFile
+from quantize.outputs import Output, write_outputs
 from quantize.outtypes import is_outtype, outtype_plan, resolve_outtype
 from quantize.pipeline import (
     QUANTIZATION_VERSION,
-    Output,
     Preparation,
     Result,
     decide_file,
@@ -41,7 +41,6 @@ from quantize.pipeline import (
     fill_job,
     lay_out,
     source_bytes,
-    write_outputs,
 )
 from quantize.plan import Plan, PlanOptions, in_file_order
 from quantize.recipe_files import find_mixture
@@ -66,6 +65,8 @@ class ConvertOptions:
     allow_pickle     read .bin and .pt checkpoints, with torch and as weights only
     big_endian       for a big-endian machine
     split_max_bytes, split_max_tensors   start a new shard at these limits; None: one file
+    provenance       for a file type of the quantizer: let the file say what its tensors are made of, so that
+                     it can be reused
     """
 
     outtype: str = "auto"
@@ -81,6 +82,7 @@ class ConvertOptions:
     big_endian: bool = False
     split_max_bytes: int | None = None
     split_max_tensors: int | None = None
+    provenance: bool = True
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,9 @@ def convert(
     options: ConvertOptions | None = None,
     *,
     n_threads: int | None = None,
+    restart: bool = False,
+    reuse: Iterable[str | os.PathLike[str]] = (),
+    verify: bool = False,
     progress: Callable[[Preparation], Progress] | None = None,
     **choices: object,
 ) -> Result:
@@ -123,8 +128,11 @@ def convert(
                the file gets a name made of what is known of the model
     options    what to do; or give its fields as keyword arguments
     n_threads  None: one per core
+    restart    forget what an interrupted run has left; it is gone on with otherwise
+    reuse      older GGUF files: tensors that were made of the same are copied from there
+    verify     check a sample of every tensor before the output gets its name
     progress   called once with what was decided; what it returns is called with the bytes of every chunk
-    raises  ToolkitError; the old output stays as it was, and nothing half-written is left
+    raises  ToolkitError; the old output stays as it was, and what is done stays for the next run
     """
     started = time.monotonic()
     if options is None:
@@ -135,14 +143,24 @@ def convert(
     if options.vocab_only:
         preparation = prepare_vocab(path, outfile, options)
         report = progress(preparation) if progress else no_progress
-        write_outputs(preparation.outputs, FillJob({}, {}), 1, report, inputs=())
-        return Result(preparation, time.monotonic() - started)
+        written = write_outputs(preparation.outputs, FillJob({}, {}), 1, report, inputs=(), restart=restart)
+        return Result(preparation, written, time.monotonic() - started)
     with Checkpoint(path, allow_pickle=options.allow_pickle) as checkpoint:
         preparation, job = prepare(checkpoint, outfile, options)
         report = progress(preparation) if progress else no_progress
         inputs = sorted({checkpoint.raw(name).path for name in checkpoint.names()})
-        write_outputs(preparation.outputs, job, n_threads or default_threads(), report, inputs)
-    return Result(preparation, time.monotonic() - started)
+        threads = n_threads or default_threads()
+        written = write_outputs(
+            preparation.outputs,
+            job,
+            threads,
+            report,
+            inputs,
+            restart=restart,
+            reuse=map(Path, reuse),
+            verify=verify,
+        )
+    return Result(preparation, written, time.monotonic() - started)
 
 
 def prepare(
@@ -209,6 +227,7 @@ def _one_pass(
         mixture.recipe,
         importances=options.importances,
         options=mixture.options,
+        provenance=options.provenance,
         allow_problems=allow_problems,
     )
     tensors = tuple(replace(tensor, source_type=stored[tensor.source_name]) for tensor in plan.tensors)

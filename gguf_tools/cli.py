@@ -1,4 +1,4 @@
-"""The `gguf-tools` command: look at GGUF files, compare them, check them."""
+"""The `gguf-tools` command: look at GGUF files, compare them, check them, change them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Sequence
 
 from gguf_tools import __version__, command
-from gguf_tools.commands import look
+from gguf_tools.commands import edit, look, scan
 from gguf_tools.text import json_text
+from quantize.mla_layout import cli as mla_layout
 
 _EXAMPLES = """\
 examples:
@@ -17,7 +18,13 @@ examples:
   gguf-tools diff old.gguf new.gguf          what differs, down to the tensors' data
   gguf-tools diff --no-data old.gguf new.gguf
   gguf-tools verify model.gguf               finds NaN scales, gaps, stray bytes
+  gguf-tools scan model.gguf                 a stranger's file: hidden bytes, hostile chat templates
   gguf-tools hash model.gguf                 SHA-256 of every tensor, the file and the content
+  gguf-tools set model.gguf "general.name=DeepSeek V3"
+  gguf-tools rename model.gguf OLD=NEW       a tensor, or with --key a metadata key
+  gguf-tools split model.gguf model --max-size 50G
+  gguf-tools merge model-00001-of-00008.gguf model.gguf
+  gguf-tools mla-layout ik.gguf out.gguf --to split   a file of ik_llama.cpp, for llama.cpp
   gguf-tools checkpoint DeepSeek-V3          weights of a Hugging Face folder, and how they are stored
 
 Each subcommand explains itself: gguf-tools show --help
@@ -27,10 +34,14 @@ Each subcommand explains itself: gguf-tools show --help
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of `gguf-tools` and its subcommands."""
     parser = command.make_parser(
-        "gguf-tools", "Look at GGUF files, compare them, check them.", epilog=_EXAMPLES, version=__version__
+        "gguf-tools", "Look at GGUF files, compare them, check them, change them.",
+        epilog=_EXAMPLES, version=__version__,
     )
     commands = command.Subcommands(parser)
     look.add_to(commands)
+    scan.add_to(commands)
+    edit.add_to(commands)
+    mla_layout.add_to(commands)
     _add_checkpoint(commands)
     return parser
 

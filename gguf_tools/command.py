@@ -94,10 +94,10 @@ def run(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str] | None 
         return code or 0
     except SystemExit as exit_:  # parser.error called by the body
         return int(exit_.code or 0)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if verbose:
             traceback.print_exc()
-        print(f"{parser.prog}: interrupted", file=sys.stderr)
+        print("; ".join([f"{parser.prog}: interrupted", *_notes(error)]), file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # Python flushes standard output once more when it ends; let that go nowhere.
@@ -111,7 +111,7 @@ def run(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str] | None 
 
 
 def one_line(error: BaseException) -> str:
-    """An error as one line of text."""
+    """An error, with the notes added to it, as one line of text."""
     if isinstance(error, OSError) and error.strerror:
         name = error.filename if error.filename is not None else error.filename2
         text = f"{os.fsdecode(name)}: {error.strerror}" if isinstance(name, str | bytes) else error.strerror
@@ -119,7 +119,11 @@ def one_line(error: BaseException) -> str:
         text = "out of memory"
     else:
         text = str(error) or type(error).__name__
-    return " ".join(text.split("\n")).strip()
+    return " ".join("; ".join([text, *_notes(error)]).split("\n")).strip()
+
+
+def _notes(error: BaseException) -> list[str]:
+    return getattr(error, "__notes__", [])
 
 
 def _print_anything(stream: object) -> None:

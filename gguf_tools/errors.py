@@ -6,6 +6,7 @@
         TruncatedError      shorter than its own header says
         UnsupportedVersion  a GGUF version that we don't read
         OutputError         an output that can't be created, written or published
+          BadTensor           a tensor of it that is not what it should be
       CheckpointError     a Hugging Face folder
         MissingTensor       a rule needs a tensor that the checkpoint lacks
         UnexpectedTensors   tensors that no rule claims
@@ -52,6 +53,14 @@ class UnsupportedVersion(GGUFError):
 
 class OutputError(GGUFError):
     pass
+
+
+class BadTensor(OutputError):
+    """A tensor of an output that is not what it should be; `tensor` is its name."""
+
+    def __init__(self, message: str, tensor: str) -> None:
+        super().__init__(message)
+        self.tensor = tensor
 
 
 class CheckpointError(ToolkitError):

@@ -24,10 +24,10 @@ The format, version 3 (numbers in the file's byte order, except the magic):
 The alignment is metadata `general.alignment` (uint32, a power of two), 32 without it. Nothing in a
 file tells its byte order but the version: read the wrong way round, its low 16 bits are zero.
 
-Forbidden, and refused by `decode_header`: a key or tensor name twice, a dimension of 0, a length or
-count that the rest of the file can't hold, arrays nested deeper than 64, more than 2**25 array
-items in all. Counts are checked against the file's size before anything of their size is made, and
-time is linear in the bytes read. Only `check_data` looks at where tensor data lie.
+Forbidden, and refused by `read_header`: a key or tensor name twice, a dimension of 0, a length or
+count that the rest of the file can't hold, arrays nested deeper than 64, contents of more memory than
+`cursor.MAX_MEMORY`. Counts are checked before anything of their size is made or read, and time is linear in
+the bytes read. Only `check_data` looks at where tensor data lie.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from mmap import mmap
+from itertools import chain, pairwise
 from typing import Any, Literal
 
 from gguf_tools import ggml_types, keys
+from gguf_tools.cursor import READ_AT_ONCE, Cursor, Read
 from gguf_tools.errors import FormatError, ShapeError, TruncatedError, UnsupportedVersion
 from gguf_tools.tensors import TensorInfo
+from gguf_tools.text import quoted
 from gguf_tools.values import FIXED_BYTES, FIXED_CODES, Kind, Metadata, Value, bytes_of
 
 Endian = Literal["little", "big"]
@@ -52,7 +53,15 @@ DEFAULT_ALIGNMENT = 32
 MAX_DIMS = 4
 MAX_NAME_BYTES = 63  # llama.cpp keeps names in char[64]
 MAX_NESTING = 64
-MAX_ARRAY_ITEMS = 1 << 25
+
+# What things take in memory at most, in bytes; the first three count for more, so that a header of nothing
+# else is decoded in two seconds. Texts besides, see `Cursor.string`.
+_PAIR_MEMORY = 800
+_TENSOR_MEMORY = 1200
+_ARRAY_MEMORY = 500
+_STRING_MEMORY = 80
+_NUMBER_MEMORY = 40
+_SMALL_NUMBER_MEMORY = 12  # of those that Python makes only once
 
 _ORDER: Mapping[Endian, str] = {"little": "<", "big": ">"}
 _MIN_PAIR_BYTES = 8 + 4 + 1
@@ -99,77 +108,35 @@ def alignment_of(metadata: Metadata, source: str) -> int:
 # --- decoding -------------------------------------------------------------------------------
 
 
-class _Cursor:
-    """A position in a buffer that never leaves it."""
-
-    def __init__(self, buffer: bytes | mmap, source: str) -> None:
-        self.buffer = buffer
-        self.source = source
-        self.size = len(buffer)
-        self.position = 0
-        self.order = "<"
-        self.items_left = MAX_ARRAY_ITEMS
-
-    def require(self, n_bytes: int, what: str) -> None:
-        left = self.size - self.position
-        if n_bytes > left:
-            raise TruncatedError(
-                f"{self.source}: {what} at byte {self.position} needs {n_bytes} bytes, "
-                f"the file has {left} more; truncated or damaged"
-            )
-
-    def fixed(self, code: str, n_bytes: int, what: str) -> Any:
-        self.require(n_bytes, what)
-        (value,) = struct.unpack_from(self.order + code, self.buffer, self.position)
-        self.position += n_bytes
-        return value
-
-    def u32(self, what: str) -> int:
-        return int(self.fixed("I", 4, what))
-
-    def u64(self, what: str) -> int:
-        return int(self.fixed("Q", 8, what))
-
-    def string(self, what: str) -> str:
-        n_bytes = self.u64(f"the length of {what}")
-        self.require(n_bytes, what)
-        start = self.position
-        self.position += n_bytes
-        return self.buffer[start : self.position].decode("utf-8", "surrogateescape")
-
-    def kind(self, what: str) -> Kind:
-        number = self.u32(f"the kind of {what}")
-        try:
-            return Kind(number)
-        except ValueError:
-            raise FormatError(f"{self.source}: {what} has kind {number}, expected 0 to {max(Kind)}") from None
+def decode_header(data: bytes, source: str) -> Header:
+    """Return what the header at the start of `data`, a whole file in memory, says; see `read_header`."""
+    return read_header(lambda offset, n_bytes: data[offset : offset + n_bytes], len(data), source)
 
 
-def decode_header(buffer: bytes | mmap, source: str) -> Header:
-    """Return what the header at the start of `buffer` says.
+def read_header(read: Read, file_bytes: int, source: str) -> Header:
+    """Return what the header at the start of a file says.
 
-    buffer  a whole file, memory-mapped or in memory
-    source  its name, for messages
-    raises  FormatError, TruncatedError, UnsupportedVersion, each with `source` in front
+    read    gives bytes of the file; asked for no more than the header and what little follows it
+    source  the file's name, for messages
+    raises  FormatError, TruncatedError, UnsupportedVersion, each with `source` in front; what `read` raises
     """
-    cursor = _Cursor(buffer, source)
-    cursor.require(len(MAGIC), "the magic")
-    magic = bytes(buffer[: len(MAGIC)])
+    cursor = Cursor(read, file_bytes, source)
+    magic = cursor.take(len(MAGIC), "the magic")
     if magic != MAGIC:
         raise FormatError(f"{source}: begins with {magic!r}, expected {MAGIC!r}; not a GGUF file")
-    cursor.position = len(MAGIC)
     version, endian = _decode_version(cursor)
     n_tensors = cursor.u64("the number of tensors")
     n_pairs = cursor.u64("the number of metadata pairs")
-    least = n_pairs * _MIN_PAIR_BYTES + n_tensors * _MIN_TENSOR_BYTES
-    cursor.require(least, f"the header of {n_pairs} metadata pairs and {n_tensors} tensors")
+    counts = f"the header of {n_pairs} metadata pairs and {n_tensors} tensors"
+    cursor.require(n_pairs * _MIN_PAIR_BYTES + n_tensors * _MIN_TENSOR_BYTES, counts)
+    cursor.charge(n_pairs * _PAIR_MEMORY + n_tensors * _TENSOR_MEMORY, counts)
 
     metadata: dict[str, Value] = {}
     for index in range(n_pairs):
         key = cursor.string(f"key {index}")
         if key in metadata:
-            raise FormatError(f"{source}: key {key!r} appears twice")
-        metadata[key] = _decode_value(cursor, f"key {key!r}")
+            raise FormatError(f"{source}: key {quoted(key)} appears twice")
+        metadata[key] = _decode_value(cursor, f"key {quoted(key)}")
     alignment = alignment_of(metadata, source)
 
     tensors: dict[str, TensorInfo] = {}
@@ -177,10 +144,10 @@ def decode_header(buffer: bytes | mmap, source: str) -> Header:
     for index in range(n_tensors):
         info, offset = _decode_tensor(cursor, index)
         if info.name in tensors:
-            raise FormatError(f"{source}: tensor {info.name!r} appears twice")
+            raise FormatError(f"{source}: tensor {quoted(info.name)} appears twice")
         if offset % alignment:
             raise FormatError(
-                f"{source}: tensor {info.name!r} has offset {offset}, "
+                f"{source}: tensor {quoted(info.name)} has offset {offset}, "
                 f"expected a multiple of the alignment {alignment}"
             )
         tensors[info.name] = info
@@ -191,7 +158,7 @@ def decode_header(buffer: bytes | mmap, source: str) -> Header:
     )
 
 
-def _decode_version(cursor: _Cursor) -> tuple[int, Endian]:
+def _decode_version(cursor: Cursor) -> tuple[int, Endian]:
     """Read the version, and set the cursor's byte order by it."""
     version = cursor.u32("the version")
     endian: Endian = "little"
@@ -206,7 +173,7 @@ def _decode_version(cursor: _Cursor) -> tuple[int, Endian]:
     return version, endian
 
 
-def _decode_value(cursor: _Cursor, what: str) -> Value:
+def _decode_value(cursor: Cursor, what: str) -> Value:
     kind = cursor.kind(what)
     if kind is Kind.STRING:
         return Value(kind, cursor.string(what))
@@ -215,7 +182,7 @@ def _decode_value(cursor: _Cursor, what: str) -> Value:
     return Value(kind, cursor.fixed(FIXED_CODES[kind], FIXED_BYTES[kind], what))
 
 
-def _decode_array(cursor: _Cursor, what: str) -> Value:
+def _decode_array(cursor: Cursor, what: str) -> Value:
     """Read an array. Arrays of arrays wait in `open_arrays`, outermost first, until they are full."""
     open_arrays: list[tuple[int, list[Value]]] = []
     while True:
@@ -239,51 +206,37 @@ def _decode_array(cursor: _Cursor, what: str) -> Value:
             return array
 
 
-def _require_items(cursor: _Cursor, item: Kind, count: int, what: str) -> None:
+def _require_items(cursor: Cursor, item: Kind, count: int, what: str) -> None:
     """Raise unless the rest of the file can hold `count` items, and we are willing to hold them."""
     if item is Kind.ARRAY:
-        least = 12
+        least, memory = 12, _ARRAY_MEMORY
     elif item is Kind.STRING:
-        least = 8
+        least, memory = 8, _STRING_MEMORY
     else:
         least = FIXED_BYTES[item]
-    cursor.require(count * least, f"{what}, an array of {count} {item.name.lower()},")
-    if count > cursor.items_left:
-        raise FormatError(f"{cursor.source}: {what} brings the array items to more than {MAX_ARRAY_ITEMS}")
-    cursor.items_left -= count
+        memory = _SMALL_NUMBER_MEMORY if item in (Kind.UINT8, Kind.BOOL) else _NUMBER_MEMORY
+    items = f"{what}, an array of {count} {item.name.lower()},"
+    cursor.require(count * least, items)
+    cursor.charge(count * memory, items)
 
 
-def _decode_items(cursor: _Cursor, item: Kind, count: int, what: str) -> tuple[Any, ...]:
+def _decode_items(cursor: Cursor, item: Kind, count: int, what: str) -> tuple[Any, ...]:
     """Read `count` items that are not arrays; their least size has been checked."""
     if item is Kind.STRING:
-        return _decode_strings(cursor, count, what)
+        return cursor.strings(count, what)
     if not count:
         return ()
-    code = f"{cursor.order}{count}{FIXED_CODES[item]}"
-    items = struct.unpack_from(code, cursor.buffer, cursor.position)
-    cursor.position += count * FIXED_BYTES[item]
-    return items
+    size = FIXED_BYTES[item]
+    lengths = (min(READ_AT_ONCE, count - start) for start in range(0, count, READ_AT_ONCE))
+    code = FIXED_CODES[item]
+    pieces = (struct.unpack(f"{cursor.order}{n}{code}", cursor.take(n * size, what)) for n in lengths)
+    return tuple(chain.from_iterable(pieces))
 
 
-def _decode_strings(cursor: _Cursor, count: int, what: str) -> tuple[str, ...]:
-    """Read `count` strings. A vocabulary has 100,000 and more, so the loop is kept bare."""
-    buffer, size, position = cursor.buffer, cursor.size, cursor.position
-    unpack_length = struct.Struct(cursor.order + "Q").unpack_from
-    strings: list[str] = []
-    for index in range(count):
-        start = position + 8
-        position = start + unpack_length(buffer, position)[0] if start <= size else size + 1
-        if position > size:
-            raise TruncatedError(f"{cursor.source}: {what}: string {index} of {count} ends outside the file")
-        strings.append(buffer[start:position].decode("utf-8", "surrogateescape"))
-    cursor.position = position
-    return tuple(strings)
-
-
-def _decode_tensor(cursor: _Cursor, index: int) -> tuple[TensorInfo, int]:
+def _decode_tensor(cursor: Cursor, index: int) -> tuple[TensorInfo, int]:
     name = cursor.string(f"the name of tensor {index}")
-    where = f"{cursor.source}: tensor {name!r}"
-    what = f"tensor {name!r}"
+    what = f"tensor {quoted(name)}"
+    where = f"{cursor.source}: {what}"
     n_dims = cursor.u32(what)
     if n_dims > MAX_DIMS:
         raise FormatError(f"{where} has {n_dims} dimensions, expected at most {MAX_DIMS}")
@@ -295,8 +248,7 @@ def _decode_tensor(cursor: _Cursor, index: int) -> tuple[TensorInfo, int]:
         info = TensorInfo(name, tuple(reversed(dims)), ggml_types.by_id(type_id))
         info.row_bytes  # noqa: B018  raises if the row can't be stored
     except (FormatError, ShapeError) as error:
-        detail = str(error).removeprefix(f"{name}: ")
-        raise FormatError(f"{where}: {detail}") from None
+        raise FormatError(f"{where}: {str(error).removeprefix(f'{name}: ')}") from None
     return info, cursor.u64(what)
 
 
@@ -316,14 +268,15 @@ def check_data(header: Header, file_bytes: int, source: str) -> None:
         end = start + info.n_bytes
         if end > file_bytes:
             raise TruncatedError(
-                f"{source}: tensor {info.name!r} lies at bytes {start} to {end}, "
+                f"{source}: tensor {quoted(info.name)} lies at bytes {start} to {end}, "
                 f"the file has {file_bytes} bytes; truncated or damaged"
             )
         ranges.append((start, end, info.name))
     ranges.sort()
     for (_, end, name), (start, _, next_name) in pairwise(ranges):
         if start < end:
-            raise FormatError(f"{source}: tensors {name!r} and {next_name!r} overlap at byte {start}")
+            names = f"{quoted(name)} and {quoted(next_name)}"
+            raise FormatError(f"{source}: tensors {names} overlap at byte {start}")
 
 
 # --- encoding -------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def kv_cache(source: GGUFSource) -> KVCache:
     n_blocks = number(keys.BLOCK_COUNT)
     if not isinstance(arch, str) or n_blocks is None:
         return KVCache(None, None)
-    n_layers = n_blocks - (number(keys.NEXTN_PREDICT_LAYERS) or 0)
+    n_layers = max(0, n_blocks - (number(keys.NEXTN_PREDICT_LAYERS) or 0))
     lora_rank, rope_dims = number(keys.KV_LORA_RANK), number(keys.ROPE_DIMENSION_COUNT)
     n_heads = number(keys.HEAD_COUNT)
     key_length, value_length = number(keys.KEY_LENGTH), number(keys.VALUE_LENGTH)
@@ -53,8 +53,16 @@ def kv_cache(source: GGUFSource) -> KVCache:
     if n_heads and embedding:
         key_length = key_length or embedding // n_heads
         value_length = value_length or embedding // n_heads
-    heads = source.get(keys.HEAD_COUNT_KV.format(arch=arch), n_heads)
-    per_layer = heads if isinstance(heads, tuple) else (heads,) * n_layers
-    if not (key_length and value_length and all(isinstance(count, int) for count in per_layer)):
+    n_kv_heads = _heads_of_all_layers(source.get(keys.HEAD_COUNT_KV.format(arch=arch), n_heads), n_layers)
+    if not key_length or not value_length or n_kv_heads is None:
         return KVCache(None, None)
-    return KVCache(sum(per_layer[:n_layers]) * (key_length + value_length) * BYTES_PER_NUMBER, None)
+    return KVCache(n_kv_heads * (key_length + value_length) * BYTES_PER_NUMBER, None)
+
+
+def _heads_of_all_layers(heads: object, n_layers: int) -> int | None:
+    """Add up KV heads, given for all layers alike or one by one; None if they are no numbers."""
+    if isinstance(heads, int):
+        return heads * n_layers
+    if isinstance(heads, tuple) and all(isinstance(count, int) for count in heads):
+        return sum(heads[:n_layers])
+    return None

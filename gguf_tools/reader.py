@@ -1,7 +1,8 @@
-"""A GGUF file open for reading: header decoded, data memory-mapped.
+"""A GGUF file open for reading: header decoded, data read or memory-mapped.
 
 Opening reads the header and checks where every tensor's data lie; no tensor data are touched. See
-header.py for the format and for what is refused.
+header.py for the format and for what is refused. The header is read and not mapped, because a map of a
+file that another program shortens kills the process.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from gguf_tools.errors import FormatError, ShapeError, TruncatedError
-from gguf_tools.header import Endian, check_data, decode_header
+from gguf_tools.header import Endian, check_data, read_header
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
 
@@ -54,7 +55,7 @@ class GGUFSource(Protocol):
 
 
 class GGUFFile:
-    """One GGUF file, memory-mapped.
+    """One GGUF file.
 
     path        as given
     version     2 or 3
@@ -81,8 +82,7 @@ class GGUFFile:
             self.size_bytes = os.fstat(self._stream.fileno()).st_size
             if not self.size_bytes:
                 raise TruncatedError(f"{self.path}: the file is empty")
-            self._map = mmap(self._stream.fileno(), self.size_bytes, access=ACCESS_READ)
-            header = decode_header(self._map, str(self.path))
+            header = read_header(self._read_at, self.size_bytes, str(self.path))
             check_data(header, self.size_bytes, str(self.path))
         except BaseException:
             self.close()
@@ -105,6 +105,10 @@ class GGUFFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _read_at(self, offset: int, n_bytes: int) -> bytes:
+        """Bytes of the file; fewer where it ends."""
+        return os.pread(self.fileno(), n_bytes, offset)
 
     def close(self) -> None:
         if self._map is not None:
@@ -201,6 +205,11 @@ class GGUFFile:
     def _view(self, offset: int, n_bytes: int) -> np.ndarray:
         import numpy as np
 
-        if self._map is None:
+        if self._stream.closed:
             raise ValueError(f"{self.path} is closed")
+        if self._map is None:
+            try:
+                self._map = mmap(self.fileno(), self.size_bytes, access=ACCESS_READ)
+            except ValueError:
+                raise TruncatedError(f"{self.path}: has become shorter since it was opened") from None
         return np.frombuffer(self._map, np.uint8, n_bytes, offset)

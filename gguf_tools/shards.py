@@ -23,6 +23,7 @@ from gguf_tools.header import DEFAULT_ALIGNMENT, VERSION, Endian, alignment_of
 from gguf_tools.layout import FileLayout
 from gguf_tools.reader import GGUFFile
 from gguf_tools.tensors import TensorInfo
+from gguf_tools.text import quoted, value_text
 from gguf_tools.values import Metadata, Value
 
 if TYPE_CHECKING:
@@ -36,7 +37,11 @@ _SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5,})-of-(?P<count>\d{5,}
 
 def shard_path(prefix: Path, index: int, count: int) -> Path:
     """The name of shard `index` (from 0) of `count`: PREFIX-00001-of-00003.gguf."""
-    return prefix.with_name(f"{prefix.name}-{index + 1:05d}-of-{count:05d}.gguf")
+    return prefix.with_name(_shard_name(prefix.name, index, count))
+
+
+def _shard_name(stem: str, index: int, count: int) -> str:
+    return f"{stem}-{index + 1:05d}-of-{count:05d}.gguf"
 
 
 def shard_paths(path: str | os.PathLike[str], count: int) -> list[Path]:
@@ -134,11 +139,10 @@ class GGUFSet:
         self.path = Path(path)
         self.shards: list[GGUFFile] = []
         try:
-            opened = GGUFFile(self.path)
-            self.shards.append(opened)
-            count = _split_number(opened, keys.SPLIT_COUNT)
+            self.shards.append(GGUFFile(self.path))
+            count = _split_number(self.shards[0], keys.SPLIT_COUNT)
             if count > 1:
-                self._open_set(opened, count)
+                self._open_others(count)
             self._file_of = self._index_tensors()
         except BaseException:
             self.close()
@@ -152,26 +156,31 @@ class GGUFSet:
         self.tensors = {name: file.tensors[name] for name, file in self._file_of.items()}
         self.size_bytes = sum(shard.size_bytes for shard in self.shards)
 
-    def _open_set(self, opened: GGUFFile, count: int) -> None:
+    def _open_others(self, count: int) -> None:
         """Open the other shards, and check that the set is complete and belongs together."""
+        (opened,) = self.shards
         match = _SHARD_NAME.fullmatch(self.path.name)
         index = _split_number(opened, keys.SPLIT_NO)
+        if count > MAX_SHARDS or index >= count:
+            raise FormatError(
+                f"{self.path}: is part {index + 1} of {count} by its metadata, "
+                f"expected a part of at most {MAX_SHARDS}"
+            )
         if match is None or (int(match["number"]), int(match["count"])) != (index + 1, count):
             raise FormatError(
                 f"{self.path}: is part {index + 1} of {count} by its metadata; "
                 f"expected a name that ends in -{index + 1:05d}-of-{count:05d}.gguf"
             )
-        prefix = self.path.with_name(match["prefix"])
-        paths = [shard_path(prefix, number, count) for number in range(count)]
-        missing = [path.name for path in paths if not path.exists()]
+        names = [_shard_name(match["prefix"], number, count) for number in range(count)]
+        missing = [name for name in names if not os.path.exists(os.path.join(self.path.parent, name))]
         if missing:
             raise TruncatedError(
                 f"{self.path}: {len(missing)} of {count} parts are missing: {_shortened(missing)}"
             )
-        self.shards = []
-        for number, path in enumerate(paths):
-            shard = opened if number == index else GGUFFile(path)
-            self.shards.append(shard)
+        for number, path in enumerate(map(self.path.with_name, names)):
+            if number != index:
+                self.shards.insert(number, GGUFFile(path))
+            shard = self.shards[number]
             found = (_split_number(shard, keys.SPLIT_NO), _split_number(shard, keys.SPLIT_COUNT))
             if found != (number, count):
                 raise FormatError(
@@ -183,16 +192,19 @@ class GGUFSet:
                     f"{path}: is {shard.endian} endian, {self.path.name} is {opened.endian} endian"
                 )
         n_tensors = sum(len(shard.tensors) for shard in self.shards)
-        expected = self.shards[0].get(keys.SPLIT_TENSORS_COUNT, n_tensors)
-        if n_tensors != expected:
-            raise FormatError(f"{self.path}: the parts hold {n_tensors} tensors, the metadata say {expected}")
+        expected = self.shards[0].metadata.get(keys.SPLIT_TENSORS_COUNT)
+        if expected is not None and expected.data != n_tensors:
+            raise FormatError(
+                f"{self.path}: the parts hold {n_tensors} tensors, the metadata say {value_text(expected)}"
+            )
 
     def _index_tensors(self) -> dict[str, GGUFFile]:
         file_of: dict[str, GGUFFile] = {}
         for shard in self.shards:
             for name in shard.tensors:
                 if name in file_of:
-                    raise FormatError(f"{shard.path}: tensor {name!r} is in {file_of[name].path.name} too")
+                    other = file_of[name].path.name
+                    raise FormatError(f"{shard.path}: tensor {quoted(name)} is in {other} too")
                 file_of[name] = shard
         return file_of
 
@@ -263,7 +275,8 @@ def _split_number(file: GGUFFile, key: str) -> int:
     """A `split.*` number, 0 where it is missing; raises FormatError if it isn't a whole number."""
     number = file.get(key, 0)
     if not isinstance(number, int) or number < 0:
-        raise FormatError(f"{file.path}: key {key!r} is {number!r}, expected a number")
+        found = value_text(file.metadata[key])
+        raise FormatError(f"{file.path}: key {key!r} is {found}, expected a number")
     return number
 
 

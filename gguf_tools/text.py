@@ -11,11 +11,18 @@ from gguf_tools.values import Kind, Value
 
 MAX_ITEMS = 6
 MAX_CHARS = 80
+MAX_WIDTH = 100
+"""Of a column: a longer cell stands out instead of widening all the others."""
 
 
 def printable(text: str) -> str:
     """`text` as it is, or quoted with escapes if it holds what would move a terminal's cursor."""
     return text if text.isprintable() else repr(text)
+
+
+def quoted(text: str) -> str:
+    """`text` in quotes with escapes, cut short: for messages, which are to stay one line."""
+    return repr(text) if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]!r}..."
 
 
 def value_text(value: Value, *, full: bool = False) -> str:
@@ -46,7 +53,7 @@ def _scalar_text(data: Any, full: bool) -> str:
 
 def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
     """Lines with columns in line; columns in `right` are flush right, the last one is never padded."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [min(max(map(len, column)), MAX_WIDTH) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
         cells = [
@@ -72,10 +79,16 @@ def _finite(data: Any) -> Any:
     return data
 
 
+def size_text(n_bytes: float) -> str:
+    """A rounded size: 1536 -> "1.50 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n_bytes < 1024:
+            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.2f} {unit}"
+        n_bytes /= 1024
+    return f"{n_bytes:.2f} TiB"
+
+
 def bytes_text(n_bytes: int) -> str:
     """A size: "1,234 bytes", with a rounded one behind it when that is easier to read."""
     exact = f"{n_bytes:,} bytes"
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
-        if n_bytes >= size:
-            return f"{exact} ({n_bytes / size:,.2f} {unit})"
-    return exact
+    return exact if n_bytes < 1 << 20 else f"{exact} ({size_text(n_bytes)})"

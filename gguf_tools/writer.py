@@ -2,6 +2,10 @@
 
 The file grows as PATH.partial beside PATH and takes PATH's name only when `publish` is called. Until
 then whatever was at PATH stays as it was; leaving the `with` block unpublished removes the partial.
+
+A run that can be resumed keeps it: then the partial begins with a mark of the run where the header will be,
+so that no program takes it for a GGUF file, and no run for its own when it isn't. The header's first bytes
+take the place of the mark when all the others are there.
 """
 
 from __future__ import annotations
@@ -24,27 +28,41 @@ if TYPE_CHECKING:
 
 PARTIAL_SUFFIX = ".partial"
 
+_MARK = b"PART"
+
 
 class GGUFWriter:
     """The output of one FileLayout, filled in any order.
 
-    path    where the file shall be
-    layout  what it shall be; its header is written at once
-    inputs  files being read; an output that is one of them is refused
+    path      where the file shall be
+    layout    what it shall be; its header is written at once, or by `publish` if there is a `run`
+    inputs    files being read; an output that is one of them is refused
+    run       8 bytes that name a run which can be resumed: an unpublished partial stays, and one that has the
+              mark of this run is gone on with. A new one gets it from `mark`
+    whole     inode of this run's partial if all its data have been written: it may have its header already
+    resumed   whether there was a partial of this run; what has been written to it is there
 
     Raises OutputError, naming the file, if the folder can't be written, if there is too little space,
     if another process is writing the same output. Data that nobody writes are zeros.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], layout: FileLayout, inputs: Iterable[str | os.PathLike[str]] = ()
+        self,
+        path: str | os.PathLike[str],
+        layout: FileLayout,
+        inputs: Iterable[str | os.PathLike[str]] = (),
+        *,
+        run: bytes | None = None,
+        whole: int | None = None,
     ) -> None:
         self.path = Path(path)
         self.partial = self.path.with_name(self.path.name + PARTIAL_SUFFIX)
         self.layout = layout
+        self.resumed = False
+        self._run = run
         self._fd = -1
-        self._published = False
-        _refuse_inputs(self.path, self.partial, inputs)
+        for written in (self.path, self.partial):
+            refuse_inputs(written, inputs)
         if self.path.is_dir():
             raise OutputError(f"{self.path}: is a directory, expected a file name")
         try:
@@ -53,10 +71,15 @@ class GGUFWriter:
             raise OutputError(f"{self.partial}: can't be created: {error.strerror}") from error
         try:
             self._claim()
-            self._reserve()
-            self.write(0, layout.header)
+            self.resumed = run is not None and self._is_of_run(run, whole)
+            if not self.resumed:
+                self._reserve()
+            if run is None:
+                self.write(0, layout.header)
         except BaseException:
-            self._discard()
+            if self.resumed:
+                self.close()
+            self.discard()
             raise
 
     def __enter__(self) -> Self:
@@ -65,8 +88,14 @@ class GGUFWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._published:
-            self._discard()
+        if self._run is not None:
+            self.close()
+        self.discard()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the partial is still being written."""
+        return self._fd >= 0
 
     def fileno(self) -> int:
         """The partial's descriptor, for copies that the kernel makes."""
@@ -93,14 +122,32 @@ class GGUFWriter:
         except OSError as error:
             raise OutputError(f"{self.partial}: can't be written: {error.strerror}") from error
 
-    def publish(self) -> None:
-        """Make the file durable and give it its name; raises OutputError."""
+    def mark(self) -> None:
+        """Let the run that this partial belongs to go on with it; raises OutputError."""
+        assert self._run is not None, "no run to belong to"
+        self.write(0, _MARK + self._run)
+
+    def seal(self) -> int:
+        """Make the file whole and durable, still under its partial's name; returns its inode.
+
+        raises  OutputError if the write fails
+        """
+        if self._run is not None:
+            n_marked = len(_MARK) + len(self._run)
+            self.write(n_marked, self.layout.header[n_marked:])
+            self.write(0, self.layout.header[:n_marked])
         try:
             os.fsync(self._fd)
+        except OSError as error:
+            raise OutputError(f"{self.partial}: can't be written: {error.strerror}") from error
+        return os.fstat(self._fd).st_ino
+
+    def publish(self) -> None:
+        """Give the file its name, `seal` included; raises OutputError."""
+        self.seal()
+        try:
             os.rename(self.partial, self.path)
-            self._published = True
-            os.close(self._fd)
-            self._fd = -1
+            self.close()
             _sync_folder(self.path.parent)
         except OSError as error:
             raise OutputError(f"{self.path}: can't be published: {error.strerror}") from error
@@ -115,9 +162,16 @@ class GGUFWriter:
         except OSError:
             owned = False
         if not owned:
-            os.close(self._fd)
-            self._fd = -1
+            self.close()
             raise OutputError(f"{self.partial}: another process is writing it")
+
+    def _is_of_run(self, run: bytes, whole: int | None) -> bool:
+        """Whether the partial is one that `run` has begun."""
+        status = os.fstat(self._fd)
+        if status.st_size != self.layout.total_bytes:
+            return False
+        start = os.pread(self._fd, len(_MARK) + len(run), 0)
+        return start == _MARK + run or (status.st_ino == whole and self.layout.header.startswith(start))
 
     def _reserve(self) -> None:
         """Take the space now, so that a full disk shows before hours of work."""
@@ -133,20 +187,24 @@ class GGUFWriter:
         except OSError as error:
             raise OutputError(f"{self.partial}: can't take {total:,} bytes: {error.strerror}") from error
 
-    def _discard(self) -> None:
-        """Close and remove the partial, unless another process owns it."""
-        if self._fd < 0:
-            return
-        self.partial.unlink(missing_ok=True)
-        os.close(self._fd)
-        self._fd = -1
+    def close(self) -> None:
+        """Close the partial and leave it where it is."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def discard(self) -> None:
+        """Remove the partial, if it is open, and close it."""
+        if self._fd >= 0:
+            self.partial.unlink(missing_ok=True)
+            self.close()
 
 
-def _refuse_inputs(path: Path, partial: Path, inputs: Iterable[str | os.PathLike[str]]) -> None:
+def refuse_inputs(written: Path, inputs: Iterable[str | os.PathLike[str]]) -> None:
+    """Raise OutputError if `written`, a file that is about to be written, is one of `inputs`."""
     for given in inputs:
-        for output in (path, partial):
-            if output.exists() and os.path.exists(given) and os.path.samefile(output, given):
-                raise OutputError(f"{path}: is an input of this run; write somewhere else")
+        if written.exists() and os.path.exists(given) and os.path.samefile(written, given):
+            raise OutputError(f"{written}: is an input of this run; write somewhere else")
 
 
 def _sync_folder(folder: Path) -> None:

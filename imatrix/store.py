@@ -29,16 +29,19 @@ and for every weight NAME, sorted by name, two F32 tensors:
 
 So `.dat` knows no counts per expert: each entry has been normalised, and experts carry equal weight when two
 files are merged. Entries that saw nothing at all are left out of it.
+
+Opening a file reads its names, shapes and counts; values stay unread (see unread.py).
 """
 
 from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from gguf_tools.errors import BadImportance, OutputError
 from gguf_tools.ggml_types import F32
@@ -46,8 +49,9 @@ from gguf_tools.layout import FileLayout
 from gguf_tools.reader import GGUFFile
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value, bytes_of
-from gguf_tools.writer import GGUFWriter
-from quantize.importance import Importance, ImportanceFile, ImportanceFormat
+from gguf_tools.writer import PARTIAL_SUFFIX, GGUFWriter, refuse_inputs
+from imatrix.unread import OpenFile, UnreadImportance
+from quantize.importance import Importance, ImportanceFile, ImportanceFormat, Importances
 
 __all__ = ["ImportanceFile", "format_of", "load", "not_held", "save", "save_dat", "save_gguf"]
 
@@ -55,7 +59,7 @@ _SUMS, _COUNTS = ".in_sum2", ".counts"
 
 
 def load(path: str | os.PathLike[str]) -> ImportanceFile:
-    """Return the contents of an importance matrix file in either form.
+    """Return the contents of an importance matrix file in either form, their values unread.
 
     raises  BadImportance when it is neither, contradicts itself or holds nothing;
             GGUFError when it is a damaged GGUF file
@@ -113,6 +117,7 @@ def not_held(contents: ImportanceFile, format: ImportanceFormat) -> tuple[str, .
 
 def _load_gguf(path: Path) -> ImportanceFile:
     with GGUFFile(path) as file:
+        opened = OpenFile(path, os.dup(file.fileno()))
         names = {
             suffix: {name.removesuffix(suffix) for name in file.tensors if name.endswith(suffix)}
             for suffix in (_SUMS, _COUNTS)
@@ -123,7 +128,7 @@ def _load_gguf(path: Path) -> ImportanceFile:
         if unpaired:
             raise BadImportance(f"{path}: {unpaired[0]}: found one of {_SUMS} and {_COUNTS}, expected both")
         return ImportanceFile(
-            entries={name: _gguf_entry(file, path, name) for name in sorted(names[_SUMS])},
+            entries={name: _gguf_entry(file, opened, name) for name in sorted(names[_SUMS])},
             datasets=_texts(file, "imatrix.datasets"),
             chunk_count=_whole_number(file, "imatrix.chunk_count"),
             chunk_size=_whole_number(file, "imatrix.chunk_size"),
@@ -145,22 +150,27 @@ def _whole_number(file: GGUFFile, key: str) -> int:
     return found
 
 
-def _gguf_entry(file: GGUFFile, path: Path, name: str) -> Importance:
+def _gguf_entry(file: GGUFFile, opened: OpenFile, name: str) -> Importance:
     for tensor in (name + _SUMS, name + _COUNTS):
         if file.tensors[tensor].type != F32:
-            raise BadImportance(f"{path}: {tensor}: found {file.tensors[tensor].type.name}, expected F32")
-    sums, counts = _floats(file, name + _SUMS), _floats(file, name + _COUNTS)
-    if not counts.size or not sums.size or sums.size % counts.size:
+            found = file.tensors[tensor].type.name
+            raise BadImportance(f"{file.path}: {tensor}: found {found}, expected F32")
+    n_values, n_counts = file.tensors[name + _SUMS].n_elems, file.tensors[name + _COUNTS].n_elems
+    if not n_counts or not n_values or n_values % n_counts:
         raise BadImportance(
-            f"{path}: {name}: found {sums.size} values and {counts.size} counts,"
+            f"{file.path}: {name}: found {n_values} values and {n_counts} counts,"
             " expected as many values for each count"
         )
-    return Importance(sums.reshape(counts.size, -1), counts)
-
-
-def _floats(file: GGUFFile, tensor: str) -> npt.NDArray[np.float32]:
     order = "<f4" if file.endian == "little" else ">f4"
-    return file.raw(tensor).view(order).astype(np.float32)
+    counts = opened.read(file.data_offset(name + _COUNTS), 4 * n_counts, f"the counts of {name}")
+    return UnreadImportance(
+        opened,
+        name,
+        file.data_offset(name + _SUMS),
+        order,
+        (n_counts, n_values // n_counts),
+        counts.view(order).astype(np.float32),
+    )
 
 
 def save_gguf(path: str | os.PathLike[str], contents: ImportanceFile) -> None:
@@ -174,16 +184,17 @@ def save_gguf(path: str | os.PathLike[str], contents: ImportanceFile) -> None:
         "imatrix.chunk_count": Value.u32(contents.chunk_count),
         "imatrix.chunk_size": Value.u32(contents.chunk_size),
     }
-    parts: dict[TensorInfo, npt.NDArray[np.float32]] = {}
+    _refuse_sources(Path(path), contents)
+    infos = []
     for name in sorted(contents.entries, key=bytes_of):
-        entry = contents.entries[name]
-        n_mats, n_cols = entry.values.shape
-        parts[TensorInfo(name + _SUMS, (n_mats, n_cols) if n_mats > 1 else (n_cols,), F32)] = entry.values
-        parts[TensorInfo(name + _COUNTS, (n_mats, 1) if n_mats > 1 else (1,), F32)] = entry.counts
-    layout = FileLayout.of(metadata, tuple(parts))
+        n_mats, n_cols = contents.entries[name].shape
+        infos.append(TensorInfo(name + _SUMS, (n_mats, n_cols) if n_mats > 1 else (n_cols,), F32))
+        infos.append(TensorInfo(name + _COUNTS, (n_mats, 1) if n_mats > 1 else (1,), F32))
+    layout = FileLayout.of(metadata, infos)
     with GGUFWriter(path, layout) as writer:
-        for info, numbers in parts.items():
-            writer.write(layout.offset_of(info.name), np.ascontiguousarray(numbers, "<f4").tobytes())
+        for name, entry in contents.entries.items():
+            writer.write(layout.offset_of(name + _SUMS), np.ascontiguousarray(entry.values, "<f4"))
+            writer.write(layout.offset_of(name + _COUNTS), np.ascontiguousarray(entry.counts, "<f4"))
         writer.publish()
 
 
@@ -191,11 +202,11 @@ def save_gguf(path: str | os.PathLike[str], contents: ImportanceFile) -> None:
 
 
 def _load_dat(path: Path) -> ImportanceFile:
-    data = path.read_bytes()
-    cursor = _Cursor(path, data)
+    file = OpenFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    cursor = _Cursor(file)
     n_entries = cursor.int32("the number of entries")
     # An entry takes at least a length, a count, a number of values and one value.
-    if not 1 <= n_entries <= len(data) // 16:
+    if not 1 <= n_entries <= file.n_bytes // 16:
         raise BadImportance(
             f"{path}: not an importance matrix: not GGUF, and no .dat with {n_entries} entries"
         )
@@ -205,46 +216,48 @@ def _load_dat(path: Path) -> ImportanceFile:
         if name in entries:
             raise BadImportance(f"{path}: {name}: found twice, expected one entry per tensor")
         n_calls = cursor.int32(f"the number of calls of {name}")
-        values = cursor.floats(f"the values of {name}")
+        offset, n_values = cursor.skip_floats(f"the values of {name}")
         # Without calls, llama-quantize takes the values as they are.
         count = np.float32(n_calls if n_calls > 0 else 1)
-        entries[name] = Importance(values[np.newaxis], np.full(1, count))
+        entries[name] = UnreadImportance(file, name, offset, "<f4", (1, n_values), np.full(1, count))
     chunk_count = 0 if cursor.at_end else cursor.int32("the number of chunks")
     dataset = "" if cursor.at_end else cursor.string("the name of the dataset")
     return ImportanceFile(entries, (dataset,) if dataset else (), chunk_count, path=path, format="dat")
 
 
 class _Cursor:
-    """Reads numbers and strings from bytes, never beyond their end."""
+    """Reads numbers and strings from a file, one after the other, never beyond its end."""
 
-    def __init__(self, path: Path, data: bytes) -> None:
-        self._path, self._data, self._at = path, data, 0
+    def __init__(self, file: OpenFile) -> None:
+        self._file, self._at = file, 0
 
     @property
     def at_end(self) -> bool:
-        return self._at == len(self._data)
+        return self._at == self._file.n_bytes
 
     def int32(self, what: str) -> int:
-        (number,) = struct.unpack_from("<i", self._data, self._skip(4, what))
-        return int(number)
+        return int.from_bytes(self._read(4, what), "little", signed=True)
 
     def string(self, what: str) -> str:
         length = self.int32(f"the length of {what}")
-        start = self._skip(length, what)
-        return self._data[start : start + length].decode("utf-8", "surrogateescape")
+        return self._read(length, what).decode("utf-8", "surrogateescape")
 
-    def floats(self, what: str) -> npt.NDArray[np.float32]:
+    def skip_floats(self, what: str) -> tuple[int, int]:
+        """Return where float32 values begin and how many they are; their number stands before them."""
         count = self.int32(f"the number of {what}")
         if count < 1:
-            raise BadImportance(f"{self._path}: found {count} as the number of {what}, expected at least 1")
-        values = np.frombuffer(self._data, "<f4", count, self._skip(4 * count, what))
-        return values.astype(np.float32, copy=False)
+            path = self._file.path
+            raise BadImportance(f"{path}: found {count} as the number of {what}, expected at least 1")
+        return self._skip(4 * count, what), count
+
+    def _read(self, n_bytes: int, what: str) -> bytes:
+        return self._file.read(self._skip(n_bytes, what), n_bytes, what).tobytes()
 
     def _skip(self, n_bytes: int, what: str) -> int:
-        start, left = self._at, len(self._data) - self._at
+        start, left = self._at, self._file.n_bytes - self._at
         if not 0 <= n_bytes <= left:
             raise BadImportance(
-                f"{self._path}: damaged, or not an importance matrix: {what} would take {n_bytes} bytes"
+                f"{self._file.path}: damaged, or not an importance matrix: {what} would take {n_bytes} bytes"
                 f" at {start}, and {left} are left"
             )
         self._at += n_bytes
@@ -257,21 +270,27 @@ def save_dat(path: str | os.PathLike[str], contents: ImportanceFile) -> None:
     Counts per expert, the chunk size and all but the last dataset are not held by this form.
     raises  OutputError when it can't be written
     """
-    blocks = []
-    for name in sorted(contents.entries, key=bytes_of):
-        entry = contents.entries[name]
+    _refuse_sources(Path(path), contents)
+    entries = {
+        name: contents.entries[name]
+        for name in sorted(contents.entries, key=bytes_of)
+        if contents.entries[name].whole_counts().max() > 0
+    }
+    dataset = contents.datasets[-1] if contents.datasets else ""
+    trailer = struct.pack("<i", contents.chunk_count) + _dat_string(dataset)
+    blocks = _dat_blocks(entries, contents.chunk_size)
+    _write_whole(Path(path), chain([struct.pack("<i", len(entries))], blocks, [trailer]))
+
+
+def _dat_blocks(entries: Importances, chunk_size: int) -> Iterator[bytes]:
+    for name, entry in entries.items():
         counts = entry.whole_counts()
-        if counts.max() <= 0:
-            continue
-        n_calls = -(-int(counts.max()) // max(1, contents.chunk_size))
+        n_calls = -(-int(counts.max()) // max(1, chunk_size))
         means = entry.weights() * np.float32(n_calls)
         # A sum over n_calls is what the form holds: spare it the rounding of a division and a product.
         values = np.where(counts[:, np.newaxis] == n_calls, entry.values, means)
-        head = _dat_string(name) + struct.pack("<ii", n_calls, values.size)
-        blocks.append(head + values.astype("<f4").tobytes())
-    dataset = contents.datasets[-1] if contents.datasets else ""
-    trailer = struct.pack("<i", contents.chunk_count) + _dat_string(dataset)
-    _write_whole(Path(path), [struct.pack("<i", len(blocks)), *blocks, trailer])
+        yield _dat_string(name) + struct.pack("<ii", n_calls, values.size)
+        yield values.astype("<f4").tobytes()
 
 
 def _dat_string(text: str) -> bytes:
@@ -279,9 +298,16 @@ def _dat_string(text: str) -> bytes:
     return struct.pack("<i", len(data)) + data
 
 
-def _write_whole(path: Path, parts: list[bytes]) -> None:
+def _refuse_sources(path: Path, contents: ImportanceFile) -> None:
+    """Raise OutputError if what is written for `path` would destroy a file that `contents` are read from."""
+    entries = contents.entries.values()
+    sources = {entry.path for entry in entries if isinstance(entry, UnreadImportance)}
+    refuse_inputs(path.with_name(path.name + PARTIAL_SUFFIX), sources)
+
+
+def _write_whole(path: Path, parts: Iterable[bytes]) -> None:
     """Write `parts` beside `path` and rename, so that a failure leaves the old file."""
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(path.name + PARTIAL_SUFFIX)
     try:
         try:
             with partial.open("wb") as file:

@@ -59,6 +59,35 @@ def add_requantize_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_restart_argument(parser: argparse.ArgumentParser) -> None:
+    """Add --restart, for commands whose runs can be resumed."""
+    parser.add_argument(
+        "--restart",
+        action="store_true",
+        help="begin anew; otherwise the same command goes on where an interrupted run stopped",
+    )
+
+
+def add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what commands that write models can do besides: reuse, provenance, verify."""
+    group = parser.add_argument_group("older files, and checking")
+    group.add_argument(
+        "--reuse", action="append", default=[], type=Path, metavar="OLD.gguf",
+        help="copy tensors that were made of the same weights, type and importances from there; OLD may be"
+        " the file that is replaced (repeatable)",
+    )  # fmt: skip
+    group.add_argument(
+        "--no-provenance",
+        action="store_true",
+        help="do not write what tensors were made of, which --reuse needs to know",
+    )
+    group.add_argument(
+        "--verify",
+        action="store_true",
+        help="before the output gets its name, read a sample of every tensor and compare it with the source",
+    )
+
+
 def plan_options(args: argparse.Namespace) -> PlanOptions:
     """Return the options that the arguments ask for."""
     from quantize.decide import PlanOptions

@@ -15,7 +15,9 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.ggml_types import by_name
 from quantize.arguments import (
     add_matrix_arguments,
+    add_output_arguments,
     add_requantize_argument,
+    add_restart_argument,
     add_type_arguments,
     plan_options,
     read_importances,
@@ -45,6 +47,7 @@ examples:
   quantize --dry-run --imatrix model.imatrix model-bf16.gguf Q2_K      every tensor's type, and why
   quantize --tensor-type ffn_down_exps=Q6_K --tensor-type 'blk\\.[0-3]\\.=Q8_0' in.gguf out.gguf Q4_K_M
   quantize --fallback attn_k_b=Q8_0 in.gguf out.gguf Q4_K_M
+  quantize --reuse old.gguf --imatrix new.imatrix in.gguf new.gguf Q4_K_M     only what is made of other data
   quantize lint --imatrix model.imatrix mine.yaml model-bf16.gguf
 
 An importance matrix (--imatrix) says which columns of a weight matter. It helps a lot at 1 to 3 bits,
@@ -118,6 +121,8 @@ def _parser() -> argparse.ArgumentParser:
         "--override-kv", action="append", default=[], metavar="KEY=TYPE:VALUE",
         help="set metadata, TYPE one of int, float, bool, str (repeatable)",
     )  # fmt: skip
+    add_restart_argument(parser)
+    add_output_arguments(parser)
     plan = parser.add_argument_group("looking before writing")
     plan.add_argument(
         "--dry-run",
@@ -178,6 +183,7 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
                 options=mixture.options,
                 keep_split=args.keep_split,
                 kv_overrides=kv_overrides,
+                provenance=not args.no_provenance,
                 allow_problems=True,
             )
         _print_plan(preparation, as_json=args.json)
@@ -191,6 +197,10 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
             keep_split=args.keep_split,
             kv_overrides=kv_overrides,
             n_threads=n_threads,
+            restart=args.restart,
+            reuse=args.reuse,
+            provenance=not args.no_provenance,
+            verify=args.verify,
             progress=bar.start,
         )
     for line in result_lines(result):
@@ -213,14 +223,28 @@ def _quantize_folder(
 
     if args.keep_split or args.override_kv:
         parser.error("--keep-split and --override-kv need a GGUF file; INPUT is a folder")
-    options = ConvertOptions(outtype=type_, importances=_importances(args), types=_options(args))
+    options = ConvertOptions(
+        outtype=type_,
+        importances=_importances(args),
+        types=_options(args),
+        provenance=not args.no_provenance,
+    )
     if args.dry_run:
         with Checkpoint(folder) as checkpoint:
             preparation, _ = prepare(checkpoint, output, options, allow_problems=True)
         _print_plan(preparation, as_json=args.json)
         return
     with ProgressBar(f"quantizing to {type_}") as bar:
-        result = convert(folder, output, options, n_threads=n_threads, progress=bar.start)
+        result = convert(
+            folder,
+            output,
+            options,
+            n_threads=n_threads,
+            restart=args.restart,
+            reuse=args.reuse,
+            verify=args.verify,
+            progress=bar.start,
+        )
     for line in result_lines(result):
         print(line)
 

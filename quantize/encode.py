@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from quantize.formats import get_format
 from quantize.formats.base import Rows
 from quantize.importance import ResolvedImportance
 from quantize.source import SourceTensor
+
+if TYPE_CHECKING:
+    from quantize.provenance import RowsDigest
 
 STRIP_ELEMS = 256 * 1024
 """About how many weights are encoded at a time: as float32 they take half of a core's second cache."""
@@ -42,22 +46,24 @@ class FillJob:
         return {name: found.rows_per_weights for name, found in self.importances.items()}
 
 
-def encode_chunk(task: ChunkTask, target: GGMLType, job: FillJob) -> np.ndarray:
-    """Return the rows of `task` as the bytes of `target`, uint8 (task.n_bytes,).
-
-    raises  what `encode_strips` raises
-    """
+def encode_chunk(
+    task: ChunkTask, target: GGMLType, job: FillJob, digest: RowsDigest | None = None
+) -> np.ndarray:
+    """Return the rows of `task` as the bytes of `target`, uint8 (task.n_bytes,); see `encode_strips`."""
     encoded = np.empty(task.n_bytes, np.uint8)
-    for offset, data in encode_strips(task, target, job):
+    for offset, data in encode_strips(task, target, job, digest):
         start = offset - task.offset
         encoded[start : start + data.size] = data
     return encoded
 
 
-def encode_strips(task: ChunkTask, target: GGMLType, job: FillJob) -> Iterator[tuple[int, np.ndarray]]:
+def encode_strips(
+    task: ChunkTask, target: GGMLType, job: FillJob, digest: RowsDigest | None = None
+) -> Iterator[tuple[int, np.ndarray]]:
     """Yield the rows of `task` as the bytes of `target`, uint8, with their offset in the file.
 
     Rows that are already of that type pass unchanged.
+    digest  takes in all other rows
     raises  BadWeights for a NaN or infinity in the source, or a value that `target` can't hold
     """
     source = job.sources[task.tensor]
@@ -69,6 +75,8 @@ def encode_strips(task: ChunkTask, target: GGMLType, job: FillJob) -> Iterator[t
     weights = None if found is None else found.weights_of_row(task.row_start)
     offset = task.offset
     for row_start, rows in strips(source, task.row_start, task.row_stop):
+        if digest is not None:
+            digest.update(rows)
         try:
             blocks = codec.quantize(rows, weights)
         except BadWeights as error:

@@ -94,7 +94,7 @@ def find_all(
 
 
 def without_codec(plans: Sequence[TensorPlan]) -> Iterator[Finding]:
-    """Yield one finding when some tensors can't be decoded or encoded here."""
+    """Yield one finding when some tensors can't be decoded or encoded here, or not even copied row by row."""
     known = set(available())
     found = {
         f"{tensor.name}: {type_.name} can't be {verb} yet ({_types_text(tensor)})": tensor.name
@@ -102,6 +102,11 @@ def without_codec(plans: Sequence[TensorPlan]) -> Iterator[Finding]:
         if not tensor.is_copied
         for type_, verb in ((tensor.source_type, "decoded"), (tensor.target_type, "encoded"))
         if type_.name not in known
+    }
+    found |= {
+        f"{tensor.name}: {tensor.target_type.name} has bytes behind its rows and can't be copied": tensor.name
+        for tensor in plans
+        if tensor.is_copied and tensor.target_type.tensor_meta_bytes
     }
     if found:
         more = f", and {len(found) - 1} more" if len(found) > 1 else ""

@@ -46,10 +46,34 @@ class Importance:
     values  float32 (n_mats, n_cols): one row per expert or per MLA head, or a single row. A single row may
             hold the rows of all matrices end to end, when they share a count.
     counts  float32 (n_mats,): how many rows each sum was taken over (0: never routed to)
+
+    The importances of a file are read whenever `values` is asked for (see imatrix/unread.py), so nothing may
+    hold the values of many: a model with 256 experts a layer has a gigabyte of them. `shape`, `row` and
+    `in_rows` do without reading what is not needed.
     """
 
     values: npt.NDArray[np.float32]
     counts: npt.NDArray[np.float32]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """n_mats and n_cols."""
+        n_mats, n_cols = self.values.shape
+        return n_mats, n_cols
+
+    @property
+    def n_values(self) -> int:
+        n_mats, n_cols = self.shape
+        return n_mats * n_cols
+
+    def row(self, index: int) -> Importance:
+        """Return one row of values with its count."""
+        one = slice(index, index + 1)
+        return Importance(self.values[one], self.counts[one])
+
+    def in_rows(self, counts: npt.NDArray[np.float32]) -> Importance:
+        """Return the same values as one row for each of `counts`."""
+        return Importance(self.values.reshape(len(counts), -1), counts)
 
     def weights(self) -> npt.NDArray[np.float32]:
         """Return mean squared activations, float32 (n_mats, n_cols), as llama-quantize feeds them to ggml:
@@ -116,9 +140,7 @@ class ResolvedImportance:
 
     def weights_of_row(self, row: int) -> npt.NDArray[np.float32]:
         """Return the weights, float32 (n_cols,), of the tensor's row number `row`."""
-        group = row // self.rows_per_weights
-        one = slice(group, group + 1)
-        return Importance(self.importance.values[one], self.importance.counts[one]).weights()[0]
+        return self.importance.row(row // self.rows_per_weights).weights()[0]
 
 
 def resolve(
@@ -137,7 +159,7 @@ def resolve(
         return None
     role = tensor_role(tensor.name, tensor.shape).role
     served = _possible_groups(role, tensor, n_heads)
-    n_groups, rest = divmod(found.values.size, tensor.n_cols)
+    n_groups, rest = divmod(found.n_values, tensor.n_cols)
     if rest or n_groups not in served:
         if role is Role.TOKEN_EMBD:
             return None
@@ -168,11 +190,10 @@ def _possible_groups(role: Role, tensor: TensorInfo, n_heads: int | None) -> dic
 
 def _in_groups(entry: str, found: Importance, n_groups: int) -> Importance:
     """Return the data as (n_groups, n_cols) with a count for each."""
-    values = found.values.reshape(n_groups, -1)
     if found.counts.size == n_groups:
-        return Importance(values, found.counts)
+        return found.in_rows(found.counts)
     if found.counts.size == 1:
-        return Importance(values, np.broadcast_to(found.counts, (n_groups,)))
+        return found.in_rows(np.broadcast_to(found.counts, (n_groups,)))
     raise BadImportance(f"{entry}: found {found.counts.size} counts for {n_groups} rows of importances")
 
 
@@ -199,7 +220,7 @@ def _misfit(tensor: TensorInfo, entry: str, found: Importance, served: dict[int,
     sizes = (f"{n * tensor.n_cols}{f' ({serves})' if serves else ''}" for n, serves in served.items())
     whose = "its" if entry == tensor.name else f"{entry}'s"
     return (
-        f"{tensor.name}: {whose} importances have {found.values.size} values, expected {' or '.join(sizes)}"
+        f"{tensor.name}: {whose} importances have {found.n_values} values, expected {' or '.join(sizes)}"
         f" for shape {' x '.join(map(str, tensor.shape))}; was the matrix made for another model?"
     )
 

@@ -1,7 +1,7 @@
 """Quantize a GGUF file: decide, lay out, fill, publish.
 
 `prepare` reads the header and decides everything, down to the exact size of the output, without reading a
-weight; `quantize` then fills and publishes. Nothing is visible under the output's name before it is whole.
+weight; `quantize` then has the outputs written (see outputs.py).
 """
 
 from __future__ import annotations
@@ -9,25 +9,23 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gguf_tools import keys
 from gguf_tools.errors import BadRequest
 from gguf_tools.header import Endian
-from gguf_tools.layout import FileLayout
 from gguf_tools.shards import SPLIT_KEYS, GGUFSet, layouts_of, open_gguf, shard_paths
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
-from gguf_tools.writer import GGUFWriter
 from quantize.encode import FillJob
-from quantize.executors import make_executor
 from quantize.facts import ModelFacts
-from quantize.fill import Progress, fill, no_progress
+from quantize.fill import Progress, no_progress
 from quantize.findings import stop_at_errors, without_codec
 from quantize.importance import ImportanceFile, Importances, refuse_nonfinite, resolve
+from quantize.outputs import Output, Written, write_outputs
 from quantize.plan import Plan, PlanOptions, build_plan, in_file_order
+from quantize.provenance import PROVENANCE_KEY, UNKNOWN, provenance_value
 from quantize.recipe_files import Mixture, find_mixture
 from quantize.recipes import Recipe
 from quantize.roles import layer_of
@@ -35,14 +33,6 @@ from quantize.source import GGUFTensor, SourceTensor
 
 QUANTIZATION_VERSION = 2
 """GGML_QNT_VERSION: the generation of ggml's block layouts that we write."""
-
-
-@dataclass(frozen=True)
-class Output:
-    """A file to be written: where, and every byte offset in it."""
-
-    path: Path
-    layout: FileLayout
 
 
 @dataclass(frozen=True)
@@ -68,6 +58,7 @@ class Result:
     """What a run has done."""
 
     preparation: Preparation
+    written: Written
     seconds: float
 
     @property
@@ -94,12 +85,14 @@ def prepare(
     options: PlanOptions | None = None,
     keep_split: bool = False,
     kv_overrides: Iterable[tuple[str, Value]] = (),
+    provenance: bool = True,
     allow_problems: bool = False,
 ) -> Preparation:
     """Decide what becomes of every tensor of `source`, and lay the output out.
 
     keep_split      one output per shard of the source, named OUTPUT-00001-of-0000N.gguf
     kv_overrides    metadata that replace or join those of the source, in order
+    provenance      leave a place for what tensors are made of, see provenance.py
     allow_problems  see `build_plan`: a dry run wants the plan even when it can't be run
     raises  PlanError, NeedsImportance, BadImportance (see `build_plan`); QuantError for a type without codec
     """
@@ -116,6 +109,7 @@ def prepare(
         importances=importances,
         options=options,
         kv_overrides=kv_overrides,
+        provenance=provenance,
         allow_problems=allow_problems,
     )
     groups = _shard_groups(source, plan) if keep_split else [plan.infos]
@@ -130,6 +124,7 @@ def decide_file(
     importances: ImportanceFile | None = None,
     options: PlanOptions | None = None,
     kv_overrides: Iterable[tuple[str, Value]] = (),
+    provenance: bool = True,
     allow_problems: bool = False,
 ) -> tuple[Plan, Metadata]:
     """Return plan and metadata of what a file with `metadata` and `tensors` becomes; see `prepare`."""
@@ -148,7 +143,10 @@ def decide_file(
     plan = replace(plan, findings=(*without_codec(plan.tensors), *plan.findings))
     if not allow_problems:
         stop_at_errors(plan.findings)
-    return plan, _output_metadata(metadata, recipe, importances, kv_overrides, plan, options)
+    output = _output_metadata(metadata, recipe, importances, kv_overrides, plan, options)
+    if provenance and not all(tensor.is_copied for tensor in plan.tensors):
+        output[PROVENANCE_KEY] = provenance_value([UNKNOWN] * len(plan.tensors))
+    return plan, output
 
 
 def lay_out(
@@ -175,6 +173,10 @@ def quantize(
     keep_split: bool = False,
     kv_overrides: Iterable[tuple[str, Value]] = (),
     n_threads: int | None = None,
+    restart: bool = False,
+    reuse: Iterable[str | os.PathLike[str]] = (),
+    provenance: bool = True,
+    verify: bool = False,
     progress: Callable[[Preparation], Progress] | None = None,
 ) -> Result:
     """Quantize the GGUF file `source` (or the split set it belongs to) to `file_type`, and write `output`.
@@ -184,8 +186,12 @@ def quantize(
     importances  from `imatrix.load`, or a mapping tensor name -> Importance
     options      what is set by hand, on top of the recipe file's: see PlanOptions
     n_threads    None: one per core
+    restart      forget what an interrupted run has left; it is gone on with otherwise
+    reuse        older GGUF files: tensors that were made of the same are copied from there
+    provenance   let the output say what its tensors are made of, so that it can be reused
+    verify       check a sample of every tensor before the output gets its name
     progress     called once with what was decided; what it returns is called with the bytes of every chunk
-    raises  ToolkitError; the old output stays as it was, and nothing half-written is left
+    raises  ToolkitError; the old output stays as it was, and what is done stays for the next run
     """
     started = time.monotonic()
     mixture = file_type if isinstance(file_type, Mixture) else find_mixture(file_type)
@@ -203,36 +209,22 @@ def quantize(
             options=mixture.options,
             keep_split=keep_split,
             kv_overrides=kv_overrides,
+            provenance=provenance,
         )
         sources = {name: GGUFTensor(opened, name) for name in opened.tensors}
         job = fill_job(preparation.plan, sources, importances, opened.metadata)
         report = progress(preparation) if progress else no_progress
-        write_outputs(
+        written = write_outputs(
             preparation.outputs,
             job,
             n_threads or default_threads(),
             report,
             inputs=[shard.path for shard in opened.shards],
+            restart=restart,
+            reuse=map(Path, reuse),
+            verify=verify,
         )
-    return Result(preparation, time.monotonic() - started)
-
-
-def write_outputs(
-    outputs: Iterable[Output], job: FillJob, n_threads: int, progress: Progress, inputs: Iterable[Path]
-) -> None:
-    """Fill all `outputs` and publish them together.
-
-    inputs  files that are being read, which no output may replace
-    raises  ExecutionError for the first chunk that fails, OutputError for a file that can't be written
-    """
-    inputs = tuple(inputs)
-    with ExitStack() as stack:
-        writers = [
-            stack.enter_context(GGUFWriter(output.path, output.layout, inputs=inputs)) for output in outputs
-        ]
-        fill(writers, job, make_executor(n_threads), progress)
-        for writer in writers:
-            writer.publish()
+    return Result(preparation, written, time.monotonic() - started)
 
 
 def fill_job(
@@ -261,10 +253,10 @@ def _output_metadata(
     kv_overrides: Iterable[tuple[str, Value]],
     plan: Plan,
     options: PlanOptions,
-) -> Metadata:
+) -> dict[str, Value]:
     """Return the source's metadata with what changes, in the order in which llama-quantize writes them:
     a key that is set anew moves to the end."""
-    metadata = {key: value for key, value in source.items() if key not in SPLIT_KEYS}
+    metadata = {key: value for key, value in source.items() if key not in (*SPLIT_KEYS, PROVENANCE_KEY)}
 
     def set_anew(key: str, value: Value) -> None:
         metadata.pop(key, None)

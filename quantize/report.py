@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from gguf_tools.text import size_text
 from quantize.pipeline import Preparation, Result
 from quantize.plan import Plan, TensorPlan
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-def size_text(n_bytes: float) -> str:
-    """Return a size for people: 1536 -> "1.50 KiB"."""
-    for unit in _UNITS:
-        if n_bytes < 1024 or unit == _UNITS[-1]:
-            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.2f} {unit}"
-        n_bytes /= 1024
-    raise AssertionError
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
@@ -78,6 +68,15 @@ def result_lines(result: Result) -> Iterator[str]:
     """Yield the summary of a run: the plan's sums, then where the output is and how long it took."""
     preparation = result.preparation
     yield from total_lines(preparation)
+    written = result.written
+    if written.n_resumed:
+        yield f"went on from an interrupted run: {written.n_resumed} of {written.n_chunks} chunks were done"
+    for path, count in written.reused.items():
+        yield f"reused {count} of {len(preparation.plan.tensors)} tensors of {path}"
+    for note in written.notes:
+        yield f"note: {note}"
+    if written.verification is not None:
+        yield str(written.verification)
     rate = preparation.source_bytes / max(result.seconds, 1e-9)
     first, *others = result.paths
     more = f" and {len(others)} more parts" if others else ""

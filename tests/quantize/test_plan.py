@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from gguf_tools.errors import BadImportance, BadOverride, BadRequest, NeedsImportance, NoFallback
-from gguf_tools.ggml_types import BF16, F16, F32, Q4_K, Q6_K, Q8_0, by_name
+from gguf_tools.ggml_types import BF16, F16, F32, I2_S, Q4_K, Q6_K, Q8_0, by_name
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
 from quantize.facts import ModelFacts
+from quantize.findings import without_codec
 from quantize.formats import available, get_format
 from quantize.formats.base import ImportanceUse
 from quantize.importance import Importance
@@ -120,6 +121,14 @@ def test_quantized_input_needs_leave() -> None:
 def test_copy_keeps_every_type() -> None:
     plan = build_plan(tensors_of("v3"), RECIPES["COPY"], FACTS["v3"])
     assert all(tensor.is_copied and tensor.reason == "COPY" for tensor in plan.tensors)
+
+
+def test_bytes_behind_the_rows_are_not_lost_in_silence() -> None:
+    tensors = [replace(t, type=I2_S) if "ffn_up" in t.name else t for t in tensors_of("tiny-deepseek-v3")]
+    plan = build_plan(tensors, RECIPES["COPY"], FACTS["tiny-deepseek-v3"])
+    (finding,) = without_codec(plan.tensors)
+    assert finding.stops
+    assert "blk.0.ffn_up.weight: I2_S has bytes behind its rows and can't be copied" in finding.text
 
 
 def test_options_of_llama_quantize() -> None:

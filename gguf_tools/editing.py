@@ -1,0 +1,226 @@
+"""Editing a model's files: what an edit changes in which file, and the cheapest safe way to do it.
+
+A file whose new header fits exactly into the room before the data is changed in place (in_place.py);
+any other is written anew beside the old one, its data copied, and takes its name when it is whole
+(repack.py). Of a split set only the files that change are touched: metadata are in the first one, a
+tensor's name is where the tensor is.
+
+Each file changes at once or not at all. A run that is killed while several of them change leaves some
+new and some old, each of them whole, and together still a set that opens: what is left to do can be done
+by another run. What a killed run left half-done in place is undone by the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from gguf_tools import in_place, keys
+from gguf_tools.edits import Change, Edit, Edited
+from gguf_tools.errors import BadRequest, FormatError, OutputError
+from gguf_tools.header import DEFAULT_ALIGNMENT, alignment_of
+from gguf_tools.layout import FileLayout
+from gguf_tools.progress import StartProgress, no_progress
+from gguf_tools.reader import GGUFFile
+from gguf_tools.repack import NewFile, Origin, write_files, written
+from gguf_tools.shards import MAX_SHARDS, GGUFSet, open_gguf, shard_path, shard_paths
+from gguf_tools.values import Metadata, Value
+
+How = Literal["unchanged", "in place", "rewritten", "written"]
+
+_SHARD_NAME = re.compile(r"(?P<prefix>.+)-\d{5,}-of-(?P<count>\d{5,})\.gguf", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class FileEdit:
+    """What happens to one file.
+
+    path     of the result
+    how      "unchanged"; "in place": a new header over the old one; "rewritten": a new file in its place;
+             "written": a new file elsewhere
+    layout   of the result
+    origins  of its tensors
+    """
+
+    path: Path
+    how: How
+    layout: FileLayout = field(repr=False)
+    origins: tuple[Origin, ...] = field(repr=False)
+
+    @property
+    def new_file(self) -> NewFile:
+        permissions = None
+        if self.how == "rewritten":
+            permissions = stat.S_IMODE(os.stat(self.path).st_mode)
+        return NewFile(self.path, self.layout, self.origins, permissions)
+
+    @property
+    def bytes_written(self) -> int:
+        if self.how == "unchanged":
+            return 0
+        return self.layout.data_start if self.how == "in place" else self.layout.total_bytes
+
+    def as_json(self) -> dict[str, Any]:
+        return {"path": str(self.path), "how": self.how, "bytes_written": self.bytes_written}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an edit changed, and how each file became what it is."""
+
+    changes: tuple[Change, ...]
+    files: tuple[FileEdit, ...]
+
+
+def edit_model(
+    path: str | os.PathLike[str],
+    edit: Edit,
+    *,
+    output: str | os.PathLike[str] | None = None,
+    dry_run: bool = False,
+    progress: StartProgress = no_progress,
+) -> Outcome:
+    """Change the header of a file, or of the files of a split set.
+
+    edit      see edits.py; it gets the metadata of the first file and the names of all tensors
+    output    None changes the files themselves; else the result is written there, a set as
+              OUTPUT-00001-of-0000N.gguf, and the files stay as they are
+    dry_run   find out what would be done, and do nothing
+    raises    GGUFError, BadRequest; nothing is changed then
+    """
+    with open_gguf(path) as source:
+        first = _real(source.shards[0].path)
+        if dry_run or output is not None:
+            outcome = _plan(source, edit, None if output is None else Path(output))
+            if not dry_run:
+                write_files([file.new_file for file in outcome.files], source.paths, progress)
+            return outcome
+    # Only now is it known which file to lock. Whoever held the lock until then has changed the files, so
+    # they are opened anew.
+    with ExitStack() as opened:
+        locks = {first: opened.enter_context(in_place.locked(first))}
+        source = opened.enter_context(open_gguf(path))
+        outcome = _plan(source, edit, None)
+        for file in outcome.files:
+            if file.how == "in place" and file.path not in locks:
+                locks[file.path] = opened.enter_context(in_place.locked(file.path))
+        # The first file comes last of those that get a new one in their place: until then its lock keeps
+        # others from the whole set.
+        with written([file.new_file for file in outcome.files if file.how == "rewritten"], (), progress):
+            for file in outcome.files:
+                if file.how == "in place":
+                    in_place.replace_header(locks[file.path], file.path, file.layout.header)
+        return outcome
+
+
+def recover(path: str | os.PathLike[str], *, dry_run: bool = False) -> list[Path]:
+    """Restore what an interrupted edit left of a file or of the set that it belongs to; returns which files.
+
+    dry_run  restore nothing
+    raises   OutputError if something can't be restored, or under `dry_run` if something should be
+    """
+    restored = []
+    for file in _files_by_name(Path(path)):
+        file = _real(file)
+        if dry_run and in_place.undo_path(file).exists():
+            raise OutputError(
+                f"{file}: an edit was interrupted; run without --dry-run to restore it from "
+                f"{in_place.undo_path(file).name}"
+            )
+        if in_place.restore(file):
+            restored.append(file)
+    return restored
+
+
+def _real(path: Path) -> Path:
+    """The file that a path means: a symbolic link stays one, and its target is changed."""
+    return path.resolve() if path.is_symlink() else path
+
+
+def _files_by_name(path: Path) -> list[Path]:
+    """The files of the set to which a path belongs by its name: the headers may be unreadable."""
+    match = _SHARD_NAME.fullmatch(path.name)
+    if match is None or not 1 <= int(match["count"]) <= MAX_SHARDS:
+        return [path]
+    count = int(match["count"])
+    return [shard_path(path.with_name(match["prefix"]), index, count) for index in range(count)]
+
+
+def _plan(source: GGUFSet, edit: Edit, output: Path | None) -> Outcome:
+    """Find out what an edit does, and how; nothing is written."""
+    try:
+        edited = edit(source.shards[0].metadata, list(source.tensors))
+        _refuse_moving_names(source, edited)
+    except BadRequest as error:
+        raise BadRequest(f"{source.path}: {error}") from None
+    if output is None:
+        paths = [_real(file.path) for file in source.shards]
+    else:
+        paths = _output_paths(output, len(source.shards))
+    metadata = _metadata_of_files(source, edited)
+    files = [
+        _plan_file(file, path, own, edited.new_names, in_its_place=output is None)
+        for file, path, own in zip(source.shards, paths, metadata, strict=True)
+    ]
+    return Outcome(edited.changes, tuple(files))
+
+
+def _output_paths(output: Path, count: int) -> list[Path]:
+    """The files of the result; `output` may be the name of one of them."""
+    match = _SHARD_NAME.fullmatch(output.name)
+    if count > 1 and match is not None and int(match["count"]) == count:
+        return _files_by_name(output)
+    return shard_paths(output, count)
+
+
+def _plan_file(
+    file: GGUFFile, path: Path, metadata: Metadata, new_names: Mapping[str, str], *, in_its_place: bool
+) -> FileEdit:
+    tensors = [replace(info, name=new_names.get(name, name)) for name, info in file.tensors.items()]
+    try:
+        layout = FileLayout.of(metadata, tensors, endian=file.endian, version=file.version)
+    except FormatError as error:
+        raise FormatError(f"{file.path}: {error}") from None
+    how: How = "rewritten"
+    if not in_its_place:
+        how = "written"
+    elif list(file.metadata.items()) == list(metadata.items()) and not new_names.keys() & file.tensors.keys():
+        how = "unchanged"
+    elif _fits(layout, file):
+        how = "in place"
+    return FileEdit(path, how, layout, tuple(Origin(file, name) for name in file.tensors))
+
+
+def _fits(layout: FileLayout, file: GGUFFile) -> bool:
+    """Whether a layout's header can be written over that of a file, with the data where they are."""
+    offsets = tuple(file.data_offset(name) for name in file.tensors)
+    return (layout.data_start, layout.offsets) == (file.data_start, offsets) and (
+        file.size_bytes >= file.data_start
+    )
+
+
+def _metadata_of_files(source: GGUFSet, edited: Edited) -> list[Metadata]:
+    """The metadata of each file: the first has those of the model, all have its alignment."""
+    first, *others = (file.metadata for file in source.shards)
+    before, after = (alignment_of(metadata, str(source.path)) for metadata in (first, edited.metadata))
+    if before == after:
+        return [edited.metadata, *others]
+    own: dict[str, Value] = {} if after == DEFAULT_ALIGNMENT else {keys.ALIGNMENT: Value.u32(after)}
+    rest = [{key: value for key, value in metadata.items() if key != keys.ALIGNMENT} for metadata in others]
+    return [edited.metadata, *(own | metadata for metadata in rest)]
+
+
+def _refuse_moving_names(source: GGUFSet, edited: Edited) -> None:
+    """Raise if a tensor's new name is in another file: between two renamings it would be there twice."""
+    for old, new in edited.new_names.items():
+        if new in source.tensors and source.file_of(new) is not source.file_of(old):
+            raise BadRequest(
+                f"tensor {old!r} can't become {new!r} while there is one in {source.file_of(new).path.name}; "
+                "rename that one first, in a run of its own"
+            )

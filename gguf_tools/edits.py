@@ -1,0 +1,267 @@
+"""Edits of a header as functions: metadata and tensor names in, new ones out, with what was changed.
+
+They refuse what would leave a file that llama.cpp can't read, or a split set that doesn't fit together.
+Nothing here touches a file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gguf_tools import keys
+from gguf_tools.assignments import Assignment, parse_value
+from gguf_tools.errors import BadRequest
+from gguf_tools.key_kinds import expected_kinds
+from gguf_tools.shards import SPLIT_KEYS
+from gguf_tools.text import printable, value_text
+from gguf_tools.values import Metadata, Value
+
+Action = Literal["set", "add", "remove", "rename key", "rename tensor"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that an edit changes.
+
+    name      key or tensor, before
+    old, new  the value of a key that is set, added or removed; None where there is none
+    new_name  of what is renamed
+    """
+
+    action: Action
+    name: str
+    old: Value | None = None
+    new: Value | None = None
+    new_name: str | None = None
+
+    def as_text(self) -> str:
+        name = printable(self.name)
+        if self.new_name is not None:
+            return f"{self.action.removeprefix('rename ')} {name} -> {printable(self.new_name)}"
+        if self.old is None:
+            return f"{name}: added {_value_text(self.new)}"
+        if self.new is None:
+            return f"{name}: removed, was {_value_text(self.old)}"
+        if self.old.type_name == self.new.type_name:
+            return f"{name}: {value_text(self.old)} -> {value_text(self.new)}"
+        return f"{name}: {_value_text(self.old)} -> {_value_text(self.new)}"
+
+    def as_json(self) -> dict[str, Any]:
+        data: dict[str, Any] = {"action": self.action, "name": self.name}
+        if self.new_name is not None:
+            return data | {"new_name": self.new_name}
+        return data | {"old": _value_json(self.old), "new": _value_json(self.new)}
+
+
+def _value_text(value: Value | None) -> str:
+    return "nothing" if value is None else f"{value.type_name} {value_text(value)}"
+
+
+def _value_json(value: Value | None) -> dict[str, Any] | None:
+    return None if value is None else {"type": value.type_name, "value": value.plain}
+
+
+@dataclass(frozen=True)
+class Edited:
+    """What an edit makes of a header.
+
+    metadata   all of it
+    new_names  tensor name -> new name, for those that change
+    changes    in order; empty if everything is as it was
+    """
+
+    metadata: dict[str, Value]
+    new_names: dict[str, str] = field(default_factory=dict)
+    changes: tuple[Change, ...] = ()
+
+
+Edit = Callable[[Metadata, Sequence[str]], Edited]
+"""(metadata, tensor names) -> Edited"""
+
+
+# --- metadata -------------------------------------------------------------------------------
+
+
+def set_values(metadata: Metadata, assignments: Iterable[Assignment], *, force: bool = False) -> Edited:
+    """Set keys: a known one keeps its place, a new one goes to the end, but before `split.*` keys there.
+
+    force   allow a kind that llama.cpp doesn't read the key as, and another architecture
+    raises  BadRequest for a value that doesn't fit its type, and for what would break the file
+    """
+    new = dict(metadata)
+    seen: set[str] = set()
+    changes: list[Change] = []
+    for assignment in assignments:
+        key = assignment.key
+        if key in seen:
+            raise BadRequest(f"key {key!r} is given twice")
+        seen.add(key)
+        _refuse_split_key(key)
+        old = metadata.get(key)
+        value = parse_value(key, _type_name(metadata, assignment), assignment.text)
+        if not force:
+            _refuse_other_kind(metadata, key, value)
+            _refuse_other_architecture(metadata, key, value)
+        if value != old:
+            new[key] = value
+            changes.append(Change("add" if old is None else "set", key, old, value))
+    return Edited(_split_keys_last(metadata, new), changes=tuple(changes))
+
+
+def remove_keys(metadata: Metadata, names: Iterable[str]) -> Edited:
+    """Remove keys; raises BadRequest for a key that isn't there, or that the file needs."""
+    names = list(dict.fromkeys(names))
+    for key in names:
+        _refuse_split_key(key)
+        if key == keys.ARCHITECTURE:
+            raise BadRequest(f"key {key!r} can't be removed: no program can read a model without it")
+        if key not in metadata:
+            raise BadRequest(f"no key {key!r}")
+    left = {key: value for key, value in metadata.items() if key not in names}
+    return Edited(left, changes=tuple(Change("remove", key, metadata[key]) for key in names))
+
+
+def rename_keys(
+    metadata: Metadata, renames: Iterable[tuple[str, str]], *, regex: bool = False, force: bool = False
+) -> Edited:
+    """Rename keys, which keep their places and values.
+
+    renames  (old, new); see `new_names_of`
+    force    allow a new name that llama.cpp reads as another kind
+    raises   BadRequest for names that are missing, taken or needed
+    """
+    new_names = new_names_of(list(metadata), renames, "key", regex=regex)
+    for old, new in new_names.items():
+        for key in (old, new):
+            _refuse_split_key(key)
+            if key in (keys.ARCHITECTURE, keys.ALIGNMENT):
+                raise BadRequest(f"key {old!r} can't become {new!r}: use set and remove-key for {key}")
+        if not force:
+            _refuse_other_kind(metadata, new, metadata[old])
+    renamed = {new_names.get(key, key): value for key, value in metadata.items()}
+    changes = (Change("rename key", old, new_name=new) for old, new in new_names.items())
+    return Edited(renamed, changes=tuple(changes))
+
+
+def _type_name(metadata: Metadata, assignment: Assignment) -> str:
+    """The type that was given, that the key has, or that llama.cpp expects."""
+    key = assignment.key
+    if assignment.type_name is not None:
+        return assignment.type_name
+    if key in metadata:
+        return metadata[key].type_name
+    expected = expected_kinds(key, _architecture(metadata))
+    if not expected:
+        raise BadRequest(f"key {key!r} is new: say its type, as in {key}=str:{assignment.text[:20]}")
+    return expected[0]
+
+
+def _architecture(metadata: Metadata) -> str:
+    value = metadata.get(keys.ARCHITECTURE)
+    return value.data if value is not None and isinstance(value.data, str) else ""
+
+
+def _refuse_split_key(key: str) -> None:
+    if key in SPLIT_KEYS:
+        raise BadRequest(f"key {key!r} is for split and merge alone: it holds a split set together")
+
+
+def _refuse_other_kind(metadata: Metadata, key: str, value: Value) -> None:
+    """Raise unless the value is what llama.cpp reads the key as, or else what it has been so far."""
+    expected = expected_kinds(key, _architecture(metadata))
+    reader = "llama.cpp reads"
+    if not expected and key in metadata:
+        expected = (metadata[key].type_name,)
+        reader = "the file has"
+    if expected and value.type_name not in expected:
+        raise BadRequest(
+            f"key {key!r}: {value_text(value)} is {value.type_name}, {reader} {' or '.join(expected)}; "
+            "use --force if you mean it"
+        )
+
+
+def _refuse_other_architecture(metadata: Metadata, key: str, value: Value) -> None:
+    old = _architecture(metadata)
+    if key != keys.ARCHITECTURE or value.data == old:
+        return
+    unread = next((name for name in metadata if name.startswith(old + ".")), None)
+    if unread is not None:
+        raise BadRequest(
+            f"key {key!r}: with {value_text(value)} nobody would read keys like {unread!r}; "
+            "use --force if you mean it"
+        )
+
+
+def _split_keys_last(old: Metadata, new: dict[str, Value]) -> dict[str, Value]:
+    """Move added keys in front of the `split.*` keys that end the metadata of a shard."""
+    order = list(old)
+    n_last = next((i for i, key in enumerate(reversed(order)) if key not in SPLIT_KEYS), len(order))
+    last = order[len(order) - n_last :]
+    return {key: value for key, value in new.items() if key not in last} | {key: new[key] for key in last}
+
+
+# --- names ----------------------------------------------------------------------------------
+
+
+def rename_tensors(
+    metadata: Metadata, names: Sequence[str], renames: Iterable[tuple[str, str]], *, regex: bool = False
+) -> Edited:
+    """Rename tensors, which keep their places; raises BadRequest for names that are missing or taken."""
+    new_names = new_names_of(names, renames, "tensor", regex=regex)
+    changes = (Change("rename tensor", old, new_name=new) for old, new in new_names.items())
+    return Edited(dict(metadata), new_names, tuple(changes))
+
+
+def new_names_of(
+    names: Sequence[str], renames: Iterable[tuple[str, str]], what: str, *, regex: bool
+) -> dict[str, str]:
+    """Return the new name of each name that changes, in the order of `names`.
+
+    renames  (old, new), all done at once, so that two names can be exchanged; with `regex` (pattern,
+             replacement), each applied to every name wherever it matches, one after the other
+    what     "key" or "tensor", for messages
+    raises   BadRequest
+    """
+    if regex:
+        new_names = _by_pattern(names, renames, what)
+    else:
+        new_names = _by_name(names, renames, what)
+    after: dict[str, str] = {}
+    for old in names:
+        new = new_names.get(old, old)
+        if not new:
+            raise BadRequest(f"{what} {old!r} would have no name")
+        if new in after:
+            raise BadRequest(f"{what}s {after[new]!r} and {old!r} would both be {new!r}")
+        after[new] = old
+    return {old: new for new, old in after.items() if old != new}
+
+
+def _by_name(names: Sequence[str], renames: Iterable[tuple[str, str]], what: str) -> Mapping[str, str]:
+    known = set(names)
+    new_names: dict[str, str] = {}
+    for old, new in renames:
+        if old not in known:
+            raise BadRequest(f"no {what} {old!r}")
+        if old in new_names:
+            raise BadRequest(f"{what} {old!r} is given twice")
+        new_names[old] = new
+    return new_names
+
+
+def _by_pattern(names: Sequence[str], renames: Iterable[tuple[str, str]], what: str) -> Mapping[str, str]:
+    new_names = {name: name for name in names}
+    for pattern, replacement in renames:
+        try:
+            compiled = re.compile(pattern)
+            found = [name for name, new in new_names.items() if compiled.search(new)]
+            for name in found:
+                new_names[name] = compiled.sub(replacement, new_names[name])
+        except (re.error, IndexError) as error:
+            raise BadRequest(f"{pattern!r} -> {replacement!r}: not a regular expression: {error}") from None
+        if not found:
+            raise BadRequest(f"{pattern!r} matches no {what}")
+    return new_names

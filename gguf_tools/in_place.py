@@ -1,0 +1,175 @@
+"""Changing the header of a file where it is, so that a crash can be undone.
+
+    1. NAME.undo, with the old header and the new one, is written and made durable
+    2. the new header is written over the old one, and made durable
+    3. NAME.undo is removed
+
+NAME.undo takes its name when it is whole, so while there is none the file is untouched or done. After a
+crash in 2 or 3 the file's header is old here and new there, and `restore` writes the old one back.
+
+    NAME.undo   the old header, the new header, then 56 bytes: the letters GGUFUNDO, the size of one
+                header and that of the file (uint64, little endian), SHA-256 of all that comes before
+
+The old header is in front, so that it can be put back by hand:
+
+    dd if=NAME.undo of=NAME bs=SIZE count=1 conv=notrunc
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from gguf_tools.errors import OutputError
+from gguf_tools.writer import PARTIAL_SUFFIX
+
+UNDO_SUFFIX = ".undo"
+
+_MAGIC = b"GGUFUNDO"
+_SIZES = struct.Struct("<8sQQ")
+_HASH_BYTES = hashlib.sha256().digest_size
+
+
+def undo_path(path: Path) -> Path:
+    """Where the headers of a file are kept while it is changed."""
+    return path.with_name(path.name + UNDO_SUFFIX)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[int]:
+    """Open a file to change it, alone among those who ask so; yields its descriptor.
+
+    raises  OutputError if it can't be written, or if another process is changing it
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise OutputError(f"{path}: can't be changed: {error.strerror}") from error
+    try:
+        if not _claim(fd, path):
+            raise OutputError(f"{path}: another process is changing it")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _claim(fd: int, path: Path) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Between our open and our lock another process may have put a new file in its place.
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except OSError:
+        return False
+
+
+def replace_header(fd: int, path: Path, header: bytes) -> None:
+    """Write `header` over the first bytes of a file, which are one of the same length.
+
+    fd      of `locked`
+    raises  OutputError if something can't be written; the old header is back then, or in NAME.undo
+    """
+    status = os.fstat(fd)
+    old = os.pread(fd, len(header), 0)
+    content = old + header + _SIZES.pack(_MAGIC, len(header), status.st_size)
+    undo = undo_path(path)
+    try:
+        _create(undo, content + hashlib.sha256(content).digest(), stat.S_IMODE(status.st_mode))
+        _write(fd, header)
+        _remove(undo)
+    except BaseException as error:
+        with suppress(OSError):
+            _write(fd, old)
+            _remove(undo)
+        if isinstance(error, OSError):
+            raise OutputError(f"{path}: can't be written: {error.strerror}") from error
+        raise
+
+
+def restore(path: Path) -> bool:
+    """Undo an interrupted `replace_header`; returns whether there was one.
+
+    raises  OutputError if NAME.undo isn't of this file, or if another process is changing the file
+    """
+    undo = undo_path(path)
+    if not undo.exists():
+        return False
+    with locked(path) as fd:
+        if not undo.exists():  # who held the lock has finished meanwhile
+            return False
+        old, new, file_bytes = _read(undo)
+        if os.fstat(fd).st_size != file_bytes or not _is_mixture(os.pread(fd, len(old), 0), old, new):
+            raise OutputError(
+                f"{undo}: was kept for another state of {path.name}; if that file is as it should be, "
+                f"remove {undo.name}"
+            )
+        try:
+            _write(fd, old)
+            _remove(undo)
+        except OSError as error:
+            raise OutputError(f"{path}: can't be restored from {undo.name}: {error.strerror}") from error
+    return True
+
+
+def _read(undo: Path) -> tuple[bytes, bytes, int]:
+    """The old header, the new one, and the size of the file."""
+    content = undo.read_bytes()
+    body, digest = content[:-_HASH_BYTES], content[-_HASH_BYTES:]
+    if len(body) >= _SIZES.size and hashlib.sha256(body).digest() == digest:
+        magic, n_bytes, file_bytes = _SIZES.unpack(body[-_SIZES.size :])
+        if magic == _MAGIC and len(body) == 2 * n_bytes + _SIZES.size:
+            return body[:n_bytes], body[n_bytes : 2 * n_bytes], file_bytes
+    raise OutputError(f"{undo}: isn't what an interrupted edit leaves; move it away")
+
+
+def _is_mixture(found: bytes, old: bytes, new: bytes) -> bool:
+    """Whether every byte is that of the old header or of the new one: a crash can leave any such mixture."""
+    import numpy as np
+
+    if len(found) != len(old):
+        return False
+    bytes_found, bytes_old, bytes_new = (np.frombuffer(header, np.uint8) for header in (found, old, new))
+    return bool(((bytes_found == bytes_old) | (bytes_found == bytes_new)).all())
+
+
+def _create(path: Path, content: bytes, permissions: int) -> None:
+    """Write a file that is whole and durable when it gets its name; raises OutputError."""
+    partial = path.with_name(path.name + PARTIAL_SUFFIX)
+    try:
+        fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, permissions)
+        try:
+            _write(fd, content)
+            os.rename(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(fd)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise OutputError(f"{path}: can't be written: {error.strerror}") from error
+
+
+def _write(fd: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.pwrite(fd, left, len(content) - len(left)) :]
+    os.fsync(fd)
+
+
+def _remove(undo: Path) -> None:
+    undo.unlink()
+    _sync_folder(undo.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

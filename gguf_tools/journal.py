@@ -1,0 +1,319 @@
+"""The journal of a run that fills files: which chunks are done, so that a run that was killed can go on.
+
+    PATH.journal
+      one line    JSON: what the run is about, and a random name for it
+      records     20 bytes each, appended: kind, number, value (uint32, uint32, uint64), CRC-32 of those
+
+    kind       number   value
+    CHUNK      which    a digest of what the chunk was made of, or 0: its bytes have been written
+    PUBLISHED  which    the inode of this output: all its chunks are there, next come its header and its name
+    SYNCED     0        so many CHUNK records of the file stand for bytes that are on the disk itself
+    BOOT       0        a digest of this start of the machine: a session begins; 0: the disk has failed
+    FORGOTTEN  first    so many chunks from this one on are no longer done: the file that they were in is gone
+
+A process that is killed leaves all that it has written to the kernel, so its records hold. After a crash of
+the machine, or a failure of the disk, only what was synced before it does: under another BOOT the CHUNK
+records that no SYNCED covers are forgotten. A record that was cut short, and whatever follows it, never
+happened.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+from hashlib import blake2b
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from gguf_tools.errors import OutputError
+
+JOURNAL_SUFFIX = ".journal"
+
+FORMAT = 1
+"""Changes with the form of this file."""
+
+SYNC_SECONDS = 60.0
+"""How much work a crash of the machine may cost."""
+
+_RUN = "run"
+_RECORD = struct.Struct("<IIQ")
+_CRC = struct.Struct("<I")
+_RECORD_BYTES = _RECORD.size + _CRC.size
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class _Kind(IntEnum):
+    CHUNK = 1
+    PUBLISHED = 2
+    SYNCED = 3
+    BOOT = 4
+    FORGOTTEN = 5
+
+
+_DISK_FAILED = 0
+
+
+class Journal:
+    """The journal of one run; only one process has it open. Methods may be called from any thread.
+
+    path       the output that it belongs to; the journal is PATH.journal
+    about      what the run is about: a mapping of JSON data, compared key by key
+    restart    forget what is there
+    run        8 bytes that name the run, the same in all its sessions
+    done       chunk -> its digest, of all chunks that are done
+    published  output -> its inode, of the outputs that were given their names, or were about to
+
+    raises  OutputError if the file can't be written, if another process has it open, or if it has chunks of
+            something else that are done, naming the first difference
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], about: Mapping[str, Any], *, restart: bool = False
+    ) -> None:
+        self.path = journal_path(Path(path))
+        self.run = os.urandom(8)
+        self.done: dict[int, int] = {}
+        self.published: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._chunk_records: list[int] = []
+        self._n_synced = 0
+        self._synced_at = time.monotonic()
+        self._fd = _open_locked(self.path)
+        try:
+            self._begin(json.loads(json.dumps({"journal": FORMAT, **about})), restart)
+        except BaseException:
+            if self._has_something_done:
+                self.close()
+            else:
+                self.remove()
+            raise
+
+    @property
+    def _has_something_done(self) -> bool:
+        return bool(self.done or self.published)
+
+    def _begin(self, about: dict[str, Any], restart: bool) -> None:
+        data = b"" if restart else self._read()
+        line, newline, records = data.partition(b"\n")
+        stored = _parsed(line) if newline else None
+        n_valid = self._load(records) if stored else 0
+        try:
+            if stored and self._has_something_done:
+                self.run = bytes.fromhex(stored.pop(_RUN))
+                self._refuse_another(stored, about)
+                os.ftruncate(self._fd, len(line) + 1 + n_valid)
+            else:
+                self._chunk_records, self._n_synced = [], 0
+                head = json.dumps({_RUN: self.run.hex(), **about}, separators=(",", ":"))
+                os.ftruncate(self._fd, 0)
+                _write_all(self._fd, head.encode() + b"\n")
+        except OSError as error:
+            raise OutputError(f"{self.path}: can't be written: {error.strerror}") from error
+        self._append(_Kind.BOOT, 0, _this_boot())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let the journal go; it stays for the next run."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def remove(self) -> None:
+        """Close the journal and delete it: the run is complete, or nothing of it is worth keeping."""
+        if self._fd >= 0:
+            self.path.unlink(missing_ok=True)
+            self.close()
+
+    def finish(self, chunk: int, digest: int = 0) -> None:
+        """Remember that the bytes of a chunk have been written."""
+        with self._lock:
+            self._append(_Kind.CHUNK, chunk, digest)
+            self.done[chunk] = digest
+            self._chunk_records.append(chunk)
+
+    def finish_output(self, number: int, inode: int) -> None:
+        """Remember that all chunks of an output are on the disk; now it gets its header and its name."""
+        with self._lock:
+            self._append(_Kind.PUBLISHED, number, inode)
+            self.published[number] = inode
+            self._sync_records()
+
+    def forget(self, chunks: range) -> None:
+        """Let chunks be done no longer: the file that they were in is gone.
+
+        To be called before another file can be taken for that one.
+        """
+        with self._lock:
+            if not self.done.keys().isdisjoint(chunks):
+                self._append(_Kind.FORGOTTEN, chunks.start, len(chunks))
+                self._drop(chunks)
+
+    def is_sync_due(self) -> bool:
+        """Whether it is time for `sync`; says so to one caller only."""
+        with self._lock:
+            due = time.monotonic() - self._synced_at >= SYNC_SECONDS
+            if due:
+                self._synced_at = time.monotonic()
+            return due
+
+    def sync(self, files: Iterable[int]) -> None:
+        """Bring what has been written to `files` (descriptors) to the disk, and remember that.
+
+        raises  OutputError if the disk fails. What it has lost then, nobody knows: the chunks since the last
+                sync are forgotten
+        """
+        with self._lock:
+            n_covered = len(self._chunk_records)
+        try:
+            for fd in files:
+                os.fdatasync(fd)
+        except OSError as error:
+            with self._lock:
+                self._drop(self._chunk_records[self._n_synced :])
+                self._append(_Kind.BOOT, 0, _DISK_FAILED)
+            raise OutputError(f"{self.path}: the output can't be synced: {error.strerror}") from error
+        with self._lock:
+            self._append(_Kind.SYNCED, 0, n_covered)
+            self._n_synced = n_covered
+            self._sync_records()
+
+    def _drop(self, chunks: Iterable[int]) -> None:
+        for chunk in chunks:
+            self.done.pop(chunk, None)
+
+    def _sync_records(self) -> None:
+        """Bring the records themselves to the disk; without them, what they are about would be done again."""
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            raise OutputError(f"{self.path}: can't be synced: {error.strerror}") from error
+
+    def _append(self, kind: _Kind, number: int, value: int) -> None:
+        record = _RECORD.pack(kind, number, value)
+        try:
+            _write_all(self._fd, record + _CRC.pack(zlib.crc32(record)))
+        except OSError as error:
+            raise OutputError(f"{self.path}: can't be written: {error.strerror}") from error
+
+    def _read(self) -> bytes:
+        with open(self.path, "rb") as file:
+            return file.read()
+
+    def _load(self, data: bytes) -> int:
+        """Take over the valid records at the start of `data`; returns how many bytes they are."""
+        boot = _DISK_FAILED
+        n_valid = 0
+        for start in range(0, len(data) - _RECORD_BYTES + 1, _RECORD_BYTES):
+            record = data[start : start + _RECORD.size]
+            if _CRC.pack(zlib.crc32(record)) != data[start + _RECORD.size : start + _RECORD_BYTES]:
+                break
+            kind, number, value = _RECORD.unpack(record)
+            n_valid = start + _RECORD_BYTES
+            if kind == _Kind.CHUNK:
+                self.done[number] = value
+                self._chunk_records.append(number)
+            elif kind == _Kind.PUBLISHED:
+                self.published[number] = value
+            elif kind == _Kind.SYNCED:
+                self._n_synced = max(self._n_synced, value)
+            elif kind == _Kind.FORGOTTEN:
+                self._drop(range(number, number + value))
+            elif kind == _Kind.BOOT:
+                if value != boot:
+                    self._drop(self._chunk_records[self._n_synced :])
+                boot = value
+        if boot != _this_boot():
+            self._drop(self._chunk_records[self._n_synced :])
+        return n_valid
+
+    def _refuse_another(self, stored: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+        found = first_difference(stored, about)
+        if found is not None:
+            where, old, new = found
+            raise OutputError(
+                f"{self.path}: is that of another run: {where} was {_shown(old)}, now {_shown(new)};"
+                " --restart begins anew, or give the output another name"
+            )
+
+
+def journal_path(output: Path) -> Path:
+    """Return where the journal of an output is."""
+    return output.with_name(output.name + JOURNAL_SUFFIX)
+
+
+def first_difference(old: Any, new: Any, where: str = "") -> tuple[str, Any, Any] | None:
+    """Return (place, old, new) of the first difference of two pieces of JSON data, or None.
+
+    >>> first_difference({"plan": {"a": "Q4_0"}}, {"plan": {"a": "Q8_0"}})
+    ('plan, a', 'Q4_0', 'Q8_0')
+    """
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in (*new, *(key for key in old if key not in new)):
+            place = f"{where}, {key}" if where else str(key)
+            found = first_difference(old.get(key), new.get(key), place)
+            if found is not None:
+                return found
+        return None
+    return None if old == new else (where, old, new)
+
+
+def _shown(value: Any) -> str:
+    text = "absent" if value is None else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """Return the JSON object of the first line; None if it is not one of ours, or was cut short."""
+    try:
+        stored = json.loads(line)
+        bytes.fromhex(stored[_RUN])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return stored
+
+
+def _open_locked(path: Path) -> int:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise OutputError(f"{path}: can't be created: {error.strerror}") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Between our open and our lock its owner may have removed it; then another may have one of its own.
+        owned = os.path.samestat(os.fstat(fd), os.stat(path))
+    except OSError:
+        owned = False
+    if not owned:
+        os.close(fd)
+        raise OutputError(f"{path}: another process is writing this output")
+    return fd
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+def _this_boot() -> int:
+    """Return a number for this start of the machine; where there is none to be had, one for this process."""
+    try:
+        name = _BOOT_ID.read_bytes()
+    except OSError:
+        name = f"{os.getpid()} {time.time_ns()}".encode()
+    return int.from_bytes(blake2b(name, digest_size=8).digest(), "little")

@@ -1,0 +1,102 @@
+"""New files made of tensors that other files hold: their data are copied and never decoded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gguf_tools.copying import copy_range
+from gguf_tools.errors import OutputError
+from gguf_tools.layout import FileLayout
+from gguf_tools.progress import Progress, StartProgress, no_progress
+from gguf_tools.reader import GGUFFile
+from gguf_tools.writer import GGUFWriter
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the data of a tensor are: in which file, and its name there."""
+
+    file: GGUFFile
+    name: str
+
+
+@dataclass(frozen=True)
+class NewFile:
+    """A file to be written.
+
+    path         where
+    layout       what it shall be
+    origins      of each tensor of the layout, in order
+    permissions  that it gets; None for those of any new file
+    """
+
+    path: Path
+    layout: FileLayout
+    origins: tuple[Origin, ...] = field(repr=False)
+    permissions: int | None = None
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes that are to be copied."""
+        return sum(info.n_bytes for info in self.layout.tensors)
+
+
+def write_files(
+    files: Sequence[NewFile], inputs: Iterable[str | os.PathLike[str]], progress: StartProgress = no_progress
+) -> None:
+    """Write all `files`; see `written`."""
+    with written(files, inputs, progress):
+        pass
+
+
+@contextmanager
+def written(
+    files: Sequence[NewFile], inputs: Iterable[str | os.PathLike[str]], progress: StartProgress = no_progress
+) -> Iterator[None]:
+    """Write all `files`, run the `with` block, and then give them their names, the first one last.
+
+    So a run that is interrupted, that runs out of space or whose block fails changes nothing, and one that
+    is killed in the moment of renaming leaves whole files, some old and some new, the first one still old.
+
+    inputs  files that may not be written over
+    raises  OutputError, TruncatedError, OSError; see GGUFWriter and copy_range
+    """
+    with ExitStack() as opened:
+        writers = [opened.enter_context(GGUFWriter(file.path, file.layout, inputs)) for file in files]
+        advance = progress(sum(file.data_bytes for file in files))
+        for file, writer in zip(files, writers, strict=True):
+            _copy_data(file, writer, advance)
+        for file, writer in zip(files, writers, strict=True):
+            _finish(file, writer)
+        yield
+        for writer in reversed(writers):
+            writer.publish()
+
+
+def _copy_data(file: NewFile, writer: GGUFWriter, progress: Progress) -> None:
+    layout = file.layout
+    for info, offset, origin in zip(layout.tensors, layout.offsets, file.origins, strict=True):
+        copy_range(
+            origin.file.fileno(),
+            origin.file.data_offset(origin.name),
+            writer.fileno(),
+            offset,
+            info.n_bytes,
+            f"{origin.file.path}: tensor {origin.name!r}",
+            str(writer.partial),
+            progress=progress,
+        )
+
+
+def _finish(file: NewFile, writer: GGUFWriter) -> None:
+    """Make a file durable under the name of its partial, so that publishing takes no time."""
+    if file.permissions is not None:
+        try:
+            os.fchmod(writer.fileno(), file.permissions)
+        except OSError as error:
+            raise OutputError(f"{writer.partial}: can't get its permissions: {error.strerror}") from error
+    writer.seal()

@@ -1,0 +1,60 @@
+"""What is suspicious about a stranger's GGUF file, before anyone loads it.
+
+    with open_gguf(path) as source:
+        for finding in scan(source):
+            print(finding.as_text())
+
+In reading order: findings.py; hidden.py (bytes that nothing reads), strings.py with characters.py (texts),
+kinds.py, numbers.py, tensors.py, vocabulary.py (what llama.cpp would make of the header); templates.py and
+the worker behind it (chat templates, which are programs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from gguf_tools.scan.findings import Finding, Level, capped
+from gguf_tools.scan.hidden import check_hidden
+from gguf_tools.scan.kinds import architecture_of, check_kinds
+from gguf_tools.scan.numbers import check_numbers
+from gguf_tools.scan.strings import check_key_names, check_tensor_names, check_texts
+from gguf_tools.scan.templates import Limits, check_templates
+from gguf_tools.scan.tensors import check_tensors
+from gguf_tools.scan.vocabulary import check_vocabulary
+from gguf_tools.shards import GGUFSet
+
+__all__ = ["Finding", "Level", "Limits", "scan"]
+
+
+def scan(source: GGUFSet, *, data: bool = False, limits: Limits | None = None) -> list[Finding]:
+    """Return what is suspicious about an open file or split set, the worst first.
+
+    data    read the tensors' data too, as `gguf-tools verify` does
+    limits  of the process that tries chat templates
+    """
+    found = capped(_all_checks(source, data, limits))
+    return sorted(found, key=lambda finding: -finding.level)
+
+
+def _all_checks(source: GGUFSet, data: bool, limits: Limits | None) -> Iterator[Finding]:
+    metadata, tensors = source.metadata, source.tensors
+    yield from check_hidden(source.shards)
+    yield from check_key_names(metadata)
+    yield from check_tensor_names(tensors)
+    yield from check_texts(metadata)
+    yield from check_kinds(metadata)
+    yield from check_numbers(metadata, tensors)
+    yield from check_tensors(architecture_of(metadata), tensors)
+    yield from check_vocabulary(metadata)
+    yield from check_templates(metadata, limits)
+    if data:
+        yield from _check_data(source)
+
+
+def _check_data(source: GGUFSet) -> Iterator[Finding]:
+    from gguf_tools.verify import verify  # needs numpy
+
+    for found in verify(source):
+        level = Level.BAD if found.is_bad else Level.NOTE
+        yield Finding(level, "data", found.tensor, found.text, Path(found.file).name)

@@ -1,0 +1,174 @@
+"""Bytes that belong to nothing: behind the header, between tensors, behind the last one.
+
+Programs skip them, so they can carry anything. Honest files have zeros there, less than one alignment of
+them. What begins like another kind of file is called by its name; a file that ends like a zip archive is
+one to every program that opens zip archives, wherever its entries lie.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from operator import itemgetter
+
+from gguf_tools import keys
+from gguf_tools.header import MAGIC
+from gguf_tools.reader import GGUFFile
+from gguf_tools.scan.findings import Finding, Level, listed, quoted
+from gguf_tools.shards import SPLIT_KEYS
+from gguf_tools.values import FIXED_BYTES, Kind, bytes_of
+
+_CHUNK_BYTES = 16 << 20
+_SEARCHED_BYTES = 4 << 20
+
+# Long signatures are looked for anywhere, short ones only where the bytes begin.
+_LONG_SIGNATURES = {
+    b"PK\x03\x04": "a zip archive",
+    b"\x7fELF": "an ELF program",
+    b"\xfd7zXZ\x00": "xz data",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"Rar!\x1a\x07": "a rar archive",
+    b"%PDF-": "a PDF",
+    b"SQLite format 3\x00": "an SQLite database",
+    b"\x89PNG\r\n\x1a\n": "a PNG image",
+    b"This program cannot be run in DOS mode": "a Windows program",
+}
+_SHORT_SIGNATURES = {
+    b"MZ": "a Windows program",
+    b"\x1f\x8b\x08": "gzip data",
+    b"BZh": "bzip2 data",
+    b"\x28\xb5\x2f\xfd": "zstd data",
+    b"\xcf\xfa\xed\xfe": "a Mach-O program",
+    b"\xca\xfe\xba\xbe": "a Java class or Mach-O program",
+    b"\x00asm": "WebAssembly",
+    b"\x80\x02": "a Python pickle",
+    b"\x80\x03": "a Python pickle",
+    b"\x80\x04\x95": "a Python pickle",
+    b"\x80\x05\x95": "a Python pickle",
+    b"GGUF": "another GGUF file",
+    b"#!": "a script",
+    b"<?php": "a script",
+    b"<script": "a script",
+}
+_ANY_LONG = re.compile(b"|".join(map(re.escape, _LONG_SIGNATURES)))
+_SAFETENSORS = re.compile(rb'.{8}\{\s*"', re.DOTALL)
+_ZIP_END = struct.Struct("<4s4H2LH")
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A range of a file that no tensor has: bytes `start` to `stop`; `where` says between what."""
+
+    start: int
+    stop: int
+    where: str
+
+
+def check_hidden(files: Iterable[GGUFFile]) -> Iterator[Finding]:
+    """Report bytes and keys that nothing reads, and archives, in each file of a model, in order."""
+    for number, file in enumerate(files):
+        name = file.path.name
+        if number and (unread := sorted(file.metadata.keys() - {*SPLIT_KEYS, keys.ALIGNMENT})):
+            text = f"holds metadata, which programs read from the first file only: {listed(unread)}"
+            yield Finding(Level.WARNING, "hidden-data", "", text, name)
+        for gap in gaps_of(file):
+            yield from _check_gap(file, name, gap)
+        if entries := _zip_entries(file):
+            text = f"the file is a zip archive too, of {entries:,} entries, to programs that open those"
+            yield Finding(Level.BAD, "hidden-data", "", text, name)
+
+
+def gaps_of(file: GGUFFile) -> list[Gap]:
+    """The ranges of `file` that are neither its header's nor a tensor's, in order."""
+    end, after = _header_bytes(file), "the header"
+    gaps = []
+    for start, info in sorted(
+        ((file.data_offset(name), info) for name, info in file.tensors.items()), key=itemgetter(0)
+    ):
+        gaps.append(Gap(end, start, f"between {after} and tensor {quoted(info.name)}"))
+        end, after = start + info.n_bytes, f"tensor {quoted(info.name)}"
+    gaps.append(Gap(end, file.size_bytes, f"behind {after}"))
+    return [gap for gap in gaps if gap.start < gap.stop]
+
+
+def _header_bytes(file: GGUFFile) -> int:
+    """The length of a file's header, which follows from what it says; see header.py for the layout."""
+    n_bytes = len(MAGIC) + 4 + 8 + 8
+    for info in file.tensors.values():
+        n_bytes += 8 + len(bytes_of(info.name)) + 4 + 8 * len(info.shape) + 4 + 8
+    for key in file.metadata:
+        n_bytes += 8 + len(bytes_of(key)) + 4
+    todo = list(file.metadata.values())
+    while todo:
+        value = todo.pop()
+        if value.kind is Kind.STRING:
+            n_bytes += 8 + len(bytes_of(value.data))
+        elif value.item is None:
+            n_bytes += FIXED_BYTES[value.kind]
+        else:
+            n_bytes += 4 + 8
+            if value.item is Kind.ARRAY:
+                todo += value.data
+            elif value.item is Kind.STRING:
+                n_bytes += sum(8 + len(bytes_of(text)) for text in value.data)
+            else:
+                n_bytes += FIXED_BYTES[value.item] * len(value.data)
+    return n_bytes
+
+
+def _check_gap(file: GGUFFile, name: str, gap: Gap) -> Iterator[Finding]:
+    n_bytes = gap.stop - gap.start
+    first, n_used = _count_used(file, gap)
+    if n_used:
+        kind = _kind_of(file, gap, first)
+        text = f"{n_used:,} of {n_bytes:,} bytes {gap.where} are not zero, from byte {first:,} on"
+        level = Level.BAD if kind else Level.WARNING
+        yield Finding(level, "hidden-data", "", f"{text}; they look like {kind}" if kind else text, name)
+    elif n_bytes >= file.alignment:
+        text = f"{n_bytes:,} bytes {gap.where} belong to nothing; they are zero"
+        yield Finding(Level.NOTE, "unused-bytes", "", text, name)
+
+
+def _count_used(file: GGUFFile, gap: Gap) -> tuple[int, int]:
+    """Where the first byte that isn't zero lies (-1 without one), and how many there are."""
+    first, n_used = -1, 0
+    for start in range(gap.start, gap.stop, _CHUNK_BYTES):
+        chunk = os.pread(file.fileno(), min(_CHUNK_BYTES, gap.stop - start), start)
+        n_zeros = chunk.count(0)
+        if first < 0 and n_zeros < len(chunk):
+            first = start + len(chunk) - len(chunk.lstrip(b"\0"))
+        n_used += len(chunk) - n_zeros
+    return first, n_used
+
+
+def _kind_of(file: GGUFFile, gap: Gap, first: int) -> str:
+    """What the bytes of a gap look like, "" for nothing known."""
+    for start in (gap.start, first):
+        head = os.pread(file.fileno(), min(64, gap.stop - start), start)
+        for signature, kind in _SHORT_SIGNATURES.items():
+            if head.startswith(signature):
+                return kind
+        if _SAFETENSORS.match(head):
+            return "a safetensors file"
+        if os.pread(file.fileno(), 5, start + 257) == b"ustar" and start + 262 <= gap.stop:
+            return "a tar archive"
+    found = _ANY_LONG.search(os.pread(file.fileno(), min(_SEARCHED_BYTES, gap.stop - first), first))
+    return _LONG_SIGNATURES[found[0]] if found else ""
+
+
+def _zip_entries(file: GGUFFile) -> int:
+    """How many entries a zip archive has that ends where the file ends; 0 when none does."""
+    start = max(file.size_bytes - _ZIP_END.size - 0xFFFF, 0)
+    tail = os.pread(file.fileno(), file.size_bytes - start, start)
+    at = tail.rfind(b"PK\x05\x06")
+    while at >= 0:
+        if at + _ZIP_END.size <= len(tail):
+            _, disk, first_disk, _, n_entries, n_bytes, _, n_comment = _ZIP_END.unpack_from(tail, at)
+            ends_here = at + _ZIP_END.size + n_comment == len(tail)
+            if ends_here and disk == first_disk == 0 and n_entries and n_bytes >= 46 * n_entries:
+                return int(n_entries)
+        at = tail.rfind(b"PK\x05\x06", 0, at)
+    return 0

@@ -1,0 +1,188 @@
+"""Sizes of the model: out of any range, against each other, and against the tensors.
+
+llama.cpp stops the whole process on many of these, and trusts others. What contradicts a tensor is bad for
+the architectures that this project writes, and a warning for others, whose tensors may mean something else.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from gguf_tools import keys
+from gguf_tools.scan.findings import Finding, Level
+from gguf_tools.scan.kinds import architecture_of
+from gguf_tools.tensors import TensorInfo
+from gguf_tools.values import Kind, Metadata
+
+KNOWN_ARCHITECTURES = ("deepseek2",)
+
+_LAYER = re.compile(r"blk\.(\d{1,9})\.")
+_WHOLE_KINDS = frozenset((
+    Kind.UINT8, Kind.INT8, Kind.UINT16, Kind.INT16, Kind.UINT32, Kind.INT32, Kind.UINT64, Kind.INT64,
+))  # fmt: skip
+_REAL_KINDS = frozenset((Kind.FLOAT32, Kind.FLOAT64))
+
+# What llama.cpp has room for (512 layers, 1024 experts), or many times what any model has.
+_RANGES: Mapping[str, tuple[int, int]] = {
+    keys.VOCAB_SIZE: (1, 1 << 24),
+    keys.CONTEXT_LENGTH: (1, 1 << 30),
+    keys.EMBEDDING_LENGTH: (1, 1 << 20),
+    keys.BLOCK_COUNT: (1, 512),
+    keys.LEADING_DENSE_BLOCK_COUNT: (0, 512),
+    keys.NEXTN_PREDICT_LAYERS: (0, 512),
+    keys.FEED_FORWARD_LENGTH: (0, 1 << 24),
+    keys.EXPERT_FEED_FORWARD_LENGTH: (0, 1 << 24),
+    keys.EXPERT_COUNT: (0, 1024),
+    keys.EXPERT_USED_COUNT: (0, 1024),
+    keys.EXPERT_SHARED_COUNT: (0, 1024),
+    keys.EXPERT_GROUP_COUNT: (0, 1024),
+    keys.EXPERT_GROUP_USED_COUNT: (0, 1024),
+    keys.HEAD_COUNT: (0, 1 << 16),
+    keys.HEAD_COUNT_KV: (0, 1 << 16),
+    keys.KEY_LENGTH: (0, 1 << 16),
+    keys.VALUE_LENGTH: (0, 1 << 16),
+    keys.KEY_LENGTH_MLA: (0, 1 << 16),
+    keys.VALUE_LENGTH_MLA: (0, 1 << 16),
+    keys.Q_LORA_RANK: (0, 1 << 16),
+    keys.KV_LORA_RANK: (0, 1 << 16),
+    keys.ROPE_DIMENSION_COUNT: (0, 1 << 16),
+    keys.ROPE_SCALING_ORIG_CTX_LEN: (1, 1 << 30),
+}
+_POSITIVE_REALS = (keys.LAYERNORM_RMS_EPS, keys.ROPE_FREQ_BASE)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The whole numbers of a model's keys; what is missing, or is no whole number, is None."""
+
+    metadata: Metadata
+    architecture: str
+
+    def key(self, template: str) -> str:
+        return template.replace("{arch}", self.architecture)
+
+    def all_of(self, template: str) -> tuple[int, ...]:
+        """One number, or one for every layer; () where there is none."""
+        value = self.metadata.get(self.key(template))
+        if value is None:
+            return ()
+        if value.kind in _WHOLE_KINDS:
+            return (value.data,)
+        return tuple(value.data) if value.item in _WHOLE_KINDS else ()
+
+    def one(self, template: str) -> int | None:
+        """The largest of a key's numbers."""
+        return max(self.all_of(template), default=None)
+
+
+def check_numbers(metadata: Metadata, tensors: Mapping[str, TensorInfo]) -> Iterator[Finding]:
+    """Report sizes that can't be, or can't be together, or are not those of the tensors."""
+    sizes = Sizes(metadata, architecture_of(metadata))
+    yield from _check_ranges(sizes)
+    yield from _check_experts(sizes)
+    yield from _check_layers_and_heads(sizes)
+    level = Level.BAD if sizes.architecture in KNOWN_ARCHITECTURES else Level.WARNING
+    if tensors:
+        for where, text in _contradictions(sizes, tensors):
+            yield Finding(level, "contradiction", where, text)
+
+
+def _check_ranges(sizes: Sizes) -> Iterator[Finding]:
+    for template, (low, high) in _RANGES.items():
+        outside = [number for number in sizes.all_of(template) if not low <= number <= high]
+        if outside:
+            text = f"is {outside[0]:,}, expected {low} to {high:,}"
+            yield Finding(Level.BAD, "range", sizes.key(template), text)
+    for template in _POSITIVE_REALS:
+        value = sizes.metadata.get(sizes.key(template))
+        if value is not None and value.kind in _REAL_KINDS and math.isfinite(value.data) and value.data <= 0:
+            text = f"is {value.data:g}, expected a positive number"
+            yield Finding(Level.BAD, "range", sizes.key(template), text)
+    for key, value in sizes.metadata.items():
+        if value.kind in _REAL_KINDS and not math.isfinite(value.data):
+            yield Finding(Level.WARNING, "range", key, f"is {value.data}, expected a finite number")
+
+
+def _check_experts(sizes: Sizes) -> Iterator[Finding]:
+    experts = sizes.one(keys.EXPERT_COUNT) or 0
+    used = sizes.one(keys.EXPERT_USED_COUNT)
+    groups = sizes.one(keys.EXPERT_GROUP_COUNT) or 0
+    used_groups = sizes.one(keys.EXPERT_GROUP_USED_COUNT) or 0
+    if used is not None and used > experts:
+        text = f"{used:,} of {experts:,} experts are used"
+        yield Finding(Level.BAD, "contradiction", sizes.key(keys.EXPERT_USED_COUNT), text)
+    elif used == 0 and experts:
+        text = f"none of {experts:,} experts is used"
+        yield Finding(Level.BAD, "contradiction", sizes.key(keys.EXPERT_USED_COUNT), text)
+    if groups > 1 and experts % groups:
+        text = f"{experts:,} experts can't be dealt to {groups:,} groups"
+        yield Finding(Level.BAD, "contradiction", sizes.key(keys.EXPERT_GROUP_COUNT), text)
+    if used_groups > max(groups, 1):
+        text = f"{used_groups:,} of {groups:,} groups of experts are used"
+        yield Finding(Level.BAD, "contradiction", sizes.key(keys.EXPERT_GROUP_USED_COUNT), text)
+
+
+def _check_layers_and_heads(sizes: Sizes) -> Iterator[Finding]:
+    layers = sizes.one(keys.BLOCK_COUNT)
+    for template, what, level in (
+        (keys.LEADING_DENSE_BLOCK_COUNT, "dense layers", Level.WARNING),
+        (keys.NEXTN_PREDICT_LAYERS, "prediction layers", Level.BAD),
+    ):
+        count = sizes.one(template)
+        if layers is not None and count is not None and count > layers:
+            text = f"{count:,} {what} in a model of {layers:,} layers"
+            yield Finding(level, "contradiction", sizes.key(template), text)
+    heads, kv_heads = sizes.one(keys.HEAD_COUNT), sizes.one(keys.HEAD_COUNT_KV)
+    if heads and kv_heads and kv_heads > heads:
+        text = f"{kv_heads:,} heads of keys and values, but {heads:,} of queries"
+        yield Finding(Level.WARNING, "contradiction", sizes.key(keys.HEAD_COUNT_KV), text)
+    width = sizes.one(keys.EMBEDDING_LENGTH)
+    head = sizes.one(keys.KEY_LENGTH_MLA) or sizes.one(keys.KEY_LENGTH)
+    if not head and width and heads:
+        head = width // heads
+    rotated = sizes.one(keys.ROPE_DIMENSION_COUNT)
+    if head and rotated and rotated > head:
+        text = f"{rotated:,} columns of each head are rotated, but it has {head:,}"
+        yield Finding(Level.BAD, "contradiction", sizes.key(keys.ROPE_DIMENSION_COUNT), text)
+
+
+def _contradictions(sizes: Sizes, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) where a size is not that of the tensors."""
+    yield from _layer_contradictions(sizes, tensors)
+    embedding = tensors.get("token_embd.weight")
+    if embedding is not None and len(embedding.shape) >= 2:
+        width = sizes.one(keys.EMBEDDING_LENGTH)
+        if width is not None and width != embedding.n_cols:
+            text = f"is {width:,}, token_embd.weight has {embedding.n_cols:,} columns"
+            yield sizes.key(keys.EMBEDDING_LENGTH), text
+        tokens = sizes.metadata.get(keys.TOKENIZER_TOKENS)
+        if tokens is not None and tokens.kind is Kind.ARRAY and len(tokens.data) != embedding.n_rows:
+            text = f"{len(tokens.data):,} tokens, token_embd.weight has {embedding.n_rows:,} rows"
+            yield keys.TOKENIZER_TOKENS, text
+        vocab_size = sizes.one(keys.VOCAB_SIZE)
+        if vocab_size is not None and vocab_size != embedding.n_rows:
+            text = f"is {vocab_size:,}, token_embd.weight has {embedding.n_rows:,} rows"
+            yield sizes.key(keys.VOCAB_SIZE), text
+    experts = sizes.one(keys.EXPERT_COUNT)
+    for info in tensors.values():
+        stacked = info.name.endswith("_exps.weight") and len(info.shape) == 3
+        if stacked and experts is not None and info.n_mats != experts:
+            yield sizes.key(keys.EXPERT_COUNT), f"is {experts:,}, {info.name} holds {info.n_mats:,}"
+            return
+
+
+def _layer_contradictions(sizes: Sizes, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, str]]:
+    layers = sizes.one(keys.BLOCK_COUNT)
+    present = {int(match[1]) for name in tensors if (match := _LAYER.match(name))}
+    if layers is None or not present:
+        return
+    if max(present) >= layers:
+        yield sizes.key(keys.BLOCK_COUNT), f"is {layers:,}, but there is a tensor of layer {max(present):,}"
+    # A file may leave the prediction layers out and still count them.
+    needed = layers - (sizes.one(keys.NEXTN_PREDICT_LAYERS) or 0)
+    n_missing = needed - len([layer for layer in present if layer < needed])
+    if n_missing > 0:
+        yield sizes.key(keys.BLOCK_COUNT), f"is {layers:,}, but {n_missing:,} layers have no tensor"

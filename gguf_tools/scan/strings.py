@@ -1,0 +1,155 @@
+"""Texts in a header: names that deceive, and what metadata tell, or give away, in links, paths and secrets.
+
+Tokens and merges are not read: vocabularies hold every byte, and every link, on purpose.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from gguf_tools import keys
+from gguf_tools.header import MAX_NAME_BYTES
+from gguf_tools.scan.characters import deceiving_characters, hidden_text, skeleton
+from gguf_tools.scan.findings import Finding, Level, listed, quoted
+from gguf_tools.values import Kind, Metadata, Value, bytes_of
+
+_MAX_KEY_BYTES = 256
+_MAX_TEXT_CHARS = 1 << 20
+_MAX_TOKEN_CHARS = 4096
+_MAX_TEXTS = 10_000
+_TOKENIZER_FILE = "tokenizer.huggingface.json"  # a whole tokenizer.json, which some converters put there
+
+_KNOWN_KEYS = frozenset(
+    value
+    for name, value in vars(keys).items()
+    if name.isupper() and isinstance(value, str) and "{" not in value
+)
+_LINK_KEY = re.compile(r"general\.(\w+\.)*(\d+\.)?(url|repo_url|doi|link)|general\.license\.link")
+
+_LINK = re.compile(r"\b([a-zA-Z][a-zA-Z0-9+.-]{1,15})://[^\s'\"<>\\]{1,300}")
+_LOGIN_IN_LINK = re.compile(r"://[^/@\s:]{1,80}:[^/@\s]{1,80}@")
+_UNC = re.compile(r"(?<![\\\w])\\\\[\w.-]{2,80}\\[\w$.-]{1,80}")
+_LOCAL_PATH = re.compile(
+    r"(?<![\w/.:~-])/(?:home|Users|root|mnt|media|data|workspace|tmp|opt|srv|var|scratch)/[^\s'\"<>]{1,200}"
+    r"|(?<![\w])[A-Za-z]:\\[^\s'\"<>]{1,200}"
+)
+_SHELL = re.compile(
+    r"\b(?:curl|wget)\b[^\n]{0,200}\|\s{0,4}(?:ba|z)?sh\b|\brm\s{1,4}-[rf]{1,2}\b|\$\([^)\n]{1,80}\)"
+    r"|\bpowershell(?:\.exe)?\b|\bcmd\.exe\b|/bin/(?:ba|z)?sh\b|\bos\.system\b|\b__import__\b|\bsubprocess\.\w",
+    re.IGNORECASE,
+)
+_SECRETS = {
+    "an AWS access key": re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
+    "a private key": re.compile(r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----"),
+    "a Hugging Face token": re.compile(r"\bhf_[A-Za-z0-9]{30,40}\b"),
+    "a GitHub token": re.compile(r"\bgh[pousr]_[A-Za-z0-9]{36}\b|\bgithub_pat_\w{22,100}"),
+    "an API key": re.compile(r"\bsk-[A-Za-z0-9_-]{20,100}\b|\bAIza[0-9A-Za-z_-]{35}\b"),
+    "a Slack token": re.compile(r"\bxox[abprs]-[0-9A-Za-z-]{10,80}"),
+    "a web token": re.compile(r"\beyJ[\w-]{10,500}\.eyJ[\w-]{10,500}\."),
+}
+
+
+def check_names(names: Iterable[str], what: str, max_bytes: int) -> Iterator[Finding]:
+    """Report names of keys or tensors that deceive the eye, a terminal, or llama.cpp."""
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        for level, phrase in deceiving_characters(name):
+            yield Finding(max(level, Level.WARNING), "name", name, f"a {what} with {phrase}")
+        if len(bytes_of(name)) > max_bytes:
+            text = f"a {what} of {len(bytes_of(name)):,} bytes, expected at most {max_bytes}"
+            yield Finding(Level.WARNING if what == "key" else Level.BAD, "name", name[:max_bytes], text)
+        elif not name.isascii():
+            text = f"a {what} with letters outside of ASCII: {name!a}"
+            yield Finding(Level.WARNING, "name", name, text)
+        alike.setdefault(skeleton(name), []).append(name)
+    for seen, twins in alike.items():
+        if len(twins) > 1:
+            level = Level.WARNING if all(map(str.isascii, twins)) else Level.BAD
+            text = f"{len(twins)} {what}s look alike: {', '.join(map(ascii, twins[:5]))}"
+            yield Finding(level, "look-alike", twins[0], text)
+        elif what == "key" and seen in _KNOWN_KEYS and twins[0] != seen:
+            text = f"looks like the key {seen}, but is {twins[0]!a}"
+            yield Finding(Level.BAD, "look-alike", twins[0], text)
+
+
+def check_key_names(metadata: Metadata) -> Iterator[Finding]:
+    yield from check_names(metadata, "key", _MAX_KEY_BYTES)
+
+
+def check_tensor_names(names: Iterable[str]) -> Iterator[Finding]:
+    yield from check_names(names, "tensor", MAX_NAME_BYTES)
+
+
+def check_texts(metadata: Metadata) -> Iterator[Finding]:
+    """Report what is odd about the texts in metadata."""
+    links = []
+    for where, text in texts_of(metadata):
+        yield from _check_characters(where, text)
+        if len(text) > _MAX_TEXT_CHARS and where != _TOKENIZER_FILE:
+            yield Finding(Level.WARNING, "huge", where, f"a text of {len(text):,} characters")
+        if _LINK_KEY.fullmatch(where):
+            links.append(f"{where} {quoted(text)}")
+        elif where != _TOKENIZER_FILE:
+            yield from _check_contents(where, text[:_MAX_TEXT_CHARS])
+    if links:
+        yield Finding(Level.NOTE, "links", "", f"links of the model's maker: {', '.join(links[:20])}")
+    yield from _check_sizes(metadata)
+
+
+def texts_of(metadata: Metadata) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of all texts but the vocabulary's; items of arrays as key[index], the first ones."""
+    for key, value in metadata.items():
+        if value.kind is Kind.STRING:
+            yield key, value.data
+        elif value.kind is Kind.ARRAY and not key.startswith("tokenizer.ggml."):
+            yield from islice(_texts_in(key, value), _MAX_TEXTS)
+
+
+def _texts_in(key: str, value: Value) -> Iterator[tuple[str, str]]:
+    todo = [(key, value)]
+    while todo:
+        where, array = todo.pop()
+        if array.item is Kind.STRING:
+            yield from ((f"{where}[{index}]", text) for index, text in enumerate(array.data))
+        elif array.item is Kind.ARRAY:
+            todo += [(f"{where}[{index}]", item) for index, item in enumerate(array.data)]
+
+
+def _check_characters(where: str, text: str) -> Iterator[Finding]:
+    for level, phrase in deceiving_characters(text):
+        yield Finding(level, "characters", where, f"holds {phrase}")
+    if hidden := hidden_text(text):
+        yield Finding(Level.BAD, "characters", where, f"spells in invisible characters: {quoted(hidden)}")
+
+
+def _check_contents(where: str, text: str) -> Iterator[Finding]:
+    if found := sorted({match[0] for match in _LINK.finditer(text)}):
+        yield Finding(Level.NOTE, "links", where, f"links to {listed(found)}")
+        if any(map(_LOGIN_IN_LINK.search, found)):
+            yield Finding(Level.WARNING, "secret", where, "a link with a user name and a password in it")
+    if match := _UNC.search(text):
+        yield Finding(Level.NOTE, "links", where, f"names a network share: {quoted(match[0])}")
+    if match := _LOCAL_PATH.search(text):
+        said = f"tells a path on its maker's machine: {quoted(match[0])}"
+        yield Finding(Level.NOTE, "path", where, said)
+    if match := _SHELL.search(text):
+        said = f"holds what a shell or Python would run: {quoted(match[0])}"
+        yield Finding(Level.NOTE, "shell", where, said)
+    for kind, pattern in _SECRETS.items():
+        if match := pattern.search(text):
+            begin = quoted(match[0][:6])
+            yield Finding(Level.WARNING, "secret", where, f"holds what looks like {kind}: {begin}...")
+
+
+def _check_sizes(metadata: Metadata) -> Iterator[Finding]:
+    for key, value in metadata.items():
+        if value.item is Kind.STRING and len(value.data) > _MAX_TEXTS and not key.startswith("tokenizer."):
+            text = f"{len(value.data):,} texts; only the first {_MAX_TEXTS:,} were read"
+            yield Finding(Level.WARNING, "huge", key, text)
+        elif key == keys.TOKENIZER_TOKENS and value.item is Kind.STRING:
+            longest = max(value.data, key=len, default="")
+            if len(longest) > _MAX_TOKEN_CHARS:
+                text = f"a token of {len(longest):,} characters: {quoted(longest, 40)}"
+                yield Finding(Level.WARNING, "huge", key, text)

@@ -1,0 +1,206 @@
+"""A chat template run as transformers runs it, in jinja2's sandbox, watched.
+
+Only the worker process calls this: the sandbox has had holes, and does not bound time or memory.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment, modifies_known_mutable
+from jinja2.utils import Namespace
+
+from gguf_tools.scan.characters import deceiving_characters
+from gguf_tools.scan.conversations import CONVERSATIONS, Conversation
+from gguf_tools.scan.findings import Level, quoted
+
+Remark = tuple[Level, str]
+
+_TOKEN_LIKE = re.compile(r"<[|｜][^<>|｜\s]{1,60}[|｜]>")
+_MAX_TOKENS = 100
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """transformers' environment; `attempts` lists attributes that it did not give out, by whose and which."""
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+        self.attempts: list[tuple[str, str, bool]] = []
+        self.filters["tojson"] = _to_json
+        self.globals.update(
+            raise_exception=_raise_exception,
+            strftime_now=lambda format_: datetime.now().strftime(format_),
+            namespace=_PlainNamespace,
+            dict=_new_dict,
+        )
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        self.attempts.append((type(obj).__name__, attribute, modifies_known_mutable(obj, attribute)))
+        return super().unsafe_undefined(obj, attribute)
+
+
+class Refused(TemplateError):
+    """What a template says when it does not take a conversation."""
+
+
+class _Generation(Extension):
+    """The block `generation`, which marks the model's own words; here it only passes them on."""
+
+    tags = {"generation"}  # noqa: RUF012  jinja2 declares it so
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _PlainNamespace(Namespace):
+    """A namespace without private attributes, so that none of Python's own can be replaced."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        for name in dict(*args[1:], **kwargs):
+            _refuse_private(name)
+        Namespace.__init__(*args, **kwargs)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_private(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_private(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"sets the private attribute {name!r} of a namespace")
+
+
+def _new_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    return dict(*args, **kwargs)
+
+
+def _raise_exception(message: object) -> None:
+    raise Refused(str(message))
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None,
+    separators: tuple[str, str] | None = None, sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+@dataclass
+class Outcome:
+    """What came of trying a template.
+
+    remarks   what is suspicious
+    prompts   conversation's name -> what the template made of it
+    errors    conversation's name -> why it made nothing
+    """
+
+    remarks: list[Remark] = field(default_factory=list)
+    prompts: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+    def summary(self, special: Mapping[str, str]) -> dict[str, Any]:
+        """For whoever knows the vocabulary: how many prompts, the first error, what looks like tokens."""
+        bos = special.get("bos_token", "")
+        found = (token for prompt in self.prompts.values() for token in _TOKEN_LIKE.findall(prompt))
+        return {
+            "prompts": len(self.prompts),
+            "error": next(iter(self.errors.values()), ""),
+            "emits": list(islice(dict.fromkeys(found), _MAX_TOKENS)),
+            "begins_with_bos": bool(bos) and any(text.startswith(bos) for text in self.prompts.values()),
+        }
+
+
+def run(
+    source: str, special: Mapping[str, str], max_chars: int,
+    conversations: Sequence[Conversation] = CONVERSATIONS,
+) -> Outcome:
+    """Compile a template and try it on conversations.
+
+    special    variables such as bos_token, with their texts
+    max_chars  where to stop a prompt that grows
+    raises     whatever compiling raises
+    """
+    sandbox = Sandbox()
+    template = sandbox.from_string(source)
+    outcome = Outcome()
+    for conversation in conversations:
+        context = {
+            **special,
+            # A copy for each, through JSON: what one run changes must not reach the next one.
+            "messages": json.loads(json.dumps(conversation.messages)),
+            "tools": json.loads(json.dumps(conversation.tools)),
+            "documents": None,
+            "add_generation_prompt": conversation.add_generation_prompt,
+        }
+        try:
+            prompt = _rendered(template.generate(context), max_chars)
+        except Exception as error:  # a template can raise anything
+            outcome.errors[conversation.name] = f"{type(error).__name__}: {error}"
+            outcome.remarks += _remarks_on_error(error, sandbox)
+            continue
+        if prompt is None:
+            text = f"makes more than {max_chars:,} characters of {conversation.name}"
+            outcome.remarks.append((Level.BAD, text))
+            break
+        outcome.prompts[conversation.name] = prompt
+        outcome.remarks += [
+            (level, f"puts {phrase} into the prompt") for level, phrase in deceiving_characters(prompt)
+        ]
+    said = {conversation.name: conversation.said for conversation in conversations}
+    if deaf := [name for name, prompt in outcome.prompts.items() if said[name] not in prompt]:
+        given = "" if len(deaf) == len(outcome.prompts) else f", given: {'; '.join(deaf)}"
+        outcome.remarks.append((Level.WARNING, f"leaves out what the user said{given}"))
+    outcome.remarks += _remarks_on_attempts(sandbox)
+    return outcome
+
+
+def _rendered(pieces: Iterator[str], max_chars: int) -> str | None:
+    """The pieces joined, None when there is too much of them."""
+    kept: list[str] = []
+    n_chars = 0
+    for piece in pieces:
+        n_chars += len(piece)
+        if n_chars > max_chars:
+            return None
+        kept.append(piece)
+    return "".join(kept)
+
+
+def _remarks_on_error(error: Exception, sandbox: Sandbox) -> list[Remark]:
+    """Errors that no honest template meets; others mean only that it does not take such a conversation."""
+    if isinstance(error, SecurityError):
+        if sandbox.attempts:  # told by name, see _remarks_on_attempts
+            return []
+        return [(Level.BAD, f"is stopped by the sandbox: {quoted(str(error))}")]
+    if isinstance(error, OverflowError):
+        return [(Level.BAD, f"counts beyond all bounds: {quoted(str(error))}")]
+    if isinstance(error, MemoryError):
+        return [(Level.BAD, "needs more memory than it is given")]
+    if isinstance(error, RecursionError):
+        return [(Level.BAD, "calls itself without end")]
+    return []
+
+
+def _remarks_on_attempts(sandbox: Sandbox) -> list[Remark]:
+    remarks: list[Remark] = []
+    for owner, name, modifies in dict.fromkeys(sandbox.attempts):
+        if modifies:
+            text = f"changes what it is given, with {owner}.{name}; transformers refuses that"
+            remarks.append((Level.NOTE, text))
+        else:
+            remarks.append((Level.BAD, f"reaches for {quoted(name)} of a {quoted(owner)} when it runs"))
+    return remarks

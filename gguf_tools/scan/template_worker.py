@@ -1,0 +1,126 @@
+"""The process in which strangers' chat templates are parsed and run: little time, little memory, no files.
+
+Reads one JSON object from standard input and answers with lines of JSON on standard output:
+
+    {"stage": "parse"}                          before each stage: parse, run, done
+    {"level": 2, "text": "..."}                 a remark
+    {"tried": {"prompts": 7, "error": "", "emits": [...], "begins_with_bos": true}}
+                                                what running gave, see template_run.Outcome.summary
+    {"broken": "..."}                           why it is no template
+
+Whoever reads has to doubt every line: a template that breaks out writes what it likes. Before it sees the
+template the process gives up what it could do harm with. It can't open files or start processes, and an
+audit hook ends it when Python is asked to do anything but compute.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import sys
+from typing import Any, NoReturn
+
+from jinja2.exceptions import TemplateSyntaxError
+
+from gguf_tools.scan import template_run, template_tree
+from gguf_tools.scan.findings import Level, quoted
+
+EXIT_BREAKOUT = 86
+
+# What jinja2, and methods of texts, import on their way. Once a template is there, an import is a way out.
+_IMPORTED_LATE = (
+    "html", "pprint", "textwrap", "jinja2.constants", "jinja2.debug", "encodings.ascii", "encodings.latin_1",
+    "encodings.unicode_escape", "encodings.raw_unicode_escape", "encodings.punycode",
+)  # fmt: skip
+_REHEARSAL = """{% macro say(x) %}{{ x|trim|tojson }}{% endmacro %}{% set a = namespace(b='\\u00e9') %}
+{% for m in messages %}{{ say(m.content) }}{% endfor %}{{ strftime_now('%d %b %Y') }}
+{{ raise_exception('x') }}"""
+
+# What jinja2, and methods of texts, import on their way. Once a template is there, an import is a way out.
+_IMPORTED_LATE = (
+    "html", "pprint", "textwrap", "jinja2.constants", "jinja2.debug", "encodings.ascii", "encodings.latin_1",
+    "encodings.unicode_escape", "encodings.raw_unicode_escape", "encodings.punycode",
+)  # fmt: skip
+_REHEARSAL = """{% macro say(x) %}{{ x|trim|tojson }}{% endmacro %}{% set a = namespace(b='\\u00e9') %}
+{% for m in messages %}{{ say(m.content) }}{% endfor %}{{ strftime_now('%d %b %Y') }}
+{{ raise_exception('x') }}"""
+
+# What compiling and running Python code cannot do without.
+# What compiling and running Python code cannot do without.
+_ALLOWED_EVENTS = frozenset((
+    "compile", "exec", "code.__new__", "object.__getattr__", "builtins.id", "sys._getframe",
+    "sys.excepthook", "sys.unraisablehook",
+))  # fmt: skip
+
+
+def main() -> None:
+    job = json.loads(sys.stdin.buffer.read())
+    _rehearse()
+    give_up(job["cpu_seconds"], job["memory_bytes"])
+    try:
+        _work(job)
+    except RecursionError:
+        _answer({"level": Level.BAD, "text": "is nested too deeply for a parser"})
+    except MemoryError:
+        _answer({"level": Level.BAD, "text": "needs more memory than it is given"})
+    except TemplateSyntaxError as error:
+        _answer({"broken": f"line {error.lineno}: {quoted(error.message or '', 200)}"})
+    except Exception as error:  # of jinja2's, which checks only some of what it is given
+        _answer({"broken": f"{type(error).__name__}: {quoted(str(error), 200)}"})
+    _answer({"stage": "done"})
+
+
+def _work(job: dict[str, Any]) -> None:
+    source = job["template"]
+    _answer({"stage": "parse"})
+    sandbox = template_run.Sandbox()
+    tree = sandbox.parse(source)
+    for level, text in template_tree.remarks_on(tree, sandbox):
+        _answer({"level": level, "text": text})
+    if job["run"]:
+        _answer({"stage": "run"})
+        outcome = template_run.run(source, job["special"], job["max_chars"])
+        for level, text in outcome.remarks:
+            _answer({"level": level, "text": text})
+        _answer({"tried": outcome.summary(job["special"])})
+
+
+def _rehearse() -> None:
+    """Have everything loaded that trying a template needs."""
+    for name in _IMPORTED_LATE:
+        importlib.import_module(name)
+    sandbox = template_run.Sandbox()
+    list(template_tree.remarks_on(sandbox.parse(_REHEARSAL), sandbox))
+    template_run.run(_REHEARSAL, {}, 1000)
+
+
+def give_up(cpu_seconds: int, memory_bytes: int) -> None:
+    """Give up time, memory, files, processes and core dumps, for good; then watch Python itself."""
+    # The soft limit ends the process with a signal of its own, the hard one like any other kill.
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+    for what in (resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC, resource.RLIMIT_CORE):
+        resource.setrlimit(what, (0, 0))
+    sys.addaudithook(_watch)
+
+
+def _watch(event: str, _: tuple[Any, ...]) -> None:
+    if event not in _ALLOWED_EVENTS:
+        _break_off(event)
+
+
+def _break_off(event: str) -> NoReturn:
+    text = f"has Python do what no prompt needs, and was ended before it did: {quoted(event)}"
+    _answer({"level": Level.BAD, "text": text})
+    os._exit(EXIT_BREAKOUT)
+
+
+def _answer(line: dict[str, Any]) -> None:
+    os.write(1, json.dumps(line).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""A model dealt to several files as llama-gguf-split deals it, and put together again.
+
+What that program does (tools/gguf-split/gguf-split.cpp), byte for byte:
+
+- A limit of size counts the data of tensors, each padded to 32 bytes whatever the alignment, and no
+  header. (llama.cpp's converter counts them without padding, see shards.py.)
+- Every file ends its metadata with split.no, split.tensors.count and split.count, in this order: the
+  count is only known at last. (The converter has the tensors' count last.)
+- A set of one file has these keys too, and is named -00001-of-00001.
+- --no-tensor-first-split makes the first file one of metadata alone.
+
+Where it gives up or goes wrong, this doesn't: a first tensor beyond the limit gets a file of its own,
+like a later one; an alignment other than 32 goes into every file, with offsets to match; the version
+and dimensions of 1 stay as they are; merged files are the model's, without stale `split.*` keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from gguf_tools import keys
+from gguf_tools.errors import BadRequest, FormatError, OutputError
+from gguf_tools.header import align_up
+from gguf_tools.layout import FileLayout
+from gguf_tools.repack import NewFile, Origin
+from gguf_tools.shards import MAX_SHARDS, SPLIT_KEYS, GGUFSet, shard_metadata, shard_path
+from gguf_tools.tensors import TensorInfo
+from gguf_tools.values import Metadata, Value
+
+DEFAULT_MAX_TENSORS = 128
+_COUNTED_ALIGNMENT = 32
+
+
+def group_tensors(
+    tensors: Iterable[TensorInfo], *, max_bytes: int | None = None, max_tensors: int | None = None,
+    first_is_empty: bool = False,
+) -> list[list[TensorInfo]]:
+    """Deal tensors to files in order: a new one where the next tensor would break a limit.
+
+    max_bytes       of padded data in a file; a larger tensor gets its own
+    max_tensors     in a file
+    first_is_empty  the first file gets none
+    """
+    groups: list[list[TensorInfo]] = [[], []] if first_is_empty else [[]]
+    group_bytes = 0
+    for info in tensors:
+        n_bytes = align_up(info.n_bytes, _COUNTED_ALIGNMENT)
+        is_full = max_tensors is not None and len(groups[-1]) >= max_tensors
+        is_heavy = max_bytes is not None and group_bytes + n_bytes > max_bytes
+        if groups[-1] and (is_full or is_heavy):
+            groups.append([])
+            group_bytes = 0
+        groups[-1].append(info)
+        group_bytes += n_bytes
+    return groups
+
+
+def split_files(
+    source: GGUFSet, prefix: Path, *, max_bytes: int | None = None, max_tensors: int | None = None,
+    first_is_empty: bool = False,
+) -> list[NewFile]:
+    """Return the files that a model is to be split into, PREFIX-00001-of-0000N.gguf; see `group_tensors`.
+
+    raises  FormatError if there were more than 65535 files
+    """
+    groups = group_tensors(
+        source.tensors.values(), max_bytes=max_bytes, max_tensors=max_tensors, first_is_empty=first_is_empty
+    )
+    if len(groups) > MAX_SHARDS:
+        raise FormatError(
+            f"{source.path}: would become {len(groups):,} files, expected at most {MAX_SHARDS:,}; "
+            "allow larger ones"
+        )
+    return [
+        _new_file(
+            source,
+            shard_path(prefix, index, len(groups)),
+            _shard_metadata(source.metadata, index, len(groups), len(source.tensors)),
+            group,
+        )
+        for index, group in enumerate(groups)
+    ]
+
+
+def merged_file(source: GGUFSet, path: Path) -> NewFile:
+    """Return the one file that a split set is to become.
+
+    raises  BadRequest if the source isn't part of a set, OutputError if there is something at `path`
+    """
+    if not any(key in source.shards[0].metadata for key in SPLIT_KEYS):
+        raise BadRequest(f"{source.path}: is a whole model, no part of a split set; nothing to merge")
+    if path.exists():
+        raise OutputError(f"{path}: exists already; remove it, or merge to another name")
+    metadata = {key: value for key, value in source.metadata.items() if key not in SPLIT_KEYS}
+    return _new_file(source, path, metadata, source.tensors.values())
+
+
+def _shard_metadata(metadata: Metadata, index: int, count: int, n_tensors: int) -> Metadata:
+    # A count of 1 would make it the metadata of a plain file; the true one is set, last, below.
+    own = dict(shard_metadata(metadata, index, max(count, 2), n_tensors))
+    del own[keys.SPLIT_COUNT]
+    own[keys.SPLIT_COUNT] = Value.u16(count)
+    return own
+
+
+def _new_file(source: GGUFSet, path: Path, metadata: Metadata, tensors: Iterable[TensorInfo]) -> NewFile:
+    layout = FileLayout.of(metadata, tensors, endian=source.endian, version=source.version)
+    origins = tuple(Origin(source.file_of(info.name), info.name) for info in layout.tensors)
+    return NewFile(path, layout, origins)

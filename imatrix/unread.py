@@ -1,0 +1,95 @@
+"""Importances of a file, unread until somebody asks for them, and kept by nobody.
+
+A model with 256 experts a layer has a gigabyte of importances, and a chunk of its weights needs one row of
+them: 28 KB. They are read with `pread`, not mapped: pages of a map count as this process's memory, and a file
+that another program shortens meanwhile is an error here and a crash there. The file stays open as long as an
+entry of it is in use, so it may be replaced or deleted in the meantime; it must not be written over in place.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.errors import BadImportance
+from quantize.importance import Importance
+
+
+class OpenFile:
+    """A file that is open for as long as this object is in use; may be read from any thread.
+
+    fd  becomes this object's own
+    """
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path, self._fd = path, fd
+        weakref.finalize(self, os.close, fd)
+        self.n_bytes = os.fstat(fd).st_size
+
+    def read(self, offset: int, n_bytes: int, what: str) -> npt.NDArray[np.uint8]:
+        """Return `n_bytes` bytes from `offset`, uint8; raises BadImportance if they are not there."""
+        data = np.empty(n_bytes, np.uint8)
+        left = data.data
+        while left:
+            try:
+                n_read = os.preadv(self._fd, [left], offset)
+            except OSError as error:
+                raise BadImportance(f"{self.path}: {what} can't be read ({error.strerror})") from error
+            if not n_read:
+                raise BadImportance(
+                    f"{self.path}: {what}: {len(left)} of {n_bytes} bytes are missing;"
+                    " the file has become shorter since it was opened"
+                )
+            left = left[n_read:]
+            offset += n_read
+        return data
+
+
+class UnreadImportance(Importance):
+    """An entry of an open file: its counts are here, its values are read each time anew.
+
+    offset  of the first value in the file
+    order   dtype of a value in the file: "<f4" or ">f4"
+    """
+
+    def __init__(
+        self,
+        file: OpenFile,
+        name: str,
+        offset: int,
+        order: str,
+        shape: tuple[int, int],
+        counts: npt.NDArray[np.float32],
+    ) -> None:
+        object.__setattr__(self, "counts", counts)  # a field of the base, which is frozen
+        self._file, self._name, self._offset, self._order, self._shape = file, name, offset, order, shape
+
+    @property
+    def path(self) -> Path:
+        """The file that it is in."""
+        return self._file.path
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._shape
+
+    @property
+    def values(self) -> npt.NDArray[np.float32]:
+        data = self._file.read(self._offset, 4 * prod(self._shape), f"the values of {self._name}")
+        return data.view(self._order).astype(np.float32, copy=False).reshape(self._shape)
+
+    def row(self, index: int) -> Importance:
+        n_cols = self._shape[1]
+        return self._part(index * n_cols, (1, n_cols), self.counts[index : index + 1])
+
+    def in_rows(self, counts: npt.NDArray[np.float32]) -> Importance:
+        return self._part(0, (len(counts), self.n_values // len(counts)), counts)
+
+    def _part(self, first: int, shape: tuple[int, int], counts: npt.NDArray[np.float32]) -> Importance:
+        """Return values of this entry, from number `first` on, as an entry of their own."""
+        return UnreadImportance(self._file, self._name, self._offset + 4 * first, self._order, shape, counts)

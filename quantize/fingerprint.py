@@ -1,0 +1,84 @@
+"""The fingerprint of a run: all that decides the bytes of its outputs, as JSON data made to be compared.
+
+An interrupted run is gone on with only under the same fingerprint; under another, the first difference is
+named.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gguf_tools.errors import BadRequest
+from gguf_tools.header import encode_value
+from gguf_tools.layout import FileLayout
+from gguf_tools.values import Kind, Value
+from quantize.chunks import CHUNK_ELEMS
+from quantize.encode import FillJob
+
+BYTES_VERSION = 1
+"""Goes up when the same plan and source would give other bytes: then nobody goes on with an old partial."""
+
+# A source is known by its size and these pieces of it. All of it would take hours to read; its times change
+# when it is fetched again, which must not cost what is done.
+_START_BYTES = 1 << 20
+_PIECES = 16
+_PIECE_BYTES = 4096
+
+_TOLD_CHARS = 40
+
+
+def describe_run(layouts: Mapping[str, FileLayout], job: FillJob, inputs: Iterable[Path]) -> dict[str, Any]:
+    """Return the fingerprint of filling outputs of these names and layouts from `inputs`.
+
+    raises  BadRequest for an input that can't be read
+    """
+    tensors = [info for layout in layouts.values() for info in layout.tensors]
+    metadata = next(iter(layouts.values())).metadata
+    return {
+        "version of the bytes": BYTES_VERSION,
+        "elements of a chunk": CHUNK_ELEMS,
+        "source": {path.name: _sample(path) for path in inputs},
+        "type of": {info.name: info.type.name for info in tensors},
+        "shape of": {info.name: list(info.shape) for info in tensors},
+        "source of": {info.name: job.sources[info.name].name for info in tensors},
+        "importances of": {
+            name: _digest(found.importance.values.data, np.ascontiguousarray(found.importance.counts).data)
+            for name, found in job.importances.items()
+        },
+        "metadata": {key: _told(value) for key, value in metadata.items()},
+        "output": {name: _digest(layout.header) for name, layout in layouts.items()},
+    }
+
+
+def _sample(path: Path) -> str:
+    """Return size and digest of the pieces of a file that stand for all of it."""
+    try:
+        with open(path, "rb") as file:
+            n_bytes = os.fstat(file.fileno()).st_size
+            pieces = [os.pread(file.fileno(), _START_BYTES, 0)]
+            for piece in range(1, _PIECES + 1):
+                offset = max(0, n_bytes * piece // _PIECES - _PIECE_BYTES)
+                pieces.append(os.pread(file.fileno(), _PIECE_BYTES, offset))
+    except OSError as error:
+        raise BadRequest(f"{path}: can't be read: {error.strerror}") from error
+    return f"{n_bytes} bytes, {_digest(*pieces)}"
+
+
+def _told(value: Value) -> str:
+    """Return the value itself if it is short enough for a message, otherwise a digest of it."""
+    if value.kind is not Kind.ARRAY and len(str(value.data)) <= _TOLD_CHARS:
+        return f"{value.data!r} ({value.kind.name})"
+    return _digest(encode_value(value))
+
+
+def _digest(*parts: bytes | memoryview) -> str:
+    digest = blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()

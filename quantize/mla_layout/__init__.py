@@ -1,0 +1,25 @@
+"""Rewrite a GGUF file between the layouts of multi-head latent attention, without the checkpoint.
+
+>>> from quantize.mla_layout import change_layout
+>>> change_layout("lite-ik.gguf", "lite.gguf", "split")          # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gguf_tools.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from quantize.mla_layout.layouts import MLALayout
+    from quantize.mla_layout.pipeline import LayoutChange, change_layout
+
+__all__ = ["LayoutChange", "MLALayout", "change_layout"]
+
+_HOMES = {
+    "LayoutChange": "quantize.mla_layout.pipeline",
+    "MLALayout": "quantize.mla_layout.layouts",
+    "change_layout": "quantize.mla_layout.pipeline",
+}
+
+__getattr__ = lazy_names(__name__, _HOMES)

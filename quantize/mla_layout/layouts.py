@@ -1,0 +1,238 @@
+"""Layouts of multi-head latent attention: which tensors and metadata keys a file of each has.
+
+A checkpoint has one matrix a layer, kv_b_proj: for every head its key rows (`nope` of them, the part of a key
+that is not rotated), then its value rows, each of `kv_lora` columns. A GGUF file holds it as
+
+    split  attn_k_b (heads, kv_lora, nope), the key rows transposed head by head, and attn_v_b (heads, value,
+           kv_lora); its metadata describe the one compressed head that is cached. For llama.cpp
+    both   attn_kv_b (heads*(nope+value), kv_lora), which is kv_b_proj, and the two others as one matrix each;
+           its metadata describe the heads before compression. For ik_llama.cpp
+    none   attn_kv_b alone, metadata as with both. Either program runs it as plain attention
+
+These are facts of the converters; that ours writes the same is what the tests compare with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from gguf_tools import keys
+from gguf_tools.errors import BadRequest
+from gguf_tools.tensors import TensorInfo
+from gguf_tools.text import value_text
+from gguf_tools.values import Metadata, Value
+from quantize.roles import Role, layer_of, tensor_role
+
+MLALayout = Literal["split", "both", "none"]
+LAYOUTS: tuple[MLALayout, ...] = get_args(MLALayout)
+
+ARCHITECTURE = "deepseek2"
+
+_PARTS: Mapping[MLALayout, tuple[Role, ...]] = {
+    "split": (Role.ATTN_K_B, Role.ATTN_V_B),
+    "both": (Role.ATTN_KV_B, Role.ATTN_K_B, Role.ATTN_V_B),
+    "none": (Role.ATTN_KV_B,),
+}
+
+Parts = dict[Role, TensorInfo]
+"""The latent attention's tensors of one layer."""
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    """Sizes of a model's attention.
+
+    n_heads  query heads
+    nope     elements of a head's key that are not rotated
+    rope     elements of a key that are, shared by all heads
+    value    elements of a head's value
+    kv_lora  elements of the latent that keys and values are made of
+    """
+
+    n_heads: int
+    nope: int
+    rope: int
+    value: int
+    kv_lora: int
+
+    @classmethod
+    def from_metadata(cls, metadata: Metadata, path: Path) -> HeadSizes:
+        """Return the sizes that the metadata of the file at `path` give, in whichever layout it is.
+
+        raises  BadRequest for another architecture, or a number that is missing or makes no sense
+        """
+        name = metadata.get(keys.ARCHITECTURE)
+        if name is None or name.data != ARCHITECTURE:
+            found = "missing" if name is None else value_text(name)
+            raise BadRequest(
+                f"{path}: {keys.ARCHITECTURE} is {found}, expected {ARCHITECTURE}: only its attention has"
+                " these layouts"
+            )
+
+        def number(*templates: str) -> int:
+            names = [template.format(arch=ARCHITECTURE) for template in templates]
+            key = next((key for key in names if key in metadata), names[-1])
+            data = metadata[key].plain if key in metadata else None
+            if isinstance(data, tuple) and len(set(data)) == 1:  # one number a layer
+                data = data[0]
+            if not isinstance(data, int) or data <= 0:
+                shown = value_text(metadata[key]) if key in metadata else "missing"
+                raise BadRequest(f"{path}: {key} is {shown}, expected a positive whole number")
+            return data
+
+        rope = number(keys.ROPE_DIMENSION_COUNT)
+        key_length = number(keys.KEY_LENGTH_MLA, keys.KEY_LENGTH)
+        if key_length <= rope:
+            raise BadRequest(
+                f"{path}: a head's key has {key_length} elements and rope.dimension_count is {rope}, expected"
+                " fewer rotated elements than there are"
+            )
+        return cls(
+            n_heads=number(keys.HEAD_COUNT),
+            nope=key_length - rope,
+            rope=rope,
+            value=number(keys.VALUE_LENGTH_MLA, keys.VALUE_LENGTH),
+            kv_lora=number(keys.KV_LORA_RANK),
+        )
+
+    @property
+    def head_rows(self) -> int:
+        """Rows of one head in attn_kv_b."""
+        return self.nope + self.value
+
+    def head_shape(self, role: Role) -> tuple[int, int]:
+        """Return (rows, columns) of one head's matrix in attn_kv_b, attn_k_b or attn_v_b."""
+        return {
+            Role.ATTN_KV_B: (self.head_rows, self.kv_lora),
+            Role.ATTN_K_B: (self.kv_lora, self.nope),
+            Role.ATTN_V_B: (self.value, self.kv_lora),
+        }[role]
+
+    def shape(self, role: Role, layout: MLALayout) -> tuple[int, ...]:
+        """Return the shape of the tensor of that role in a file of that layout."""
+        n_rows, n_cols = self.head_shape(role)
+        return (self.n_heads, n_rows, n_cols) if layout == "split" else (self.n_heads * n_rows, n_cols)
+
+
+def tensor_name(layer: int, role: Role) -> str:
+    """Return the name of a layer's tensor.
+
+    >>> tensor_name(3, Role.ATTN_K_B)
+    'blk.3.attn_k_b.weight'
+    """
+    return f"blk.{layer}.{role.value}.weight"
+
+
+def parts_of(layout: MLALayout) -> tuple[Role, ...]:
+    """Return the tensors that every layer has in a layout, in the order in which a converter writes them."""
+    return _PARTS[layout]
+
+
+def part_of(info: TensorInfo) -> tuple[int, Role] | None:
+    """Return (layer, role) of a tensor of latent attention, None for any other."""
+    role, layer = tensor_role(info.name, info.shape).role, layer_of(info.name)
+    if layer is None or role not in _PARTS["both"] or info.name != tensor_name(layer, role):
+        return None
+    return layer, role
+
+
+def find_parts(tensors: Iterable[TensorInfo], sizes: HeadSizes, path: Path) -> dict[int, Parts]:
+    """Return the tensors of latent attention by layer, in the order in which layers first appear.
+
+    raises  BadRequest when there are none, for one whose shape the metadata contradict, or for a layer that
+            lacks a half of its heads
+    """
+    layers: dict[int, Parts] = {}
+    for info in tensors:
+        place = part_of(info)
+        if place is None:
+            continue
+        layer, role = place
+        n_rows, n_cols = sizes.head_shape(role)
+        if (info.n_rows, info.n_cols) != (sizes.n_heads * n_rows, n_cols):
+            raise BadRequest(
+                f"{path}: {info.name} has shape {_shape_text(info.shape)}, expected {sizes.n_heads} heads of"
+                f" {n_rows} x {n_cols} by the metadata (head_count, key_length, value_length, kv_lora_rank,"
+                " rope.dimension_count)"
+            )
+        layers.setdefault(layer, {})[role] = info
+    if not layers:
+        names = ", ".join(role.value for role in _PARTS["both"])
+        raise BadRequest(f"{path}: none of {names} is there, so there is no latent attention to lay out anew")
+    for layer, parts in layers.items():
+        if len(parts) == 1 and Role.ATTN_KV_B not in parts:
+            missing = Role.ATTN_V_B if Role.ATTN_K_B in parts else Role.ATTN_K_B
+            raise BadRequest(
+                f"{path}: {tensor_name(layer, missing)} is missing, and {tensor_name(layer, Role.ATTN_KV_B)}"
+                " that it could be made of; the file is incomplete"
+            )
+    return layers
+
+
+def layout_of(layers: Mapping[int, Parts], sizes: HeadSizes) -> MLALayout | None:
+    """Return the layout that every layer has, or None when it is a mixture or none of the three."""
+    return next(
+        (layout for layout in LAYOUTS if all(_is_in(layout, parts, sizes) for parts in layers.values())), None
+    )
+
+
+def _is_in(layout: MLALayout, parts: Parts, sizes: HeadSizes) -> bool:
+    expected = {role: sizes.shape(role, layout) for role in parts_of(layout)}
+    return {role: info.shape for role, info in parts.items()} == expected
+
+
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
+
+
+# ---- metadata
+
+
+def metadata_in(
+    metadata: Metadata, found: MLALayout | None, wanted: MLALayout, sizes: HeadSizes
+) -> dict[str, Value]:
+    """Return the metadata of the file in the layout `wanted`; new keys stand where the converter has them."""
+    compressed = wanted == "split"
+    changed = dict(metadata)
+    _set(changed, keys.HEAD_COUNT_KV, 1 if compressed else sizes.n_heads, after=keys.HEAD_COUNT)
+    key_length = (sizes.kv_lora if compressed else sizes.nope) + sizes.rope
+    _set(changed, keys.KEY_LENGTH, key_length, after=keys.KV_LORA_RANK)
+    value_length = sizes.kv_lora if compressed else sizes.value
+    _set(changed, keys.VALUE_LENGTH, value_length, after=keys.KEY_LENGTH)
+    if compressed:  # by these two llama.cpp knows that the heads are compressed
+        _set(changed, keys.KEY_LENGTH_MLA, sizes.nope + sizes.rope, after=keys.KV_LORA_RANK)
+        _set(changed, keys.VALUE_LENGTH_MLA, sizes.value, after=keys.KEY_LENGTH_MLA)
+    else:
+        changed.pop(_key(keys.KEY_LENGTH_MLA), None)
+        changed.pop(_key(keys.VALUE_LENGTH_MLA), None)
+    # Without the key it is false for both programs; only ik_llama.cpp's converter says so.
+    norm = _key(keys.EXPERT_WEIGHTS_NORM)
+    if wanted == "both" and found != "both" and norm not in changed:
+        _insert(changed, norm, Value.bool_(False), after=_key(keys.EXPERT_WEIGHTS_SCALE))
+    elif found == "both" and wanted != "both" and norm in changed and not changed[norm].data:
+        del changed[norm]
+    return changed
+
+
+def _key(template: str) -> str:
+    return template.format(arch=ARCHITECTURE)
+
+
+def _set(metadata: dict[str, Value], template: str, number: int, after: str) -> None:
+    """Give a key its number: in its place, or behind the key `after` when it is new."""
+    key = _key(template)
+    if key not in metadata:
+        _insert(metadata, key, Value.u32(number), _key(after))
+    elif metadata[key].plain != number:
+        metadata[key] = Value.u32(number)
+
+
+def _insert(metadata: dict[str, Value], key: str, value: Value, after: str) -> None:
+    """Add a new key behind another; at the end when that is missing."""
+    items = list(metadata.items())
+    place = next((i for i, (name, _) in enumerate(items, 1) if name == after), len(items))
+    metadata.clear()
+    metadata.update([*items[:place], (key, value), *items[place:]])

@@ -1,0 +1,220 @@
+"""Moves: by what each tensor of the new file is made, and which type it gets; pure data.
+
+Rows of attn_kv_b and attn_v_b lie along the latent, those of attn_k_b across it. So
+
+    attn_v_b   is whole rows of attn_kv_b, and the other way round: any type is regrouped without a change
+    attn_k_b   is transposed, and a block of a quantized type lies in a row: its values are decoded and
+               encoded again, which costs accuracy
+    2-D, 3-D   only differ in the header
+
+What is encoded again gets Q8_0, whatever it was. Of the small trained model as Q4_K_M, attn_k_b (Q5_0) is off
+by 4.5 %; the keys of an attn_kv_b made of it are off by 4.5 % as Q8_0 and by 8.4 % as Q4_K, the type of
+attn_v_b, which would have kept the value rows as they are. ik_llama.cpp, too, makes what a file lacks as Q8_0
+when it loads it. A user may choose otherwise. Tensors that are there already keep their type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from gguf_tools.errors import BadOverride, QuantError
+from gguf_tools.ggml_types import BF16, F16, F32, Q8_0, GGMLType
+from gguf_tools.tensors import TensorInfo
+from quantize.formats import available
+from quantize.mla_layout.layouts import HeadSizes, MLALayout, Parts, part_of, parts_of, tensor_name
+from quantize.overrides import Override, find_override
+from quantize.roles import Role, file_order, in_layer_ranges
+
+_FLOATS = frozenset({F32, F16, BF16})
+
+
+class How(Enum):
+    """How the rows of a new tensor come about."""
+
+    KEPT = "kept"
+    RESHAPED = "reshaped"
+    KEY_ROWS = "key rows of attn_kv_b, transposed"
+    VALUE_ROWS = "value rows of attn_kv_b"
+    JOINED = "attn_k_b transposed and attn_v_b, joined head by head"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """All rows of a new tensor, or its key rows, or its value rows.
+
+    origin    the tensor of the input that they are made of
+    type      what they become
+    regroups  whether rows of the origin can be taken as they are stored
+    """
+
+    origin: TensorInfo
+    type: GGMLType
+    regroups: bool
+
+    @property
+    def is_verbatim(self) -> bool:
+        """Whether stored rows are copied, whatever they hold."""
+        return self.regroups and self.origin.type == self.type
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every weight keeps its value."""
+        same = self.origin.type == self.type or self.type == F32
+        return self.is_verbatim or (same and self.origin.type in _FLOATS)
+
+
+@dataclass(frozen=True)
+class Move:
+    """One tensor of the new file.
+
+    info    as it will be
+    how     its rows come about
+    pieces  one, or key rows and value rows where they are joined
+    rule    the user's choice of its type, if there is one
+    """
+
+    info: TensorInfo
+    how: How
+    pieces: tuple[Piece, ...]
+    rule: Override | None = None
+
+    @property
+    def is_made(self) -> bool:
+        """Whether the input has no tensor of this name."""
+        return self.how not in (How.KEPT, How.RESHAPED)
+
+    @property
+    def is_exact(self) -> bool:
+        return all(piece.is_exact for piece in self.pieces)
+
+
+def plan_moves(
+    tensors: Sequence[TensorInfo],
+    layers: Mapping[int, Parts],
+    wanted: MLALayout,
+    sizes: HeadSizes,
+    overrides: Sequence[Override] = (),
+) -> tuple[Move, ...]:
+    """Return one move for each tensor of the new file, in its order.
+
+    tensors    of the input, in order
+    layers     their latent attention, from `find_parts`
+    overrides  types for tensors that have to be made; the first that matches wins
+    raises     BadOverride for a type whose blocks do not fit
+
+    A layer's tensors stand where the first of its old ones stood, as the converter writes them; a file in
+    the quantizer's order, sorted by layer and name, stays so.
+    """
+    moves: list[Move] = []
+    done: set[int] = set()
+    for info in tensors:
+        place = part_of(info)
+        if place is None:
+            moves.append(Move(info, How.KEPT, (Piece(info, info.type, True),)))
+            continue
+        layer, _ = place
+        if layer not in done:
+            done.add(layer)
+            parts = layers[layer]
+            moves += (_move(layer, role, parts, wanted, sizes, overrides) for role in parts_of(wanted))
+    names = [info.name for info in tensors]
+    if names == file_order(names):
+        by_name = {move.info.name: move for move in moves}
+        return tuple(by_name[name] for name in file_order(by_name))
+    return tuple(moves)
+
+
+def _move(
+    layer: int,
+    role: Role,
+    parts: Parts,
+    wanted: MLALayout,
+    sizes: HeadSizes,
+    overrides: Sequence[Override],
+) -> Move:
+    name, shape = tensor_name(layer, role), sizes.shape(role, wanted)
+    if role in parts:
+        origin = parts[role]
+        if origin.shape == shape:
+            return Move(origin, How.KEPT, (Piece(origin, origin.type, True),))
+        piece = Piece(origin, origin.type, _has_whole_groups(origin.type, sizes.head_shape(role)[0]))
+        return Move(TensorInfo(name, shape, origin.type), How.RESHAPED, (piece,))
+    how, origins = _sources(role, parts)
+    types = {origin.type for origin in origins}
+    whole = all(_has_whole_groups(type_, sizes.nope, sizes.value) for type_ in types)
+    rule = find_override(overrides, name)
+    if rule is not None:
+        type_ = _fitting(rule, name, shape)
+    elif how is How.VALUE_ROWS and whole:
+        (type_,) = types
+    else:
+        type_ = _default_type(types, shape[-1])
+    # Of joined pieces the value rows lie as in attn_v_b; key rows are always transposed.
+    regroups = {How.VALUE_ROWS: (whole,), How.KEY_ROWS: (False,), How.JOINED: (False, whole)}[how]
+    pieces = tuple(Piece(origin, type_, r) for origin, r in zip(origins, regroups, strict=True))
+    return Move(TensorInfo(name, shape, type_), how, pieces, rule)
+
+
+def _sources(role: Role, parts: Parts) -> tuple[How, tuple[TensorInfo, ...]]:
+    """Return what a tensor that is not there is made of."""
+    if role is Role.ATTN_KV_B:
+        return How.JOINED, (parts[Role.ATTN_K_B], parts[Role.ATTN_V_B])
+    how = How.KEY_ROWS if role is Role.ATTN_K_B else How.VALUE_ROWS
+    return how, (parts[Role.ATTN_KV_B],)
+
+
+def _has_whole_groups(type_: GGMLType, *counts: int) -> bool:
+    """Whether runs of so many rows cut no group of rows that are stored interleaved."""
+    return not any(count % type_.rows_interleaved for count in counts)
+
+
+def _default_type(origins: set[GGMLType], n_cols: int) -> GGMLType:
+    """Return the type of a tensor that is encoded anew."""
+    if origins <= _FLOATS:
+        return next(iter(origins)) if len(origins) == 1 else F32
+    return F16 if n_cols % Q8_0.block_elems else Q8_0
+
+
+def _fitting(rule: Override, name: str, shape: tuple[int, ...]) -> GGMLType:
+    if shape[-1] % rule.type.block_elems:
+        raise BadOverride(
+            f"{rule.text!r}: {name} has rows of {shape[-1]}, which is no multiple of {rule.type.block_elems};"
+            f" choose a type of smaller blocks, for instance {_default_type({rule.type}, shape[-1])}"
+        )
+    return rule.type
+
+
+def dropped(tensors: Iterable[TensorInfo], moves: Iterable[Move]) -> tuple[TensorInfo, ...]:
+    """Return the tensors of the input that the new file has not."""
+    names = {move.info.name for move in moves}
+    return tuple(info for info in tensors if info.name not in names)
+
+
+def refuse_uncodable(moves: Iterable[Move], path: Path, wanted: MLALayout) -> None:
+    """Raise QuantError, naming the tensors, when some would have to pass through a type without a codec."""
+    known = set(available())
+    stuck: dict[tuple[str, str], list[str]] = {}
+    for move in moves:
+        for piece in move.pieces:
+            if piece.is_verbatim:
+                continue
+            for type_, verb in ((piece.origin.type, "decoded"), (piece.type, "encoded")):
+                if type_.name not in known:
+                    concerned = piece.origin if verb == "decoded" else move.info
+                    stuck.setdefault((type_.name, verb), []).append(concerned.name)
+    if not stuck:
+        return
+    (type_name, verb), names = next(iter(stuck.items()))
+    shown = ", ".join(in_layer_ranges(names))
+    if verb == "encoded":
+        raise QuantError(
+            f"{shown}: {type_name} can't be encoded here; choose one of {', '.join(available())}"
+        )
+    raise QuantError(
+        f"{path}: {shown} ({type_name}) must be decoded to lay them out as {wanted}, and {type_name} can't be"
+        f" decoded here; start from a file whose attn_k_b, attn_v_b or attn_kv_b are of another type, or"
+        f" convert the checkpoint with --mla {wanted}"
+    )

@@ -1,0 +1,300 @@
+"""Change the layout of a GGUF file: decide, lay out, fill, publish.
+
+`prepare` reads headers and decides everything, down to the exact size of the output, without reading a
+weight; `change_layout` then has the output written (see quantize/outputs.py).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gguf_tools.errors import BadRequest, NeedsImportance
+from gguf_tools.shards import GGUFSet, open_gguf
+from gguf_tools.tensors import TensorInfo
+from gguf_tools.values import Metadata
+from quantize.decide import Decider
+from quantize.encode import FillJob
+from quantize.fill import Progress, no_progress
+from quantize.importance import ImportanceFile, Importances, ResolvedImportance, refuse_nonfinite, resolve
+from quantize.mla_layout.layouts import HeadSizes, MLALayout, find_parts, layout_of, metadata_in
+from quantize.mla_layout.moves import How, Move, dropped, plan_moves, refuse_uncodable
+from quantize.mla_layout.size_label import relabelled
+from quantize.mla_layout.sources import Encoded, HeadRows, JoinedHeads, TransposedHeads
+from quantize.outputs import Written, write_outputs
+from quantize.overrides import Override, idle_overrides
+from quantize.pipeline import Preparation, default_threads, lay_out
+from quantize.plan import Plan
+from quantize.provenance import PROVENANCE_KEY
+from quantize.roles import in_layer_ranges, tensor_role
+from quantize.source import GGUFTensor, SourceTensor
+from quantize.tensor_plan import IGNORE_IMPORTANCES, IMPOSSIBLE_WITHOUT_IMPORTANCES, TensorPlan
+
+
+@dataclass(frozen=True)
+class LayoutChange:
+    """All that is decided before a weight is read.
+
+    source       the file or split set
+    found        its layout, None for a mixture
+    wanted       the layout of the output
+    sizes        of the heads
+    moves        one for each tensor of the output, in order
+    dropped      tensors of the input that the output has not
+    metadata     of the input; new_metadata of the output
+    importances  by name of the tensor, for those that are weighed
+    notes        what the user should know: options without effect
+    preparation  the same as the machinery of `quantize` has it, with the layout of the output
+    """
+
+    source: Path
+    found: MLALayout | None
+    wanted: MLALayout
+    sizes: HeadSizes
+    moves: tuple[Move, ...]
+    dropped: tuple[TensorInfo, ...]
+    metadata: Metadata
+    new_metadata: Metadata
+    importances: Mapping[str, ResolvedImportance]
+    notes: tuple[str, ...]
+    preparation: Preparation
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the output would differ from the input."""
+        return self.found != self.wanted or self.metadata != self.new_metadata
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run has done; `written` is None when the file had the layout already and nothing was written."""
+
+    change: LayoutChange
+    written: Written | None
+    seconds: float
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        if self.written is None:
+            return ()
+        return tuple(output.path for output in self.change.preparation.outputs)
+
+
+def change_layout(
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    to: MLALayout,
+    *,
+    overrides: Sequence[Override] = (),
+    importances: ImportanceFile | Importances | None = None,
+    keep_split: bool = False,
+    n_threads: int | None = None,
+    restart: bool = False,
+    progress: Callable[[Preparation], Progress] | None = None,
+) -> Result:
+    """Write the GGUF file `source` (or the split set it belongs to) as `output` in the layout `to`.
+
+    to           "split" for llama.cpp, "both" for ik_llama.cpp, "none" for plain attention
+    overrides    types for the tensors that have to be made, from `parse_overrides`; otherwise theirs where
+                 rows stay as they are, Q8_0 where quantized values are encoded again
+    importances  weigh what is encoded again: from `imatrix.load`, or a mapping tensor name -> Importance
+    keep_split   one output per part of the source
+    n_threads    None: one per core
+    restart      forget what an interrupted run has left; it is gone on with otherwise
+    progress     called once with what was decided; what it returns is called with the bytes of every chunk
+    raises  ToolkitError; the old output stays as it was, and what is done stays for the next run
+
+    A file that has the layout already is not written again: the result then has no paths.
+    """
+    started = time.monotonic()
+    with open_gguf(source) as opened:
+        change = prepare(
+            opened, Path(output), to, overrides=overrides, importances=importances, keep_split=keep_split
+        )
+        if not change.is_needed:
+            return Result(change, None, time.monotonic() - started)
+        report = progress(change.preparation) if progress else no_progress
+        written = write_outputs(
+            change.preparation.outputs,
+            fill_job(change, opened),
+            n_threads or default_threads(),
+            report,
+            inputs=opened.paths,
+            restart=restart,
+        )
+    return Result(change, written, time.monotonic() - started)
+
+
+def prepare(
+    source: GGUFSet,
+    output: Path,
+    to: MLALayout,
+    *,
+    overrides: Sequence[Override] = (),
+    importances: ImportanceFile | Importances | None = None,
+    keep_split: bool = False,
+) -> LayoutChange:
+    """Decide by which moves `source` gets the layout `to`, and lay the output out; see `change_layout`.
+
+    raises  BadRequest     for a file without latent attention, or whose tensors contradict its metadata
+            BadOverride    for a type whose blocks do not fit
+            QuantError     when a tensor would have to be decoded from, or encoded to, a type without a codec
+            BadImportance, NeedsImportance  as `quantize` does
+    """
+    tensors = tuple(source.tensors.values())
+    _refuse_odd_types(tensors, source.path)
+    sizes = HeadSizes.from_metadata(source.metadata, source.path)
+    layers = find_parts(tensors, sizes, source.path)
+    found = layout_of(layers, sizes)
+    moves = plan_moves(tensors, layers, to, sizes, overrides)
+    refuse_uncodable(moves, source.path, to)
+    entries = importances.entries if isinstance(importances, ImportanceFile) else importances or {}
+    weighed = _weigh(moves, entries, sizes)
+    metadata = metadata_in(source.metadata, found, to, sizes)
+    metadata = relabelled(metadata, tensors, [move.info for move in moves])
+    if found != to or metadata != source.metadata:
+        metadata.pop(PROVENANCE_KEY, None)  # numbers in the order of tensors, some of which are made anew
+    plan = Plan(f"layout {to}", tuple(_tensor_plan(move, weighed.get(move.info.name)) for move in moves))
+    outputs = lay_out(output, metadata, _groups(source, moves, keep_split), source.endian)
+    return LayoutChange(
+        source=source.path,
+        found=found,
+        wanted=to,
+        sizes=sizes,
+        moves=moves,
+        dropped=dropped(tensors, moves),
+        metadata=source.metadata,
+        new_metadata=metadata,
+        importances=weighed,
+        notes=tuple(_notes(moves, overrides, entries, weighed)),
+        preparation=Preparation(plan, outputs, _source_bytes(moves)),
+    )
+
+
+def _refuse_odd_types(tensors: Iterable[TensorInfo], path: Path) -> None:
+    for info in tensors:
+        if info.type.tensor_meta_bytes:
+            raise BadRequest(
+                f"{path}: {info.name} is {info.type}, which keeps a scale behind its last row, expected types"
+                " that are rows and nothing else"
+            )
+
+
+def _looks_at_importances(move: Move) -> bool:
+    return not move.is_exact and move.info.type.name not in IGNORE_IMPORTANCES
+
+
+def _weigh(moves: Sequence[Move], entries: Importances, sizes: HeadSizes) -> dict[str, ResolvedImportance]:
+    """Return the importances of the tensors whose encoding looks at them."""
+    refuse_nonfinite(entries)
+    weighed: dict[str, ResolvedImportance] = {}
+    lacking: list[str] = []
+    for move in filter(_looks_at_importances, moves):
+        data = resolve(move.info, entries, sizes.n_heads)
+        if data is not None:
+            weighed[move.info.name] = data
+        elif move.info.type.name in IMPOSSIBLE_WITHOUT_IMPORTANCES:
+            lacking.append(move.info.name)
+    if lacking:
+        remedy = "it has no data for them" if entries else "pass one with --imatrix"
+        shown = ", ".join(in_layer_ranges(lacking))
+        raise NeedsImportance(
+            f"{len(lacking)} tensors of types that need an importance matrix, {remedy}: {shown}"
+        )
+    return weighed
+
+
+def _tensor_plan(move: Move, data: ResolvedImportance | None) -> TensorPlan:
+    """Return a move as the machinery of `quantize` knows it."""
+    kept = all(piece.is_verbatim for piece in move.pieces)
+    return TensorPlan(
+        name=move.info.name,
+        shape=move.info.shape,
+        role=tensor_role(move.info.name, move.info.shape).role,
+        source_name=move.info.name,
+        source_type=move.pieces[0].origin.type,
+        target_type=move.info.type,
+        decider=Decider.KEPT if kept else Decider.RULES if move.rule is None else Decider.OVERRIDE,
+        reason=move.how.value,
+        importance=None if data is None else data.entry,
+        weighting="" if data is None else data.reason,
+        n_neutral=0 if data is None else data.n_neutral,
+    )
+
+
+def _notes(
+    moves: Sequence[Move],
+    overrides: Sequence[Override],
+    entries: Importances,
+    weighed: Mapping[str, ResolvedImportance],
+) -> Iterator[str]:
+    made = [move.info.name for move in moves if move.is_made]
+    for idle in idle_overrides(overrides, made):
+        why = "an earlier one decides" if idle.names else "it matches no tensor that has to be made"
+        yield f"--tensor-type '{idle.override.text}' has no effect: {why}"
+    if not entries:
+        return
+    looking = [move.info.name for move in moves if _looks_at_importances(move)]
+    without = [name for name in looking if name not in weighed]
+    if not looking:
+        yield "the importance matrix has no effect: nothing is encoded to a type that looks at importances"
+    elif without:
+        yield f"no data in the importance matrix: {', '.join(in_layer_ranges(without))}"
+
+
+def _groups(source: GGUFSet, moves: Sequence[Move], keep_split: bool) -> list[list[TensorInfo]]:
+    """Return the tensors of each output; what is new goes where the first of its origins was."""
+    if not keep_split:
+        return [[move.info for move in moves]]
+    if len(source.shards) == 1:
+        raise BadRequest(f"{source.path}: --keep-split needs a split source, found a single file")
+    groups: list[list[TensorInfo]] = [[] for _ in source.shards]
+    for move in moves:
+        groups[source.shard_of(move.pieces[0].origin.name)].append(move.info)
+    return groups
+
+
+def _source_bytes(moves: Iterable[Move]) -> int:
+    origins = {piece.origin.name: piece.origin for move in moves for piece in move.pieces}
+    return sum(origin.n_bytes for origin in origins.values())
+
+
+# ---- filling
+
+
+def fill_job(change: LayoutChange, source: GGUFSet) -> FillJob:
+    """Return what the chunks of the output refer to."""
+    sources = {
+        move.info.name: _source_tensor(move, source, change.sizes, change.importances.get(move.info.name))
+        for move in change.moves
+    }
+    return FillJob(sources, change.importances)
+
+
+def _source_tensor(
+    move: Move, source: GGUFSet, sizes: HeadSizes, importance: ResolvedImportance | None
+) -> SourceTensor:
+    name, shape = move.info.name, move.info.shape
+    first, *others = (GGUFTensor(source, piece.origin.name) for piece in move.pieces)
+    if move.how is How.KEY_ROWS:
+        return TransposedHeads(name, shape, first, sizes.head_rows, 0, sizes.nope)
+    if move.how is How.VALUE_ROWS:
+        return HeadRows(name, shape, first, sizes.head_rows, sizes.nope, sizes.value)
+    if move.how is How.JOINED:
+        key_shape = (sizes.n_heads * sizes.nope, sizes.kv_lora)
+        keys: SourceTensor = TransposedHeads(name, key_shape, first, sizes.kv_lora, 0, sizes.kv_lora)
+        if move.pieces[1].is_verbatim and move.info.type.is_quantized:
+            keys = Encoded(keys, move.info.type, _of_key_rows(importance, sizes))
+        return JoinedHeads(name, shape, keys, sizes.nope, others[0], sizes.value)
+    return first
+
+
+def _of_key_rows(importance: ResolvedImportance | None, sizes: HeadSizes) -> ResolvedImportance | None:
+    """Return the importances of attn_kv_b for its key rows, which are numbered without the value rows."""
+    if importance is None:
+        return None
+    n_heads = importance.rows_per_weights // sizes.head_rows
+    return replace(importance, rows_per_weights=n_heads * sizes.nope)

@@ -1,0 +1,103 @@
+"""Provenance: for every tensor of a file, a number for what its bytes were made of.
+
+The key `gguf_tools.provenance` is an array of uint64 in file order; a split set has that of all its tensors
+in the first part. A number is the xxh3_64 of all that decides the bytes of a tensor: the rows of its source
+and the dtype that they are read in, its shape, its type, the importances that weigh it, and the version of
+the kernels' bytes. It is 0 for a tensor that is copied as it is. Tensors with the same number, if it is not
+0, have the same bytes, so those of one can stand for those of the other (see reuse.py).
+
+The digest of a source is made chunk by chunk while rows pass by, and of those of the chunks in their order:
+it does not depend on threads or machine, but on where chunks begin (`CHUNK_ELEMS`), which is why that
+is part of the number too.
+
+xxh3 is no cryptographic hash: a file made to deceive can pretend to anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from gguf_tools.ggml_types import F32, GGMLType
+from gguf_tools.reader import GGUFSource
+from gguf_tools.tensors import TensorInfo
+from gguf_tools.values import Kind, Value
+from quantize.chunks import CHUNK_ELEMS
+from quantize.fingerprint import BYTES_VERSION
+from quantize.importance import ResolvedImportance
+from quantize.source import FLOAT_DTYPES
+from quantize.tensor_plan import IGNORE_IMPORTANCES
+
+PROVENANCE_KEY = "gguf_tools.provenance"
+
+DIGEST_VERSION = 1
+"""Goes up when a number is made of other things, or in another way."""
+
+UNKNOWN = 0
+"""Of a chunk: nobody has digested it. Of a tensor: it has no provenance."""
+
+
+class RowsDigest:
+    """The digest of the rows of a chunk, which may come in several pieces, in their order."""
+
+    def __init__(self) -> None:
+        self._state = xxhash.xxh3_64()
+
+    def update(self, rows: npt.NDArray[Any]) -> None:
+        """Take in the next rows, C-contiguous, of any dtype."""
+        self._state.update(rows.reshape(-1).view(np.uint8).data)
+
+    def value(self) -> int:
+        """Return the digest so far, uint64, never UNKNOWN."""
+        return self._state.intdigest() or 1
+
+
+def digest_importance(found: ResolvedImportance | None, type_name: str) -> int:
+    """Return the digest of the weights that a tensor's search uses, uint64; 0 for none."""
+    if found is None or type_name in IGNORE_IMPORTANCES:
+        return 0
+    state = xxhash.xxh3_64(f"{found.rows_per_weights}\n".encode())
+    state.update(np.ascontiguousarray(found.weights).data)
+    return state.intdigest() or 1
+
+
+def tensor_provenance(info: TensorInfo, source: GGMLType, chunks: Iterable[int], importance: int) -> int:
+    """Return the number of a tensor, uint64; UNKNOWN if a chunk's digest is.
+
+    info        as it is in the output
+    source      the type of its source, see SourceTensor
+    chunks      the digests of its rows, in order
+    importance  see `digest_importance`
+    """
+    chunks = tuple(chunks)
+    if UNKNOWN in chunks:
+        return UNKNOWN
+    dtype = FLOAT_DTYPES.get(source, FLOAT_DTYPES[F32])
+    shape = "x".join(map(str, info.shape))
+    digests = "".join(f"{digest:016x}" for digest in chunks)
+    facts = (
+        f"digest {DIGEST_VERSION}",
+        f"bytes {BYTES_VERSION}",
+        f"chunk {CHUNK_ELEMS}",
+        f"tensor {info.type.name} {shape}",
+        f"importance {importance:016x}",
+        f"source {dtype.name} {digests}",
+    )
+    return xxhash.xxh3_64_intdigest("\n".join(facts).encode()) or 1
+
+
+def provenance_value(numbers: Iterable[int]) -> Value:
+    """Return the metadata value; its size depends on how many numbers there are, and on nothing else."""
+    return Value.array(Kind.UINT64, numbers)
+
+
+def read_provenance(file: GGUFSource) -> dict[str, int] | None:
+    """Return the numbers of the tensors that have one, by name; None if the file has none that fit it."""
+    value = file.metadata.get(PROVENANCE_KEY)
+    if value is None or value.item is not Kind.UINT64 or len(value.data) != len(file.tensors):
+        return None
+    return {name: number for name, number in zip(file.tensors, value.data, strict=True) if number != UNKNOWN}

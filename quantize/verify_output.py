@@ -1,0 +1,264 @@
+"""Checking an output file before it gets its name: a sample of every tensor, read back from the file.
+
+Of each tensor the first rows, the last ones and six runs between are looked at, in eight experts where there
+are that many; 64 rows or 256 Ki weights, whatever is less. They must
+
+  1. hold no NaN and no infinity;
+  2. have the bytes that encoding the same rows of the source again gives, or, where a tensor is copied, the
+     source's own. That finds what memory, disk and file system have changed, and rows, matrices or tensors
+     in the wrong place;
+  3. decode to weights that are as near to the source's as their type can be (see error_ranges.py). That finds
+     a kernel that computes something else on this machine than it should.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.errors import BadTensor, OutputError
+from gguf_tools.layout import FileLayout
+from gguf_tools.reader import GGUFFile
+from gguf_tools.scales import count_nonfinite
+from gguf_tools.tensors import TensorInfo
+from quantize.chunks import ChunkTask
+from quantize.encode import FillJob, encode_chunk
+from quantize.error_ranges import ERROR_RANGES, is_ordinary
+from quantize.formats import get_format
+from quantize.source import GGUFTensor
+from quantize.tensor_plan import IGNORE_IMPORTANCES
+
+SAMPLE_RUNS = 8
+SAMPLE_ROWS = 64
+SAMPLE_WEIGHTS = 256 * 1024
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float64]
+
+_DAMAGED = "memory, disk or file system is at fault"
+
+
+@dataclass(frozen=True)
+class TensorError:
+    """How far the sampled rows of a tensor are from the source: sqrt(sum w (x - q)^2 / sum w x^2)."""
+
+    tensor: str
+    type: str
+    relative: float
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was found to be good.
+
+    n_weights  that were read back
+    n_tensors  that they are of
+    worst      the tensor with the largest relative error; None if there are no tensors
+    """
+
+    n_weights: int
+    n_tensors: int
+    worst: TensorError | None
+
+    def __str__(self) -> str:
+        text = f"verified {self.n_weights:,} weights of {self.n_tensors} tensors"
+        if self.worst is None:
+            return text
+        worst = self.worst
+        return f"{text}: worst relative error {_percent(worst.relative)} ({worst.tensor}, {worst.type})"
+
+
+def together(parts: Iterable[Verification]) -> Verification:
+    """Return what was found of several files as one."""
+    parts = tuple(parts)
+    worst = [part.worst for part in parts if part.worst is not None]
+    return Verification(
+        sum(part.n_weights for part in parts),
+        sum(part.n_tensors for part in parts),
+        max(worst, key=lambda error: error.relative, default=None),
+    )
+
+
+def verify_output(path: Path, layout: FileLayout, job: FillJob) -> Verification:
+    """Check the file at `path`, under whatever name, against its layout and the sources of its tensors.
+
+    raises  BadTensor naming tensor and row for the first thing that is not as it should be, OutputError if
+            that is size or header, and what reading the sources raises
+    """
+    _check_header(path, layout)
+    spans = job.rows_per_weights()
+    errors = []
+    n_weights = 0
+    with GGUFFile(path) as file:
+        for info in layout.tensors:
+            sample = _Sample(path, info, GGUFTensor(file, info.name), job)
+            for start, stop in sample_rows(info, spans.get(info.name)):
+                sample.check_rows(start, stop)
+                n_weights += (stop - start) * info.n_cols
+            errors.append(sample.finish())
+    worst = max(errors, key=lambda error: error.relative, default=None)
+    return Verification(n_weights, len(errors), worst)
+
+
+def sample_rows(info: TensorInfo, rows_per_weights: int | None = None) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of the rows of a tensor that are looked at, as evenly spread as they can be.
+
+    None crosses from one matrix into the next, or from one row of importances, of which each serves
+    `rows_per_weights` rows.
+    """
+    rows_per_matrix = info.shape[-2] if len(info.shape) > 1 else 1
+    span = min(rows_per_matrix, rows_per_weights or rows_per_matrix)
+    group = info.type.rows_interleaved
+    n_rows = min(SAMPLE_ROWS, SAMPLE_WEIGHTS // max(1, info.n_cols))
+    length = max(1, n_rows // SAMPLE_RUNS // group) * group
+    runs = [(0, info.n_rows)]
+    if info.n_rows > SAMPLE_RUNS * length:
+        last = info.n_rows - length
+        starts = [last * i // (SAMPLE_RUNS - 1) // group * group for i in range(SAMPLE_RUNS)]
+        runs = [(start, start + length) for start in starts]
+    for start, stop in runs:
+        while start < stop:
+            end = min(stop, (start // span + 1) * span)
+            yield start, end
+            start = end
+
+
+def _check_header(path: Path, layout: FileLayout) -> None:
+    with open(path, "rb") as file:
+        n_bytes = os.fstat(file.fileno()).st_size
+        found = file.read(len(layout.header))
+    if n_bytes != layout.total_bytes:
+        raise OutputError(f"{path}: has {n_bytes:,} bytes, expected {layout.total_bytes:,}")
+    if found != layout.header:
+        first = next(i for i, (a, b) in enumerate(zip(found, layout.header, strict=True)) if a != b)
+        raise OutputError(f"{path}: byte {first} of the header is not what was written; {_DAMAGED}")
+
+
+class _Sums:
+    """Sums over rows that their relative error is made of."""
+
+    def __init__(self) -> None:
+        self.lost = 0.0
+        self.total = 0.0
+        self.weights = 0.0
+
+    def add(self, lost: Floats, total: Floats, weights: float) -> None:
+        """Add rows: what each of them has lost and has, (n_rows,), and the sum of the weights of one."""
+        self.lost += float(lost.sum())
+        self.total += float(total.sum())
+        self.weights += weights * len(lost)
+
+    def relative_error(self) -> float:
+        return math.sqrt(self.lost / self.total) if self.total else 0.0
+
+
+class _Sample:
+    """The rows of one tensor that are looked at."""
+
+    def __init__(self, path: Path, info: TensorInfo, stored: GGUFTensor, job: FillJob) -> None:
+        self._path = path
+        self._info = info
+        self._stored = stored
+        self._job = job
+        self._source = job.sources[info.name]
+        self._importance = None if info.type.name in IGNORE_IMPORTANCES else job.importances.get(info.name)
+        self._all = _Sums()
+        self._ordinary = _Sums()
+        self._worst = (0.0, 0)  # the largest relative error of an ordinary row, and which
+
+    def check_rows(self, start: int, stop: int) -> None:
+        """Check rows of one matrix that share their importances; raises BadTensor."""
+        info = self._info
+        task = ChunkTask(info.name, start, stop, 0, (stop - start) * info.row_bytes)
+        found = self._stored.raw_rows(start, stop)
+        expected = encode_chunk(task, info.type, self._job)
+        self._check_finite(found, expected, start)
+        self._check_bytes(found, expected, start)
+        if self._source.type != info.type:
+            self._measure(found, start, stop)
+
+    def finish(self) -> TensorError:
+        """Return the relative error of all rows; raises BadTensor if that of ordinary ones is too large."""
+        type_, sums = self._info.type.name, self._ordinary
+        limits = ERROR_RANGES.get(type_)
+        if limits is not None:
+            allowed = limits.relative * math.sqrt(sums.total) + limits.absolute * math.sqrt(sums.weights)
+            if math.sqrt(sums.lost) > allowed:
+                error, row = self._worst
+                found = _percent(sums.relative_error())
+                raise self._error(
+                    f"relative error {found} as {type_}, {_percent(error)} in row {row}, expected at most"
+                    f" {_percent(limits.relative)}; either {type_} is not computed right on this machine,"
+                    " or such weights do not suit it"
+                )
+        return TensorError(self._info.name, type_, self._all.relative_error())
+
+    def _check_finite(self, found: Bytes, expected: Bytes, start: int) -> None:
+        info = self._info
+        n_bad, row = count_nonfinite(info.type, found, info.row_bytes)
+        if not n_bad:
+            return
+        what = f"a scale of {info.type.name}" if info.type.is_quantized else f"a weight ({info.type.name})"
+        text = f"row {start + row}: {what} is NaN or infinite"
+        if not count_nonfinite(info.type, expected, info.row_bytes)[0]:
+            raise self._error(f"{text}, expected a finite one; {_DAMAGED}")
+        if self._source.type == info.type:
+            raise self._error(f"{text}, in the source too")
+        largest = float(np.abs(self._source_rows(start + row, start + row + 1)).max())
+        raise self._error(f"{text}: weights of up to {largest:.3g} are beyond it; choose another type")
+
+    def _check_bytes(self, found: Bytes, expected: Bytes, start: int) -> None:
+        if np.array_equal(found, expected):
+            return
+        info = self._info
+        index, byte = divmod(int(np.argmax(found != expected)), info.row_bytes)
+        row = start + index
+        if self._source.type == info.type:
+            raise self._error(f"row {row} is not the source's from byte {byte} on; {_DAMAGED}")
+        own = slice(index * info.row_bytes, (index + 1) * info.row_bytes)
+        errors = []
+        for data in (found, expected):
+            sums = _Sums()
+            sums.add(*self._losses(data[own], row, row + 1))
+            errors.append(_percent(sums.relative_error()))
+        raise self._error(
+            f"row {row} is not what encoding it as {info.type.name} gives from byte {byte} on:"
+            f" relative error {errors[0]}, expected {errors[1]}; {_DAMAGED}"
+        )
+
+    def _measure(self, found: Bytes, start: int, stop: int) -> None:
+        lost, total, weights = self._losses(found, start, stop)
+        self._all.add(lost, total, weights)
+        ordinary = is_ordinary(self._source_rows(start, stop))
+        self._ordinary.add(lost[ordinary], total[ordinary], weights)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            errors = np.where(ordinary & (total > 0), np.sqrt(lost / total), 0)
+        row = int(np.argmax(errors))
+        self._worst = max(self._worst, (float(errors[row]), start + row))
+
+    def _losses(self, data: Bytes, start: int, stop: int) -> tuple[Floats, Floats, float]:
+        """Return sum w (x - q)^2 and sum w x^2 of rows with this data, (n_rows,) each, and sum w."""
+        codec = get_format(self._info.type)
+        rows = self._source_rows(start, stop)
+        decoded = codec.dequantize(data.view(codec.BLOCK).reshape(stop - start, -1)).astype(np.float64)
+        weights = np.ones(self._info.n_cols)
+        if self._importance is not None:
+            weights = self._importance.weights_of_row(start).astype(np.float64)
+        return (rows - decoded) ** 2 @ weights, rows**2 @ weights, float(weights.sum())
+
+    def _error(self, text: str) -> BadTensor:
+        return BadTensor(f"{self._path}: {self._info.name}: {text}", self._info.name)
+
+    def _source_rows(self, start: int, stop: int) -> Floats:
+        return self._source.read_rows(start, stop).astype(np.float64)
+
+
+def _percent(ratio: float) -> str:
+    """Return a ratio for people: 0.0784 -> "7.84%"."""
+    return f"{100 * ratio:.3g}%"
