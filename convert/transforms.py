@@ -66,6 +66,11 @@ class OutputTensor:
         """How the checkpoint holds the (first) weight that this is made of."""
         return next(self.runs(0, 1)).weight.stored_as
 
+    @property
+    def by_rows(self) -> bool:
+        """Whether few rows at a time are read as fast as many: as the (first) weight is."""
+        return next(self.runs(0, 1)).weight.by_rows
+
 
 @dataclass(frozen=True)
 class Renamed(OutputTensor):
@@ -124,6 +129,10 @@ class TransposedHeadRows(OutputTensor):
     @property
     def stored_as(self) -> str:
         return self.weight.stored_as
+
+    @property
+    def by_rows(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True)

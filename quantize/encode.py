@@ -6,7 +6,7 @@ which rows. It knows no model and makes no decision.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,11 +17,15 @@ from gguf_tools.ggml_types import BF16, F16, F32, GGMLType
 from quantize.chunks import ChunkTask
 from quantize.finite import check_finite, first_nonfinite
 from quantize.formats import get_format
+from quantize.formats.base import Rows
 from quantize.importance import ResolvedImportance
 from quantize.source import SourceTensor
 
 if TYPE_CHECKING:
     from quantize.provenance import RowsDigest
+
+STRIP_ELEMS = 256 * 1024
+"""About how many weights are encoded at a time: as float32 they take half of a core's second cache."""
 
 _FLOATS = frozenset({F32, F16, BF16})
 
@@ -45,32 +49,70 @@ class FillJob:
 def encode_chunk(
     task: ChunkTask, target: GGMLType, job: FillJob, digest: RowsDigest | None = None
 ) -> np.ndarray:
-    """Return the rows of `task` as the bytes of `target`, uint8 (task.n_bytes,).
+    """Return the rows of `task` as the bytes of `target`, uint8 (task.n_bytes,); see `encode_strips`."""
+    encoded = np.empty(task.n_bytes, np.uint8)
+    for offset, data in encode_strips(task, target, job, digest):
+        start = offset - task.offset
+        encoded[start : start + data.size] = data
+    return encoded
+
+
+def encode_strips(
+    task: ChunkTask, target: GGMLType, job: FillJob, digest: RowsDigest | None = None
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the rows of `task` as the bytes of `target`, uint8, with their offset in the file.
 
     Rows that are already of that type pass unchanged.
     digest  takes in all other rows
-    raises  BadWeights for a NaN or infinity in the source, or a value that float16 can't hold
+    raises  BadWeights for a NaN or infinity in the source, or a value that `target` can't hold
     """
     source = job.sources[task.tensor]
     if source.type == target and target not in _FLOATS:
-        return np.frombuffer(source.raw_rows(task.row_start, task.row_stop), np.uint8)
-    rows = source.read_rows(task.row_start, task.row_stop)
-    if digest is not None:
-        digest.update(rows)
-    check_finite(rows, task.tensor, task.row_start)
+        yield task.offset, np.frombuffer(source.raw_rows(task.row_start, task.row_stop), np.uint8)
+        return
+    codec = get_format(target)
     found = job.importances.get(task.tensor)
     weights = None if found is None else found.weights_of_row(task.row_start)
-    blocks = get_format(target).quantize(rows, weights)
-    if target == F16 and source.type != F16:
-        _check_half_range(task, rows, blocks)
-    return blocks.reshape(-1).view(np.uint8)
+    offset = task.offset
+    for row_start, rows in strips(source, task.row_start, task.row_stop):
+        if digest is not None:
+            digest.update(rows)
+        try:
+            blocks = codec.quantize(rows, weights)
+        except BadWeights as error:
+            check_finite(rows, task.tensor, row_start)  # says which weight it was
+            raise BadWeights(f"{task.tensor}: rows from {row_start} on: {error}") from error
+        if target in _FLOATS:  # the codecs of all others refuse what is not finite
+            check_finite(rows, task.tensor, row_start)
+        if target == F16 and source.type != F16:
+            _check_half_range(rows, blocks, task.tensor, row_start)
+        data = blocks.reshape(-1).view(np.uint8)
+        del rows, blocks  # now, so that the next strip takes the same memory, which is still in the cache
+        yield offset, data
+        offset += data.size
 
 
-def _check_half_range(task: ChunkTask, rows: np.ndarray, blocks: np.ndarray) -> None:
+def strips(source: SourceTensor, start: int, stop: int) -> Iterator[tuple[int, Rows]]:
+    """Yield rows start .. stop - 1 of `source`, some at a time, each strip with the number of its first row.
+
+    Every row passes here once. A strip stays in the cache of a core while it is read, decoded, checked and
+    encoded, so that none of these has to wait for memory.
+    """
+    step = max(1, STRIP_ELEMS // source.shape[-1])
+    if source.by_rows:
+        for first in range(start, stop, step):
+            yield first, source.read_rows(first, min(first + step, stop))
+    else:
+        rows = source.read_rows(start, stop)
+        for first in range(start, stop, step):
+            yield first, rows[first - start : first - start + step]
+
+
+def _check_half_range(rows: Rows, blocks: np.ndarray, tensor: str, row_start: int) -> None:
     index = first_nonfinite(blocks.reshape(rows.shape).view(np.float16))
     if index >= 0:
         row, column = divmod(index, rows.shape[-1])
         raise BadWeights(
-            f"{task.tensor}: weight at row {task.row_start + row}, column {column} is"
+            f"{tensor}: weight at row {row_start + row}, column {column} is"
             f" {float(rows.reshape(-1)[index])}, beyond the range of F16 (65504); use BF16 or F32"
         )

@@ -6,47 +6,58 @@ The reference notices when a model is run; we notice while its rows pass by.
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from gguf_tools.errors import BadWeights
+from quantize.formats.base import as_source
+from quantize.formats.kernel import kernel, part
+from quantize.formats.lane_memory import load
+from quantize.formats.lanes import LANES, any_lane, maximum, splat
 
 # Sign and mantissa bits masked away, an all-ones exponent is infinity or NaN, in all three formats.
 _EXPONENT = {
-    np.dtype(np.float32): (np.uint32, np.uint32(0x7F800000)),
-    np.dtype(np.float16): (np.uint16, np.uint16(0x7C00)),
-    np.dtype(ml_dtypes.bfloat16): (np.uint16, np.uint16(0x7F80)),
+    np.dtype(np.float32): (np.int32, 0x7F800000),
+    np.dtype(np.float16): (np.int16, 0x7C00),
+    np.dtype(ml_dtypes.bfloat16): (np.uint16, 0x7F80),
 }
 _RUN = 1024
 
 
-@njit(nogil=True, cache=True)
-def _first_with_exponent(bits, exponent):  # type: ignore[no-untyped-def]
-    # A run is reduced without a branch, so the loop vectorises; only a run that holds one is searched.
-    for start in range(0, bits.size, _RUN):
-        run = bits[start : start + _RUN]
-        found = 0
-        for i in range(run.size):
-            found |= (run[i] & exponent) == exponent
-        if found:
-            for i in range(run.size):
-                if (run[i] & exponent) == exponent:
-                    return start + i
+@kernel
+def _first_with_exponent(bits: npt.NDArray[Any], exponent: int) -> int:
+    """Return the index of the first item with all bits of `exponent` set, or -1."""
+    whole = bits.size // _RUN * _RUN
+    for start in range(0, whole, _RUN):
+        largest = splat(0)
+        for i in range(start, start + _RUN, LANES):  # without a branch; only a run that holds one is searched
+            largest = maximum(load(bits, i) & exponent, largest)
+        if any_lane(largest == exponent):
+            return _search(bits, exponent, start)
+    return _search(bits, exponent, whole)
+
+
+@part
+def _search(bits: npt.NDArray[Any], exponent: int, start: int) -> int:
+    for i in range(start, bits.size):
+        if bits[i] & exponent == exponent:
+            return i
     return -1
 
 
-def first_nonfinite(rows: npt.NDArray) -> int:
+def first_nonfinite(rows: npt.NDArray[Any]) -> int:
     """Return the flat index of the first NaN or infinity in `rows`, or -1.
 
     rows  float32, float16 or bfloat16, C-contiguous, any shape
     """
-    unsigned, exponent = _EXPONENT[rows.dtype]
-    return int(_first_with_exponent(rows.reshape(-1).view(unsigned), exponent))
+    integer, exponent = _EXPONENT[rows.dtype]
+    return int(_first_with_exponent(as_source(rows).view(integer), exponent))
 
 
-def check_finite(rows: npt.NDArray, tensor: str, row_start: int, what: str = "weight") -> None:
+def check_finite(rows: npt.NDArray[Any], tensor: str, row_start: int, what: str = "weight") -> None:
     """Raise BadWeights, naming row and column, when `rows` (n_rows, n_cols) hold a NaN or an infinity.
 
     row_start  the number of the first of these rows, for the message

@@ -30,9 +30,10 @@ FLOAT_DTYPES: dict[GGMLType, np.dtype[Any]] = {
 class SourceTensor(Protocol):
     """A tensor that can be read by rows; reading is thread-safe.
 
-    name   the tensor's name in the output
-    shape  rows first: (n_mats, n_rows, n_cols)
-    type   how `raw_rows` stores a row
+    name     the tensor's name in the output
+    shape    rows first: (n_mats, n_rows, n_cols)
+    type     how `raw_rows` stores a row
+    by_rows  whether few rows at a time are read as fast as many
     """
 
     @property
@@ -43,6 +44,9 @@ class SourceTensor(Protocol):
 
     @property
     def type(self) -> GGMLType: ...
+
+    @property
+    def by_rows(self) -> bool: ...
 
     def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Return rows start .. stop - 1, (stop - start, n_cols), of float32, float16 or bfloat16.
@@ -59,6 +63,8 @@ class SourceTensor(Protocol):
 
 class GGUFTensor:
     """A tensor of an open GGUF file, or of a split set, as a SourceTensor."""
+
+    by_rows = True
 
     def __init__(self, file: GGUFSource, name: str) -> None:
         self._file = file

@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import imatrix
 from gguf_tools import open_gguf
-from quantize.formats.base import as_float32
+from quantize.formats import f32
 from quantize.importance import Importance, ImportanceFile, ResolvedImportance, resolve
 from quantize.pipeline import prepare
 from quantize.plan import TensorPlan
@@ -169,7 +169,7 @@ def encode(
 ) -> np.ndarray:
     """Return rows as ggml's blocks."""
     weights = None if found is None else found.weights_of_row(part[0])
-    return oracle.quantize(type_id, as_float32(rows.read_rows(*part)), weights)
+    return oracle.quantize(type_id, f32.quantize(rows.read_rows(*part), None), weights)
 
 
 def measure(folder: Path, n_layers: int, n_threads: int, file_types: Sequence[str]) -> list[Run]:

@@ -33,6 +33,7 @@ hold it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -59,6 +60,7 @@ class AwqGemmWeight:
     zeros: RawTensor | None
     scales: RawTensor
     group_size: int
+    by_rows: ClassVar[bool] = False
 
     @property
     def type(self) -> GGMLType:
@@ -103,6 +105,7 @@ class AwqGemvWeight:
     zeros: RawTensor
     scales: RawTensor
     group_size: int
+    by_rows: ClassVar[bool] = True
 
     @property
     def type(self) -> GGMLType:
@@ -138,6 +141,7 @@ class AwqGemvFastWeight:
     zeros: RawTensor
     scales: RawTensor
     group_size: int
+    by_rows: ClassVar[bool] = False
 
     @property
     def type(self) -> GGMLType:

@@ -37,6 +37,8 @@ class Weight(Protocol):
     type       F32, F16 or BF16: what read_rows gives, F32 for anything that is decoded; or the quantized type
                whose blocks the weight can be had as without loss, see BlockWeight
     stored_as  how the checkpoint holds it, for people: "BF16", "F8_E4M3 in blocks of 128x128"
+    by_rows    whether few rows at a time are read as fast as many; not so where a row of the weight lies in a
+               column of what is stored
     """
 
     @property
@@ -47,6 +49,8 @@ class Weight(Protocol):
     def type(self) -> GGMLType: ...
     @property
     def stored_as(self) -> str: ...
+    @property
+    def by_rows(self) -> bool: ...
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
         """Return rows `start` to `stop`, (stop - start, n_cols): float16, bfloat16, or else float32.

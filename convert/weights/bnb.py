@@ -32,7 +32,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -73,6 +73,7 @@ class Bnb4Weight:
     nested: NestedScales | None
     block_elems: int
     kind: str
+    by_rows: ClassVar[bool] = True
 
     @property
     def type(self) -> GGMLType:
@@ -118,6 +119,7 @@ class Bnb8Weight:
 
     codes: RawTensor
     scales: RawTensor
+    by_rows: ClassVar[bool] = True
 
     @property
     def name(self) -> str:

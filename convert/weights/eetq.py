@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar
 
 import numpy as np
 
@@ -36,6 +37,7 @@ class EetqWeight:
     name: str
     codes: RawTensor
     scales: RawTensor
+    by_rows: ClassVar[bool] = True
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -60,6 +60,7 @@ class Exl2Weight:
     scale_max: RawTensor
     groups: RawTensor
     order: RawTensor
+    by_rows: ClassVar[bool] = False
 
     @property
     def type(self) -> GGMLType:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -63,6 +64,7 @@ class Fp4Weight:
     factor: RawTensor | None
     divides: bool
     type: GGMLType
+    by_rows: ClassVar[bool] = True
 
     @property
     def stored_as(self) -> str:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 import numpy as np
 
@@ -31,7 +32,14 @@ from convert.weights.scales import Block, ScaleGrid, scale_grid
 from gguf_tools.errors import UnsupportedCheckpoint
 from gguf_tools.ggml_types import F32, GGMLType
 
-FLOATS = ("F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ")
+FACTS = {
+    "F8_E4M3": (3, 7, 0x7E),
+    "F8_E4M3FNUZ": (3, 8, 0x7F),
+    "F8_E5M2": (2, 15, 0x7B),
+    "F8_E5M2FNUZ": (2, 16, 0x7F),
+}
+"""Stored type -> bits of the fraction, bias of the exponent, largest code of a plain number."""
+FLOATS = tuple(FACTS)
 DEFAULT_BLOCK = (128, 128)
 SCALES = (".weight_scale_inv", ".weight_scale", ".scale", ".qscale_weight")
 """Suffixes of the scales beside X.weight, the first that is there counts."""
@@ -59,6 +67,7 @@ class Fp8Weight:
     encoding: str
     scales: ScaleGrid
     divides: bool = False
+    by_rows: ClassVar[bool] = True
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -74,18 +83,18 @@ class Fp8Weight:
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
         # numba is loaded by the first weight that is decoded, not by looking at a checkpoint.
-        from convert.weights.kernels import decode_blocks, decode_blocks_divided
+        from convert.weights.kernels import Float8, decode_blocks
 
-        decode = decode_blocks_divided if self.divides else decode_blocks
+        float8 = Float8(*FACTS[self.encoding], CODE_VALUES[self.encoding])
         codes = self.codes.read_rows(start, stop).view(np.uint8)
         rows = np.empty(codes.shape, np.float32)
         block_rows, block_cols = self.scales.block
         for part in split_matrices(self.shape, start, stop):
             first = part.first_row // block_rows
             scales = self.scales.read(first, -(-part.last_row // block_rows), part.matrix)
-            decode(
-                codes[part.rows], CODE_VALUES[self.encoding], scales,
-                part.first_row - first * block_rows, block_rows, block_cols, rows[part.rows],
+            decode_blocks(
+                codes[part.rows].reshape(-1), float8, scales,
+                part.first_row - first * block_rows, block_rows, block_cols, self.divides, rows[part.rows],
             )  # fmt: skip
         return rows
 

@@ -27,6 +27,7 @@ of g_idx is read.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -68,6 +69,7 @@ class GptqWeight:
     planar: bool
     zero_offset: int
     group_size: int
+    by_rows: ClassVar[bool] = False
 
     @property
     def type(self) -> GGMLType:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 import numpy as np
 
@@ -66,6 +67,7 @@ class HqqWeight:
     bits: int
     axis: int
     group_size: int
+    by_rows: ClassVar[bool] = True
 
     @property
     def type(self) -> GGMLType:

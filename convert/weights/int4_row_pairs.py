@@ -12,6 +12,7 @@ Where X.pre_quant_scale is stored too, the model scales the inputs of X at run t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,6 +33,7 @@ class RowPairWeight:
     name: str
     pairs: RawTensor
     scales: ScaleGrid
+    by_rows: ClassVar[bool] = True
 
     @property
     def shape(self) -> tuple[int, ...]:

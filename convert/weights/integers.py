@@ -12,6 +12,7 @@ The difference is exact, so the product is the exact value rounded once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -34,6 +35,7 @@ class Int8Weight:
     codes: RawTensor
     scales: ScaleGrid
     zeros: ScaleGrid | None
+    by_rows: ClassVar[bool] = True
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar
 
 import numpy as np
 
@@ -52,6 +53,7 @@ class MarlinWeight:
     shape: tuple[int, ...]
     codes: RawTensor
     scales: RawTensor
+    by_rows: ClassVar[bool] = False
 
     @property
     def type(self) -> GGMLType:
@@ -84,6 +86,7 @@ class SparseMarlinWeight:
     places: RawTensor
     scales: RawTensor
     bits: int
+    by_rows: ClassVar[bool] = False
 
     @property
     def type(self) -> GGMLType:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
+from typing import ClassVar
 
 import numpy as np
 
@@ -88,6 +89,7 @@ class PackedWeight:
     scales: ScaleGrid
     zeros: RawTensor | None
     g_idx: RawTensor | None
+    by_rows: ClassVar[bool] = True
 
     @property
     def type(self) -> GGMLType:

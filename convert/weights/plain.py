@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,6 +21,7 @@ class PlainWeight:
     """A stored tensor that is the weight itself."""
 
     raw: RawTensor
+    by_rows: ClassVar[bool] = True
 
     @property
     def name(self) -> str:

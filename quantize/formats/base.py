@@ -24,6 +24,8 @@ Rows = npt.NDArray[Any]
 
 ROW_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
+_SOURCE_ITEMS = dict(zip(ROW_DTYPES, (np.float32, np.int16, np.uint16), strict=True))
+
 Blocks = npt.NDArray[Any]
 """(n_rows, n_blocks) of a format's BLOCK."""
 
@@ -57,19 +59,6 @@ class QuantFormat:
     importance: ImportanceUse
 
 
-def as_float32(rows: Rows) -> npt.NDArray[np.float32]:
-    """Return `rows` as float32, C-contiguous; the same array when it already is.
-
-    rows     (n_rows, n_cols) of float32, float16 or ml_dtypes.bfloat16; all three convert exactly
-    raises   ShapeError if rows are of another dtype
-    """
-    if rows.dtype == np.float32:
-        return np.ascontiguousarray(rows)
-    if rows.dtype in ROW_DTYPES:
-        return rows.astype(np.float32, order="C")
-    raise ShapeError(f"rows must be float32, float16 or bfloat16, found {rows.dtype}")
-
-
 def as_source(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return rows as the flat array that kernels read, without a copy when they are C-contiguous and aligned.
 
@@ -77,9 +66,9 @@ def as_source(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     float32 as it is, bfloat16 as uint16, float16 as int16. The array is read-only, whether rows are or not:
     these are two types to numba, and a kernel would be compiled for each.
     """
-    flat = np.require(rows, requirements=["C", "A"]).reshape(-1)
-    bits = {np.dtype(np.float32): np.float32, np.dtype(np.float16): np.int16}
-    source = flat.view(bits.get(rows.dtype, np.uint16))
+    if not (rows.flags.c_contiguous and rows.flags.aligned):
+        rows = np.require(rows, requirements=["C", "A"])
+    source = rows.reshape(-1).view(_SOURCE_ITEMS[rows.dtype])
     source.flags.writeable = False
     return source
 
@@ -109,8 +98,8 @@ def encode(
     weights: Weights,
     type_: GGMLType,
     block: np.dtype[Any],
-    plain: Callable[..., int | None] | None = None,
-    weighted: Callable[..., int | None] | None = None,
+    plain: Callable[..., int] | None = None,
+    weighted: Callable[..., int] | None = None,
     tables: tuple[Any, ...] = (),
 ) -> Blocks:
     """Return `rows` as blocks, C-contiguous, made by one of two kernels.
@@ -119,11 +108,11 @@ def encode(
     weighted  called with: weighted(source, importances, *tables, out); None: they are not used
     tables    constants of the kernels
 
-    source and importances are those of `as_source`, out is uint8 of all blocks' bytes. A kernel may
-    stop, and return the number of a block that it can't encode; else it returns None or -1.
+    source and importances are those of `as_source`, out is uint8 of all blocks' bytes. A kernel returns -1,
+    or the number of the first block that it can't encode, and leaves the rest undone.
 
     raises    ShapeError if rows or weights do not fit, NeedsImportance if there are none where there must be,
-              BadWeights for a block that can't be encoded
+              BadWeights for a block that can't be encoded, as one with a NaN or an infinity
     """
     n_blocks = check_shape(rows, weights, type_)
     blocks = np.empty((len(rows), n_blocks), block)
@@ -134,15 +123,23 @@ def encode(
         failure = plain(source, *tables, out)
     else:
         raise NeedsImportance(f"{type_.name}: this type needs importances; give an importance matrix")
-    if failure is not None and failure >= 0:
-        row, number = divmod(failure, n_blocks)
-        first = number * type_.block_elems
-        raise BadWeights(
-            f"{type_.name}: row {row}, columns {first} to {first + type_.block_elems - 1}: weights or"
-            " importances are so large that squared errors overflow float32 (llama.cpp aborts here);"
-            " choose another type"
-        )
+    if failure >= 0:
+        raise _refusal(rows, type_, failure)
     return blocks
+
+
+def _refusal(rows: Rows, type_: GGMLType, number: int) -> BadWeights:
+    """Return the error for block `number` of `rows`."""
+    row, first = divmod(number * type_.block_elems, rows.shape[1])
+    stop = first + type_.block_elems
+    if np.isfinite(rows[row, first:stop].astype(np.float32)).all():
+        reason = (
+            "weights or importances are so large that squared errors overflow float32 (llama.cpp aborts"
+            " here); choose another type"
+        )
+    else:
+        reason = "a weight is not a finite number"
+    return BadWeights(f"{type_.name}: row {row}, columns {first} to {stop - 1}: {reason}")
 
 
 def decode(

@@ -15,16 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import BF16
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, as_float32, check_shape
+from quantize.formats import f32
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, as_source, check_shape
 from quantize.formats.half import to_bfloat_bits
 from quantize.formats.kernel import kernel
+from quantize.formats.tiles import read_item
 
 BLOCK = np.dtype(ml_dtypes.bfloat16)
 
 
 def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
     """Return bfloat16 (n_rows, n_cols) as float32, exactly."""
-    return as_float32(blocks)
+    return f32.quantize(blocks, None)
 
 
 def quantize(rows: Rows, weights: Weights) -> Blocks:
@@ -38,14 +40,14 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     if rows.dtype == BLOCK:
         return rows
     halves = np.empty(rows.shape, np.uint16)
-    _encode(as_float32(rows).reshape(-1), halves.reshape(-1))
+    _encode(as_source(rows), halves.reshape(-1))
     return halves.view(BLOCK)
 
 
 @kernel
-def _encode(values: npt.NDArray[np.float32], halves: npt.NDArray[np.uint16]) -> None:
-    for i in range(values.size):
-        halves[i] = to_bfloat_bits(values[i])
+def _encode(source: Rows, halves: npt.NDArray[np.uint16]) -> None:
+    for i in range(source.size):
+        halves[i] = to_bfloat_bits(read_item(source, i))
 
 
 FORMAT = QuantFormat(BF16, BLOCK, quantize, dequantize, ImportanceUse.IGNORED)

@@ -113,13 +113,17 @@ def load_weighted(
     first: int,
     x: Tile,
     weights: Tile,
-) -> None:
-    """Fill x and weights with blocks first .. first + LANES - 1; means of `row_mean_squares`."""
-    load_blocks(source, first, ELEMS, x)
+) -> bool:
+    """Fill x and weights with blocks first .. first + LANES - 1, and return whether all of x is finite.
+
+    means  of `row_mean_squares`
+    """
+    finite = load_blocks(source, first, ELEMS, x)
     load_importances(importances, first, ELEMS, weights)
     mean = load(means, first)
     for i in range(ELEMS):
         weights[i] = weights[i] * square_root(mean + x[i] * x[i])
+    return finite
 
 
 @part

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import F16
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, as_float32, check_shape
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, as_source, check_shape
 from quantize.formats.half import from_half_bits, to_half_bits
 from quantize.formats.kernel import kernel
+from quantize.formats.tiles import read_item
 
 BLOCK = np.dtype(np.float16)
 
@@ -43,7 +44,7 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     if rows.dtype == BLOCK:
         return rows
     halves = np.empty(rows.shape, np.uint16)
-    _encode(as_float32(rows).reshape(-1), halves.reshape(-1))
+    _encode(as_source(rows), halves.reshape(-1))
     return halves.view(BLOCK)
 
 
@@ -51,9 +52,9 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
 
 
 @kernel
-def _encode(values: npt.NDArray[np.float32], halves: npt.NDArray[np.uint16]) -> None:
-    for i in range(values.size):
-        halves[i] = to_half_bits(values[i])
+def _encode(source: Rows, halves: npt.NDArray[np.uint16]) -> None:
+    for i in range(source.size):
+        halves[i] = to_half_bits(read_item(source, i))
 
 
 @kernel

@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import F32
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, as_float32, check_shape
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, as_source, check_shape
+from quantize.formats.kernel import kernel
+from quantize.formats.tiles import read_item
 
 BLOCK = np.dtype(np.float32)
 
@@ -30,7 +32,17 @@ def quantize(rows: Rows, weights: Weights) -> Blocks:
     raises   ShapeError if rows or weights do not fit
     """
     check_shape(rows, weights, F32)
-    return as_float32(rows)
+    if rows.dtype == BLOCK:
+        return np.ascontiguousarray(rows)
+    widened = np.empty(rows.shape, np.float32)
+    _widen(as_source(rows), widened.reshape(-1))
+    return widened
+
+
+@kernel
+def _widen(source: Rows, widened: npt.NDArray[np.float32]) -> None:
+    for i in range(source.size):
+        widened[i] = read_item(source, i)
 
 
 FORMAT = QuantFormat(F32, BLOCK, quantize, dequantize, ImportanceUse.IGNORED)

@@ -1,4 +1,4 @@
-"""What IQ1, IQ2 and IQ3 share around their searches: signs off, codes of scales, words of halves, refusals.
+"""What IQ1, IQ2 and IQ3 share around their searches: signs off, codes of scales and words of halves.
 
 A super-block is 256 weights, coded as points of a grid. In IQ2 and IQ3 a sub-block is searched by its
 magnitudes; signs are stored apart, a byte or seven bits for each eight weights. Where they are seven, the
@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from quantize.formats.kernel import part
-from quantize.formats.lane_items import lowest_bit, mask_word
 from quantize.formats.lane_memory import Tile, tail
 from quantize.formats.lanes import Floats, Ints, Mask, maximum, select, splat, square_root
 from quantize.formats.rounding import clamp, nearest_int
@@ -107,9 +106,3 @@ def join_halves(halves: Tile, count: int, words: Tile) -> None:
     halves[count] = splat(0)
     for k in range((count + 1) // 2):
         words[k] = halves[2 * k] | halves[2 * k + 1] << 16
-
-
-@part
-def first_failure(failed: Mask, first: int, n_blocks: int) -> int:
-    """Return the number of the first block of a tile that failed; `failed` holds in at least one lane."""
-    return min(first + lowest_bit(mask_word(failed)), n_blocks - 1)

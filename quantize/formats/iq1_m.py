@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ1_M
 from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
-from quantize.formats.grid_blocks import ELEMS, first_failure
+from quantize.formats.grid_blocks import ELEMS
 from quantize.formats.half import from_half_bits, to_half_bits
 from quantize.formats.iq1 import (
     MINUS_HIGH,
@@ -52,7 +52,14 @@ from quantize.formats.lanes import LANES, Floats, Ints, Mask, any_lane, select, 
 from quantize.formats.search import ZERO
 from quantize.formats.sorting import sort_16
 from quantize.formats.super_block import mean_square, weigh
-from quantize.formats.tiles import load_blocks, load_importances, padded_words, store_blocks
+from quantize.formats.tiles import (
+    first_failure,
+    first_not_finite,
+    load_blocks,
+    load_importances,
+    padded_words,
+    store_blocks,
+)
 
 BLOCK = np.dtype([("qs", "u1", 32), ("qh", "u1", 16), ("scales", "<u2", 4)])
 
@@ -125,11 +132,11 @@ def _decode(
 def _quantize_weighted(
     source: Rows, importances: npt.NDArray[np.float32], grid: PointTables, out: npt.NDArray[np.uint8]
 ) -> int:
-    """Encode all blocks; return -1, or the number of the first block that can't be encoded."""
     x, weights, sums = float_tile(256), float_tile(256), float_tile(16)
     words = int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, 256, x)
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _BYTES)
         load_importances(importances, first, 256, weights)
         weigh(x, weights, mean_square(x, np.float32(2)), _SIZE, sums)
         failed = _encode(grid, x, weights, words)
@@ -141,11 +148,11 @@ def _quantize_weighted(
 
 @kernel
 def _quantize_plain(source: Rows, grid: PointTables, out: npt.NDArray[np.uint8]) -> int:
-    """Encode all blocks; return -1, or the number of the first block that can't be encoded."""
     x, weights = float_tile(256), float_tile(256)
     words = int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, 256, x)
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _BYTES)
         for i in range(256):
             weights[i] = x[i] * x[i]
         failed = _encode(grid, x, weights, words)

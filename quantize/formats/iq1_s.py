@@ -24,7 +24,7 @@ import numpy.typing as npt
 from gguf_tools.ggml_types import IQ1_S
 from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32 import float_at
-from quantize.formats.grid_blocks import ELEMS, first_failure, join_halves
+from quantize.formats.grid_blocks import ELEMS, join_halves
 from quantize.formats.half import to_half_bits
 from quantize.formats.iq1 import (
     MINUS_HIGH,
@@ -48,7 +48,14 @@ from quantize.formats.lanes import LANES, Floats, Ints, Mask, any_lane, select, 
 from quantize.formats.search import ZERO
 from quantize.formats.sorting import sort_32
 from quantize.formats.super_block import mean_square, weigh
-from quantize.formats.tiles import load_blocks, load_importances, padded_words, store_blocks
+from quantize.formats.tiles import (
+    first_failure,
+    first_not_finite,
+    load_blocks,
+    load_importances,
+    padded_words,
+    store_blocks,
+)
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 32), ("qh", "<u2", 8)])
 
@@ -105,13 +112,13 @@ def _decode(
 def _quantize(
     source: Rows, importances: npt.NDArray[np.float32], grid: PointTables, out: npt.NDArray[np.uint8]
 ) -> int:
-    """Encode all blocks; return -1, or the number of the first block that can't be encoded."""
     x, weights, sums = float_tile(256), float_tile(256), float_tile(8)
     scales, scale_codes, minus = float_tile(8), int_tile(8), int_tile(8)
     points, indices = int_tile(4), int_tile(4)
     halves, words = int_tile(_PADDED_HALVES), int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, 256, x)
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _BYTES)
         load_importances(importances, first, 256, weights)
         weigh(x, weights, mean_square(x, np.float32(2)), _SIZE, sums)
         for j in range(8):

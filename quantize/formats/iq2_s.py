@@ -26,7 +26,6 @@ from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weig
 from quantize.formats.grid_blocks import (
     SubBlock,
     code_scales,
-    first_failure,
     join_halves,
     load_sub_block,
 )
@@ -44,7 +43,14 @@ from quantize.formats.lanes import LANES, Mask, any_lane, splat
 from quantize.formats.octets import EIGHT
 from quantize.formats.packing import unpack
 from quantize.formats.super_block import mean_square, weigh
-from quantize.formats.tiles import load_blocks, load_importances, padded_words, store_blocks
+from quantize.formats.tiles import (
+    first_failure,
+    first_not_finite,
+    load_blocks,
+    load_importances,
+    padded_words,
+    store_blocks,
+)
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 32), ("signs", "u1", 32), ("qh", "u1", 8), ("scales", "u1", 8)])
 
@@ -89,10 +95,10 @@ _SIGNS = 0xFF
 def _quantize_weighted(
     source: Rows, importances: npt.NDArray[np.float32], grid: GridTables, out: npt.NDArray[np.uint8]
 ) -> int:
-    """Encode all blocks; return -1, or the number of the first block that can't be encoded."""
     x, weights, sums = float_tile(256), float_tile(256), float_tile(16)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, 256, x)
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _BYTES)
         load_importances(importances, first, 256, weights)
         weigh(x, weights, mean_square(x, np.float32(2)), 16, sums)
         failed = _encode(x, weights, grid, out, first)
@@ -103,10 +109,10 @@ def _quantize_weighted(
 
 @kernel
 def _quantize_plain(source: Rows, grid: GridTables, out: npt.NDArray[np.uint8]) -> int:
-    """Encode all blocks; return -1, or the number of the first block that can't be encoded."""
     x, weights = float_tile(256), float_tile(256)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, 256, x)
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _BYTES)
         spread = _QUARTER * mean_square(x, np.float32(2))
         for i in range(256):
             weights[i] = spread + x[i] * x[i]

@@ -27,7 +27,6 @@ from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weig
 from quantize.formats.grid_blocks import (
     SubBlock,
     code_scales,
-    first_failure,
     join_halves,
     load_sub_block,
 )
@@ -47,7 +46,14 @@ from quantize.formats.lanes import LANES, Floats, Mask, any_lane, maximum, selec
 from quantize.formats.octets import EIGHT
 from quantize.formats.search import EMPTY, ZERO, search_positive
 from quantize.formats.super_block import mean_square, weigh
-from quantize.formats.tiles import load_blocks, load_importances, padded_words, store_blocks
+from quantize.formats.tiles import (
+    first_failure,
+    first_not_finite,
+    load_blocks,
+    load_importances,
+    padded_words,
+    store_blocks,
+)
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", [("indices", "u1", 4), ("signs_scale", "<u4")], 8)])
 
@@ -91,7 +97,6 @@ _THREE = np.float32(3)
 def _quantize(
     source: Rows, importances: npt.NDArray[np.float32], grid: GridTables, out: npt.NDArray[np.uint8]
 ) -> int:
-    """Encode all blocks; return -1, or the number of the first block that can't be encoded."""
     x, weights, sums = float_tile(256), float_tile(256), float_tile(8)
     scales, scale_codes = float_tile(8), int_tile(8)
     sub = SubBlock(float_tile(32), float_tile(32), float_tile(32), float_tile(32))
@@ -99,7 +104,8 @@ def _quantize(
     signs, indices = int_tile(4), int_tile(4)
     halves, words = int_tile(_PADDED_HALVES), int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, 256, x)
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _BYTES)
         load_importances(importances, first, 256, weights)
         weigh(x, weights, mean_square(x, np.float32(1)), 32, sums)
         for j in range(8):

@@ -30,7 +30,6 @@ from quantize.formats.grid_blocks import (
     ELEMS,
     SubBlock,
     code_scales,
-    first_failure,
     join_halves,
     load_sub_block,
 )
@@ -53,7 +52,14 @@ from quantize.formats.lane_memory import Tile, float_tile, int_tile, tail
 from quantize.formats.lanes import LANES, Floats, Mask, any_lane, select, shift_right_logical, splat
 from quantize.formats.octets import EIGHT
 from quantize.formats.super_block import mean_square, weigh
-from quantize.formats.tiles import load_blocks, load_importances, padded_words, store_blocks
+from quantize.formats.tiles import (
+    first_failure,
+    first_not_finite,
+    load_blocks,
+    load_importances,
+    padded_words,
+    store_blocks,
+)
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 64), ("words", "<u4", 8)])
 
@@ -116,11 +122,11 @@ def _decode(
 def _quantize_weighted(
     source: Rows, importances: npt.NDArray[np.float32], grid: GridTables, out: npt.NDArray[np.uint8]
 ) -> int:
-    """Encode all blocks; return -1, or the number of the first block that can't be encoded."""
     x, weights, sums = float_tile(256), float_tile(256), float_tile(8)
     words = int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, 256, x)
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _BYTES)
         load_importances(importances, first, 256, weights)
         weigh(x, weights, mean_square(x, np.float32(2)), 32, sums)
         failed = _encode(grid, x, weights, words)
@@ -132,11 +138,11 @@ def _quantize_weighted(
 
 @kernel
 def _quantize_plain(source: Rows, grid: GridTables, out: npt.NDArray[np.uint8]) -> int:
-    """Encode all blocks; return -1, or the number of the first block that can't be encoded."""
     x, weights = float_tile(256), float_tile(256)
     words = int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, 256, x)
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _BYTES)
         weigh_by_square(x, weights)
         failed = _encode(grid, x, weights, words)
         if any_lane(failed):

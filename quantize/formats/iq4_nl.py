@@ -24,7 +24,7 @@ from quantize.formats.lane_memory import Tile, float_tile, int_tile, load, store
 from quantize.formats.lanes import LANES, Floats, select, splat, square_root
 from quantize.formats.packing import pack
 from quantize.formats.search import ONE, ZERO
-from quantize.formats.tiles import load_blocks, load_importances, padded_words, store_blocks
+from quantize.formats.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 16)])
 
@@ -65,25 +65,26 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
 
 
 @kernel
-def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> None:
+def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     x, weights = float_tile(ELEMS), float_tile(ELEMS)
     words = int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, ELEMS, x)
+        if not load_blocks(source, first, ELEMS, x):
+            return first_not_finite(x, ELEMS, first, out.size // _BYTES)
         for i in range(ELEMS):
             weights[i] = x[i] * x[i]
         _encode(x, search_levels(x, weights), words)
         store_blocks(words, out, first, _BYTES)
+    return -1
 
 
 @kernel
-def _quantize_weighted(
-    source: Rows, importances: npt.NDArray[np.float32], out: npt.NDArray[np.uint8]
-) -> None:
+def _quantize_weighted(source: Rows, importances: npt.NDArray[np.float32], out: npt.NDArray[np.uint8]) -> int:
     x, weights = float_tile(ELEMS), float_tile(ELEMS)
     words = int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, ELEMS, x)
+        if not load_blocks(source, first, ELEMS, x):
+            return first_not_finite(x, ELEMS, first, out.size // _BYTES)
         load_importances(importances, first, ELEMS, weights)
         total = splat(ZERO)
         for i in range(ELEMS):
@@ -93,6 +94,7 @@ def _quantize_weighted(
             weights[i] = weights[i] * square_root(spread + x[i] * x[i])
         _encode(x, search_levels(x, weights), words)
         store_blocks(words, out, first, _BYTES)
+    return -1
 
 
 @part

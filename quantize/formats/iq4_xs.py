@@ -30,7 +30,7 @@ from quantize.formats.lanes import LANES, select, splat, square_root, to_float
 from quantize.formats.packing import pack
 from quantize.formats.rounding import clamp, nearest_int
 from quantize.formats.search import ONE, ZERO, farthest_from_zero
-from quantize.formats.tiles import load_blocks, load_importances, padded_words, store_blocks
+from quantize.formats.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "<u2"), ("scales_h", "<u2"), ("scales_l", "u1", 4), ("qs", "u1", 128)])
 
@@ -79,25 +79,26 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
 
 
 @kernel
-def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> None:
+def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     x, weights = float_tile(256), float_tile(256)
     words = int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, _SUPER_ELEMS, x)
+        if not load_blocks(source, first, _SUPER_ELEMS, x):
+            return first_not_finite(x, _SUPER_ELEMS, first, out.size // _BYTES)
         for i in range(_SUPER_ELEMS):
             weights[i] = x[i] * x[i]
         _encode(x, weights, words)
         store_blocks(words, out, first, _BYTES)
+    return -1
 
 
 @kernel
-def _quantize_weighted(
-    source: Rows, importances: npt.NDArray[np.float32], out: npt.NDArray[np.uint8]
-) -> None:
+def _quantize_weighted(source: Rows, importances: npt.NDArray[np.float32], out: npt.NDArray[np.uint8]) -> int:
     x, weights = float_tile(256), float_tile(256)
     words = int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, _SUPER_ELEMS, x)
+        if not load_blocks(source, first, _SUPER_ELEMS, x):
+            return first_not_finite(x, _SUPER_ELEMS, first, out.size // _BYTES)
         load_importances(importances, first, _SUPER_ELEMS, weights)
         total = splat(ZERO)
         for i in range(_SUPER_ELEMS):
@@ -107,6 +108,7 @@ def _quantize_weighted(
             weights[i] = weights[i] * square_root(spread + x[i] * x[i])
         _encode(x, weights, words)
         store_blocks(words, out, first, _BYTES)
+    return -1
 
 
 @part

@@ -37,16 +37,19 @@ def kernel(function: Callable[..., Any]) -> Any:
     """Return `function` compiled, and cached on disk.
 
     numba drops a cached kernel when the file of the kernel itself changes. Ours are made of parts from
-    several files, so the mark of freshness is a hash of all sources below this folder.
+    several files, so the mark of freshness is a hash of all sources below this folder, and of the kernel's
+    own where that is elsewhere. Times and version numbers are no part of it: an upgrade that leaves the
+    kernels as they are compiles nothing.
     """
     dispatcher = njit(cache=True, **OPTIONS)(function)
-    dispatcher._cache._cache_file._source_stamp = _sources_hash()
+    dispatcher._cache._cache_file._source_stamp = sources_hash(Path(function.__code__.co_filename))
     return dispatcher
 
 
 @cache
-def _sources_hash() -> str:
+def sources_hash(path: Path) -> str:
+    """Return a hash of what a kernel in the file `path` is made of."""
     digest = sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
+    for source in sorted({*Path(__file__).parent.rglob("*.py"), path}):
+        digest.update(source.read_bytes())
     return digest.hexdigest()

@@ -39,7 +39,7 @@ from quantize.formats.lanes import (
     splat,
 )
 from quantize.formats.packing import pack
-from quantize.formats.tiles import load_blocks, padded_words, store_blocks
+from quantize.formats.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
 BLOCK = np.dtype([("e", "u1"), ("qs", "u1", 16)])
 
@@ -115,11 +115,12 @@ def _exponent(largest: Floats, steps_below: npt.NDArray[np.int32]) -> Ints:
 
 
 @kernel
-def _quantize(source: Rows, steps_below: npt.NDArray[np.int32], out: npt.NDArray[np.uint8]) -> None:
+def _quantize(source: Rows, steps_below: npt.NDArray[np.int32], out: npt.NDArray[np.uint8]) -> int:
     x = float_tile(ELEMS)
     codes, words = int_tile(ELEMS), int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, ELEMS, x)
+        if not load_blocks(source, first, ELEMS, x):
+            return first_not_finite(x, ELEMS, first, out.size // _BYTES)
         largest = splat(ZERO)
         for i in range(ELEMS):
             largest = maximum(absolute(x[i]), largest)
@@ -131,6 +132,7 @@ def _quantize(source: Rows, steps_below: npt.NDArray[np.int32], out: npt.NDArray
             words[k] = words[k] << 8 | shift_right_logical(words[k - 1], 24)
         words[0] = words[0] << 8 | e
         store_blocks(words, out, first, _BYTES)
+    return -1
 
 
 FORMAT = QuantFormat(MXFP4, BLOCK, quantize, dequantize, ImportanceUse.IGNORED)

@@ -39,7 +39,7 @@ from quantize.formats.lanes import (
     to_int,
 )
 from quantize.formats.packing import pack
-from quantize.formats.tiles import load_blocks, padded_words, store_blocks
+from quantize.formats.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "u1", 4), ("qs", "u1", 32)])
 
@@ -117,11 +117,12 @@ def _scale_byte(scale: Floats) -> Ints:
 
 
 @kernel
-def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> None:
+def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     x = float_tile(_ELEMS)
     codes, words = int_tile(_ELEMS), int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, _ELEMS, x)
+        if not load_blocks(source, first, _ELEMS, x):
+            return first_not_finite(x, _ELEMS, first, out.size // _BYTES)
         scales = splat(0)
         for j in range(4):
             start = j * _SUB_ELEMS
@@ -138,6 +139,7 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> None:
         words[0] = scales
         pack(codes, 0, 4, 8, 32, tail(words, 1))
         store_blocks(words, out, first, _BYTES)
+    return -1
 
 
 FORMAT = QuantFormat(NVFP4, BLOCK, quantize, dequantize, ImportanceUse.IGNORED)

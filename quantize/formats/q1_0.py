@@ -19,7 +19,7 @@ from quantize.formats.half import to_half_bits
 from quantize.formats.kernel import kernel, part
 from quantize.formats.lane_memory import float_tile, int_tile, store
 from quantize.formats.lanes import LANES, absolute, bits, from_bits, lane_numbers, select, splat
-from quantize.formats.tiles import load_blocks, padded_words, store_blocks
+from quantize.formats.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 16)])
 
@@ -68,11 +68,12 @@ def _quiet(value: np.float32) -> np.float32:
 
 
 @kernel
-def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> None:
+def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     x = float_tile(_ELEMS)
     words = int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, _ELEMS, x)
+        if not load_blocks(source, first, _ELEMS, x):
+            return first_not_finite(x, _ELEMS, first, out.size // _BYTES)
         total = splat(ZERO)
         for i in range(_ELEMS):
             total += absolute(x[i])
@@ -83,6 +84,7 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> None:
             words[k] = word
         prepend_half(to_half_bits(total / np.float32(_ELEMS)), words, 4)
         store_blocks(words, out, first, _BYTES)
+    return -1
 
 
 FORMAT = QuantFormat(Q1_0, BLOCK, quantize, dequantize, ImportanceUse.IGNORED)

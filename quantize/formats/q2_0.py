@@ -21,7 +21,7 @@ from quantize.formats.half import to_half_bits
 from quantize.formats.kernel import kernel
 from quantize.formats.lane_memory import float_tile, int_tile, store
 from quantize.formats.lanes import LANES, absolute, lane_numbers, maximum, select, splat, to_float
-from quantize.formats.tiles import load_blocks, padded_words, store_blocks
+from quantize.formats.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 16)])
 
@@ -64,11 +64,12 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
 
 
 @kernel
-def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> None:
+def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     x = float_tile(_ELEMS)
     words = int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, _ELEMS, x)
+        if not load_blocks(source, first, _ELEMS, x):
+            return first_not_finite(x, _ELEMS, first, out.size // _BYTES)
         d = splat(ZERO)
         for i in range(_ELEMS):
             d = maximum(absolute(x[i]), d)
@@ -86,6 +87,7 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> None:
             words[k] = word
         prepend_half(to_half_bits(d), words, 4)
         store_blocks(words, out, first, _BYTES)
+    return -1
 
 
 FORMAT = QuantFormat(Q2_0, BLOCK, quantize, dequantize, ImportanceUse.IGNORED)

@@ -34,7 +34,7 @@ from quantize.formats.super_block import (
     mean_square,
     weigh,
 )
-from quantize.formats.tiles import load_blocks, load_importances, padded_words, store_blocks
+from quantize.formats.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = np.dtype([("scales", "u1", 16), ("qs", "u1", 64), ("d", "<u2"), ("dmin", "<u2")])
 
@@ -79,13 +79,14 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
 
 
 @kernel
-def _quantize_weighted(source: Rows, importances: Weights, out: npt.NDArray[np.uint8]) -> None:
+def _quantize_weighted(source: Rows, importances: Weights, out: npt.NDArray[np.uint8]) -> int:
     x, weights, sums = float_tile(256), float_tile(256), float_tile(16)
     fit = AffineFit(float_tile(16), float_tile(16), float_tile(16), float_tile(16))
     scale_codes, low_codes = int_tile(16), int_tile(16)
     words = int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, 256, x)
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _BYTES)
         load_importances(importances, first, 256, weights)
         weigh(x, weights, mean_square(x, np.float32(1)), 16, sums)
         fit_sub_blocks(x, weights, 16, _TOP, np.float32(-0.9), np.float32(0.05), 36, fit)
@@ -94,16 +95,18 @@ def _quantize_weighted(source: Rows, importances: Weights, out: npt.NDArray[np.u
         words[_D_WORD] = to_half_bits(d) | to_half_bits(dmin) << 16
         _pack_rest(x, fit, scale_codes, low_codes, words)
         store_blocks(words, out, first, _BYTES)
+    return -1
 
 
 @kernel
-def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> None:
+def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     x, weights = float_tile(256), float_tile(256)
     fit = AffineFit(float_tile(16), float_tile(16), float_tile(16), float_tile(16))
     scale_codes, low_codes = int_tile(16), int_tile(16)
     words = int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, 256, x)
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _BYTES)
         for i in range(256):
             weights[i] = absolute(x[i])
         fit_sub_blocks_absolute(x, weights, 16, _TOP, np.float32(-0.5), np.float32(0.1), 15, fit)
@@ -112,6 +115,7 @@ def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> None:
         words[_D_WORD] = to_half_bits(d) | to_half_bits(dmin) << 16
         _pack_rest(x, fit, scale_codes, low_codes, words)
         store_blocks(words, out, first, _BYTES)
+    return -1
 
 
 @part

@@ -35,7 +35,7 @@ from quantize.formats.search import (
     symmetric_codes,
 )
 from quantize.formats.super_block import ELEMS, fit_symmetric_sub_blocks, mean_square, weigh
-from quantize.formats.tiles import load_blocks, load_importances, padded_words, store_blocks
+from quantize.formats.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = np.dtype([("hmask", "u1", 32), ("qs", "u1", 64), ("scales", "u1", 12), ("d", "<u2")])
 
@@ -80,13 +80,14 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
 
 
 @kernel
-def _quantize_weighted(source: Rows, importances: Weights, out: npt.NDArray[np.uint8]) -> None:
+def _quantize_weighted(source: Rows, importances: Weights, out: npt.NDArray[np.uint8]) -> int:
     x, weights, sums = float_tile(256), float_tile(256), float_tile(16)
     scales, inverses = float_tile(16), float_tile(16)
     scale_codes, codes = int_tile(16), int_tile(256)
     words = int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, 256, x)
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _BYTES)
         load_importances(importances, first, 256, weights)
         weigh(x, weights, mean_square(x, np.float32(2)), 16, sums)
         fit_symmetric_sub_blocks(x, weights, _HALF, scales, inverses)
@@ -100,15 +101,17 @@ def _quantize_weighted(source: Rows, importances: Weights, out: npt.NDArray[np.u
             symmetric_codes(tail(x, 16 * j), scale, inverses[j], 16, _HALF, tail(codes, 16 * j))
         _pack(codes, scale_codes, half_d, words)
         store_blocks(words, out, first, _BYTES)
+    return -1
 
 
 @kernel
-def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> None:
+def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     x, scales = float_tile(256), float_tile(16)
     scale_codes, codes = int_tile(16), int_tile(256)
     words = int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, 256, x)
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _BYTES)
         for j in range(16):
             scales[j] = _search_plain(tail(x, 16 * j), tail(codes, 16 * j))
         _largest, extreme = farthest_from_zero(scales, 16)
@@ -124,6 +127,7 @@ def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> None:
                 codes[i] = select(scale == ZERO, codes[i], stored)
         _pack(codes, scale_codes, half_d, words)
         store_blocks(words, out, first, _BYTES)
+    return -1
 
 
 @part

@@ -30,7 +30,7 @@ from quantize.formats.lanes import LANES, Floats, to_float
 from quantize.formats.packing import pack
 from quantize.formats.rounding import clamp, nearest_int
 from quantize.formats.search import search_affine
-from quantize.formats.tiles import load_blocks, padded_words, store_blocks
+from quantize.formats.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "<u2"), ("m", "<u2"), ("qs", "u1", 16)])
 
@@ -72,30 +72,32 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
 
 
 @kernel
-def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> None:
+def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     x = float_tile(ELEMS)
     codes, words = int_tile(ELEMS), int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, ELEMS, x)
+        if not load_blocks(source, first, ELEMS, x):
+            return first_not_finite(x, ELEMS, first, out.size // _BYTES)
         d, m = fit_range(x, _TOP, codes)
         _store(d, m, codes, words, out, first)
+    return -1
 
 
 @kernel
-def _quantize_weighted(
-    source: Rows, importances: npt.NDArray[np.float32], out: npt.NDArray[np.uint8]
-) -> None:
+def _quantize_weighted(source: Rows, importances: npt.NDArray[np.float32], out: npt.NDArray[np.uint8]) -> int:
     x, weights = float_tile(ELEMS), float_tile(ELEMS)
     codes, words = int_tile(ELEMS), int_tile(_WORDS)
     means = row_mean_squares(source, importances.size)
     for first in range(0, out.size // _BYTES, LANES):
-        load_weighted(source, importances, means, first, x, weights)
+        if not load_weighted(source, importances, means, first, x, weights):
+            return first_not_finite(x, ELEMS, first, out.size // _BYTES)
         d, minus_m, inverse, code_m = search_affine(
             x, weights, ELEMS, _TOP, np.float32(-0.9), np.float32(0.05), 36
         )
         for i in range(ELEMS):
             codes[i] = clamp(nearest_int(inverse * (x[i] - code_m)), 0, _TOP)
         _store(d, -minus_m, codes, words, out, first)
+    return -1
 
 
 @part

@@ -36,7 +36,7 @@ from quantize.formats.super_block import (
     weigh,
     weigh_by_magnitude,
 )
-from quantize.formats.tiles import load_blocks, load_importances, padded_words, store_blocks
+from quantize.formats.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "<u2"), ("dmin", "<u2"), ("scales", "u1", 12), ("qh", "u1", 32), ("qs", "u1", 128)])
 
@@ -81,13 +81,14 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
 
 
 @kernel
-def _quantize_weighted(source: Rows, importances: Weights, out: npt.NDArray[np.uint8]) -> None:
+def _quantize_weighted(source: Rows, importances: Weights, out: npt.NDArray[np.uint8]) -> int:
     x, weights, sums = float_tile(256), float_tile(256), float_tile(8)
     fit = AffineFit(float_tile(8), float_tile(8), float_tile(8), float_tile(8))
     scale_codes, low_codes = int_tile(8), int_tile(8)
     words = int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, 256, x)
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _BYTES)
         load_importances(importances, first, 256, weights)
         weigh(x, weights, mean_square(x, np.float32(2)), 32, sums)
         fit_sub_blocks(x, weights, 32, _TOP, np.float32(-0.9), np.float32(0.05), 36, fit)
@@ -96,16 +97,18 @@ def _quantize_weighted(source: Rows, importances: Weights, out: npt.NDArray[np.u
         words[0] = to_half_bits(d) | to_half_bits(dmin) << 16
         _pack_rest(x, fit, scale_codes, low_codes, words)
         store_blocks(words, out, first, _BYTES)
+    return -1
 
 
 @kernel
-def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> None:
+def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     x, weights = float_tile(256), float_tile(256)
     fit = AffineFit(float_tile(8), float_tile(8), float_tile(8), float_tile(8))
     scale_codes, low_codes = int_tile(8), int_tile(8)
     words = int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, 256, x)
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _BYTES)
         weigh_by_magnitude(x, 32, weights)
         fit_sub_blocks(x, weights, 32, _TOP, np.float32(-0.5), np.float32(0.1), 15, fit)
         d = code_by_largest(fit.scales, 8, _SCALE_TOP, scale_codes)
@@ -113,6 +116,7 @@ def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> None:
         words[0] = to_half_bits(d) | to_half_bits(dmin) << 16
         _pack_rest(x, fit, scale_codes, low_codes, words)
         store_blocks(words, out, first, _BYTES)
+    return -1
 
 
 @part

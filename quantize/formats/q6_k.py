@@ -27,7 +27,7 @@ from quantize.formats.packing import codes_at, pack
 from quantize.formats.rounding import nearest_int
 from quantize.formats.search import EMPTY, ONE, farthest_from_zero, symmetric_codes
 from quantize.formats.super_block import ELEMS, fit_symmetric_sub_blocks
-from quantize.formats.tiles import load_blocks, load_importances, padded_words, store_blocks
+from quantize.formats.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = np.dtype([("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", "<u2")])
 
@@ -69,26 +69,30 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
 
 
 @kernel
-def _quantize_weighted(source: Rows, importances: Weights, out: npt.NDArray[np.uint8]) -> None:
+def _quantize_weighted(source: Rows, importances: Weights, out: npt.NDArray[np.uint8]) -> int:
     x, weights = float_tile(256), float_tile(256)
     words = int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, 256, x)
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _BYTES)
         load_importances(importances, first, 256, weights)
         _encode(x, weights, words)
         store_blocks(words, out, first, _BYTES)
+    return -1
 
 
 @kernel
-def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> None:
+def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     x, weights = float_tile(256), float_tile(256)
     words = int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, 256, x)
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _BYTES)
         for i in range(256):
             weights[i] = x[i] * x[i]
         _encode(x, weights, words)
         store_blocks(words, out, first, _BYTES)
+    return -1
 
 
 @part

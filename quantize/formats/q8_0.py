@@ -20,7 +20,7 @@ from quantize.formats.kernel import kernel
 from quantize.formats.lane_memory import float_tile, int_tile, load, store
 from quantize.formats.lanes import LANES, absolute, bits, from_bits, maximum, select, splat, to_float, to_int
 from quantize.formats.packing import pack
-from quantize.formats.tiles import load_blocks, padded_words, store_blocks
+from quantize.formats.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "i1", 32)])
 
@@ -62,12 +62,13 @@ def _decode(data: npt.NDArray[np.int8], out: npt.NDArray[np.float32]) -> None:
 
 
 @kernel
-def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> None:
+def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     x = float_tile(ELEMS)
     codes = int_tile(ELEMS)
     words = int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, ELEMS, x)
+        if not load_blocks(source, first, ELEMS, x):
+            return first_not_finite(x, ELEMS, first, out.size // _BYTES)
         largest = splat(ZERO)
         for i in range(ELEMS):
             largest = maximum(largest, absolute(x[i]))
@@ -82,6 +83,7 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> None:
         pack(codes, 0, 8, ELEMS, ELEMS, words)
         prepend_half(to_half_bits(d), words, 8)
         store_blocks(words, out, first, _BYTES)
+    return -1
 
 
 FORMAT = QuantFormat(Q8_0, BLOCK, quantize, dequantize, ImportanceUse.IGNORED)

@@ -25,7 +25,7 @@ from quantize.formats.lanes import LANES, bits, from_bits, minimum, select, spla
 from quantize.formats.packing import pack
 from quantize.formats.rounding import nearest_int
 from quantize.formats.search import farthest_from_zero
-from quantize.formats.tiles import load_blocks, padded_words, store_blocks
+from quantize.formats.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "<f4"), ("qs", "i1", 256), ("bsums", "<i2", 16)])
 
@@ -69,11 +69,12 @@ def _decode(data: npt.NDArray[np.int8], out: npt.NDArray[np.float32]) -> None:
 
 
 @kernel
-def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> None:
+def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     x = float_tile(_ELEMS)
     codes, sums, words = int_tile(_ELEMS), int_tile(16), int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, _ELEMS, x)
+        if not load_blocks(source, first, _ELEMS, x):
+            return first_not_finite(x, _ELEMS, first, out.size // _BYTES)
         largest, extreme = farthest_from_zero(x, _ELEMS)
         empty = largest == ZERO
         inverse = select(empty, ZERO, -_TOP / extreme)
@@ -88,6 +89,7 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> None:
         for j in range(8):
             words[65 + j] = sums[2 * j] & 0xFFFF | sums[2 * j + 1] << 16
         store_blocks(words, out, first, _BYTES)
+    return -1
 
 
 FORMAT = QuantFormat(Q8_K, BLOCK, quantize, dequantize, ImportanceUse.IGNORED)

@@ -18,8 +18,12 @@ from numba.extending import overload
 
 from quantize.formats.half import from_bfloat_bits, from_half_bits
 from quantize.formats.kernel import part
+from quantize.formats.lane_items import lowest_bit, mask_word
 from quantize.formats.lane_memory import Tile, TileType, item_pointer, load
-from quantize.formats.lanes import INTS, LANES, Floats, operation
+from quantize.formats.lanes import INTS, LANES, Floats, Mask, any_lane, bits, maximum, operation, splat
+
+_EXPONENT = 0x7F800000
+"""The bits of a float32's exponent, all set in a NaN or an infinity."""
 
 
 def padded_words(block_bytes: int) -> int:
@@ -28,9 +32,39 @@ def padded_words(block_bytes: int) -> int:
 
 
 @part
-def load_blocks(source: npt.NDArray[Any], first: int, block_elems: int, tile: Tile) -> None:
-    """Fill tile[elem] with blocks first .. first + LANES - 1 of a source; block_elems a multiple of LANES."""
-    load_columns(source, block_elems, first, 0, block_elems, tile)
+def load_blocks(source: npt.NDArray[Any], first: int, block_elems: int, tile: Tile) -> bool:
+    """Fill tile[elem] with blocks first .. first + LANES - 1 of a source, and return whether all are finite.
+
+    A NaN or an infinity poisons its block. Looking for them here costs next to nothing.
+
+    block_elems  a multiple of LANES
+    """
+    last = source.size // block_elems - 1
+    exponents = splat(0)
+    for lane in range(LANES):
+        start = min(first + lane, last) * block_elems
+        for elem in range(0, block_elems, LANES):
+            value = _read(source, start + elem)
+            tile[elem + lane] = value
+            exponents = maximum(bits(value) & _EXPONENT, exponents)
+    for elem in range(0, block_elems, LANES):
+        _transpose(tile, elem)
+    return not any_lane(exponents == _EXPONENT)
+
+
+@part
+def first_not_finite(tile: Tile, block_elems: int, first: int, n_blocks: int) -> int:
+    """Return the number of the first block of a tile that holds a NaN or an infinity; one of them does."""
+    exponents = splat(0)
+    for i in range(block_elems):
+        exponents = maximum(bits(tile[i]) & _EXPONENT, exponents)
+    return first_failure(exponents == _EXPONENT, first, n_blocks)
+
+
+@part
+def first_failure(failed: Mask, first: int, n_blocks: int) -> int:
+    """Return the number of the first block of a tile that failed; `failed` holds in at least one lane."""
+    return min(first + lowest_bit(mask_word(failed)), n_blocks - 1)
 
 
 @part
@@ -88,6 +122,21 @@ def _read_by_type(source: Any, index: Any) -> Any:
         types.float32: lambda source, index: load(source, index),
         types.uint16: lambda source, index: from_bfloat_bits(load(source, index)),
         types.int16: lambda source, index: from_half_bits(load(source, index)),
+    }
+    return readers.get(source.dtype)
+
+
+def read_item(source: npt.NDArray[Any], index: int) -> np.float32:
+    """Return source[index] of any array made by `base.as_source`, as float32."""
+    raise NotImplementedError("for kernels only")
+
+
+@overload(read_item, strict=False)
+def _read_item_by_type(source: Any, index: Any) -> Any:
+    readers = {
+        types.float32: lambda source, index: source[index],
+        types.uint16: lambda source, index: from_bfloat_bits(source[index]),
+        types.int16: lambda source, index: from_half_bits(source[index]),
     }
     return readers.get(source.dtype)
 

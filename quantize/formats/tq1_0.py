@@ -24,7 +24,7 @@ from quantize.formats.kernel import kernel, part
 from quantize.formats.lane_memory import Tile, float_tile, int_tile, load, store, tail
 from quantize.formats.lanes import LANES, Floats, Ints, lane_numbers, select, splat, to_float
 from quantize.formats.ternary import ELEMS, ternary_codes
-from quantize.formats.tiles import load_blocks, padded_words, store_blocks
+from quantize.formats.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
 BLOCK = np.dtype([("qs", "u1", 48), ("qh", "u1", 4), ("d", "<u2")])
 
@@ -85,16 +85,18 @@ def _weight(packed: Ints) -> Floats:
 
 
 @kernel
-def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> None:
+def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     x = float_tile(ELEMS)
     codes, words = int_tile(ELEMS), int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, ELEMS, x)
+        if not load_blocks(source, first, ELEMS, x):
+            return first_not_finite(x, ELEMS, first, out.size // _BYTES)
         words[13] = ternary_codes(x, codes)
         _pack_digits(codes, 5, 32, words)
         _pack_digits(tail(codes, 160), 5, 16, tail(words, 8))
         _pack_digits(tail(codes, 240), 4, 4, tail(words, 12))
         store_blocks(words, out, first, _BYTES)
+    return -1
 
 
 @part

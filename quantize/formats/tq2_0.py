@@ -22,7 +22,7 @@ from quantize.formats.lane_memory import float_tile, int_tile, load, store
 from quantize.formats.lanes import LANES, to_float
 from quantize.formats.packing import pack
 from quantize.formats.ternary import ternary_codes
-from quantize.formats.tiles import load_blocks, padded_words, store_blocks
+from quantize.formats.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
 BLOCK = np.dtype([("qs", "u1", 64), ("d", "<u2")])
 
@@ -65,14 +65,16 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
 
 
 @kernel
-def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> None:
+def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     x = float_tile(_ELEMS)
     codes, words = int_tile(_ELEMS), int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        load_blocks(source, first, _ELEMS, x)
+        if not load_blocks(source, first, _ELEMS, x):
+            return first_not_finite(x, _ELEMS, first, out.size // _BYTES)
         words[16] = ternary_codes(x, codes)
         pack(codes, 0, 2, 32, 64, words)
         store_blocks(words, out, first, _BYTES)
+    return -1
 
 
 FORMAT = QuantFormat(TQ2_0, BLOCK, quantize, dequantize, ImportanceUse.IGNORED)

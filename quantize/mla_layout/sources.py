@@ -42,6 +42,10 @@ class HeadRows:
     def type(self) -> GGMLType:
         return self.tensor.type
 
+    @property
+    def by_rows(self) -> bool:
+        return self.tensor.by_rows
+
     def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
         return np.concatenate([self.tensor.read_rows(low, high) for low, high in self._runs(start, stop)])
 
@@ -71,6 +75,10 @@ class TransposedHeads:
     @property
     def type(self) -> GGMLType:
         return _float_type(self.tensor)
+
+    @property
+    def by_rows(self) -> bool:
+        return False
 
     def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
         n_cols = self.tensor.shape[-1]
@@ -106,6 +114,10 @@ class Encoded:
     def shape(self) -> tuple[int, ...]:
         return self.tensor.shape
 
+    @property
+    def by_rows(self) -> bool:
+        return self.tensor.by_rows
+
     def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
         codec = get_format(self.type)
         return codec.dequantize(self.raw_rows(start, stop).view(codec.BLOCK).reshape(stop - start, -1))
@@ -137,6 +149,10 @@ class JoinedHeads:
     def type(self) -> GGMLType:
         """That of both, F32 when they differ."""
         return self.upper.type if self.upper.type == self.lower.type else F32
+
+    @property
+    def by_rows(self) -> bool:
+        return self.upper.by_rows and self.lower.by_rows
 
     def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
         rows = np.empty((stop - start, self.shape[-1]), FLOAT_DTYPES[_float_type(self)])

@@ -134,6 +134,23 @@ def test_a_refused_block_is_named(name: str) -> None:
             codec.quantize(rows, weights)
 
 
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("F32", "F16", "BF16")])
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16], ids="in {.__name__}".format)
+def test_a_block_that_is_not_finite_is_named(name: str, bad: float, dtype: type) -> None:
+    codec = get_format(name)
+    n_cols = columns(codec)
+    weights = samples.importances("random", n_cols)
+    for row, column in ((0, 0), (16, n_cols - 1), (7, n_cols // 2)):
+        rows = samples.rows("normal", (17, n_cols)).astype(dtype)
+        rows[row, column] = rows[16, -1] = bad
+        first = column // codec.type.block_elems * codec.type.block_elems
+        message = rf"{name}: row {row}, columns {first} to \d+: a weight is not a finite number"
+        for importances in (weights, *([] if codec.importance is ImportanceUse.REQUIRED else [None])):
+            with pytest.raises(BadWeights, match=message):
+                codec.quantize(rows, importances)
+
+
 @needs_oracle
 @every_format
 def test_bytes_equal_ggml_at_tile_edges(name: str) -> None:

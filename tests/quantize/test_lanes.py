@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -327,46 +329,70 @@ print(blocks.tobytes().hex(), sum(stats.cache_hits.values()), sum(stats.cache_mi
 """
 
 
-# how many compiled versions numba finds on disk for that kernel, when the sources' hash is as given
-VERSIONS_FOUND = """
-from quantize.formats import kernel
-hash_now = kernel._sources_hash()
-kernel._sources_hash = lambda: {hash}
-from quantize.formats import q4_k
-print(len(q4_k._quantize_weighted._cache._cache_file._load_index()))
-"""
+@dataclass(frozen=True)
+class Installed:
+    """A copy of the packages, and the folder of its compiled kernels."""
 
+    site: Path
+    cache: Path
 
-def run_kernel(cache: Path, script: str = KERNEL, **environment: str) -> list[str]:
-    """Return what a script prints in a process of its own: for KERNEL its bytes, cache hits and misses."""
-    run = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "NUMBA_CACHE_DIR": str(cache), **environment},
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return run.stdout.split()
+    def run(self, **environment: str) -> list[str]:
+        """Return what KERNEL prints in a process of its own: its bytes, cache hits and misses."""
+        run = subprocess.run(
+            [sys.executable, "-c", KERNEL],
+            env={**os.environ, "NUMBA_CACHE_DIR": str(self.cache), **environment},
+            cwd=self.site,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return run.stdout.split()
 
 
 @pytest.fixture(scope="module")
-def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """Return a cache folder, and what the run that filled it printed."""
-    cache = tmp_path_factory.mktemp("cache")
-    return cache, run_kernel(cache)
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    site = tmp_path_factory.mktemp("site")
+    for package in ("gguf_tools", "quantize"):
+        shutil.copytree(REPOSITORY / package, site / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return Installed(site, tmp_path_factory.mktemp("cache"))
 
 
-def test_a_kernel_is_loaded_from_the_cache_by_another_process(first_run: tuple[Path, list[str]]) -> None:
-    cache, (compiled, *counts) = first_run
+@pytest.fixture(scope="module")
+def first_run(installed: Installed) -> list[str]:
+    """Return what the run that filled the cache printed."""
+    return installed.run()
+
+
+def test_a_kernel_is_loaded_from_the_cache_by_another_process(
+    installed: Installed, first_run: list[str]
+) -> None:
+    compiled, *counts = first_run
     assert counts == ["0", "1"]
-    assert run_kernel(cache) == [compiled, "1", "0"]
+    assert installed.run() == [compiled, "1", "0"]
 
 
-def test_a_change_of_any_source_makes_the_cached_kernel_stale(first_run: tuple[Path, list[str]]) -> None:
-    cache = first_run[0]
-    assert run_kernel(cache, VERSIONS_FOUND.format(hash="hash_now")) == ["1"]
-    assert run_kernel(cache, VERSIONS_FOUND.format(hash="'another'")) == ["0"]
+def test_an_upgrade_that_leaves_the_kernels_alone_compiles_nothing(
+    installed: Installed, first_run: list[str]
+) -> None:
+    init = installed.site / "gguf_tools" / "__init__.py"
+    before = init.read_text()
+    init.write_text(re.sub(r'__version__ = "[^"]*"', '__version__ = "99.0"', before))
+    assert init.read_text() != before
+    for source in installed.site.rglob("*.py"):
+        os.utime(source, (1, 1))
+    assert installed.run()[1:] == ["1", "0"]
+
+
+def test_a_change_of_any_source_makes_the_cached_kernel_stale(
+    installed: Installed, first_run: list[str]
+) -> None:
+    lanes = installed.site / "quantize" / "formats" / "lanes.py"
+    before = lanes.read_text()
+    try:
+        lanes.write_text(before + "\n# changed\n")
+        assert installed.run()[1:] == ["0", "1"]
+    finally:
+        lanes.write_text(before)
 
 
 INSTRUCTION_SETS = [
@@ -376,10 +402,11 @@ INSTRUCTION_SETS = [
 
 
 @pytest.mark.parametrize("features", INSTRUCTION_SETS)
-def test_bytes_do_not_depend_on_the_instruction_set(first_run: tuple[Path, list[str]], features: str) -> None:
-    cache, (compiled, *_counts) = first_run
-    other = run_kernel(cache, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES=features)
-    assert other == [compiled, "0", "1"]
+def test_bytes_do_not_depend_on_the_instruction_set(
+    installed: Installed, first_run: list[str], features: str
+) -> None:
+    other = installed.run(NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES=features)
+    assert other == [first_run[0], "0", "1"]
 
 
 def test_no_instruction_is_free_to_reassociate_or_fuse() -> None:

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -37,6 +38,7 @@ class Rows:
     shape: tuple[int, ...]
     seed: int
     type: GGMLType = F32
+    by_rows: ClassVar[bool] = True
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
         rng = np.random.default_rng(self.seed)

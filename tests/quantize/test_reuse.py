@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -42,6 +43,7 @@ class Rows:
     seed: int
     shape: tuple[int, ...] = SHAPE
     type: GGMLType = F32
+    by_rows: ClassVar[bool] = True
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
         return samples.rows("normal", (int(np.prod(self.shape[:-1])), self.shape[-1]), self.seed)[start:stop]

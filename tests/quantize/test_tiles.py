@@ -14,7 +14,7 @@ from quantize.formats.kernel import part
 from quantize.formats.lane_memory import float_tile, int_tile, store
 from quantize.formats.lanes import LANES, bits
 from quantize.formats.packing import pack, unpack
-from quantize.formats.tiles import load_blocks, load_importances, padded_words, store_blocks
+from quantize.formats.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
 Array = npt.NDArray[Any]
 
@@ -27,6 +27,14 @@ def load_all(source: Array, first: int, out: Array) -> None:
     load_blocks(source, first, ELEMS, tile)
     for i in range(ELEMS):
         store(out, i * LANES, tile[i])
+
+
+@part
+def find_not_finite(source: Array, first: int, n_blocks: int) -> int:
+    tile = float_tile(ELEMS)
+    if load_blocks(source, first, ELEMS, tile):
+        return -1
+    return first_not_finite(tile, ELEMS, first, n_blocks)
 
 
 @part
@@ -46,6 +54,19 @@ def test_a_tile_holds_one_block_per_lane(dtype: npt.DTypeLike, n_blocks: int) ->
         load_all(as_source(rows), first, out.reshape(-1))
         blocks = np.minimum(np.arange(first, first + LANES), n_blocks - 1)
         np.testing.assert_array_equal(out, rows[blocks].T.astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("block", [0, 5, LANES, LANES + 2])
+def test_a_tile_tells_where_it_is_not_finite(dtype: npt.DTypeLike, bad: float, block: int) -> None:
+    n_blocks = LANES + 3
+    rows = np.full((n_blocks, ELEMS), np.finfo(np.float16).max, dtype)
+    assert [find_not_finite(as_source(rows), first, n_blocks) for first in (0, LANES)] == [-1, -1]
+    rows[block, 7] = bad
+    rows[-1] = bad
+    found = [find_not_finite(as_source(rows), first, n_blocks) for first in (0, LANES)]
+    assert found == ([block, n_blocks - 1] if block < LANES else [-1, block])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,7 @@ class ArraySource:
     shape: tuple[int, ...]
     type: GGMLType
     data: npt.NDArray[Any]
+    by_rows: ClassVar[bool] = True
 
     def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
         rows = self.data[start:stop]

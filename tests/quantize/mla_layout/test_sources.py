@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ class Rows:
     values: np.ndarray
     type: GGMLType
     name: str = "rows"
+    by_rows: ClassVar[bool] = True
 
     @property
     def shape(self) -> tuple[int, ...]:
