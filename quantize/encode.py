@@ -67,8 +67,8 @@ def encode_strips(
     raises  BadWeights for a NaN or infinity in the source, or a value that `target` can't hold
     """
     source = job.sources[task.tensor]
-    if source.type == target and target not in _FLOATS:
-        yield task.offset, np.frombuffer(source.raw_rows(task.row_start, task.row_stop), np.uint8)
+    if source.type == target:
+        yield from _as_they_are(source, task)
         return
     codec = get_format(target)
     found = job.importances.get(task.tensor)
@@ -84,10 +84,28 @@ def encode_strips(
             raise BadWeights(f"{task.tensor}: rows from {row_start} on: {error}") from error
         if target in _FLOATS:  # the codecs of all others refuse what is not finite
             check_finite(rows, task.tensor, row_start)
-        if target == F16 and source.type != F16:
+        if target == F16:
             _check_half_range(rows, blocks, task.tensor, row_start)
         data = blocks.reshape(-1).view(np.uint8)
         del rows, blocks  # now, so that the next strip takes the same memory, which is still in the cache
+        yield offset, data
+        offset += data.size
+
+
+def _as_they_are(source: SourceTensor, task: ChunkTask) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the rows of `task` as they are stored; those of floats are looked at while they pass."""
+    offset = task.offset
+    if source.type in _FLOATS:
+        for row_start, rows in strips(source, task.row_start, task.row_stop):
+            check_finite(rows, task.tensor, row_start)
+            data = rows.reshape(-1).view(np.uint8)
+            yield offset, data
+            offset += data.size
+        return
+    group = source.type.rows_interleaved
+    step = max(1, STRIP_ELEMS // source.shape[-1] // group) * group
+    for first in range(task.row_start, task.row_stop, step):
+        data = np.frombuffer(source.raw_rows(first, min(first + step, task.row_stop)), np.uint8)
         yield offset, data
         offset += data.size
 

@@ -17,7 +17,7 @@ from gguf_tools.ggml_types import GGMLType
 from gguf_tools.journal import Journal
 from gguf_tools.writer import GGUFWriter
 from quantize.chunks import ChunkTask, layout_chunks, tensor_chunks
-from quantize.encode import FillJob, encode_chunk
+from quantize.encode import FillJob, encode_strips
 from quantize.executors import Executor
 from quantize.provenance import UNKNOWN, RowsDigest
 from quantize.reuse import Candidate, OldFiles, OldTensor
@@ -116,10 +116,10 @@ class Filling:
     def _encode(self, task: ChunkTask) -> None:
         part, target = self._homes[task.tensor]
         digest = RowsDigest() if self._digests and self._is_encoded(task.tensor, target) else None
-        data = encode_chunk(task, target, self._job, digest)
-        if part.writer.layout.endian == "big":
-            data = swap_bytes(target, data)
-        part.writer.write(task.offset, data.data)
+        for offset, data in encode_strips(task, target, self._job, digest):
+            if part.writer.layout.endian == "big":
+                data = swap_bytes(target, data)
+            part.writer.write(offset, data.data)
         self._complete(task, UNKNOWN if digest is None else digest.value())
 
     def _is_encoded(self, tensor: str, target: GGMLType) -> bool:

@@ -87,20 +87,30 @@ def test_bytes_are_those_of_the_rows_together(strip_rows: int, by_rows: bool, ty
     assert bytes(written) == expected.tobytes()
 
 
-def test_encoded_rows_of_the_same_type_pass_unchanged() -> None:
+def test_rows_of_the_same_type_pass_unchanged(strip_rows: int) -> None:
     codec = get_format("Q8_0")
     blocks = codec.quantize(ROWS, None).view(np.uint8).reshape(len(ROWS), -1)
-    job = FillJob({"t": Source(blocks, by_rows=True, type=codec.type)}, {})
-    found = encode_chunk(task_of(codec.type, 5, 20), codec.type, job)
-    np.testing.assert_array_equal(found, blocks[5:20].reshape(-1))
+    for stored, type_ in ((blocks, codec.type), (ROWS, F32)):
+        job = FillJob({"t": Source(stored, by_rows=True, type=type_)}, {})
+        found = encode_chunk(task_of(type_, 5, 20), type_, job)
+        np.testing.assert_array_equal(found, stored[5:20].reshape(-1).view(np.uint8))
+
+
+def test_rows_that_are_interleaved_are_not_torn_apart(strip_rows: int) -> None:
+    type_ = by_name("Q4_0_R8")
+    source = Source(ROWS, by_rows=True, type=type_)
+    list(encode_strips(task_of(type_, 8, 40), type_, FillJob({"t": source}, {})))
+    assert all(start % 8 == 0 and stop % 8 == 0 for start, stop in source.asked)
+    assert (source.asked[0][0], source.asked[-1][1]) == (8, 40)
 
 
 def test_the_row_of_a_bad_weight_is_counted_from_the_tensor(strip_rows: int) -> None:
     rows = ROWS.copy()
     rows[20, 5] = np.inf
     job = FillJob({"t": Source(rows, by_rows=True)}, {})
-    with pytest.raises(BadWeights, match="t: weight at row 20, column 5 is inf"):
-        encode_chunk(task_of(by_name("Q8_0"), 3, 33), by_name("Q8_0"), job)
+    for type_name in ("Q8_0", "F32"):
+        with pytest.raises(BadWeights, match="t: weight at row 20, column 5 is inf"):
+            encode_chunk(task_of(by_name(type_name), 3, 33), by_name(type_name), job)
 
 
 def test_a_weight_beyond_half_is_named(strip_rows: int) -> None:
