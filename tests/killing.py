@@ -2,8 +2,7 @@
 
 What a process has given to the kernel outlives it, so a kill can only fall between two calls, or cut one
 short. `Fuse` counts the calls that change files, and kills the process before the n-th or in the middle of
-it: all the states that a kill can leave are seen by trying every n. Nothing is synced meanwhile, because that
-is for a crash of the machine, and takes time.
+it: all the states that a kill can leave are seen by trying every n.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from tqdm import tqdm
 
 import gguf_tools.writer
 from gguf_tools.errors import GGUFError
@@ -42,7 +43,14 @@ _CALLS = (
     "close",
 )
 _TORN = ("write", "pwrite")
-_SYNCS = ("fsync", "fdatasync")
+_PATIENCE_SECONDS = 120  # then a child hangs
+
+
+@pytest.fixture(autouse=True)
+def without_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sync nothing, in the modules that import this: it is for a crash of the machine, and takes time."""
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, lambda fd: None)
 
 
 class Fuse:
@@ -60,8 +68,7 @@ class Fuse:
         originals = {name: getattr(os, name) for name in _CALLS}
         flock, fallocate = fcntl.flock, gguf_tools.writer._fallocate
         for name, call in originals.items():
-            wanted = _no_sync if name in _SYNCS else call
-            setattr(os, name, self._wrapped(wanted, tears=name in _TORN))
+            setattr(os, name, self._wrapped(call, tears=name in _TORN))
         fcntl.flock = self._wrapped(flock)
         gguf_tools.writer._fallocate = self._wrapped(fallocate)
         try:
@@ -85,10 +92,6 @@ class Fuse:
         return counted
 
 
-def _no_sync(fd: int) -> None:
-    pass
-
-
 def in_child(work: Callable[[], object], *, kill_after: float | None = None) -> int:
     """Call `work` in a forked child; return 0, 1 if it raised, or minus the signal that killed it.
 
@@ -98,6 +101,9 @@ def in_child(work: Callable[[], object], *, kill_after: float | None = None) -> 
     if not pid:
         code = 1
         try:
+            # A lock of tqdm's that all forks share, for ever if one is killed that has it.
+            tqdm.set_lock(threading.RLock())
+            signal.alarm(_PATIENCE_SECONDS)
             work()
             code = 0
         except BaseException:
@@ -149,8 +155,12 @@ class WatchedOutputs:
         for name, data in self.wanted.items():
             self._check(self.folder / name, data)
 
+    def is_complete(self) -> bool:
+        """Whether all outputs are there, and nothing else."""
+        return {path.name: path.read_bytes() for path in self.folder.iterdir()} == self.wanted
+
     def check_all_are_there(self) -> None:
-        assert {path.name: path.read_bytes() for path in self.folder.iterdir()} == self.wanted
+        assert self.is_complete(), sorted(path.name for path in self.folder.iterdir())
 
     def leftovers(self) -> list[Path]:
         """Return the files that are no outputs."""

@@ -25,7 +25,7 @@ from quantize.encode import FillJob
 from quantize.fill import no_progress
 from quantize.outputs import Written, write_outputs
 from quantize.pipeline import lay_out
-from tests.killing import OLD, Mode, WatchedOutputs, killed_at
+from tests.killing import OLD, Mode, WatchedOutputs, killed_at, without_syncs  # noqa: F401
 
 N_PARTS = 3
 
