@@ -83,65 +83,102 @@ def write_outputs(
     """
     outputs, inputs, reuse = tuple(outputs), tuple(inputs), tuple(reuse)
     refuse_inputs(journal_path(outputs[0].path), inputs)
-    chunks_of = _number_chunks(outputs, job)
     layouts = {output.path.name: output.layout for output in outputs}
     about = describe_run(layouts, job, inputs)
-    has_provenance = PROVENANCE_KEY in outputs[0].layout.metadata
     with ExitStack() as stack:
         old = stack.enter_context(OldFiles(reuse, outputs[0].layout.endian))
         for output in outputs:
             refuse_inputs(output.path.with_name(output.path.name + PARTIAL_SUFFIX), old.paths)
         journal = stack.enter_context(Journal(outputs[0].path, about, restart=restart))
-        parts: list[Part] = []
-        checked: list[Verification] = []
+        session = _Session(outputs, job, journal, verify=verify)
         try:
-            for number, (output, chunks) in enumerate(zip(outputs, chunks_of, strict=True)):
-                inode = journal.published.get(number)
-                if _has_its_name(output, inode):
-                    continue
-                whole = inode if all(chunk in journal.done for chunk in chunks.all) else None
-                writer = GGUFWriter(output.path, output.layout, inputs, run=journal.run, whole=whole)
-                stack.enter_context(writer)
-                parts.append(Part(number, writer, chunks.all))
-                if not writer.resumed:
-                    journal.forget(chunks.all)
-                    writer.mark()
+            session.open_parts(inputs, stack)
             n_resumed = len(journal.done)
-
-            def publish(part: Part) -> None:
-                journal.sync(other.writer.fileno() for other in parts if other.writer.is_open)
-                journal.finish_output(part.number, os.fstat(part.writer.fileno()).st_ino)
-                if verify:
-                    checked.append(_verify(part.writer, job, journal, chunks_of[part.number]))
-                part.writer.publish()
-
-            def finish(part: Part) -> None:
-                if part.number or not has_provenance:
-                    publish(part)
-
-            filling = Filling(parts, job, progress, journal, finish, digests=has_provenance, old=old)
+            filling = Filling(
+                session.parts, job, progress, journal, session.finish, digests=session.has_provenance, old=old
+            )
             filling.run(make_executor(n_threads))
-            if has_provenance and parts and not parts[0].number:
-                numbers = _provenance(outputs, chunks_of, job, journal.done)
-                parts[0].writer.layout = _with_provenance(outputs[0].layout, numbers)
-                publish(parts[0])
+            session.finish_provenance()
         except BaseException as error:
-            if journal.done:
-                done = f"{len(journal.done)} of {chunks_of[-1].all.stop} chunks are done and kept"
-                error.add_note(f"{done}: the same command goes on from there")
-            else:
-                for part in parts:
-                    part.writer.discard()
-                journal.remove()
+            session.keep(error)
             raise
         journal.remove()
     return Written(
-        chunks_of[-1].all.stop,
+        session.n_chunks,
         n_resumed,
         reused=filling.reused,
         notes=(*old.notes, *(_damage_note(tensor) for tensor in filling.damaged)),
-        verification=together(checked) if verify else None,
+        verification=together(session.checked) if verify else None,
     )
+
+
+class _Session:
+    """One session of a run: the outputs that it opens, and how each of them ends.
+
+    parts           the outputs that have no name yet
+    has_provenance  whether the first output has a place for provenance
+    checked         what verifying has found so far
+    """
+
+    def __init__(self, outputs: Sequence[Output], job: FillJob, journal: Journal, *, verify: bool) -> None:
+        self.parts: list[Part] = []
+        self.has_provenance = PROVENANCE_KEY in outputs[0].layout.metadata
+        self.checked: list[Verification] = []
+        self._outputs = outputs
+        self._job = job
+        self._journal = journal
+        self._verify = verify
+        self._chunks_of = _number_chunks(outputs, job)
+
+    @property
+    def n_chunks(self) -> int:
+        """Of all outputs."""
+        return self._chunks_of[-1].all.stop
+
+    def open_parts(self, inputs: Iterable[Path], stack: ExitStack) -> None:
+        """Open the partials; where one isn't there, its chunks are not done either."""
+        journal = self._journal
+        for number, (output, chunks) in enumerate(zip(self._outputs, self._chunks_of, strict=True)):
+            inode = journal.published.get(number)
+            if _has_its_name(output, inode):
+                continue
+            whole = inode if all(chunk in journal.done for chunk in chunks.all) else None
+            writer = GGUFWriter(output.path, output.layout, inputs, run=journal.run, whole=whole)
+            stack.enter_context(writer)
+            self.parts.append(Part(number, writer, chunks.all))
+            if not writer.resumed:
+                journal.forget(chunks.all)
+                writer.mark()
+
+    def finish(self, part: Part) -> None:
+        """Publish a part that is whole; the one with the provenance has to wait for all others."""
+        if part.number or not self.has_provenance:
+            self._publish(part)
+
+    def finish_provenance(self) -> None:
+        """Fill in the provenance, now that all chunks are done, and publish the part that has it."""
+        if self.has_provenance and self.parts and not self.parts[0].number:
+            numbers = _provenance(self._outputs, self._chunks_of, self._job, self._journal.done)
+            self.parts[0].writer.layout = _with_provenance(self._outputs[0].layout, numbers)
+            self._publish(self.parts[0])
+
+    def _publish(self, part: Part) -> None:
+        journal, writer = self._journal, part.writer
+        journal.sync(other.writer.fileno() for other in self.parts if other.writer.is_open)
+        journal.finish_output(part.number, os.fstat(writer.fileno()).st_ino)
+        if self._verify:
+            self.checked.append(_check(writer, self._job, journal, self._chunks_of[part.number]))
+        writer.publish()
+
+    def keep(self, error: BaseException) -> None:
+        """Leave what is done for the next session, and say so; if nothing is, leave nothing."""
+        if self._journal.done:
+            done = f"{len(self._journal.done)} of {self.n_chunks} chunks are done and kept"
+            error.add_note(f"{done}: the same command goes on from there")
+            return
+        for part in self.parts:
+            part.writer.discard()
+        self._journal.remove()
 
 
 @dataclass(frozen=True)
@@ -191,7 +228,7 @@ def _with_provenance(layout: FileLayout, numbers: Iterable[int]) -> FileLayout:
     return filled
 
 
-def _verify(writer: GGUFWriter, job: FillJob, journal: Journal, chunks: _Chunks) -> Verification:
+def _check(writer: GGUFWriter, job: FillJob, journal: Journal, chunks: _Chunks) -> Verification:
     """Check a whole output before it gets its name; a tensor that fails is to be done again."""
     writer.seal()
     try:
