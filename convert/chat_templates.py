@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from convert.json_files import read_json_object_if_there
+from convert.small_files import read_small_file
 from gguf_tools.errors import BadTokenizer
+
+MAX_BYTES = 8 << 20
 
 _IN_A_KEY = frozenset(string.ascii_letters + string.digits)
 
@@ -55,8 +58,11 @@ def _jinja_files(folder: Path) -> dict[str, str]:
     if (main := folder / "chat_template.jinja").is_file():
         paths = {"default": main, **paths}
     try:
-        return {name: path.read_text(encoding="utf-8") for name, path in paths.items()}
-    except (OSError, UnicodeDecodeError) as cause:
+        return {
+            name: read_small_file(path, MAX_BYTES, BadTokenizer).decode("utf-8")
+            for name, path in paths.items()
+        }
+    except UnicodeDecodeError as cause:
         raise BadTokenizer(f"{folder}: a chat template can't be read: {cause}") from cause
 
 
@@ -66,9 +72,9 @@ def _named_templates(path: Path, entry: object) -> dict[str, str]:
     if isinstance(entry, str):
         return {"default": entry}
     if isinstance(entry, list) and all(isinstance(choice, Mapping) for choice in entry):
-        templates = {choice.get("name", ""): choice.get("template") for choice in entry}
-        if all(isinstance(part, str) for pair in templates.items() for part in pair):
-            return templates
+        pairs = [(choice.get("name", ""), choice.get("template")) for choice in entry]
+        if all(isinstance(part, str) for pair in pairs for part in pair):
+            return dict(pairs)
     raise BadTokenizer(f'{path}: chat_template is neither a text nor a list of {{"name", "template"}}')
 
 

@@ -29,6 +29,7 @@ from typing import Any
 from convert.json_files import read_json_object
 from convert.safetensors_file import RawTensor, SafetensorsFile, TensorFile
 from gguf_tools.errors import BadConfig, CheckpointError, MissingTensor, UnsupportedCheckpoint
+from gguf_tools.text import shown
 
 INDEX_NAME = "model.safetensors.index.json"
 _NUMBERED = re.compile(r"-(\d{5,})-of-(\d{5,})\.\w+$")
@@ -117,7 +118,8 @@ def _read_index(path: Path) -> dict[str, str] | None:
         # A bare name: an index from a stranger must not reach outside its folder.
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             raise BadConfig(
-                f"{path}: {tensor}: found file {name!r}, expected the name of a .safetensors file beside it"
+                f"{path}: {shown(tensor)}: found file {shown(repr(name))}, expected the name of"
+                " a .safetensors file beside it"
             )
     return weight_map
 
@@ -137,10 +139,12 @@ def _shard_paths(folder: Path, places: Mapping[str, str] | None, *, allow_pickle
         for name in places.values():
             counts[name] = counts.get(name, 0) + 1
         paths = [folder / name for name in sorted(counts)]
-        missing = [path for path in paths if not path.exists()]
+        # os.path, because Path.exists raises for a name that is too long.
+        missing = [path for path in paths if not os.path.exists(path)]
         if missing:
             raise CheckpointError(
-                f"{missing[0]}: missing shard; {INDEX_NAME} places {counts[missing[0].name]} tensors in it"
+                f"{folder / shown(missing[0].name)}: missing shard;"
+                f" {INDEX_NAME} places {counts[missing[0].name]} tensors in it"
                 f" ({len(missing)} of {len(paths)} shards are missing)"
             )
         if (folder / "model.safetensors").exists() and "model.safetensors" not in counts:
@@ -190,7 +194,8 @@ def _route(files: Iterable[TensorFile]) -> Mapping[str, RawTensor]:
     for file in files:
         for name in sorted(file.tensors):
             if name in tensors:
-                raise CheckpointError(f"{file.path}: {name}: stands in {tensors[name].path.name} as well")
+                other = tensors[name].path.name
+                raise CheckpointError(f"{file.path}: {shown(name)}: stands in {other} as well")
             tensors[name] = file.tensors[name]
     return MappingProxyType(tensors)
 
@@ -200,13 +205,15 @@ def _check_index(index: Path, places: Mapping[str, str], tensors: Mapping[str, R
     for name, file_name in places.items():
         if name not in tensors:
             raise MissingTensor(
-                f"{index.parent / file_name}: {name}: not in this shard, where {index.name} places it;"
+                f"{index.parent / file_name}: {shown(name)}: not in this shard, where {index.name} places it;"
                 " the download may be incomplete"
             )
         if tensors[name].path.name != file_name:
             raise CheckpointError(
-                f"{index}: {name}: found in {tensors[name].path.name}, expected in {file_name}"
+                f"{index}: {shown(name)}: found in {tensors[name].path.name}, expected in {file_name}"
             )
     for name, tensor in tensors.items():
         if name not in places:
-            raise CheckpointError(f"{tensor.path}: {name}: not in {index.name}; shards of another model?")
+            raise CheckpointError(
+                f"{tensor.path}: {shown(name)}: not in {index.name}; shards of another model?"
+            )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import codecs
 from pathlib import Path
 from typing import Any
 
+from convert.small_files import parse_json, read_small_file
 from gguf_tools.errors import BadConfig, CheckpointError
+
+MAX_BYTES = 64 << 20
 
 
 def read_json_object(path: Path, error: type[CheckpointError] = BadConfig) -> dict[str, Any]:
@@ -14,11 +17,10 @@ def read_json_object(path: Path, error: type[CheckpointError] = BadConfig) -> di
 
     raises  `error` when the file can't be read, is not JSON, or holds something else than an object
     """
+    data = read_small_file(path, MAX_BYTES, error)
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as cause:
-        raise error(f"{path}: can't be read: {cause.strerror or cause}") from cause
-    except (ValueError, RecursionError) as cause:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        value = parse_json(data.removeprefix(codecs.BOM_UTF8))
+    except ValueError as cause:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise error(f"{path}: not JSON: {cause}") from cause
     if not isinstance(value, dict):
         raise error(f"{path}: holds {type(value).__name__}, expected a JSON object")
@@ -27,4 +29,4 @@ def read_json_object(path: Path, error: type[CheckpointError] = BadConfig) -> di
 
 def read_json_object_if_there(path: Path, error: type[CheckpointError] = BadConfig) -> dict[str, Any]:
     """Return the JSON object in `path`, or an empty one when there is no such file."""
-    return read_json_object(path, error) if path.is_file() else {}
+    return read_json_object(path, error) if path.exists() else {}

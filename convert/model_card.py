@@ -7,6 +7,13 @@ from typing import Any
 
 import yaml
 
+from convert.small_files import read_small_file
+from gguf_tools.errors import BadConfig
+
+MAX_BYTES = 8 << 20
+MAX_ENTRY_BYTES = 1 << 17
+"""Of the part that is YAML: its reader takes a second for so much."""
+
 _NULLS = frozenset(("", "~", "null", "Null", "NULL"))
 
 
@@ -19,15 +26,17 @@ def read_model_card(path: Path) -> tuple[dict[str, Any], str | None]:
     if not path.is_file():
         return {}, None
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_small_file(path, MAX_BYTES, BadConfig).decode("utf-8-sig").splitlines()
         if not lines or lines[0] != "---" or "---" not in lines[1:]:
             return {}, None
         # Cards with tabs exist, and YAML forbids them.
         front_matter = "\n".join(lines[1 : lines.index("---", 1)]).replace("\t", "  ")
+        if len(front_matter) > MAX_ENTRY_BYTES:
+            return {}, f"{path.name}: the model card is ignored: entries of more than {MAX_ENTRY_BYTES} bytes"
         entries = yaml.load(front_matter, Loader=yaml.BaseLoader)  # builds texts, lists and dicts only
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as cause:
-        reason = " ".join(str(cause).split())
-        return {}, f"{path.name}: the model card is ignored: {reason}"
+    except (BadConfig, RecursionError, ValueError, OverflowError, yaml.YAMLError) as cause:
+        # Texts that are not UTF-8, and characters and versions that are spelled out and don't exist.
+        return {}, f"{path.name}: the model card is ignored: {' '.join(str(cause).split())}"
     if entries is None:
         return {}, None
     if not isinstance(entries, dict):

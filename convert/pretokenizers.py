@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,9 +24,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from convert.library_errors import library_errors
 from gguf_tools.errors import BadTokenizer
 
 Step = tuple[str, ...]
+
+MAX_DESCRIPTION = 1000
+
+PATIENCE = 50
+PATIENCE_SECONDS = 0.5
+"""A stranger's pipeline may take so many times as long as one of KNOWN, and so long besides."""
 
 GPT2_REGEX = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
@@ -162,10 +170,13 @@ def find_pre_tokenizer(
             return known.name
     if steps:
         pipeline = build_pipeline(path, pre_tokenizer)
-        for known in KNOWN:
-            if known.ignore_merges == ignore_merges and cuts_alike(pipeline, known.build()):
-                return known.name
+        with library_errors(path, "pre_tokenizer can't be tried"):
+            for known in KNOWN:
+                if known.ignore_merges == ignore_merges and cuts_alike(pipeline, known.build()):
+                    return known.name
     found = " -> ".join(map(_describe, steps)) or "none"
+    if len(found) > MAX_DESCRIPTION:
+        found = f"{found[:MAX_DESCRIPTION]}..."
     raise BadTokenizer(
         f"{path}: pre-tokenizer not recognised: found {found}"
         f"{' with ignore_merges' if ignore_merges else ''}; "
@@ -181,6 +192,8 @@ def canonical_steps(pre_tokenizer: Mapping[str, Any] | None) -> tuple[Step, ...]
     """
     if not pre_tokenizer:
         return ()
+    if not isinstance(pre_tokenizer, Mapping):  # the library takes an object's values without names, too
+        return ((repr(pre_tokenizer),),)
     kind = str(pre_tokenizer.get("type"))
     if kind == "Sequence":
         parts = pre_tokenizer.get("pretokenizers") or ()
@@ -231,15 +244,28 @@ def build_pipeline(path: Path, pre_tokenizer: Mapping[str, Any] | None) -> Any:
         "pre_tokenizer": pre_tokenizer,
         "model": {"type": "BPE", "vocab": {}, "merges": []},
     }
-    try:
+    with library_errors(path, "pre_tokenizer can't be built"):
         return Tokenizer.from_str(json.dumps(shell)).pre_tokenizer
-    except Exception as cause:  # the library raises bare Exceptions
-        raise BadTokenizer(f"{path}: pre_tokenizer can't be built: {cause}") from cause
 
 
 def cuts_alike(one: Any, other: Any) -> bool:
-    """Return whether two pipelines cut every line of the probe text into the same words of bytes."""
-    return all(_words(one, line) == _words(other, line) for line in probe_lines())
+    """Return whether two pipelines cut every line of the probe text into the same words of bytes.
+
+    raises  TimeoutError when `one` takes very much longer: a regular expression can take time that is
+            exponential in the length of a line, and the library gives up on one only after 0.1 s
+    """
+    seconds = [0.0, 0.0]
+    for line in probe_lines():
+        words = []
+        for index, pipeline in enumerate((one, other)):
+            start = time.thread_time()
+            words.append(_words(pipeline, line))
+            seconds[index] += time.thread_time() - start
+        if words[0] != words[1]:
+            return False
+        if seconds[0] > PATIENCE_SECONDS + PATIENCE * seconds[1]:
+            raise TimeoutError(f"it takes {seconds[0]:.1f} s where others take {seconds[1]:.1f} s")
+    return True
 
 
 def _words(pipeline: Any, line: str) -> list[str]:

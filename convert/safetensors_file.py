@@ -7,10 +7,10 @@ The format, as its README gives it:
                  and optionally "__metadata__": {string: string}; may be padded with spaces
     the rest     the data; offsets count from its first byte, elements are little endian, rows last
 
-Refused, each with one line: a file shorter than its header says, a header that is no such JSON, a name
-given twice, an unknown dtype, a negative or non-integer size, a range that disagrees with shape and
-dtype, and data with holes, overlaps or a tail (which the format forbids, so that no file can be read
-as two).
+Refused, each with one line: a file shorter than its header says, a header that is no such JSON or would
+take much memory, a name given twice, an unknown dtype, a negative or non-integer size, a range that
+disagrees with shape and dtype, and data with holes, overlaps or a tail (which the format forbids, so that
+no file can be read as two).
 
 Why not the safetensors library, and why not mmap. The library hands out a row range of BF16 or FP8
 only through torch. A memory map costs no copy, but the pages that it touches count as the process's
@@ -23,8 +23,8 @@ error with a name.
 
 from __future__ import annotations
 
-import json
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -35,7 +35,9 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
+from convert.small_files import parse_json
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
+from gguf_tools.text import shown
 
 # The library's own limit for a header: beyond it a file is damaged or hostile.
 MAX_HEADER_BYTES = 100_000_000
@@ -168,7 +170,7 @@ class RawTensor:
         dtype = NUMPY_DTYPES.get(self.dtype)
         if dtype is None:
             raise UnsupportedCheckpoint(
-                f"{self.path}: {self.name}: elements of type {self.dtype} can't be read"
+                f"{self.path}: {shown(self.name)}: elements of type {self.dtype} can't be read"
             )
         return dtype
 
@@ -184,11 +186,15 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            # Without waiting for whoever writes a pipe.
+            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise CheckpointError(f"{path}: {error.strerror}") from error
         try:
-            self.size_bytes = os.fstat(self._fd).st_size
+            found = os.fstat(self._fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise CheckpointError(f"{path}: not a regular file")
+            self.size_bytes = found.st_size
             header, data_start = self._read_header()
             self.metadata: Mapping[str, str] = MappingProxyType(
                 _metadata(path, header.pop("__metadata__", {}))
@@ -238,11 +244,11 @@ class SafetensorsFile:
             try:
                 moved = os.preadv(self._fd, [view[done:]], offset + done)
             except OSError as error:
-                raise CheckpointError(f"{self.path}: {what}: {error.strerror}") from error
+                raise CheckpointError(f"{self.path}: {shown(what)}: {error.strerror}") from error
             if moved == 0:
                 raise CheckpointError(
-                    f"{self.path}: {what}: the file ends at byte {offset + done}, expected data up to byte"
-                    f" {offset + n_bytes}; it is truncated"
+                    f"{self.path}: {shown(what)}: the file ends at byte {offset + done}, expected data up to"
+                    f" byte {offset + n_bytes}; it is truncated"
                 )
             done += moved
 
@@ -261,12 +267,12 @@ class SafetensorsFile:
             )
         text = self.read(8, length, "header").tobytes()
         try:
-            header = json.loads(text, object_pairs_hook=_without_duplicates)
+            header = parse_json(text, _without_duplicates)
         except _DuplicateKeyError as error:
-            raise CheckpointError(f"{self.path}: {error} stands twice in the header") from None
-        except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{self.path}: the header is not JSON ({_first_line(error)})") from error
-        if not isinstance(header, dict):
+            raise CheckpointError(f"{self.path}: {shown(str(error))} stands twice in the header") from None
+        except ValueError as error:
+            raise CheckpointError(f"{self.path}: the header is not JSON ({error})") from error
+        if not text.startswith(b"{") or not isinstance(header, dict):
             raise CheckpointError(f"{self.path}: the header is not a JSON object")
         return header, 8 + length
 
@@ -281,8 +287,8 @@ class SafetensorsFile:
             if begin != position:
                 what = "a hole" if begin > position else "an overlap"
                 raise CheckpointError(
-                    f"{self.path}: {name}: data begins at {begin}, expected {position}:"
-                    f" {what} after {previous}"
+                    f"{self.path}: {shown(name)}: data begins at {begin}, expected {position}:"
+                    f" {what} after {shown(previous)}"
                 )
             tensors[name] = RawTensor(name, entry["dtype"], tuple(entry["shape"]), data_start + begin, self)
             position, previous = end, name
@@ -290,34 +296,35 @@ class SafetensorsFile:
         if position > found:
             cut = next(name for _, end, name, _ in ranges if end > found)
             raise CheckpointError(
-                f"{self.path}: {cut}: cut off: the file has {found} bytes of data, expected {position};"
-                " it is truncated"
+                f"{self.path}: {shown(cut)}: cut off: the file has {found} bytes of data,"
+                f" expected {position}; it is truncated"
             )
         if position < found:
             raise CheckpointError(
-                f"{self.path}: {found} bytes of data, expected {position}: a tail after {previous}"
+                f"{self.path}: {found} bytes of data, expected {position}: a tail after {shown(previous)}"
             )
         return tensors
 
 
 def _range(path: Path, name: str, entry: Any) -> tuple[int, int]:
     """Return begin and end of one header entry after checking it in itself."""
+    where = f"{path}: {shown(name)}"
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
-        raise CheckpointError(f"{path}: {name}: the header entry needs dtype, shape and data_offsets")
+        raise CheckpointError(f"{where}: the header entry needs dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise CheckpointError(
-            f"{path}: {name}: unknown dtype {str(dtype)[:40]!r}, expected one of {', '.join(DTYPE_BITS)}"
+            f"{where}: unknown dtype {str(dtype)[:40]!r}, expected one of {', '.join(DTYPE_BITS)}"
         )
     if not _are_sizes(shape):
-        raise CheckpointError(f"{path}: {name}: shape {str(shape)[:100]} is not a list of sizes")
+        raise CheckpointError(f"{where}: shape {shown(str(shape))} is not a list of sizes")
     if not _are_sizes(offsets) or len(offsets) != 2:
-        raise CheckpointError(f"{path}: {name}: data_offsets {str(offsets)[:100]} are not two offsets")
+        raise CheckpointError(f"{where}: data_offsets {shown(str(offsets))} are not two offsets")
     begin, end = offsets
     bits = prod(shape) * DTYPE_BITS[dtype]
     if bits % 8 or end - begin != bits // 8:
         raise CheckpointError(
-            f"{path}: {name}: {end - begin} bytes of data, expected {bits / 8:.15g} for {dtype} of shape"
+            f"{where}: {end - begin} bytes of data, expected {bits / 8:.15g} for {dtype} of shape"
             f" {tuple(shape)}"
         )
     return begin, end
@@ -349,7 +356,3 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise _DuplicateKeyError(key)
         found[key] = value
     return found
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__

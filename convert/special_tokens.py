@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.json_files import read_json_object_if_there
-from convert.vocab_bpe import SPECIAL_KINDS
+from convert.vocab_bpe import SPECIAL_KINDS, added_tokens_in
 from gguf_tools.errors import BadTokenizer
 
 
@@ -78,9 +78,8 @@ def read_special_tokens(
     named = named.called(
         bos=named.text("bos") or named.text("cls"), eos=named.text("eos") or named.text("sep")
     )
-    post_processor = tokenizer_json.get("post_processor") or {}
     byte_level = False
-    for processor in post_processor.get("processors", [post_processor]):
+    for processor in _processors(tokenizer_json.get("post_processor")):
         kind = processor.get("type")
         byte_level |= kind == "ByteLevel"
         if kind == "RobertaProcessing":
@@ -99,6 +98,15 @@ def _text(source: Mapping[str, Any], kind: str) -> str | None:
 
 
 # --- what the post-processor of tokenizer.json adds ----------------------------------------------------
+
+
+def _processors(post_processor: object) -> list[Mapping[str, Any]]:
+    """The steps of a post-processor; the library takes the values of one without names, too."""
+    if isinstance(post_processor, Mapping) and post_processor.get("type") == "Sequence":
+        steps = post_processor.get("processors")
+    else:
+        steps = [post_processor]
+    return [step for step in steps if isinstance(step, Mapping)] if isinstance(steps, list) else []
 
 
 def _after_roberta(named: _Named, processor: Mapping[str, Any]) -> _Named:
@@ -154,12 +162,18 @@ def _after_pair(named: _Named, pair: list[Any], first: str | None, last: str | N
     return named
 
 
-def _special(element: Mapping[str, Any]) -> str | None:
-    return (element.get("SpecialToken") or {}).get("id")
+def _special(element: object) -> str | None:
+    return _id_in(element, "SpecialToken")
 
 
-def _sequence(element: Mapping[str, Any]) -> str | None:
-    return (element.get("Sequence") or {}).get("id")
+def _sequence(element: object) -> str | None:
+    return _id_in(element, "Sequence")
+
+
+def _id_in(element: object, kind: str) -> str | None:
+    """The id of a template's element `{kind: {"id": ...}}`."""
+    inner = element.get(kind) if isinstance(element, Mapping) else None
+    return inner.get("id") if isinstance(inner, Mapping) else None
 
 
 def _adds(
@@ -204,8 +218,8 @@ def _ids(
     with suppress(BadTokenizer):  # a broken one is reported with the sampling settings, which it is for
         generation_config = read_json_object_if_there(folder / "generation_config.json", BadTokenizer)
     special_tokens_map = read_json_object_if_there(folder / "special_tokens_map.json", BadTokenizer)
-    added = tokenizer_json.get("added_tokens") or []
-    id_of_added = {token["content"]: token["id"] for token in reversed(added)}
+    added = added_tokens_in(folder / "tokenizer.json", tokenizer_json)
+    id_of_added: dict[str | None, int] = dict(reversed(added))
     id_of = {text: token_id for token_id, text in reversed(list(enumerate(tokens)))}
 
     sources: tuple[tuple[str, dict[str, Any]], ...] = (

@@ -17,11 +17,12 @@ from convert.chat_templates import ChatTemplates, read_chat_templates
 from convert.json_files import read_json_object_if_there
 from convert.pretokenizers import find_pre_tokenizer
 from convert.special_tokens import SpecialTokens, read_special_tokens
-from convert.vocab import Vocab
+from convert.vocab import MAX_VOCAB, Vocab
 from convert.vocab_bpe import is_byte_level_bpe, load_tokenizer_json, read_bpe_vocab
 from convert.vocab_spm import read_spm_vocab
 from gguf_tools import keys
 from gguf_tools.errors import BadConfig, BadRequest, BadTokenizer
+from gguf_tools.text import shown
 from gguf_tools.values import Value
 
 # Kinds without a key (cls) are known to tokenizers but not to GGUF.
@@ -107,10 +108,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], *, pre_tokenizer: st
                    BadRequest when pre_tokenizer is given and there is nothing it could apply to
     """
     tokenizer_config = read_json_object_if_there(folder / "tokenizer_config.json", BadTokenizer)
-    vocab_size = config.get("vocab_size")
-    if vocab_size is not None and not isinstance(vocab_size, int):
-        raise BadConfig(f"{folder / 'config.json'}: vocab_size is {vocab_size!r}, expected a number")
-
+    vocab_size = _vocab_size(config, folder / "config.json")
     json_path, model_path = folder / "tokenizer.json", folder / "tokenizer.model"
     tokenizer_json = read_json_object_if_there(json_path, BadTokenizer)
     if is_byte_level_bpe(tokenizer_json):
@@ -122,16 +120,27 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], *, pre_tokenizer: st
             raise BadRequest(f"--pre-tokenizer {pre_tokenizer}: {model_path} (SentencePiece) has none")
         return _read_sentencepiece(model_path, config, tokenizer_json, tokenizer_config, vocab_size)
     if tokenizer_json:
-        model = tokenizer_json.get("model") or {}
-        kind = f"{model.get('type')}{' with byte_fallback' if model.get('byte_fallback') else ''}"
+        model = tokenizer_json.get("model")
+        kind = "none"
+        if isinstance(model, Mapping):
+            kind = f"{model.get('type')}{' with byte_fallback' if model.get('byte_fallback') else ''}"
         raise BadTokenizer(
-            f"{json_path}: model is {kind}, expected a byte-level BPE, or a tokenizer.model beside it"
+            f"{json_path}: model is {shown(kind)}, expected a byte-level BPE, or a tokenizer.model beside it"
         )
     others = [name for name in _OTHER_TOKENIZER_FILES if (folder / name).is_file()]
     raise BadTokenizer(
         f"{folder}: no tokenizer.json and no tokenizer.model"
         + (f"; found {', '.join(others)}: save the tokenizer as tokenizer.json first" if others else "")
     )
+
+
+def _vocab_size(config: Mapping[str, Any], path: Path) -> int | None:
+    """Return what config.json says about the rows of the embedding, None if it doesn't."""
+    vocab_size = config.get("vocab_size")
+    if vocab_size is None or (type(vocab_size) is int and 1 <= vocab_size <= MAX_VOCAB):
+        return vocab_size
+    found = shown(repr(vocab_size))
+    raise BadConfig(f"{path}: vocab_size is {found}, expected a number from 1 to {MAX_VOCAB}")
 
 
 def _read_byte_level(
@@ -192,8 +201,8 @@ def _read_sentencepiece(
     )
 
 
-def _flat(normalizer: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    if not normalizer:
+def _flat(normalizer: object) -> Iterator[Mapping[str, Any]]:
+    if not isinstance(normalizer, Mapping):  # the library takes an object's values without names, too
         return
     if normalizer.get("type") == "Sequence":
         for part in normalizer.get("normalizers") or ():

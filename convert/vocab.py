@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from gguf_tools.errors import BadTokenizer
+from gguf_tools.text import quoted, shown
+
+MAX_VOCAB = 1 << 19
+"""Rows of an embedding: twice the largest vocabulary that was published. Every row gets a token."""
 
 
 class TokenType(IntEnum):
@@ -61,10 +65,11 @@ def added_tokens_of(
     """
     entries = tokenizer_config.get("added_tokens_decoder") or {}
     try:
-        return sorted((int(token_id), str(entry["content"]), entry) for token_id, entry in entries.items())
+        return sorted((int(token_id), "" + entry["content"], entry) for token_id, entry in entries.items())
     except (AttributeError, KeyError, TypeError, ValueError) as cause:
+        reason = shown(repr(cause))
         raise BadTokenizer(
-            f"{path}: added_tokens_decoder can't be read ({cause!r}), expected id -> {{content, ...}}"
+            f"{path}: added_tokens_decoder can't be read ({reason}), expected id -> {{content, ...}}"
         ) from cause
 
 
@@ -77,6 +82,6 @@ def check_fits(path: Path, text: str, token_id: int, vocab_size: int) -> None:
     """Raise BadTokenizer unless the embedding, of `vocab_size` rows, has one for the token."""
     if not 0 <= token_id < vocab_size:
         raise BadTokenizer(
-            f"{path}: token {text!r} has id {token_id}, but config.json says vocab_size {vocab_size}: "
+            f"{path}: token {quoted(text)} has id {token_id}, but config.json says vocab_size {vocab_size}: "
             "the tokenizer belongs to another model, or vocab_size was not raised when tokens were added"
         )

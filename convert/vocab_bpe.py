@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from convert.library_errors import library_errors
 from convert.vocab import TokenType, Vocab, added_tokens_of, check_fits, looks_special, pad_text
 from gguf_tools.errors import BadTokenizer
+from gguf_tools.text import quoted, shown
 
 SPECIAL_KINDS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
@@ -33,10 +35,8 @@ def load_tokenizer_json(path: Path) -> Any:
     """
     from tokenizers import Tokenizer
 
-    try:
+    with library_errors(path, "the tokenizers library can't read it"):
         return Tokenizer.from_file(str(path))
-    except Exception as cause:  # the library raises bare Exceptions
-        raise BadTokenizer(f"{path}: the tokenizers library can't read it: {cause}") from cause
 
 
 def read_bpe_vocab(
@@ -56,9 +56,10 @@ def read_bpe_vocab(
     _check_model(path, tokenizer_json["model"])
     _check_added_ids(path, tokenizer_json, library)
     config_path = path.with_name("tokenizer_config.json")
-    notes = list(
-        _add_tokens_of_config(library, config_path, tokenizer_config, special_tokens_map, vocab_size)
-    )
+    with library_errors(config_path, "its tokens can't be added"):
+        notes = list(
+            _add_tokens_of_config(library, config_path, tokenizer_config, special_tokens_map, vocab_size)
+        )
 
     text_of = {token_id: text for text, token_id in library.get_vocab(with_added_tokens=True).items()}
     _check_base_holes(path, tokenizer_json["model"]["vocab"], text_of)
@@ -76,7 +77,7 @@ def read_bpe_vocab(
         elif token_id not in added:
             text, kind = text_of[token_id], TokenType.NORMAL
         else:
-            text, kind = _added_token(library, text_of[token_id], added[token_id])
+            text, kind = _added_token(path, library, text_of[token_id], added[token_id])
         tokens.append(text)
         types.append(kind)
     if n_rows > len(text_of):
@@ -88,23 +89,36 @@ def read_bpe_vocab(
 def _check_model(path: Path, model: Mapping[str, Any]) -> None:
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
-            raise BadTokenizer(f"{path}: model.{key} is {model[key]!r}; llama.cpp's byte-level BPE has none")
+            found = shown(repr(model[key]))
+            raise BadTokenizer(f"{path}: model.{key} is {found}; llama.cpp's byte-level BPE has none")
+    # Without a type, what looks like a BPE may be another model to the library.
+    if not isinstance(model.get("vocab"), Mapping) or not isinstance(model["merges"], list):
+        raise BadTokenizer(f"{path}: model.vocab and model.merges are no object and list, as a BPE has them")
     seen: dict[int, str] = {}
     for text, token_id in model["vocab"].items():
         if token_id in seen:
-            raise BadTokenizer(f"{path}: tokens {seen[token_id]!r} and {text!r} have the same id {token_id}")
+            both = f"{quoted(seen[token_id])} and {quoted(text)}"
+            raise BadTokenizer(f"{path}: tokens {both} have the same id {token_id}")
         seen[token_id] = text
+
+
+def added_tokens_in(path: Path, tokenizer_json: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Return text and id of the added tokens of a tokenizer.json that the library has read."""
+    tokens = tokenizer_json.get("added_tokens") or []
+    try:
+        return [(token["content"], token["id"]) for token in tokens]
+    except (TypeError, KeyError) as cause:  # the library takes an object's values without names, too
+        raise BadTokenizer(f"{path}: added_tokens are not a list of objects with content and id") from cause
 
 
 def _check_added_ids(path: Path, tokenizer_json: Mapping[str, Any], library: Any) -> None:
     """The library renumbers an added token whose id is taken or leaves a gap, and others with it."""
-    for token in tokenizer_json.get("added_tokens") or ():
-        text, token_id = token.get("content"), token.get("id")
+    for text, token_id in added_tokens_in(path, tokenizer_json):
         actual = library.token_to_id(text)
         if actual != token_id:
             raise BadTokenizer(
-                f"{path}: added token {text!r} is given id {token_id}, but the tokenizers library makes it "
-                f"{actual}: {token_id} is taken by another token, or ids before it are missing"
+                f"{path}: added token {quoted(text)} is given id {token_id}, but the tokenizers library makes"
+                f" it {actual}: {token_id} is taken by another token, or ids before it are missing"
             )
 
 
@@ -129,27 +143,51 @@ def _add_tokens_of_config(
     from tokenizers import AddedToken
 
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    batch = _Batch(library)
     for token_id, text, entry in added_tokens_of(config_path, tokenizer_config):
-        actual = library.token_to_id(text)
-        if actual is None:
-            actual = library.get_vocab_size(with_added_tokens=True)
+        actual = batch.id_of(text)
         if vocab_size is not None and actual >= vocab_size:
-            yield f"{config_path.name}: token {text!r} has no row in the embedding: left out"
+            yield f"{config_path.name}: token {quoted(text)} has no row in the embedding: left out"
             continue
-        library.add_tokens([AddedToken(text, **{flag: entry[flag] for flag in flags if flag in entry})])
+        batch.add(AddedToken(text, **{flag: entry[flag] for flag in flags if flag in entry}))
         if actual != token_id:
-            yield f"{config_path.name}: token {text!r} is given id {token_id}: it is {actual}"
+            yield f"{config_path.name}: token {quoted(text)} is given id {token_id}: it is {actual}"
+    library.add_tokens(batch.tokens)
 
     added = {token.content for token in library.get_added_tokens_decoder().values()}
+    batch = _Batch(library)
     for text in _named_special_tokens(tokenizer_config, special_tokens_map):
         if text in added:
             continue
-        if library.token_to_id(text) is None and vocab_size is not None:
-            token_id = library.get_vocab_size(with_added_tokens=True)
-            if token_id >= vocab_size:
-                yield f"special token {text!r} is in no vocabulary and has no row in the embedding: left out"
-                continue
-        library.add_special_tokens([AddedToken(text, special=True, normalized=False)])
+        if vocab_size is not None and batch.id_of(text) >= vocab_size and library.token_to_id(text) is None:
+            where = "is in no vocabulary and has no row in the embedding"
+            yield f"special token {quoted(text)} {where}: left out"
+            continue
+        batch.add(AddedToken(text, special=True, normalized=False))
+    library.add_special_tokens(batch.tokens)
+
+
+class _Batch:
+    """Tokens that the library is going to be given all at once, and the ids that it will give them.
+
+    One at a time, a list of thousands takes minutes: the library goes through all it has for each.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self.tokens: list[Any] = []
+        self._library = library
+        self._new_ids: dict[str, int] = {}
+        self._n_tokens = library.get_vocab_size(with_added_tokens=True)
+
+    def id_of(self, text: str) -> int:
+        """Return the id that a token has, or would get if it were added next."""
+        known = self._library.token_to_id(text)
+        return self._new_ids.get(text, self._n_tokens + len(self._new_ids)) if known is None else known
+
+    def add(self, token: Any) -> None:
+        self.tokens.append(token)
+        if token.content and self._library.token_to_id(token.content) is None:
+            self._new_ids.setdefault(token.content, self.id_of(token.content))
 
 
 def _named_special_tokens(*sources: Mapping[str, Any]) -> Iterator[str]:
@@ -167,12 +205,13 @@ def _named_special_tokens(*sources: Mapping[str, Any]) -> Iterator[str]:
                 yield text
 
 
-def _added_token(library: Any, text: str, added: Any) -> tuple[str, TokenType]:
+def _added_token(path: Path, library: Any, text: str, added: Any) -> tuple[str, TokenType]:
     if not added.normalized:
         # llama.cpp prints an added token as it is spelled, the library by its byte decoder. Bytes that are
         # no text by themselves keep their spelling: nothing could match them otherwise.
-        ids = library.encode(text, add_special_tokens=False).ids
-        decoded = library.decode(ids, skip_special_tokens=False)
+        with library_errors(path, f"token {quoted(text)} can't be decoded"):
+            ids = library.encode(text, add_special_tokens=False).ids
+            decoded = library.decode(ids, skip_special_tokens=False)
         if _REPLACEMENT_CHARACTER not in decoded:
             text = decoded
     if added.special or looks_special(text):
@@ -189,5 +228,6 @@ def _merges(path: Path, merges: list[Any]) -> tuple[str, ...]:
         elif isinstance(merge, list) and len(merge) == 2 and all(isinstance(part, str) for part in merge):
             joined.append(" ".join(part.replace(" ", "Ġ") for part in merge))
         else:
-            raise BadTokenizer(f'{path}: merge {merge!r} is neither "left right" nor a pair of texts')
+            found = shown(repr(merge))
+            raise BadTokenizer(f'{path}: merge {found} is neither "left right" nor a pair of texts')
     return tuple(joined)

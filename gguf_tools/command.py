@@ -26,6 +26,8 @@ from gguf_tools.errors import ToolkitError
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
+MAX_CHARS = 4000
+"""Of a message; what a stranger calls a tensor may be longer."""
 
 Body = Callable[[argparse.Namespace], "int | None"]
 
@@ -111,7 +113,7 @@ def run(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str] | None 
 
 
 def one_line(error: BaseException) -> str:
-    """An error, with the notes added to it, as one line of text."""
+    """An error, with the notes added to it, as one line of text that leaves a terminal as it is."""
     if isinstance(error, OSError) and error.strerror:
         name = error.filename if error.filename is not None else error.filename2
         text = f"{os.fsdecode(name)}: {error.strerror}" if isinstance(name, str | bytes) else error.strerror
@@ -119,7 +121,8 @@ def one_line(error: BaseException) -> str:
         text = "out of memory"
     else:
         text = str(error) or type(error).__name__
-    return " ".join("; ".join([text, *_notes(error)]).split("\n")).strip()
+    line = " ".join("; ".join([text, *_notes(error)]).split("\n")).strip()
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in line[:MAX_CHARS])
 
 
 def _notes(error: BaseException) -> list[str]:

@@ -90,9 +90,12 @@ class Cursor:
     def u64(self, what: str) -> int:
         return int(self.fixed("Q", 8, what))
 
-    def string(self, what: str) -> str:
+    def string(self, what: str, most: int | None = None) -> str:
+        """Read a string of at most `most` bytes."""
         n_bytes = self.u64(f"the length of {what}")
         self.require(n_bytes, what)
+        if most is not None and n_bytes > most:
+            raise FormatError(f"{self.source}: {what} has {n_bytes} bytes, expected at most {most}")
         self.charge(_ASCII_MEMORY * n_bytes, what)
         raw = self.take(n_bytes, what)
         if not raw.isascii():

@@ -24,10 +24,10 @@ The format, version 3 (numbers in the file's byte order, except the magic):
 The alignment is metadata `general.alignment` (uint32, a power of two), 32 without it. Nothing in a
 file tells its byte order but the version: read the wrong way round, its low 16 bits are zero.
 
-Forbidden, and refused by `read_header`: a key or tensor name twice, a dimension of 0, a length or
-count that the rest of the file can't hold, arrays nested deeper than 64, contents of more memory than
-`cursor.MAX_MEMORY`. Counts are checked before anything of their size is made or read, and time is linear in
-the bytes read. Only `check_data` looks at where tensor data lie.
+Forbidden, and refused by `read_header`: a key or tensor name twice, a key of more than 65535 bytes or a name
+of more than 1024, a dimension of 0, a length or count that the rest of the file can't hold, arrays nested
+deeper than 64, contents of more memory than `cursor.MAX_MEMORY`. Counts are checked before anything of their
+size is made or read, and time is linear in the bytes read. Only `check_data` looks at where tensor data lie.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ VERSION = 3
 DEFAULT_ALIGNMENT = 32
 MAX_DIMS = 4
 MAX_NAME_BYTES = 63  # llama.cpp keeps names in char[64]
+MAX_KEY_BYTES = 65535
+MAX_READ_NAME_BYTES = 1024  # longer than MAX_NAME_BYTES, so that such a file can be looked at
 MAX_NESTING = 64
 
 # What things take in memory at most, in bytes; the first three count for more, so that a header of nothing
@@ -133,7 +135,7 @@ def read_header(read: Read, file_bytes: int, source: str) -> Header:
 
     metadata: dict[str, Value] = {}
     for index in range(n_pairs):
-        key = cursor.string(f"key {index}")
+        key = cursor.string(f"key {index}", MAX_KEY_BYTES)
         if key in metadata:
             raise FormatError(f"{source}: key {quoted(key)} appears twice")
         metadata[key] = _decode_value(cursor, f"key {quoted(key)}")
@@ -234,7 +236,7 @@ def _decode_items(cursor: Cursor, item: Kind, count: int, what: str) -> tuple[An
 
 
 def _decode_tensor(cursor: Cursor, index: int) -> tuple[TensorInfo, int]:
-    name = cursor.string(f"the name of tensor {index}")
+    name = cursor.string(f"the name of tensor {index}", MAX_READ_NAME_BYTES)
     what = f"tensor {quoted(name)}"
     where = f"{cursor.source}: {what}"
     n_dims = cursor.u32(what)

@@ -20,6 +20,11 @@ def printable(text: str) -> str:
     return text if text.isprintable() else repr(text)
 
 
+def shown(text: str) -> str:
+    """`text` as it is, or as `quoted` if it would not do on one line of a message."""
+    return text if len(text) <= MAX_WIDTH and text.isprintable() else quoted(text)
+
+
 def quoted(text: str) -> str:
     """`text` in quotes with escapes, cut short: for messages, which are to stay one line."""
     return repr(text) if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]!r}..."

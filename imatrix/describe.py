@@ -27,16 +27,22 @@ def describe(contents: ImportanceFile) -> dict[str, Any]:
 
 
 def _facts(entry: Importance) -> dict[str, Any]:
-    counts = entry.whole_counts()
-    n_mats, n_cols = entry.values.shape
+    with np.errstate(all="ignore"):  # NaN and infinity are shown as they are
+        counts = entry.whole_counts()
+        mean = entry.weights().mean(dtype=np.float64)
+    n_mats, n_cols = entry.shape
     return {
         "n_mats": n_mats,
         "n_cols": n_cols,
-        "min_count": int(counts.min()),
-        "max_count": int(counts.max()),
+        "min_count": _whole(counts.min()),
+        "max_count": _whole(counts.max()),
         "n_unseen": int(np.count_nonzero(counts <= 0)),
-        "mean": float(entry.weights().mean(dtype=np.float64)),
+        "mean": float(mean),
     }
+
+
+def _whole(count: np.float32) -> int | float:
+    return int(count) if np.isfinite(count) else float(count)
 
 
 def description_lines(contents: ImportanceFile) -> Iterator[str]:

@@ -35,6 +35,7 @@ Opening a file reads its names, shapes and counts; values stay unread (see unrea
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from collections.abc import Iterable, Iterator
@@ -48,6 +49,7 @@ from gguf_tools.ggml_types import F32
 from gguf_tools.layout import FileLayout
 from gguf_tools.reader import GGUFFile
 from gguf_tools.tensors import TensorInfo
+from gguf_tools.text import shown
 from gguf_tools.values import Value, bytes_of
 from gguf_tools.writer import PARTIAL_SUFFIX, GGUFWriter, refuse_inputs
 from imatrix.unread import OpenFile, UnreadImportance
@@ -55,7 +57,14 @@ from quantize.importance import Importance, ImportanceFile, ImportanceFormat, Im
 
 __all__ = ["ImportanceFile", "format_of", "load", "not_held", "save", "save_dat", "save_gguf"]
 
+# Bounds on what a hostile file can ask for, several times what the largest models have.
+MAX_ENTRIES = 1 << 16
+MAX_COUNTS = 1 << 12
+MAX_VALUES = 1 << 23
+MAX_TEXT_BYTES = 1 << 12
+
 _SUMS, _COUNTS = ".in_sum2", ".counts"
+_MAX_INT32 = 2**31 - 1
 
 
 def load(path: str | os.PathLike[str]) -> ImportanceFile:
@@ -66,9 +75,12 @@ def load(path: str | os.PathLike[str]) -> ImportanceFile:
     """
     path = Path(path)
     try:
-        with path.open("rb") as file:
-            is_gguf = file.read(4) == b"GGUF"
-        found = _load_gguf(path) if is_gguf else _load_dat(path)
+        # Without waiting for whoever writes a pipe.
+        file = OpenFile(path, os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        if not path.is_file():
+            raise BadImportance(f"{path}: not a regular file")
+        is_gguf = file.n_bytes >= 4 and file.read(0, 4, "the first bytes").tobytes() == b"GGUF"
+        found = _load_gguf(path) if is_gguf else _load_dat(file)
     except OSError as error:
         raise BadImportance(f"{path}: can't be read ({error.strerror})") from error
     if not found.entries:
@@ -126,7 +138,10 @@ def _load_gguf(path: Path) -> ImportanceFile:
             raise BadImportance(f"{path}: not an importance matrix: GGUF without a tensor NAME{_SUMS}")
         unpaired = sorted(names[_SUMS] ^ names[_COUNTS])
         if unpaired:
-            raise BadImportance(f"{path}: {unpaired[0]}: found one of {_SUMS} and {_COUNTS}, expected both")
+            name = shown(unpaired[0])
+            raise BadImportance(f"{path}: {name}: found one of {_SUMS} and {_COUNTS}, expected both")
+        if len(names[_SUMS]) > MAX_ENTRIES:
+            raise BadImportance(f"{path}: {len(names[_SUMS])} entries, expected at most {MAX_ENTRIES}")
         return ImportanceFile(
             entries={name: _gguf_entry(file, opened, name) for name in sorted(names[_SUMS])},
             datasets=_texts(file, "imatrix.datasets"),
@@ -154,12 +169,17 @@ def _gguf_entry(file: GGUFFile, opened: OpenFile, name: str) -> Importance:
     for tensor in (name + _SUMS, name + _COUNTS):
         if file.tensors[tensor].type != F32:
             found = file.tensors[tensor].type.name
-            raise BadImportance(f"{file.path}: {tensor}: found {found}, expected F32")
+            raise BadImportance(f"{file.path}: {shown(tensor)}: found {found}, expected F32")
     n_values, n_counts = file.tensors[name + _SUMS].n_elems, file.tensors[name + _COUNTS].n_elems
     if not n_counts or not n_values or n_values % n_counts:
         raise BadImportance(
-            f"{file.path}: {name}: found {n_values} values and {n_counts} counts,"
+            f"{file.path}: {shown(name)}: found {n_values} values and {n_counts} counts,"
             " expected as many values for each count"
+        )
+    if n_values > MAX_VALUES or n_counts > MAX_COUNTS:
+        raise BadImportance(
+            f"{file.path}: {shown(name)}: found {n_values} values and {n_counts} counts, expected at most"
+            f" {MAX_VALUES} and {MAX_COUNTS}"
         )
     order = "<f4" if file.endian == "little" else ">f4"
     counts = opened.read(file.data_offset(name + _COUNTS), 4 * n_counts, f"the counts of {name}")
@@ -201,12 +221,12 @@ def save_gguf(path: str | os.PathLike[str], contents: ImportanceFile) -> None:
 # The .dat form
 
 
-def _load_dat(path: Path) -> ImportanceFile:
-    file = OpenFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+def _load_dat(file: OpenFile) -> ImportanceFile:
+    path = file.path
     cursor = _Cursor(file)
     n_entries = cursor.int32("the number of entries")
     # An entry takes at least a length, a count, a number of values and one value.
-    if not 1 <= n_entries <= file.n_bytes // 16:
+    if not 1 <= n_entries <= min(file.n_bytes // 16, MAX_ENTRIES):
         raise BadImportance(
             f"{path}: not an importance matrix: not GGUF, and no .dat with {n_entries} entries"
         )
@@ -214,9 +234,9 @@ def _load_dat(path: Path) -> ImportanceFile:
     for number in range(1, n_entries + 1):
         name = cursor.string(f"the name of entry {number} of {n_entries}")
         if name in entries:
-            raise BadImportance(f"{path}: {name}: found twice, expected one entry per tensor")
-        n_calls = cursor.int32(f"the number of calls of {name}")
-        offset, n_values = cursor.skip_floats(f"the values of {name}")
+            raise BadImportance(f"{path}: {shown(name)}: found twice, expected one entry per tensor")
+        n_calls = cursor.int32(f"the number of calls of {shown(name)}")
+        offset, n_values = cursor.skip_floats(f"the values of {shown(name)}")
         # Without calls, llama-quantize takes the values as they are.
         count = np.float32(n_calls if n_calls > 0 else 1)
         entries[name] = UnreadImportance(file, name, offset, "<f4", (1, n_values), np.full(1, count))
@@ -236,22 +256,27 @@ class _Cursor:
         return self._at == self._file.n_bytes
 
     def int32(self, what: str) -> int:
-        return int.from_bytes(self._read(4, what), "little", signed=True)
+        data = self._file.read(self._skip(4, what), 4, what)
+        return int.from_bytes(data.tobytes(), "little", signed=True)
 
     def string(self, what: str) -> str:
         length = self.int32(f"the length of {what}")
-        return self._read(length, what).decode("utf-8", "surrogateescape")
+        start = self._skip(length, what)
+        if length > MAX_TEXT_BYTES:
+            raise BadImportance(
+                f"{self._file.path}: damaged, or not an importance matrix: {what} has {length} bytes,"
+                f" expected at most {MAX_TEXT_BYTES}"
+            )
+        return self._file.read(start, length, what).tobytes().decode("utf-8", "surrogateescape")
 
     def skip_floats(self, what: str) -> tuple[int, int]:
         """Return where float32 values begin and how many they are; their number stands before them."""
         count = self.int32(f"the number of {what}")
-        if count < 1:
-            path = self._file.path
-            raise BadImportance(f"{path}: found {count} as the number of {what}, expected at least 1")
+        if not 1 <= count <= MAX_VALUES:
+            raise BadImportance(
+                f"{self._file.path}: found {count} as the number of {what}, expected 1 to {MAX_VALUES}"
+            )
         return self._skip(4 * count, what), count
-
-    def _read(self, n_bytes: int, what: str) -> bytes:
-        return self._file.read(self._skip(n_bytes, what), n_bytes, what).tobytes()
 
     def _skip(self, n_bytes: int, what: str) -> int:
         start, left = self._at, self._file.n_bytes - self._at
@@ -268,7 +293,7 @@ def save_dat(path: str | os.PathLike[str], contents: ImportanceFile) -> None:
     """Write `contents` in the `.dat` form, byte for byte as llama-imatrix does.
 
     Counts per expert, the chunk size and all but the last dataset are not held by this form.
-    raises  OutputError when it can't be written
+    raises  OutputError when it can't be written, BadImportance for a number that this form can't hold
     """
     _refuse_sources(Path(path), contents)
     entries = {
@@ -277,6 +302,8 @@ def save_dat(path: str | os.PathLike[str], contents: ImportanceFile) -> None:
         if contents.entries[name].whole_counts().max() > 0
     }
     dataset = contents.datasets[-1] if contents.datasets else ""
+    if contents.chunk_count > _MAX_INT32:
+        raise BadImportance(f"{contents.chunk_count} chunks, the .dat form holds up to {_MAX_INT32}")
     trailer = struct.pack("<i", contents.chunk_count) + _dat_string(dataset)
     blocks = _dat_blocks(entries, contents.chunk_size)
     _write_whole(Path(path), chain([struct.pack("<i", len(entries))], blocks, [trailer]))
@@ -285,7 +312,10 @@ def save_dat(path: str | os.PathLike[str], contents: ImportanceFile) -> None:
 def _dat_blocks(entries: Importances, chunk_size: int) -> Iterator[bytes]:
     for name, entry in entries.items():
         counts = entry.whole_counts()
-        n_calls = -(-int(counts.max()) // max(1, chunk_size))
+        largest = float(counts.max())
+        n_calls = -(-int(largest) // max(1, chunk_size)) if math.isfinite(largest) else _MAX_INT32 + 1
+        if n_calls > _MAX_INT32:
+            raise BadImportance(f"{shown(name)}: a count of {largest}, more than the .dat form holds")
         means = entry.weights() * np.float32(n_calls)
         # A sum over n_calls is what the form holds: spare it the rounding of a division and a product.
         values = np.where(counts[:, np.newaxis] == n_calls, entry.values, means)

@@ -86,12 +86,6 @@ def read(path: Path) -> None:
         compare(source, source)
 
 
-def read_header(path: Path) -> None:
-    """Open a model whose data are too many to look at."""
-    with open_gguf(path) as source:
-        show_text(source)
-
-
 def one_input(data: bytes) -> None:
     path = scratch.folder("gguf") / "model.gguf"
     path.write_bytes(data)

@@ -9,6 +9,7 @@ import json
 import random
 import struct
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any
 
 Edit = Callable[[random.Random, list[bytes]], None]
@@ -35,7 +36,7 @@ def segments(rng: random.Random, parts: Sequence[bytes], strangers: Sequence[byt
     strangers  fields of another file that may take a place, too
     """
     changed = list(parts)
-    for _ in range(rng.randint(1, 4)):
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
         if changed:
             rng.choice(_EDITS)(rng, changed)
         if strangers and rng.random() < 0.1:
@@ -97,7 +98,7 @@ _EDITS: tuple[Edit, ...] = (
 def json_bytes(rng: random.Random, text: str) -> bytes:
     """Return the JSON of `text`, which holds an object or a list, with one to three changes."""
     value = json.loads(text)
-    for _ in range(rng.randint(1, 3)):
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
         _change(rng, value)
     data = json.dumps(value, ensure_ascii=rng.random() < 0.5).encode("utf-8", "surrogatepass")
     return _spoiled(rng, data) if rng.random() < 0.1 else data
@@ -111,21 +112,24 @@ def _change(rng: random.Random, value: Any) -> None:
     holder = rng.choice(holders)
     key = rng.choice(list(holder)) if isinstance(holder, dict) else rng.randrange(len(holder))
     kind = rng.random()
-    if kind < 0.5:
-        holder[key] = rng.choice(VALUES)
-    elif kind < 0.65:
+    if kind < 0.35:
+        holder[key] = deepcopy(rng.choice(VALUES))
+    elif kind < 0.6:
+        values = [value for other in holders for value in _items(other) if type(value) is type(holder[key])]
+        holder[key] = deepcopy(rng.choice(values))
+    elif kind < 0.7:
         del holder[key]
-    elif kind < 0.75:
-        holder[key] = [holder[key]]
-    elif kind < 0.85 and isinstance(holder, dict):
+    elif kind < 0.8:
+        inner = holder[key]
+        holder[key] = list(inner.values()) if isinstance(inner, dict) and inner else [inner]
+    elif isinstance(holder, dict):
         holder[rng.choice((*_names(rng, value), "", "\0", "../x"))] = holder.pop(key)
-    elif isinstance(holder, list):
-        holder.insert(key, rng.choice((holder[key], rng.choice(VALUES))))
-    elif isinstance(holder[key], int):
-        holder[key] = holder[key] + rng.choice((-1, 1, 2**31, 2**63))
     else:
-        other = rng.choice(holders)
-        holder[key] = next(iter(other.values() if isinstance(other, dict) else other), None)
+        holder.insert(key, deepcopy(rng.choice((holder[key], rng.choice(VALUES)))))
+
+
+def _items(holder: Any) -> list[Any]:
+    return list(holder.values() if isinstance(holder, dict) else holder)
 
 
 def _holders(value: Any) -> list[Any]:
@@ -135,7 +139,7 @@ def _holders(value: Any) -> list[Any]:
         item = todo.pop()
         if isinstance(item, dict | list):
             found.append(item)
-            todo.extend(item.values() if isinstance(item, dict) else item)
+            todo.extend(_items(item))
     return found
 
 

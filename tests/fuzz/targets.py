@@ -1,4 +1,4 @@
-"""All harnesses by name: what makes an input, what reads it, and what a reader may do with it."""
+"""All harnesses by name."""
 
 from __future__ import annotations
 
@@ -6,8 +6,20 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
-from tests.fuzz import gguf
+from tests.fuzz import (
+    checkpoint,
+    config_json,
+    gguf,
+    gguf_set,
+    imatrix,
+    model_card,
+    safetensors,
+    tokenizer_config,
+    tokenizer_json,
+    tokenizer_model,
+)
 
 
 @dataclass(frozen=True)
@@ -16,7 +28,7 @@ class Target:
 
     make       a random number generator -> an input that is nearly valid
     one_input  reads an input; may only return or raise a ToolkitError
-    read       the same for a file or folder that is there already
+    read       the same for a file or a folder that is there already
     warm_up    imports and compiles what the first read would
     """
 
@@ -26,7 +38,19 @@ class Target:
     warm_up: Callable[[], None]
 
 
+def _target(module: ModuleType) -> Target:
+    return Target(module.make, module.one_input, module.read, module.warm_up)
+
+
 TARGETS: Mapping[str, Target] = {
-    "gguf": Target(gguf.make, gguf.one_input, gguf.read, gguf.warm_up),
-    "gguf header": Target(gguf.make, gguf.one_input, gguf.read_header, gguf.warm_up),
+    "gguf": _target(gguf),
+    "gguf_set": _target(gguf_set),
+    "safetensors": _target(safetensors),
+    "checkpoint": _target(checkpoint),
+    "config_json": _target(config_json),
+    "tokenizer_json": _target(tokenizer_json),
+    "tokenizer_config": _target(tokenizer_config),
+    "tokenizer_model": _target(tokenizer_model),
+    "model_card": _target(model_card),
+    "imatrix": _target(imatrix),
 }

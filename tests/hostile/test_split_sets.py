@@ -92,7 +92,7 @@ SETS: dict[str, tuple[dict[str, bytes], str]] = {
         "is part 2 of 3 by its metadata, expected part 2 of 2",
     ),
     "a tensor in both": (
-        {FIRST: part(no(0), count(2), name="a" * 10**5), SECOND: part(no(1), count(2), name="a" * 10**5)},
+        {FIRST: part(no(0), count(2), name="a" * 1000), SECOND: part(no(1), count(2), name="a" * 1000)},
         r"tensor 'a+'\.\.\. is in m-00001-of-00002.gguf too",
     ),
     "more tensors than there are": (

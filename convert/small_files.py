@@ -1,0 +1,102 @@
+"""Reading what lies beside a checkpoint's weights: regular files of bounded size, JSON of bounded memory.
+
+A folder from a stranger may hold a pipe where a file is expected (opening it waits for ever), a link to
+/dev/zero, or a file of gigabytes. And JSON grows as it is read: `{},` are three bytes in a file and seventy
+in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gguf_tools.errors import CheckpointError
+
+MAX_MEMORY = 160 << 20
+"""Bytes that what a file says may take in memory. DeepSeek's tokenizer.json takes half of it."""
+
+MAX_NESTING = 100
+
+# What JSON becomes, in bytes at most; with a hook, the pairs of an object are in a list and in a dictionary.
+_OBJECT_MEMORY = 200
+_LIST_MEMORY = 72
+_PAIR_MEMORY = 160
+_ITEM_MEMORY = 50
+
+
+def read_small_file(path: Path, most: int, error: type[CheckpointError]) -> bytes:
+    """Return the content of a file.
+
+    raises  `error` when it is not a regular file, has more than `most` bytes, or can't be read
+    """
+    try:
+        # Without waiting for whoever writes a pipe.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise error(f"{path}: not a regular file")
+            if found.st_size > most:
+                raise error(f"{path}: {found.st_size} bytes, expected at most {most}")
+            return b"".join(iter(lambda: file.read(most), b""))
+    except OSError as cause:
+        raise error(f"{path}: can't be read: {cause.strerror or cause}") from cause
+    except ValueError as cause:  # a name with a character that no file name has
+        raise error(f"{path}: can't be read: {cause}") from cause
+
+
+def parse_json(data: bytes, objects: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """Return what JSON in UTF-8 says.
+
+    objects  makes an object of its pairs, as in json.loads
+    raises   ValueError for anything else, for what would take more memory than MAX_MEMORY, and for lists and
+             objects nested deeper than MAX_NESTING
+    """
+    if not data.isascii():
+        _check_memory(5 * len(data))
+    text = data.decode("utf-8")
+    # As bytes, as one text, and as the texts in it, where one \u makes every other character as large.
+    in_texts = 4 * len(text) if b"\\u" in data else sys.getsizeof(text)
+    _check_memory(
+        len(data)
+        + sys.getsizeof(text)
+        + in_texts
+        + _OBJECT_MEMORY * data.count(b"{")
+        + _LIST_MEMORY * data.count(b"[")
+        + _PAIR_MEMORY * data.count(b":")
+        + _ITEM_MEMORY * data.count(b",")
+    )
+    try:
+        value = json.loads(text, object_pairs_hook=objects)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    if data.count(b"[") + data.count(b"{") > MAX_NESTING:
+        _check_nesting(value)
+    return value
+
+
+_TOO_DEEP = f"lists and objects are nested deeper than {MAX_NESTING}"
+
+
+def _check_nesting(value: Any) -> None:
+    """Raise ValueError for what others, who may go down into it call by call, should not see."""
+    level = [value]
+    for _ in range(MAX_NESTING + 1):
+        level = [
+            item
+            for holder in level
+            if isinstance(holder, dict | list)
+            for item in (holder.values() if isinstance(holder, dict) else holder)
+        ]
+        if not level:
+            return
+    raise ValueError(_TOO_DEEP)
+
+
+def _check_memory(n_bytes: int) -> None:
+    if n_bytes > MAX_MEMORY:
+        raise ValueError(f"would take more than {MAX_MEMORY >> 20} MiB of memory")

@@ -1,0 +1,44 @@
+"""config.json: what it says of a DeepSeek model, down to the keys of the output."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+from convert.architectures import find_architecture
+from convert.architectures.base import Options, metadata_of
+from convert.checkpoint import read_config
+from gguf_tools.layout import FileLayout
+from tests.checkpoints import STYLES
+from tests.fuzz import mutate, scratch
+
+_OLD_ROPE = {"rope_scaling": {"type": "yarn", "factor": 40, "mscale": 0.7, "mscale_all_dim": 0.7}}
+SEEDS = tuple(
+    json.dumps(dict(config) | more) for config in (STYLES["v2"], STYLES["v3"]) for more in ({}, _OLD_ROPE)
+)
+
+
+def make(rng: random.Random) -> bytes:
+    """Return a file that was valid."""
+    return mutate.json_bytes(rng, rng.choice(SEEDS))
+
+
+def warm_up() -> None:
+    one_input(SEEDS[0].encode())
+
+
+def read(folder: Path) -> None:
+    """Read the configuration in a folder; raises CheckpointError for one that is refused."""
+    raw = read_config(folder)
+    path = folder / "config.json"
+    architecture = find_architecture(raw, path)
+    config = architecture.read_config(raw, path)
+    for options in (Options("split", True), Options("none", False)):
+        FileLayout.of(metadata_of(architecture, config, options), ())
+
+
+def one_input(data: bytes) -> None:
+    folder = scratch.folder("config_json")
+    (folder / "config.json").write_bytes(data)
+    read(folder)
