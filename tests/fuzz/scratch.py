@@ -25,3 +25,8 @@ def folder(name: str) -> Path:
     path = _root(os.getpid()) / name
     path.mkdir(exist_ok=True)
     return path
+
+
+def remove() -> None:
+    """Take the folders of this process away; for a forked one, which ends without being asked."""
+    shutil.rmtree(_root(os.getpid()), ignore_errors=True)
