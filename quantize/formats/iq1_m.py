@@ -233,6 +233,10 @@ def _search_cuts(x: Tile, order: Tile, weights: Tile) -> tuple[Floats, Ints]:
     minus_w_0 = sum_w[ends] * MINUS_HIGH * MINUS_HIGH
     minus_w_1 = sum_w[_PLACES + ends] * MINUS_HIGH * MINUS_HIGH
 
+    top_plus, top_minus = float_tile(_SUMS), float_tile(_SUMS)
+    for i in range(_SUMS):
+        top_plus[i], top_minus[i] = sum_w[i] * _PLUS_TOP_STEP, sum_w[i] * _MINUS_TOP_STEP
+
     gain = splat(WORST)
     scale = splat(ZERO)
     cuts = splat(NO_CUT)
@@ -243,21 +247,19 @@ def _search_cuts(x: Tile, order: Tile, weights: Tile) -> tuple[Floats, Ints]:
         low_plus_1, low_minus_1 = plus_w_1 + w_1 * _PLUS_STEP, minus_w_1 + w_1 * _MINUS_STEP
         for second in range(first, _PLACES):
             below_0, below_1 = x_0 + sum_x[second], x_1 + sum_x[_PLACES + second]
-            top_0, top_1 = sum_w[second], sum_w[_PLACES + second]
             xq_plus_0, xq_minus_0 = plus_x_0 - below_0, minus_x_0 - below_0
             xq_plus_1, xq_minus_1 = plus_x_1 - below_1, minus_x_1 - below_1
-            qq_plus_0 = low_plus_0 + top_0 * _PLUS_TOP_STEP
-            qq_minus_0 = low_minus_0 + top_0 * _MINUS_TOP_STEP
-            qq_plus_1 = low_plus_1 + top_1 * _PLUS_TOP_STEP
-            qq_minus_1 = low_minus_1 + top_1 * _MINUS_TOP_STEP
+            qq_plus_0, qq_minus_0 = low_plus_0 + top_plus[second], low_minus_0 + top_minus[second]
+            qq_plus_1 = low_plus_1 + top_plus[_PLACES + second]
+            qq_minus_1 = low_minus_1 + top_minus[_PLACES + second]
             place = first << 8 | second << 2
             xq_0, qq_0 = xq_plus_0 + xq_plus_1, qq_plus_0 + qq_plus_1
             xq_1, qq_1 = xq_plus_0 + xq_minus_1, qq_plus_0 + qq_minus_1
             xq_2, qq_2 = xq_minus_0 + xq_plus_1, qq_minus_0 + qq_plus_1
             xq_3, qq_3 = xq_minus_0 + xq_minus_1, qq_minus_0 + qq_minus_1
-            better = _gains(xq_0, qq_0, gain) | _gains(xq_1, qq_1, gain)
-            better |= _gains(xq_2, qq_2, gain) | _gains(xq_3, qq_3, gain)
-            if any_lane(better):
+            likely = (xq_0 * xq_0 > gain * qq_0) | (xq_1 * xq_1 > gain * qq_1)
+            likely |= (xq_2 * xq_2 > gain * qq_2) | (xq_3 * xq_3 > gain * qq_3)
+            if any_lane(likely):
                 scale, gain, cuts = _take(xq_0, qq_0, place, scale, gain, cuts)
                 scale, gain, cuts = _take(xq_1, qq_1, place | 1, scale, gain, cuts)
                 scale, gain, cuts = _take(xq_2, qq_2, place | 2, scale, gain, cuts)
@@ -266,17 +268,11 @@ def _search_cuts(x: Tile, order: Tile, weights: Tile) -> tuple[Floats, Ints]:
 
 
 @part
-def _gains(xq: Floats, qq: Floats, gain: Floats) -> Mask:
-    """Return where the gain of xq and qq is larger than `gain`."""
-    return (qq > ZERO) & (xq * xq > gain * qq)
-
-
-@part
 def _take(
     xq: Floats, qq: Floats, place: int, scale: Floats, gain: Floats, cuts: Ints
 ) -> tuple[Floats, Floats, Ints]:
     """Return scale, gain and cuts, replaced by those of a candidate where it gains more."""
-    better = _gains(xq, qq, gain)
+    better = (qq > ZERO) & (xq * xq > gain * qq)
     scale = select(better, xq / qq, scale)
     return scale, select(better, scale * xq, gain), select(better, place, cuts)
 

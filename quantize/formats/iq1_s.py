@@ -200,10 +200,9 @@ def _search_cuts(x: Tile, weights: Tile) -> tuple[Floats, Ints]:
             minus_xq = low_minus_x - middle_x + minus_x[second]  # MINUS_MIDDLE is -PLUS_MIDDLE
             minus_qq = low_minus_w + middle_w + minus_w[second]
             plus_square, minus_square = plus_xq * plus_xq, minus_xq * minus_xq
-            plus = (plus_qq > ZERO) & (plus_square > gain * plus_qq)
-            minus = (minus_qq > ZERO) & (minus_square > gain * minus_qq)
-            if any_lane(plus | minus):
+            if any_lane((plus_square > gain * plus_qq) | (minus_square > gain * minus_qq)):  # seldom
                 place = first << 8 | second << 1
+                plus = (plus_qq > ZERO) & (plus_square > gain * plus_qq)
                 scale = select(plus, plus_xq / plus_qq, scale)
                 gain = select(plus, scale * plus_xq, gain)
                 cuts = select(plus, place, cuts)

@@ -107,13 +107,16 @@ def _quantize_weighted(source: Rows, importances: Weights, out: npt.NDArray[np.u
 @kernel
 def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     x, scales = float_tile(256), float_tile(16)
+    farthest, extremes = float_tile(16), float_tile(16)
     scale_codes, codes = int_tile(16), int_tile(256)
     words = int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
         if not load_blocks(source, first, 256, x):
             return first_not_finite(x, 256, first, out.size // _BYTES)
+        for j in range(16):  # apart from the searches, so that several sub-blocks are under way at once
+            farthest[j], extremes[j] = farthest_from_zero(tail(x, 16 * j), 16)
         for j in range(16):
-            scales[j] = _search_plain(tail(x, 16 * j), tail(codes, 16 * j))
+            scales[j] = _search_plain(tail(x, 16 * j), farthest[j], extremes[j], tail(codes, 16 * j))
         _largest, extreme = farthest_from_zero(scales, 16)
         inverse_d = np.float32(-_SCALE_HALF) / extreme
         half_d = select(extreme == ZERO, 0, to_half_bits(ONE / inverse_d))
@@ -131,43 +134,53 @@ def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> int:
 
 
 @part
-def _search_plain(x: Tile, codes: Tile) -> Floats:
+def _search_plain(x: Tile, largest: Floats, extreme: Floats, codes: Tile) -> Floats:
     """Return the scale of 16 elements and fill `codes`, Ints: make_q3_quants with errors weighed by x**2.
 
     From the codes that give the largest |x| the level -4, up to five rounds move one code at a time.
+
+    largest, extreme  what `farthest_from_zero` says of x
     """
-    largest, extreme = farthest_from_zero(x, 16)
     empty = largest < EMPTY
     inverse = np.float32(-_HALF) / extreme
-    levels = float_tile(16)
+    lx, l2 = float_tile(16), float_tile(16)  # what each element adds to the two sums
     sum_lx = splat(ZERO)
     sum_l2 = splat(ZERO)
     for i in range(16):
         weight = x[i] * x[i]
-        levels[i] = nearest_float(inverse * x[i], -_HALF, _HALF - 1)
-        sum_lx += weight * x[i] * levels[i]
-        sum_l2 += weight * levels[i] * levels[i]
-    for _ in range(5):
-        changed = empty & ~empty
-        for i in range(16):
-            weight = x[i] * x[i]
-            rest_lx = sum_lx - weight * x[i] * levels[i]
-            rest_l2 = sum_l2 - weight * levels[i] * levels[i]
-            level = to_float(clamp(nearest_int(x[i] * rest_l2 / rest_lx), -_HALF, _HALF - 1))
-            moves = (rest_lx > ZERO) & (level != levels[i])
-            if any_lane(moves):  # seldom: as the sums stay, elements need not wait for one another
-                new_lx = rest_lx + weight * x[i] * level
-                new_l2 = rest_l2 + weight * level * level
-                better = new_lx * new_lx * sum_l2 > sum_lx * sum_lx * new_l2
-                better &= moves & (new_l2 > ZERO)
-                levels[i] = select(better, level, levels[i])
-                sum_lx = select(better, new_lx, sum_lx)
-                sum_l2 = select(better, new_l2, sum_l2)
-                changed |= better
-        if not any_lane(changed):
+        level = nearest_float(inverse * x[i], -_HALF, _HALF - 1)
+        codes[i] = to_int(level)
+        lx[i] = weight * x[i] * level
+        l2[i] = weight * level * level
+        sum_lx += lx[i]
+        sum_l2 += l2[i]
+    end = 16  # where a whole round, from the last change on, will have changed nothing
+    for step in range(5 * 16):
+        if step == end:
             break
+        i = step & 15
+        rest_lx = sum_lx - lx[i]
+        rest_l2 = sum_l2 - l2[i]
+        code = clamp(nearest_int(x[i] * rest_l2 / rest_lx), -_HALF, _HALF - 1)
+        moves = (rest_lx > ZERO) & (code != codes[i])
+        if any_lane(moves):  # seldom: as the sums stay, elements need not wait for one another
+            weight = x[i] * x[i]
+            level = to_float(code)
+            more_lx = weight * x[i] * level
+            more_l2 = weight * level * level
+            new_lx = rest_lx + more_lx
+            new_l2 = rest_l2 + more_l2
+            better = new_lx * new_lx * sum_l2 > sum_lx * sum_lx * new_l2
+            better &= moves & (new_l2 > ZERO)
+            codes[i] = select(better, code, codes[i])
+            lx[i] = select(better, more_lx, lx[i])
+            l2[i] = select(better, more_l2, l2[i])
+            sum_lx = select(better, new_lx, sum_lx)
+            sum_l2 = select(better, new_l2, sum_l2)
+            if any_lane(better):
+                end = step + 17
     for i in range(16):
-        codes[i] = select(empty, 0, to_int(levels[i]) + _HALF)
+        codes[i] = select(empty, 0, codes[i] + _HALF)
     return select(empty | ~(sum_l2 > ZERO), ZERO, sum_lx / sum_l2)
 
 

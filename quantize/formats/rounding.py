@@ -14,8 +14,10 @@ from quantize.formats.lanes import Floats, Ints, bits, from_bits, maximum, minim
 
 IN_RANGE = np.float32(2.0**22)
 
-_MAGIC = np.float32(1.5 * 2**23)
-_MAGIC_BITS = int(_MAGIC.view(np.int32))
+MAGIC = np.float32(1.5 * 2**23)
+"""Added to a number and taken off again, it leaves the nearest integer."""
+
+_MAGIC_BITS = int(MAGIC.view(np.int32))
 _FRACTION = 0x007FFFFF
 _ZERO = 0x00400000
 
@@ -23,7 +25,7 @@ _ZERO = 0x00400000
 @part
 def nearest_int(value: Floats) -> Ints:
     """Return any Floats as the Ints that ggml's nearest_int gives."""
-    return (bits(value + _MAGIC) & _FRACTION) - _ZERO
+    return (bits(value + MAGIC) & _FRACTION) - _ZERO
 
 
 @part
@@ -39,4 +41,4 @@ def nearest_float(value: Floats, low: int, high: int) -> Floats:
     The same as to_float(clamp(nearest_int(value), low, high)) in two thirds of the instructions: the sum
     with the magic number is limited as an integer, and taking the magic number off again gives a float.
     """
-    return from_bits(clamp(bits(value + _MAGIC), _MAGIC_BITS + low, _MAGIC_BITS + high)) - _MAGIC
+    return from_bits(clamp(bits(value + MAGIC), _MAGIC_BITS + low, _MAGIC_BITS + high)) - MAGIC

@@ -14,7 +14,7 @@ as an argument would do, but numba can't cache a kernel that passes one.)
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from quantize.formats.lanes import (
     select,
     to_float,
 )
-from quantize.formats.rounding import IN_RANGE, clamp, nearest_float, nearest_int
+from quantize.formats.rounding import IN_RANGE, MAGIC, clamp, nearest_float, nearest_int
 
 ZERO = np.float32(0)
 ONE = np.float32(1)
@@ -166,28 +166,80 @@ def farthest_from_zero(x: Tile, count: int) -> tuple[Floats, Floats]:
     return largest, extreme
 
 
-def _symmetric_search(level: Callable[..., Any]) -> Any:
+class _Found(NamedTuple):
+    """The best so far: scale, how much it gains, and the inverse scale that made its codes."""
+
+    scale: Floats
+    gain: Floats
+    inverse: Floats
+
+
+@part
+def _better_of(inverse: Floats, sum_lx: Floats, sum_l2: Floats, found: _Found) -> _Found:
+    """Return what a candidate's sums make of it, where that gains more, and else what was found."""
+    better = (sum_l2 > ZERO) & (sum_lx * sum_lx > found.gain * sum_l2)
+    scale = select(better, sum_lx / sum_l2, found.scale)
+    return _Found(scale, select(better, scale * sum_lx, found.gain), select(better, inverse, found.inverse))
+
+
+def _trial(level: Callable[..., Any]) -> Any:
+    """Return the trial of some candidates, given how values become levels, -half .. half - 1.
+
+        trial(x, weights, weighted, extreme, size, half, pairs, found) -> found
+
+    A candidate is judged by the sums of weight * level * x and weight * level**2; `weighted` are the products
+    weight * x. Two at a time: one alone leaves the processor waiting for its sums. Pairs 0 .. 8 of candidates
+    have k = -9, -8; ... -3, -2; -1, 1; 2, 3; ... 8, 9.
+    """
+
+    @part
+    def trial(
+        x: Tile,
+        weights: Tile,
+        weighted: Tile,
+        extreme: Floats,
+        size: int,
+        half: int,
+        pairs: tuple[int, int],
+        found: _Found,
+    ) -> _Found:
+        for pair in range(pairs[0], pairs[1]):
+            first_k, second_k = 2 * pair - 9 + (pair > 4), 2 * pair - 8 + (pair > 3)
+            first = -(np.float32(half) + np.float32(0.1) * np.float32(first_k)) / extreme
+            second = -(np.float32(half) + np.float32(0.1) * np.float32(second_k)) / extreme
+            first_lx = zero_like(x)
+            first_l2 = zero_like(x)
+            second_lx = zero_like(x)
+            second_l2 = zero_like(x)
+            for i in range(size):
+                one, other = level(first * x[i], half), level(second * x[i], half)
+                first_lx += weighted[i] * one
+                first_l2 += weights[i] * one * one
+                second_lx += weighted[i] * other
+                second_l2 += weights[i] * other * other
+            found = _better_of(first, first_lx, first_l2, found)
+            found = _better_of(second, second_lx, second_l2, found)
+        return found
+
+    return trial
+
+
+def _symmetric_search(
+    level_within: Callable[..., Any], level_above: Callable[..., Any], level: Callable[..., Any]
+) -> Any:
     """Return the search for a scale, given how values are rounded and limited to -half .. half - 1.
 
         search(x, weights, size, half) -> scale, inverse
 
     so that x ~ scale * (code - half), code in 0 .. 2 * half - 1, for size <= 32 elements. make_qx_quants with
-    weights: nineteen candidates around the one that gives the largest |x| the level -half. Where all of x
-    counts as zero, scale and inverse are 0.
-    """
+    weights: candidates for the inverse scale are -(half + k / 10) / extreme, where extreme is the x farthest
+    from zero, k first 0, then -9 .. 9. Where all of x counts as zero, scale and inverse are 0.
 
-    @part
-    def sums(
-        x: Tile, weights: Tile, weighted: Tile, inverse: Floats, size: int, half: int
-    ) -> tuple[Floats, Floats]:
-        """Return the weighted sums of level * x and of level**2; `weighted` are the products weight * x."""
-        sum_lx = zero_like(x)
-        sum_l2 = zero_like(x)
-        for i in range(size):
-            rounded = level(inverse * x[i], half)
-            sum_lx += weighted[i] * rounded
-            sum_l2 += weights[i] * rounded * rounded
-        return sum_lx, sum_l2
+    level_within  for values that are rounded to levels in the limits, as all are for k <= -6
+    level_above   for values that are not rounded to levels below them, as none is for k <= 4
+    level         for any values
+    """
+    trial_within, trial_above, trial = _trial(level_within), _trial(level_above), _trial(level)
 
     @part
     def search(x: Tile, weights: Tile, size: int, half: int) -> tuple[Floats, Floats]:
@@ -198,20 +250,30 @@ def _symmetric_search(level: Callable[..., Any]) -> Any:
         empty = largest < EMPTY
 
         inverse = np.float32(-half) / extreme
-        sum_lx, sum_l2 = sums(x, weights, weighted, inverse, size, half)
+        sum_lx = zero_like(x)
+        sum_l2 = zero_like(x)
+        for i in range(size):
+            rounded = level_above(inverse * x[i], half)
+            sum_lx += weighted[i] * rounded
+            sum_l2 += weights[i] * rounded * rounded
         scale = select(sum_l2 != ZERO, sum_lx / sum_l2, ZERO)
-        best = scale * sum_lx
-        for k in range(-9, 10):
-            if k != 0:
-                candidate = -(np.float32(half) + np.float32(0.1) * np.float32(k)) / extreme
-                sum_lx, sum_l2 = sums(x, weights, weighted, candidate, size, half)
-                better = (sum_l2 > ZERO) & (sum_lx * sum_lx > best * sum_l2)
-                scale = select(better, sum_lx / sum_l2, scale)
-                best = select(better, scale * sum_lx, best)
-                inverse = select(better, candidate, inverse)
-        return select(empty, ZERO, scale), select(empty, ZERO, inverse)
+        found = _Found(scale, scale * sum_lx, inverse)
+        found = trial_within(x, weights, weighted, extreme, size, half, (0, 2), found)
+        found = trial_above(x, weights, weighted, extreme, size, half, (2, 6), found)
+        found = trial(x, weights, weighted, extreme, size, half, (6, 9), found)
+        return select(empty, ZERO, found.scale), select(empty, ZERO, found.inverse)
 
     return search
+
+
+@part
+def _level_within(value: Floats, half: int) -> Floats:
+    return (value + MAGIC) - MAGIC
+
+
+@part
+def _level_above(value: Floats, half: int) -> Floats:
+    return minimum(value + MAGIC, MAGIC + np.float32(half - 1)) - MAGIC
 
 
 @part
@@ -224,8 +286,10 @@ def _level_of_any(value: Floats, half: int) -> Floats:
     return to_float(clamp(nearest_int(value), -half, half - 1))
 
 
-search_symmetric = _symmetric_search(_level)  # of finite x
-search_symmetric_of_any = _symmetric_search(_level_of_any)  # of x that may be NaN or infinite
+search_symmetric = _symmetric_search(_level_within, _level_above, _level)
+"""For finite x."""
+search_symmetric_of_any = _symmetric_search(_level_of_any, _level_of_any, _level_of_any)
+"""For x that may be NaN or infinite, so that extreme is no bound of them."""
 
 
 @part

@@ -118,11 +118,8 @@ fit_sub_blocks_absolute = _fit_with(search_affine_absolute)
 @part
 def fit_symmetric_sub_blocks(x: Tile, weights: Tile, half: int, scales: Tile, inverses: Tile) -> None:
     """Fill scales and inverses with the result of `search_symmetric` for each sub-block of 16."""
-    for j in range(0, ELEMS // 16, 2):
-        sub, sub_weights = beside(tail(x, 16 * j), 16), beside(tail(weights, 16 * j), 16)
-        scale, inverse = search_symmetric(sub, sub_weights, 16, half)
-        beside(tail(scales, j), 1)[0] = scale
-        beside(tail(inverses, j), 1)[0] = inverse
+    for j in range(ELEMS // 16):
+        scales[j], inverses[j] = search_symmetric(tail(x, 16 * j), tail(weights, 16 * j), 16, half)
 
 
 @part
