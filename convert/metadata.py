@@ -107,6 +107,9 @@ _MAKERS: Mapping[Kind, Callable[[Any], Value]] = {
     Kind.FLOAT32: Value.f32,
 }
 _CLEARED: tuple[object, ...] = (None, "", [])  # a null in the --metadata file leaves a key out
+MAX_NAME_PART = 40
+"""Characters of each of the five things that the name of an output is made of."""
+
 _LARGEST_FLOAT32 = 3.4028234e38
 
 _HUB_URL = re.compile(r"https?://huggingface\.co/([^/]+/[^/]+)")
@@ -126,11 +129,11 @@ class GeneralMetadata:
     def default_outfile(self, file_type: str, *, vocab_only: bool = False) -> str:
         """Return the file name to use where only a folder is given; file_type is "BF16", "Q8_0" ..."""
         return default_file_name(
-            name=self.facts.get(keys.NAME),
-            basename=self.facts.get(keys.BASENAME),
-            finetune=self.facts.get(keys.FINETUNE),
-            version=self.facts.get(keys.VERSION),
-            size_label=self.facts.get(keys.SIZE_LABEL),
+            name=_for_a_file(self.facts.get(keys.NAME)),
+            basename=_for_a_file(self.facts.get(keys.BASENAME)),
+            finetune=_for_a_file(self.facts.get(keys.FINETUNE)),
+            version=_for_a_file(self.facts.get(keys.VERSION)),
+            size_label=_for_a_file(self.facts.get(keys.SIZE_LABEL)),
             file_type=file_type,
             vocab_only=vocab_only,
         )
@@ -150,6 +153,13 @@ class GeneralMetadata:
         for key in _LISTS:
             if key in self.facts:
                 yield key, Value.strings(self.facts[key])
+
+
+def _for_a_file(part: str | None) -> str | None:
+    """What a stranger calls a model, without what no file name should have in it, and not at any length."""
+    if part is None:
+        return None
+    return "".join(char if char.isprintable() else "-" for char in part[:MAX_NAME_PART])
 
 
 def general_metadata(

@@ -28,7 +28,13 @@ Read = Callable[[int, int], bytes]
 
 
 class Cursor:
-    """A position in a file that never leaves it, with the bytes that follow it at hand."""
+    """A position in a file that never leaves it, with the bytes that follow it at hand.
+
+    source  the file's name; what its methods are given as `what` goes behind it in messages
+    order   of the bytes of numbers, as struct has it: "<" or ">"
+
+    All methods that read raise TruncatedError where the file ends, and what `read` raises.
+    """
 
     def __init__(self, read: Read, size: int, source: str) -> None:
         self.source = source
@@ -45,6 +51,7 @@ class Cursor:
         return self._window_start + self._at
 
     def require(self, n_bytes: int, what: str) -> None:
+        """Raise TruncatedError unless the rest of the file has so many bytes."""
         left = self.size - self.position
         if n_bytes > left:
             raise TruncatedError(
@@ -53,7 +60,7 @@ class Cursor:
             )
 
     def charge(self, n_bytes: int, what: str) -> None:
-        """Count memory that is about to be taken."""
+        """Count memory that is about to be taken; raises FormatError if it is too much for one header."""
         self.memory_left -= n_bytes
         if self.memory_left < 0:
             raise FormatError(f"{self.source}: {what} would take more than {MAX_MEMORY >> 20} MiB of memory")
@@ -81,6 +88,7 @@ class Cursor:
             )
 
     def fixed(self, code: str, n_bytes: int, what: str) -> Any:
+        """Read one number, of a struct code and its size."""
         (value,) = struct.unpack(self.order + code, self.take(n_bytes, what))
         return value
 
@@ -91,7 +99,7 @@ class Cursor:
         return int(self.fixed("Q", 8, what))
 
     def string(self, what: str, most: int | None = None) -> str:
-        """Read a string of at most `most` bytes."""
+        """Read a string of at most `most` bytes; those that are not UTF-8 become lone surrogates."""
         n_bytes = self.u64(f"the length of {what}")
         self.require(n_bytes, what)
         if most is not None and n_bytes > most:
@@ -106,23 +114,27 @@ class Cursor:
         """Read `count` strings. A vocabulary has 100,000 and more, so the loop keeps to what is at hand."""
         unpack_length = struct.Struct(self.order + "Q").unpack_from
         window, at, memory_left = self._window, self._at, self.memory_left
+        end = len(window)
         strings: list[str] = []
         for index in range(count):
             start = at + 8
-            stop = start + unpack_length(window, at)[0] if start <= len(window) else start
-            if stop > len(window) or start > len(window) or memory_left < 0:
-                self._at, self.memory_left = at, memory_left
-                strings.append(self.string(f"string {index} of {count} of {what}"))
-                window, at, memory_left = self._window, self._at, self.memory_left
-                continue
-            raw = window[start:stop]
-            memory_left -= len(raw) * (_ASCII_MEMORY if raw.isascii() else _UNICODE_MEMORY)
-            strings.append(raw.decode("utf-8", "surrogateescape"))
-            at = stop
+            if start <= end:
+                stop = start + unpack_length(window, at)[0]
+                if stop <= end and memory_left >= 0:
+                    raw = window[start:stop]
+                    memory_left -= (stop - start) * (_ASCII_MEMORY if raw.isascii() else _UNICODE_MEMORY)
+                    strings.append(raw.decode("utf-8", "surrogateescape"))
+                    at = stop
+                    continue
+            self._at, self.memory_left = at, memory_left
+            strings.append(self.string(f"string {index} of {count} of {what}"))
+            window, at, memory_left = self._window, self._at, self.memory_left
+            end = len(window)
         self._at, self.memory_left = at, memory_left
         return tuple(strings)
 
     def kind(self, what: str) -> Kind:
+        """Read a kind; raises FormatError for a number that is none."""
         number = self.u32(f"the kind of {what}")
         try:
             return Kind(number)

@@ -302,7 +302,7 @@ def save_dat(path: str | os.PathLike[str], contents: ImportanceFile) -> None:
         if contents.entries[name].whole_counts().max() > 0
     }
     dataset = contents.datasets[-1] if contents.datasets else ""
-    if contents.chunk_count > _MAX_INT32:
+    if abs(contents.chunk_count) > _MAX_INT32:
         raise BadImportance(f"{contents.chunk_count} chunks, the .dat form holds up to {_MAX_INT32}")
     trailer = struct.pack("<i", contents.chunk_count) + _dat_string(dataset)
     blocks = _dat_blocks(entries, contents.chunk_size)

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from convert.cli import main as convert
+from convert.metadata import general_metadata
+from convert.naming import ParameterCounts
 from convert.pretokenizers import KNOWN
 from convert.sentencepiece_model import read_sentencepiece_model
 from convert.tokenizer import read_tokenizer
@@ -283,6 +285,21 @@ def test_an_architecture_can_not_move_the_cursor(tmp_path: Path, capsys: pytest.
     assert r"architecture \x1b[2J\rxyyy" in err
     assert err.rstrip("\n").isprintable()
     assert len(err) < 5000
+
+
+@pytest.mark.parametrize(
+    ("name", "file_name"),
+    [
+        (r"a\0b", "a-b-8x63K-BF16.gguf"),
+        (r"a\nb\x1b[2J", "a-b-[2J-8x63K-BF16.gguf"),
+        ("../../etc/passwd", "..-..-etc-passwd-8x63K-BF16.gguf"),
+        ("n" * 1000, "n" * 40 + "-8x63K-BF16.gguf"),
+    ],
+)
+def test_a_card_can_not_name_any_file(tmp_path: Path, name: str, file_name: str) -> None:
+    (tmp_path / "README.md").write_text(card(f'model_name: "{name}"'))
+    counts = ParameterCounts(total=500_000, shared=0, expert=63_000, n_experts=8)
+    assert general_metadata(tmp_path, {}, counts=counts).default_outfile("BF16") == file_name
 
 
 # --- tokenizer.model -------------------------------------------------------------------------------------
