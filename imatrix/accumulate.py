@@ -1,20 +1,16 @@
-"""Sums of squared activations, per tensor of the model.
-
-Sums are kept in float64: their rounding does not depend on how many rows come in one call.
-"""
+"""Sums of squared activations, per tensor of the model, in float64."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from gguf_tools.errors import BadImportance
+from imatrix.kernels import sums_of_squares
 from quantize.importance import Importance
-
-_ROWS_IN_CACHE = 256
-"""How many rows are squared at a time."""
 
 
 @dataclass
@@ -28,22 +24,31 @@ class Accumulator:
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
     counts: dict[str, np.ndarray] = field(default_factory=dict)
 
-    def add(self, name: str, rows: torch.Tensor) -> None:
-        """Count the rows, (n_rows, n_cols) or (n_rows, n_heads, n_cols), that the matrix `name` multiplies.
+    def add(self, names: Iterable[str], rows: torch.Tensor) -> None:
+        """Count the rows, (n_rows, n_cols), that each of the matrices `names` multiplies."""
+        sums = sums_of_squares(rows[None])
+        for name in names:
+            self.add_heads(name, sums, len(rows))
 
-        Heads are kept apart and share a count.
-        """
-        if rows.dim() == 2:
-            rows = rows[:, None]
-        self._grow(name, 1, rows.shape[1], rows.shape[2])
-        self.sums[name] += sums_of_squares(rows)
-        self.counts[name] += rows.shape[0]
+    def add_heads(self, name: str, sums: torch.Tensor, count: int) -> None:
+        """Count `count` rows per head with these sums of squares, float64 (n_heads, n_cols)."""
+        self._grow(name, 1, *sums.shape)
+        self.sums[name] += sums
+        self.counts[name] += count
 
     def add_expert(self, name: str, expert: int, n_experts: int, sums: torch.Tensor, count: int) -> None:
         """Count `count` rows with these sums of squares, float64 (n_cols,), for one expert of a stack."""
         self._grow(name, n_experts, n_experts, sums.shape[-1])
         self.sums[name][expert] += sums
         self.counts[name][expert] += count
+
+    def merge(self, other: Accumulator) -> None:
+        """Add what `other` has seen."""
+        for name, sums in other.sums.items():
+            counts = other.counts[name]
+            self._grow(name, len(counts), *sums.shape)
+            self.sums[name] += sums
+            self.counts[name] += counts
 
     def _grow(self, name: str, n_counts: int, n_mats: int, n_cols: int) -> None:
         if name not in self.sums:
@@ -65,9 +70,3 @@ class Accumulator:
             )
             for name, sums in self.sums.items()
         }
-
-
-def sums_of_squares(rows: torch.Tensor) -> torch.Tensor:
-    """Return the sum over the first axis of the squares, float64, on the CPU."""
-    parts = [part.float().square().sum(0) for part in rows.split(_ROWS_IN_CACHE)]
-    return torch.stack(parts).sum(0, dtype=torch.float64).cpu()

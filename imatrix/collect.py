@@ -3,7 +3,7 @@
     tokens -> embeddings -> layer 0 (all chunks) -> layer 1 (all chunks) -> ... -> output
 
 What is kept between layers is a hidden state per token. Memory is that, or a file when it is above the
-budget, plus one layer's attention and one or two experts.
+budget, plus one layer's attention, and per thread a chunk's activations and one or two experts.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Each token of a chunk's second half is predicted from what stands before it in t
 exponential of the mean negative log probability; its error follows from that mean's standard error.
 
 The output matrix is read once, some rows of the vocabulary at a time, for all chunks; per token only the
-largest logit, the sum of exponentials and the right token's logit are kept. With the last rows the chunks
+logarithm of the sum of exponentials and the right token's logit are kept. With the last rows the chunks
 are done one after the other, and the running perplexity is known.
 """
 
@@ -21,8 +21,9 @@ from imatrix.model.load import Loader
 from imatrix.model.norm import rms_norm
 from imatrix.states import States
 from imatrix.text import Text
+from imatrix.workers import Workers
 
-_SLICE_BYTES = 256 << 20
+_SLICE_ROWS = 8192
 _LARGEST_LOSS = 700.0
 """A little below what exp() can take; no model that makes sense comes near."""
 
@@ -65,39 +66,44 @@ class Perplexity:
 
 @torch.inference_mode()
 def measure(
-    load: Loader, text: Text, states: States, norm: torch.Tensor, report: Callable[[Perplexity], None]
+    load: Loader,
+    text: Text,
+    states: States,
+    norm: torch.Tensor,
+    report: Callable[[Perplexity], None],
+    n_workers: int = 1,
 ) -> Perplexity:
     """Return the perplexity of `text`; `report` is called after every chunk.
 
-    states  the last layer's output
-    norm    weight of the output norm
+    states     the last layer's output
+    norm       weight of the output norm
+    n_workers  threads that take chunks
     """
-    config, first, n_cols = load.model.config, text.chunk_size // 2, load.model.config.hidden_size
+    config, first = load.model.config, text.chunk_size // 2
     tensor = load.model.tensor("token_embd.weight" if config.tie_word_embeddings else "output.weight")
     targets = torch.from_numpy(text.tokens[:, first + 1 :]).to(load.device)
-    best = torch.full(targets.shape, float("-inf"), device=load.device)
-    total = torch.zeros(targets.shape, device=load.device)
-    right = torch.zeros(targets.shape, device=load.device)
+    log_sums = torch.full(targets.shape, float("-inf"), dtype=torch.float64, device=load.device)
+    right = torch.zeros(targets.shape, dtype=torch.float64, device=load.device)
     found = Perplexity()
-    step = max(1, _SLICE_BYTES // (4 * n_cols))
-    for low in range(0, tensor.shape[0], step):
-        high = min(tensor.shape[0], low + step)
-        weight = load.rows(tensor, low, high, load.dtype)
-        for chunk in range(text.n_chunks):
-            start = chunk * text.chunk_size
-            hidden = states.read(start + first, start + text.chunk_size - 1).to(load.device)
-            x = rms_norm(hidden, norm, config.rms_norm_eps)
-            logits = linear(x.to(load.dtype), weight).float()
-            if not len(logits):
-                continue
-            new = torch.maximum(best[chunk], logits.max(-1).values)
-            scaled = total[chunk] * torch.exp(best[chunk] - new)
-            total[chunk] = scaled + torch.exp(logits - new[:, None]).sum(-1)
-            best[chunk] = new
-            here = (targets[chunk] >= low) & (targets[chunk] < high)
-            right[chunk, here] = logits[here, targets[chunk, here] - low]
-            if high == tensor.shape[0]:
-                losses = best[chunk].double() + torch.log(total[chunk].double()) - right[chunk].double()
-                found.add_chunk(losses.cpu())
-                report(found)
+
+    def take_chunk(part: tuple[int, int, torch.Tensor]) -> int:
+        chunk, low, weight = part
+        start = chunk * text.chunk_size
+        hidden = states.read(start + first, start + text.chunk_size - 1).to(load.device)
+        x = rms_norm(hidden, norm, config.rms_norm_eps)
+        logits = linear(x.to(load.dtype), weight).float()
+        log_sums[chunk] = torch.logaddexp(log_sums[chunk], torch.logsumexp(logits, -1).double())
+        here = (targets[chunk] >= low) & (targets[chunk] < low + len(weight))
+        right[chunk, here] = logits[here, targets[chunk, here] - low].double()
+        return chunk
+
+    with Workers(n_workers) as workers:
+        for low in range(0, tensor.shape[0], _SLICE_ROWS):
+            high = min(tensor.shape[0], low + _SLICE_ROWS)
+            weight = load.rows(tensor, low, high, load.dtype)
+            parts = ((chunk, low, weight) for chunk in range(text.n_chunks))
+            for chunk in workers.each(take_chunk, parts):
+                if high == tensor.shape[0] and targets.shape[1]:
+                    found.add_chunk((log_sums[chunk] - right[chunk]).cpu())
+                    report(found)
     return found

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from math import prod
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -21,6 +24,7 @@ from imatrix.model.source import ModelSource
 from imatrix.perplexity import Perplexity, measure
 from imatrix.states import FileStates, MemoryStates, States, copy
 from imatrix.text import Text
+from imatrix.workers import threads_for
 from quantize.importance import Importance, ImportanceFile
 
 OUTPUT = "output.weight"
@@ -53,6 +57,7 @@ def run(
 
     seen: dict[str, Importance] = {}
     with ExitStack() as opened:
+        n_workers = opened.enter_context(threads_for(text.n_chunks, device))
         states = _HiddenStates(load, text, journal, options.memory_bytes, opened)
         sweep = Sweep(
             load=load,
@@ -60,10 +65,11 @@ def run(
             rotate=rotation(source.config, text.chunk_size, device),
             all_experts=options.all_experts,
             advance=report.advance,
+            n_workers=n_workers,
         )
         for layer in _run_layers(sweep, states, journal, n_layers):
             report.layer_done(layer, contents)
-        last, notes = states.latest, []
+        last, notes = states.after(n_layers - 1), []
         norm = load.float32("output_norm.weight", source.config.hidden_size)
         if options.process_output and source.config.tie_word_embeddings:
             notes.append(f"--process-output: the model has no {OUTPUT}, it uses its token embeddings")
@@ -71,21 +77,36 @@ def run(
             seen = _see_output(load, text, last, norm).importances()
         perplexity = None
         if options.perplexity:
-            perplexity = _measure(load, text, last, norm, report)
+            perplexity = _measure(load, text, last, norm, report, n_workers)
     return Collected(contents(seen), perplexity, tuple(notes))
 
 
 def _run_layers(sweep: Sweep, states: _HiddenStates, journal: Journal, n_layers: int) -> Iterator[int]:
-    """Compute the layers that are not done, and yield each once it is on disk."""
-    for layer in range(journal.done + 1, n_layers):
-        before, middle, after = states.around(layer)
-        try:
-            found = run_layer(sweep, layer, before, middle, after)
-        except BadImportance as error:
-            raise BadImportance(f"{error}; the {layer} layers before stay in {journal.folder}") from error
-        states.keep(layer)
+    """Compute the layers that are not done, and yield each once it is on disk.
+
+    In memory the next layer is computed while one is written.
+    """
+
+    def save(layer: int, found: Accumulator) -> int:
+        states.save(layer)
         journal.finish_layer(layer, found)
-        yield layer
+        return layer
+
+    with ThreadPoolExecutor(1) as writer:
+        saving: Future[int] | None = None
+        for layer in range(journal.done + 1, n_layers):
+            try:
+                found = run_layer(sweep, layer, *states.around(layer))
+            except BadImportance as error:
+                raise BadImportance(f"{error}; the {layer} layers before stay in {journal.folder}") from error
+            if saving is not None:
+                yield saving.result()
+            saving = writer.submit(save, layer, found)
+            if not states.in_memory:
+                # The next layer writes to the file that a rerun begins with until this one is done.
+                saving.result()
+        if saving is not None:
+            yield saving.result()
 
 
 def _see_output(load: Loader, text: Text, states: States, norm: torch.Tensor) -> Accumulator:
@@ -94,68 +115,63 @@ def _see_output(load: Loader, text: Text, states: States, norm: torch.Tensor) ->
     eps = load.model.config.rms_norm_eps
     for start in range(0, states.n_rows, text.chunk_size):
         hidden = states.read(start, start + text.chunk_size).to(load.device)
-        found.add(OUTPUT, rms_norm(hidden, norm, eps).to(load.dtype))
+        found.add((OUTPUT,), rms_norm(hidden, norm, eps).to(load.dtype))
     found.refuse_nonfinite()
     return found
 
 
-def _measure(load: Loader, text: Text, states: States, norm: torch.Tensor, report: Reporter) -> Perplexity:
-    found = measure(load, text, states, norm, report.perplexity)
+def _measure(
+    load: Loader, text: Text, states: States, norm: torch.Tensor, report: Reporter, n_workers: int
+) -> Perplexity:
+    found = measure(load, text, states, norm, report.perplexity, n_workers)
     if found.count and not np.isfinite(found.total):
         raise BadImportance("output.weight: the logits have NaN or infinity")
     return found
 
 
 class _HiddenStates:
-    """Where hidden states are kept between layers.
+    """Where hidden states are kept: two sets that change places with each layer, and what experts multiply.
 
-    latest  those after the last layer that is done
-
-    In memory there are two sets that change places, and each layer's result is copied to the journal's file;
-    above the budget the journal's files are worked on themselves.
+    In memory, from where each layer's output is copied to the journal's files; above the budget those files
+    are worked on themselves.
     """
 
     def __init__(
         self, load: Loader, text: Text, journal: Journal, memory_bytes: int, opened: ExitStack
     ) -> None:
-        self._journal = journal
-        self._size = text.inputs.size, load.model.config.hidden_size
-        self._in_memory = 2 * 4 * self._size[0] * self._size[1] <= memory_bytes
+        size = text.inputs.size, load.model.config.hidden_size
+        self.in_memory = prod(size) * (4 + 4 + load.dtype.itemsize) <= memory_bytes
+
+        def file(path: Path, dtype: torch.dtype = torch.float32) -> FileStates:
+            return opened.enter_context(closing(FileStates(path, *size, dtype)))
+
+        self._files = file(journal.hidden_path(0)), file(journal.hidden_path(1))
         if journal.done < EMBEDDING:
-            with closing(self._file(EMBEDDING)) as file:
-                embed(load, text, file)
-                file.sync()
+            embed(load, text, self._files[EMBEDDING % 2])
+            self._files[EMBEDDING % 2].sync()
             journal.finish_layer(EMBEDDING, Accumulator())
-        self.latest: States
-        if self._in_memory:
-            self.latest, self._other = MemoryStates(*self._size), MemoryStates(*self._size)
-            with closing(self._file(journal.done)) as file:
-                copy(file, self.latest)
+        self._sets: tuple[States, States] = self._files
+        self._middle: States
+        if self.in_memory:
+            self._sets = MemoryStates(*size), MemoryStates(*size)
+            self._middle = MemoryStates(*size, load.dtype)
+            copy(self._files[journal.done % 2], self.after(journal.done))
         else:
-            self._files = [opened.enter_context(closing(self._file(layer))) for layer in (0, 1)]
-            self._middle = opened.enter_context(closing(FileStates(journal.middle_path, *self._size)))
-            self.latest = self._files[journal.done % 2]
+            self._middle = file(journal.middle_path, load.dtype)
+
+    def after(self, layer: int) -> States:
+        """Return where a layer puts its output, float32."""
+        return self._sets[layer % 2]
 
     def around(self, layer: int) -> tuple[States, States, States]:
         """Return where a layer finds its input, keeps what experts multiply, and puts its output."""
-        if self._in_memory:
-            return self.latest, self.latest, self._other
-        return self.latest, self._middle, self._files[layer % 2]
+        return self.after(layer - 1), self._middle, self.after(layer)
 
-    def keep(self, layer: int) -> None:
-        """Take the layer's output for the latest, and see it safely on disk."""
-        if self._in_memory:
-            assert isinstance(self.latest, MemoryStates)
-            self.latest, self._other = self._other, self.latest
-            with closing(self._file(layer)) as file:
-                copy(self.latest, file)
-                file.sync()
-        else:
-            self._files[layer % 2].sync()
-            self.latest = self._files[layer % 2]
-
-    def _file(self, layer: int) -> FileStates:
-        return FileStates(self._journal.hidden_path(layer), *self._size)
+    def save(self, layer: int) -> None:
+        """See the layer's output safely on disk."""
+        if self.in_memory:
+            copy(self.after(layer), self._files[layer % 2])
+        self._files[layer % 2].sync()
 
 
 def embed(load: Loader, text: Text, states: States) -> None:

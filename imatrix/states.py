@@ -1,4 +1,7 @@
-"""Hidden states of all tokens, float32 (n_rows, n_cols): in memory, or in a file when that is too much."""
+"""Hidden states of all tokens, (n_rows, n_cols): in memory, or in a file when that is too much.
+
+Several threads may work on different rows at a time.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import numpy as np
 import torch
 
 from gguf_tools.errors import OutputError
+from imatrix.kernels import add_weighted
 
 _COPY_BYTES = 32 << 20
 
@@ -30,17 +34,17 @@ class States(Protocol):
         """Return the rows with these ascending numbers."""
         ...
 
-    def add(self, numbers: torch.Tensor, rows: torch.Tensor) -> None:
-        """Add `rows` to the rows with these ascending numbers."""
+    def add(self, numbers: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor) -> None:
+        """Add `rows`, each times its weight, to the rows of float32 with these ascending numbers."""
         ...
 
 
 class MemoryStates:
     """Rows in memory."""
 
-    def __init__(self, n_rows: int, n_cols: int) -> None:
+    def __init__(self, n_rows: int, n_cols: int, dtype: torch.dtype = torch.float32) -> None:
         self.n_rows, self.n_cols = n_rows, n_cols
-        self._rows = torch.empty((n_rows, n_cols), dtype=torch.float32)
+        self._rows = torch.empty((n_rows, n_cols), dtype=dtype)
 
     def read(self, start: int, stop: int) -> torch.Tensor:
         return self._rows[start:stop]
@@ -49,10 +53,10 @@ class MemoryStates:
         self._rows[start : start + len(rows)] = rows
 
     def rows(self, numbers: torch.Tensor) -> torch.Tensor:
-        return self._rows[numbers]
+        return self._rows.index_select(0, numbers)
 
-    def add(self, numbers: torch.Tensor, rows: torch.Tensor) -> None:
-        self._rows.index_add_(0, numbers, rows)
+    def add(self, numbers: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor) -> None:
+        add_weighted(self._rows, numbers, rows, weights)
 
 
 class FileStates:
@@ -61,11 +65,12 @@ class FileStates:
     raises  OutputError when the file can't be read or written
     """
 
-    def __init__(self, path: Path, n_rows: int, n_cols: int) -> None:
-        self.path, self.n_rows, self.n_cols = path, n_rows, n_cols
+    def __init__(self, path: Path, n_rows: int, n_cols: int, dtype: torch.dtype = torch.float32) -> None:
+        self.path, self.n_rows, self.n_cols, self._dtype = path, n_rows, n_cols, dtype
+        self._row_bytes = dtype.itemsize * n_cols
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-            os.ftruncate(self._fd, 4 * n_rows * n_cols)
+            os.ftruncate(self._fd, n_rows * self._row_bytes)
         except OSError as error:
             raise OutputError(f"{path}: can't be written ({error.strerror})") from error
 
@@ -76,13 +81,13 @@ class FileStates:
         os.fsync(self._fd)
 
     def read(self, start: int, stop: int) -> torch.Tensor:
-        out = np.empty((stop - start, self.n_cols), np.float32)
+        out = torch.empty((stop - start, self.n_cols), dtype=self._dtype)
         self._read_into(out, start)
-        return torch.from_numpy(out)
+        return out
 
     def write(self, start: int, rows: torch.Tensor) -> None:
-        data = np.ascontiguousarray(rows.numpy()).data.cast("B")
-        offset = 4 * start * self.n_cols
+        data = _bytes(rows.contiguous())
+        offset = start * self._row_bytes
         while data:
             try:
                 written = os.pwrite(self._fd, data, offset)
@@ -91,24 +96,30 @@ class FileStates:
             data, offset = data[written:], offset + written
 
     def rows(self, numbers: torch.Tensor) -> torch.Tensor:
-        out = np.empty((len(numbers), self.n_cols), np.float32)
+        out = torch.empty((len(numbers), self.n_cols), dtype=self._dtype)
         for at, start, count in _runs(numbers):
             self._read_into(out[at : at + count], start)
-        return torch.from_numpy(out)
+        return out
 
-    def add(self, numbers: torch.Tensor, rows: torch.Tensor) -> None:
-        total = self.rows(numbers) + rows
+    def add(self, numbers: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor) -> None:
+        total = self.rows(numbers)
+        add_weighted(total, torch.arange(len(total)), rows, weights)
         for at, start, count in _runs(numbers):
             self.write(start, total[at : at + count])
 
-    def _read_into(self, out: np.ndarray, start: int) -> None:
-        view = out.data.cast("B")
-        offset = 4 * start * self.n_cols
+    def _read_into(self, out: torch.Tensor, start: int) -> None:
+        view = _bytes(out)
+        offset = start * self._row_bytes
         while view:
             count = os.preadv(self._fd, [view], offset)
             if count == 0:
                 raise OutputError(f"{self.path}: shorter than it was written; was it changed meanwhile?")
             view, offset = view[count:], offset + count
+
+
+def _bytes(rows: torch.Tensor) -> memoryview:
+    """Return the memory of contiguous rows, on the CPU."""
+    return rows.view(torch.uint8).numpy().data.cast("B")
 
 
 def copy(source: States, target: States) -> None:

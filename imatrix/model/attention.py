@@ -22,6 +22,7 @@ from torch.nn.functional import linear
 
 from convert.config import DeepseekConfig
 from imatrix.accumulate import Accumulator
+from imatrix.kernels import sums_of_squares
 from imatrix.model.load import Loader
 from imatrix.model.norm import rms_norm
 from imatrix.model.rope import Rotation, softmax_scale
@@ -30,7 +31,9 @@ from imatrix.model.rope import Rotation, softmax_scale
 LATENT_NORM_EPS = 1e-6
 
 _QUERY_BLOCK = 256
-_SCORES_BYTES = 128 << 20
+_SCORES_BYTES = 4 << 20
+"""Of a block's scores, if they were float32. With 16 MB attention took twice as long: memory was given back
+to the system, and asked for again, in every block."""
 
 
 @dataclass(frozen=True)
@@ -58,51 +61,51 @@ class Attention:
         """Return what attention adds to one chunk's hidden states, float32 (n_tokens, hidden_size)."""
         config, name, dtype = self.config, self.prefix, self.output.dtype
         x = rms_norm(hidden, self.norm, config.rms_norm_eps).to(dtype)
-        seen.add(f"{name}.attn_kv_a_mqa.weight", x)
         if self.q_a is None or self.q_a_norm is None:
-            seen.add(f"{name}.attn_q.weight", x)
+            seen.add((f"{name}.attn_kv_a_mqa.weight", f"{name}.attn_q.weight"), x)
             query = linear(x, self.q_b)
         else:
-            seen.add(f"{name}.attn_q_a.weight", x)
+            seen.add((f"{name}.attn_kv_a_mqa.weight", f"{name}.attn_q_a.weight"), x)
             compressed = rms_norm(linear(x, self.q_a), self.q_a_norm, LATENT_NORM_EPS).to(dtype)
-            seen.add(f"{name}.attn_q_b.weight", compressed)
+            seen.add((f"{name}.attn_q_b.weight",), compressed)
             query = linear(compressed, self.q_b)
-        query = query.unflatten(-1, (config.num_attention_heads, -1))
-        unrotated, rotated = query.split((config.qk_nope_head_dim, config.qk_rope_head_dim), -1)
-        seen.add(f"{name}.attn_k_b.weight", unrotated)
         latent, shared_key = linear(x, self.kv_a).split((config.kv_lora_rank, config.qk_rope_head_dim), -1)
         latent = rms_norm(latent, self.kv_a_norm, LATENT_NORM_EPS).to(dtype)
-        seen.add(f"{name}.attn_kv_b.weight", latent)
-        rotated = rotate(rotated).to(dtype)
-        shared_key = rotate(shared_key[:, None])[:, 0].to(dtype)
-        attended = self._attend(unrotated, rotated, latent, shared_key)
-        seen.add(f"{name}.attn_v_b.weight", attended.transpose(0, 1))
-        values = torch.bmm(attended, self.values.transpose(1, 2)).transpose(0, 1).flatten(1)
-        seen.add(f"{name}.attn_output.weight", values)
+        seen.add((f"{name}.attn_kv_b.weight",), latent)
+        per_head, unrotated = (config.num_attention_heads, config.qk_head_dim), config.qk_nope_head_dim
+        sums = sums_of_squares(query[None]).view(per_head)
+        seen.add_heads(f"{name}.attn_k_b.weight", sums[:, :unrotated], len(query))
+        query = query.unflatten(-1, per_head)
+        query[..., unrotated:] = rotate(query[..., unrotated:])
+        values = self._attend(query, latent, rotate(shared_key[:, None])[:, 0].to(dtype), seen)
+        seen.add((f"{name}.attn_output.weight",), values)
         return linear(values, self.output).float()
 
     def _attend(
-        self, unrotated: torch.Tensor, rotated: torch.Tensor, latent: torch.Tensor, shared_key: torch.Tensor
+        self, query: torch.Tensor, latent: torch.Tensor, shared_key: torch.Tensor, seen: Accumulator
     ) -> torch.Tensor:
-        """Return the latent that each head's query attends to, (n_heads, n_tokens, kv_lora)."""
-        n_tokens, n_heads = unrotated.shape[:2]
-        out = latent.new_empty((n_heads, n_tokens, latent.shape[1]))
+        """Return the values that the queries of all heads attend to, (n_tokens, n_heads * v)."""
+        n_tokens, n_heads = query.shape[:2]
+        values = latent.new_empty((n_tokens, n_heads, self.config.v_head_dim))
+        sums = torch.zeros((n_heads, latent.shape[1]), dtype=torch.float64)
         n_query = min(n_tokens, _QUERY_BLOCK)
         step = max(1, _SCORES_BYTES // (4 * n_query * n_tokens))
         scale = softmax_scale(self.config)
         for head in range(0, n_heads, step):
             heads = slice(head, min(n_heads, head + step))
-            keys = linear(latent, self.keys[heads].flatten(0, 1)).unflatten(-1, (-1, unrotated.shape[2]))
-            both = torch.cat((keys, shared_key[:, None].expand(-1, keys.shape[1], -1)), -1).permute(1, 2, 0)
-            query = torch.cat((unrotated[:, heads], rotated[:, heads]), -1).transpose(0, 1)
+            keys = linear(latent, self.keys[heads].flatten(0, 1)).unflatten(-1, (-1, self.keys.shape[1]))
+            keys = torch.cat((keys.transpose(0, 1), shared_key.expand(keys.shape[1], -1, -1)), -1)
             for start in range(0, n_tokens, n_query):
                 stop = min(n_tokens, start + n_query)
-                scores = torch.bmm(query[:, start:stop], both[:, :, :stop]).float().mul_(scale)
-                later = torch.ones(stop - start, stop, dtype=torch.bool, device=scores.device)
-                scores.masked_fill_(later.triu_(start + 1), float("-inf"))
-                shares = torch.softmax(scores, -1).to(latent.dtype)
-                out[heads, start:stop] = torch.matmul(shares, latent[:stop])
-        return out
+                later = latent.new_full((stop - start, stop), float("-inf")).triu_(start + 1)
+                block = query[start:stop, heads].transpose(0, 1)
+                scores = torch.baddbmm(later, block, keys[:, :stop].transpose(1, 2), alpha=scale)
+                attended = torch.matmul(torch.softmax(scores, -1), latent[:stop])
+                sums[heads] += sums_of_squares(attended)
+                attended = torch.bmm(attended, self.values[heads].transpose(1, 2))
+                values[start:stop, heads] = attended.transpose(0, 1)
+        seen.add_heads(f"{self.prefix}.attn_v_b.weight", sums, n_tokens)
+        return values.flatten(1)
 
 
 def load_attention(load: Loader, layer: int) -> Attention:

@@ -27,9 +27,8 @@ class FeedForward:
         """Return the block's output for `x` in float32; `names` are gate's, up's and down's."""
         gate, up, down = names
         inner = self.inner(x)
-        seen.add(gate, x)
-        seen.add(up, x)
-        seen.add(down, inner)
+        seen.add((gate, up), x)
+        seen.add((down,), inner)
         return linear(inner, self.down).float()
 
 

@@ -4,6 +4,8 @@ Two sweeps. The first goes chunk by chunk: attention, then the dense block, or r
 The second goes expert by expert: each is read, applied to the tokens of all chunks that were routed
 to it, and forgotten. Between them stand, per token, the normalised hidden state that experts multiply
 (`middle`), the sum so far (`after`), and who goes where with which weight.
+
+Threads take chunks, and pieces of an expert's tokens. What they give is added up in order.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import torch
 from torch.nn.functional import linear
 
 from gguf_tools.errors import BadImportance
-from imatrix.accumulate import Accumulator, sums_of_squares
+from imatrix.accumulate import Accumulator
+from imatrix.kernels import sums_of_squares
 from imatrix.model.attention import load_attention
 from imatrix.model.ffn import FeedForward, load_expert, load_ffn, names_of
 from imatrix.model.load import Loader
@@ -24,9 +27,10 @@ from imatrix.model.norm import rms_norm
 from imatrix.model.rope import Rotation
 from imatrix.model.routing import load_router
 from imatrix.states import States
+from imatrix.workers import Workers
 
-_EXPERT_ROWS = 4096
-"""How many tokens an expert takes at a time."""
+_PIECE_ROWS = 1024
+"""How many tokens an expert takes at a time: with fewer, matrix products are slower."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Sweep:
     rotate       of the positions of a chunk
     all_experts  show every token to every expert, for the sums only
     advance      called with the share of a layer, 0 to 1, that has been computed since the last call
+    n_workers    threads that take chunks and pieces
     """
 
     load: Loader
@@ -45,6 +50,24 @@ class Sweep:
     rotate: Rotation
     all_experts: bool
     advance: Callable[[float], None]
+    n_workers: int = 1
+
+
+@torch.inference_mode()
+def run_layer(sweep: Sweep, layer: int, before: States, middle: States, after: States) -> Accumulator:
+    """Compute one layer from `before` into `after`, and return what its matrices have seen.
+
+    before  hidden states of all tokens; may be the same object as `middle`, and is then overwritten
+    raises  BadImportance naming layer and tensor when NaN or infinity turns up
+    """
+    with Workers(sweep.n_workers) as workers:
+        work = _Layer(sweep, workers, layer, before, middle, after, Accumulator())
+        routes = work.first_sweep()
+        work.seen.refuse_nonfinite()
+        if routes is not None:
+            work.second_sweep(routes)
+            work.seen.refuse_nonfinite()
+    return work.seen
 
 
 @dataclass(frozen=True)
@@ -55,51 +78,123 @@ class _Routes:
     weights: torch.Tensor
 
 
-@torch.inference_mode()
-def run_layer(sweep: Sweep, layer: int, before: States, middle: States, after: States) -> Accumulator:
-    """Compute one layer from `before` into `after`, and return what its matrices have seen.
+@dataclass(frozen=True)
+class _Piece:
+    """Some of the tokens that an expert sees.
 
-    before  hidden states of all tokens; may be the same object as `middle`, and is then overwritten
-    raises  BadImportance naming layer and tensor when NaN or infinity turns up
+    tokens   their numbers, ascending
+    weights  of the expert's output for each; 0 where it is only shown the token
     """
-    seen = Accumulator()
-    routes = _first_sweep(sweep, layer, before, middle, after, seen)
-    seen.refuse_nonfinite()
-    if routes is not None:
-        _second_sweep(sweep, layer, routes, middle, after, seen)
-        seen.refuse_nonfinite()
-    return seen
+
+    expert: int
+    block: FeedForward
+    tokens: torch.Tensor
+    weights: torch.Tensor
 
 
-def _first_sweep(
-    sweep: Sweep, layer: int, before: States, middle: States, after: States, seen: Accumulator
-) -> _Routes | None:
-    load, config, device = sweep.load, sweep.load.model.config, sweep.load.device
-    is_dense = layer < config.first_k_dense_replace
-    attention = load_attention(load, layer)
-    norm = load.float32(f"blk.{layer}.ffn_norm.weight", config.hidden_size)
-    router = None if is_dense else load_router(load, layer)
-    block, names = _block_of_all_tokens(load, layer, is_dense)
-    share = _chunks_share(sweep, is_dense) / (before.n_rows // sweep.chunk_size)
-    chosen, weights = [], []
-    for start in range(0, before.n_rows, sweep.chunk_size):
-        stop = start + sweep.chunk_size
-        hidden = before.read(start, stop).to(device)
-        hidden = hidden + attention(hidden, sweep.rotate, seen)
-        _refuse_nonfinite(hidden, f"blk.{layer}.attn_output.weight")
-        x = rms_norm(hidden, norm, config.rms_norm_eps)
-        if router is not None:
-            seen.add(f"blk.{layer}.ffn_gate_inp.weight", x)
-            experts, scores = router(x)
-            chosen.append(experts.cpu())
-            weights.append(scores.cpu())
-        if block is not None:
-            hidden = hidden + block.observed(x.to(load.dtype), names, seen)
-            _refuse_nonfinite(hidden, names[2])
-        middle.write(start, x.cpu())
-        after.write(start, hidden.cpu())
-        sweep.advance(share)
-    return None if is_dense else _Routes(torch.cat(chosen), torch.cat(weights))
+@dataclass(frozen=True)
+class _Outcome:
+    """What an expert makes of a piece, on the CPU.
+
+    sums_in, sums_inner  sums of squares of what gate and up, and what down multiplies, float64 (n_cols,)
+    routed               which tokens of the piece have a weight
+    output               of the expert for each of those
+    """
+
+    piece: _Piece
+    sums_in: torch.Tensor
+    sums_inner: torch.Tensor
+    routed: torch.Tensor
+    output: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One layer at work."""
+
+    sweep: Sweep
+    workers: Workers
+    number: int
+    before: States
+    middle: States
+    after: States
+    seen: Accumulator
+
+    def first_sweep(self) -> _Routes | None:
+        """Fill `middle`, and `after` but for the routed experts; return the routes if the layer has any."""
+        load, config, chunk_size = self.sweep.load, self.sweep.load.model.config, self.sweep.chunk_size
+        is_dense = self.number < config.first_k_dense_replace
+        attention = load_attention(load, self.number)
+        norm = load.float32(f"blk.{self.number}.ffn_norm.weight", config.hidden_size)
+        router = None if is_dense else load_router(load, self.number)
+        block, names = _block_of_all_tokens(load, self.number, is_dense)
+
+        def take_chunk(start: int) -> tuple[Accumulator, _Routes | None]:
+            seen, routes = Accumulator(), None
+            hidden = self.before.read(start, start + chunk_size).to(load.device)
+            hidden = attention(hidden, self.sweep.rotate, seen).add_(hidden)
+            _refuse_nonfinite(hidden, f"blk.{self.number}.attn_output.weight")
+            x = rms_norm(hidden, norm, config.rms_norm_eps)
+            if router is not None:
+                seen.add((f"blk.{self.number}.ffn_gate_inp.weight",), x)
+                experts, weights = router(x)
+                routes = _Routes(experts.cpu(), weights.cpu())
+            x = x.to(load.dtype)
+            if block is not None:
+                hidden += block.observed(x, names, seen)
+                _refuse_nonfinite(hidden, names[2])
+            self.middle.write(start, x.cpu())
+            self.after.write(start, hidden.cpu())
+            return seen, routes
+
+        share = _chunks_share(self.sweep, is_dense) / (self.before.n_rows // chunk_size)
+        found = []
+        for seen, routes in self.workers.each(take_chunk, range(0, self.before.n_rows, chunk_size)):
+            self.seen.merge(seen)
+            if routes is not None:
+                found.append(routes)
+            self.sweep.advance(share)
+        if not found:
+            return None
+        return _Routes(torch.cat([r.experts for r in found]), torch.cat([r.weights for r in found]))
+
+    def second_sweep(self, routes: _Routes) -> None:
+        """Add what the routed experts give to `after`."""
+        load, config = self.sweep.load, self.sweep.load.model.config
+        n_experts = config.n_routed_experts
+        gate, up, down = names_of(self.number, "_exps")
+
+        def take_piece(piece: _Piece) -> _Outcome:
+            x = self.middle.rows(piece.tokens).to(load.device, load.dtype)
+            inner = piece.block.inner(x)
+            sums_in, sums_inner = sums_of_squares(x[None])[0], sums_of_squares(inner[None])[0]
+            routed = torch.nonzero(piece.weights)[:, 0]
+            if len(routed) < len(inner):
+                inner = inner[routed.to(load.device)]
+            output = linear(inner, piece.block.down).cpu()
+            _refuse_nonfinite(output, f"{down}, expert {piece.expert}")
+            return _Outcome(piece, sums_in, sums_inner, routed, output)
+
+        n_seen = n_experts if self.sweep.all_experts else config.num_experts_per_tok
+        share = (1 - _chunks_share(self.sweep, is_dense=False)) / (self.middle.n_rows * n_seen)
+        for done in self.workers.each(take_piece, self._pieces(routes)):
+            piece, count = done.piece, len(done.piece.tokens)
+            for name, sums in ((gate, done.sums_in), (up, done.sums_in), (down, done.sums_inner)):
+                self.seen.add_expert(name, piece.expert, n_experts, sums, count)
+            self.after.add(piece.tokens[done.routed], done.output, piece.weights[done.routed])
+            self.sweep.advance(share * count)
+
+    def _pieces(self, routes: _Routes) -> Iterator[_Piece]:
+        """Yield all that the second sweep has to do, expert by expert."""
+        n_experts, n_tokens = self.sweep.load.model.config.n_routed_experts, len(routes.experts)
+        for expert, block in _experts_ahead(self.sweep.load, self.number, n_experts):
+            tokens, slots = torch.nonzero(routes.experts == expert, as_tuple=True)
+            weights = routes.weights[tokens, slots]
+            if self.sweep.all_experts:
+                weights = torch.zeros(n_tokens).index_copy_(0, tokens, weights)
+                tokens = torch.arange(n_tokens)
+            for some, theirs in zip(tokens.split(_PIECE_ROWS), weights.split(_PIECE_ROWS), strict=True):
+                yield _Piece(expert, block, some, theirs)
 
 
 def _block_of_all_tokens(
@@ -127,20 +222,8 @@ def _chunks_share(sweep: Sweep, is_dense: bool) -> float:
     return rest / (rest + routed)
 
 
-def _second_sweep(
-    sweep: Sweep, layer: int, routes: _Routes, middle: States, after: States, seen: Accumulator
-) -> None:
-    n_experts = sweep.load.model.config.n_routed_experts
-    share = (1 - _chunks_share(sweep, is_dense=False)) / n_experts
-    for expert, block in _experts_ahead(sweep.load, layer, n_experts):
-        tokens, slots = torch.nonzero(routes.experts == expert, as_tuple=True)
-        weights = routes.weights[tokens, slots]
-        _run_expert(sweep, (layer, expert), block, (tokens, weights), middle, after, seen)
-        sweep.advance(share)
-
-
 def _experts_ahead(load: Loader, layer: int, n_experts: int) -> Iterator[tuple[int, FeedForward]]:
-    """Yield every expert; the next one is read while this one is at work."""
+    """Yield every expert; the next one is read meanwhile."""
     with ThreadPoolExecutor(1) as reader:
         coming = reader.submit(load_expert, load, layer, 0)
         for expert in range(n_experts):
@@ -149,50 +232,6 @@ def _experts_ahead(load: Loader, layer: int, n_experts: int) -> Iterator[tuple[i
                 coming = reader.submit(load_expert, load, layer, expert + 1)
             yield expert, block
             del block
-
-
-def _run_expert(
-    sweep: Sweep,
-    place: tuple[int, int],
-    block: FeedForward,
-    routed: tuple[torch.Tensor, torch.Tensor],
-    middle: States,
-    after: States,
-    seen: Accumulator,
-) -> None:
-    """Add the expert's output to the tokens routed to it; count what it sees.
-
-    place   layer and expert
-    routed  numbers of the tokens, ascending, and the expert's weight for each
-    """
-    layer, expert = place
-    config, dtype, device = sweep.load.model.config, sweep.load.dtype, sweep.load.device
-    gate, up, down = names_of(layer, "_exps")
-    tokens, weights = routed
-    if sweep.all_experts:
-        share = torch.zeros(middle.n_rows)
-        share[tokens] = weights
-        shown = torch.arange(middle.n_rows)
-    else:
-        share, shown = weights, tokens
-    sums_in = torch.zeros(config.hidden_size, dtype=torch.float64)
-    sums_inner = torch.zeros(config.moe_intermediate_size, dtype=torch.float64)
-    for start in range(0, len(shown), _EXPERT_ROWS):
-        rows = shown[start : start + _EXPERT_ROWS]
-        x = middle.rows(rows).to(device, dtype)
-        inner = block.inner(x)
-        sums_in += sums_of_squares(x)
-        sums_inner += sums_of_squares(inner)
-        part = share[start : start + _EXPERT_ROWS]
-        if sweep.all_experts:
-            used = part != 0
-            rows, part, inner = rows[used], part[used], inner[used.to(device)]
-        if len(rows):
-            output = linear(inner, block.down).float().mul_(part.to(device)[:, None])
-            _refuse_nonfinite(output, f"{down}, expert {expert}")
-            after.add(rows, output.cpu())
-    for name, sums in ((gate, sums_in), (up, sums_in), (down, sums_inner)):
-        seen.add_expert(name, expert, config.n_routed_experts, sums, len(shown))
 
 
 def _refuse_nonfinite(states: torch.Tensor, after: str) -> None:

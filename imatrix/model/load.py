@@ -1,4 +1,4 @@
-"""Weights as torch tensors: read in runs of rows, straight into the tensor that is wanted.
+"""Weights as torch tensors: bfloat16 as it is stored, all else converted or decoded in runs of rows.
 
 Nothing but that tensor and one run of rows is in memory at a time.
 """
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from gguf_tools.errors import ShapeError
+from gguf_tools.ggml_types import BF16
 from imatrix.model.source import ModelSource
 from quantize.source import SourceTensor
 
@@ -63,6 +64,8 @@ class Loader:
 
     def rows(self, tensor: SourceTensor, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
         """Return rows `start` to `stop` of a tensor, (stop - start, n_cols)."""
+        if tensor.type == BF16 and dtype == torch.bfloat16:
+            return as_torch(tensor.read_rows(start, stop)).to(self.device)
         n_cols = tensor.shape[-1]
         step = max(1, _RUN_BYTES // (4 * n_cols))
         out = torch.empty((stop - start, n_cols), dtype=dtype, device=self.device)

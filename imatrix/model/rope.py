@@ -18,23 +18,21 @@ from convert.config import DeepseekConfig, Yarn
 
 @dataclass(frozen=True)
 class Rotation:
-    """Cosines and sines, float32 (n_positions, n_cols / 2)."""
+    """By which complex number each pair is multiplied, complex64 (n_positions, n_cols / 2)."""
 
-    cos: torch.Tensor
-    sin: torch.Tensor
+    turns: torch.Tensor
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return `x`, (n_positions, n_heads, n_cols), rotated; float32."""
-        even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-        cos, sin = self.cos[:, None], self.sin[:, None]
-        return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2)
+        pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(pairs * self.turns[:, None]).flatten(-2)
 
 
 def rotation(config: DeepseekConfig, n_positions: int, device: torch.device) -> Rotation:
     """Return the rotation of positions 0 to n_positions - 1."""
     angles = torch.outer(torch.arange(n_positions, dtype=torch.float32), frequencies(config))
     factor = 1.0 if config.yarn is None else config.yarn.rotary_factor
-    return Rotation((angles.cos() * factor).to(device), (angles.sin() * factor).to(device))
+    return Rotation(torch.polar(torch.full_like(angles, factor), angles).to(device))
 
 
 def frequencies(config: DeepseekConfig) -> torch.Tensor:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import convert
+from gguf_tools.errors import OutputError
 from imatrix.cli import main
 from imatrix.store import load
 from quantize.importance import Importance
@@ -94,11 +95,32 @@ def test_perplexity_is_llama_cpps(
     assert error == pytest.approx(standard_error * value, rel=2e-2 if source == "q8_0" else 1e-3)
 
 
-def test_layouts_and_where_hidden_states_live_change_nothing(
-    tiny_folder: Path, calibration: Path, tmp_path: Path
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_threads_and_where_hidden_states_live_change_nothing(
+    dtype: str, tiny_folder: Path, calibration: Path, tmp_path: Path
 ) -> None:
+    options = ["-c", "64", "--chunks", "3", "--dtype", dtype]
+    expected = collect(tiny_folder, calibration, tmp_path / "a.gguf", *options, "--threads", "1")
+    assert collect(tiny_folder, calibration, tmp_path / "b.gguf", *options, "--threads", "3") == expected
+    in_file = ["--threads", "2", "--memory", "0"]
+    assert collect(tiny_folder, calibration, tmp_path / "c.gguf", *options, *in_file) == expected
+
+
+def test_bfloat16_is_near_float32(tiny_folder: Path, calibration: Path, tmp_path: Path) -> None:
+    options = ["--threads", "1", "-c", "256", "--chunks", "4", "--no-ppl"]
+    for dtype in ("float32", "bfloat16"):
+        collect(tiny_folder, calibration, tmp_path / f"{dtype}.gguf", *options, "--dtype", dtype)
+    found, expected = load(tmp_path / "bfloat16.gguf"), load(tmp_path / "float32.gguf")
+    assert found.entries.keys() == expected.entries.keys()
+    errors = {name: relative_error(found.entries[name], entry) for name, entry in expected.entries.items()}
+    # an expert's sums also change with every token that goes elsewhere, where two experts score alike
+    assert max(error for name, error in errors.items() if "_exps" not in name) < 0.01
+    assert max(errors.values()) < 0.05
+    assert min(errors.values()) > 0
+
+
+def test_layouts_change_nothing(tiny_folder: Path, calibration: Path, tmp_path: Path) -> None:
     expected = collect(tiny_folder, calibration, tmp_path / "a.gguf", *SMALL)
-    assert collect(tiny_folder, calibration, tmp_path / "b.gguf", *SMALL, "--memory", "0") == expected
     assert collect(tiny_folder, calibration, tmp_path / "c.gguf", *SMALL, "--no-ppl") == expected
     convert.convert(tiny_folder, tmp_path / "model.gguf", outtype="bf16", split_max_tensors=20)
     (shard, *_) = sorted(tmp_path.glob("model-*"))
@@ -183,6 +205,34 @@ def test_kill_and_go_on_gives_the_same_bytes(tiny_folder: Path, calibration: Pat
     assert "going on after" in done.stderr
     assert out.read_bytes() == expected
     assert not work.exists()
+
+
+@pytest.mark.parametrize("memory", ["1", "0"])
+@pytest.mark.parametrize("layer", [1, 2])
+def test_a_disk_that_fails_leaves_what_a_rerun_needs(
+    layer: int, memory: str, tiny_folder: Path, calibration: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    from imatrix.states import FileStates
+
+    options = [*SMALL, "--no-ppl", "--memory", memory]
+    expected = collect(tiny_folder, calibration, tmp_path / "whole.gguf", *options)
+    out = tmp_path / "m.gguf"
+    sync, calls = FileStates.sync, []
+
+    def full(states: FileStates) -> None:
+        calls.append(states)
+        if len(calls) == 1 + layer + 1:  # the first is that of the embeddings
+            raise OutputError(f"{states.path}: can't be written (No space left on device)")
+        sync(states)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FileStates, "sync", full)
+        assert main(["-m", str(tiny_folder), "-f", str(calibration), "-o", str(out), *options]) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    found = sorted(path.name for path in out.with_name("m.gguf.work").glob("sums.*.npz"))
+    assert found == [f"sums.{done:05d}.npz" for done in range(layer)]
+    assert collect(tiny_folder, calibration, out, *options) == expected
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
