@@ -1,7 +1,7 @@
 """Time collecting importances beside a plain loop over chunks: tokens per second and peak memory.
 
     python scripts/bench_imatrix.py [--layers 10] [--chunks 64] [--plain-chunks 2] [--llama-chunks 0]
-                                    [--threads 2] [--dtype float32] [--folder DIR] [--json]
+                                    [--threads 2] [--dtype both] [--folder DIR] [--json]
 
 The model is DeepSeek-V3-style with 32 experts a layer, of which 4 are used, and random BF16 weights: about
 2 billion in 10 layers. Each run is a process of its own, on the same files, chunks of 512 tokens:
@@ -10,6 +10,8 @@ The model is DeepSeek-V3-style with 32 experts a layer, of which 4 are used, and
     plain loop       the same arithmetic a chunk at a time, as a program does whose memory holds one layer:
                      every weight is read for every chunk
     llama.cpp        decodes a chunk at a time in BF16, collecting nothing (needs the xllamacpp wheel)
+
+The first two are run in both dtypes, unless --dtype names one.
 
 On a machine that others use too, tokens per second of CPU time say more than those per second; with
 --threads 1 they hold no waiting of one thread for another.
@@ -39,6 +41,7 @@ CONTEXT = 512
 @dataclass(frozen=True)
 class Speed:
     what: str
+    dtype: str
     n_chunks: int
     seconds: float
     cpu_seconds: float
@@ -98,39 +101,36 @@ def llama(gguf: str, n_chunks: str, n_threads: str) -> None:
 
 
 def measure(folder: Path, args: argparse.Namespace) -> list[Speed]:
-    """Make the model in `folder` and run both."""
+    """Make the model in `folder`, and run each on it."""
     model, text = args.model or folder / "model", folder / "text.txt"
     if args.model is None:
         make_model(model, args.layers)
         config = json.loads((model / "config.json").read_text())
         (model / "config.json").write_text(json.dumps(config | {"num_experts_per_tok": 4}))
     write_text(text, max(args.chunks, args.plain_chunks))
-    threads = str(args.threads)
-    ours = [
-        sys.executable, "-m", "imatrix.cli", "-m", str(model), "-f", str(text), "-o", str(folder / "m.gguf"),
-        "--chunks", str(args.chunks), "--threads", threads, "--dtype", args.dtype, "--no-ppl",
-    ]  # fmt: skip
-    loop = [
-        sys.executable, str(Path(__file__).resolve()), "--plain", str(model), str(text),
-        str(args.plain_chunks), threads, args.dtype,
-    ]  # fmt: skip
-    decode = [
-        sys.executable, str(Path(__file__).resolve()), "--llama", str(folder / "model.gguf"),
-        str(args.llama_chunks), threads,
-    ]  # fmt: skip
+    threads, gguf = str(args.threads), folder / "model.gguf"
+    this = [sys.executable, str(Path(__file__).resolve())]
+    runs: list[tuple[str, str, int, list[str]]] = []
+    for dtype in ("bfloat16", "float32") if args.dtype == "both" else (args.dtype,):
+        ours = [
+            sys.executable, "-m", "imatrix.cli", "-m", str(model), "-f", str(text),
+            "-o", str(folder / f"{dtype}.gguf"), "--chunks", str(args.chunks), "--threads", threads,
+            "--dtype", dtype, "--no-ppl",
+        ]  # fmt: skip
+        loop = [*this, "--plain", str(model), str(text), str(args.plain_chunks), threads, dtype]
+        runs += [("layer by layer", dtype, args.chunks, ours), ("plain loop", dtype, args.plain_chunks, loop)]
     if args.llama_chunks:
-        to_gguf = ["--outfile", str(folder / "model.gguf"), "--outtype", "bf16"]
+        to_gguf = ["--outfile", str(gguf), "--outtype", "bf16"]
         run("convert", [sys.executable, "-m", "convert.cli", str(model), *to_gguf])
+        decode = [*this, "--llama", str(gguf), str(args.llama_chunks), threads]
+        runs.append(("llama.cpp", "bfloat16", args.llama_chunks, decode))
     found = []
-    for what, words, n_chunks in (
-        ("layer by layer", ours, args.chunks),
-        ("plain loop", loop, args.plain_chunks),
-        ("llama.cpp", decode, args.llama_chunks),
-    ):
+    for what, dtype, n_chunks, words in runs:
         if n_chunks:
             before = cpu_seconds()
             done = run(what, words)
-            found.append(Speed(what, n_chunks, done.seconds, cpu_seconds() - before, done.peak_bytes))
+            used = cpu_seconds() - before
+            found.append(Speed(what, dtype, n_chunks, done.seconds, used, done.peak_bytes))
     return found
 
 
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--plain-chunks", type=int, default=2)
     parser.add_argument("--llama-chunks", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "both"], default="both")
     parser.add_argument("--model", type=Path, help="a model that is there already")
     parser.add_argument("--folder", type=Path, help="where the files go (removed afterwards)")
     parser.add_argument("--json", action="store_true")
@@ -167,12 +167,12 @@ def main() -> None:
     if args.json:
         print(json.dumps([asdict(speed) for speed in speeds]))
         return
-    print(f"{datetime.date.today()}, {platform.machine()}, {args.threads} threads, {args.dtype}\n")
-    print("| run | chunks of 512 | seconds | tokens/s | tokens per CPU second | peak memory |")
-    print("|---|---|---|---|---|---|")
+    print(f"{datetime.date.today()}, {platform.machine()}, {args.threads} threads\n")
+    print("| run | dtype | chunks of 512 | seconds | tokens/s | tokens per CPU second | peak memory |")
+    print("|---|---|---|---|---|---|---|")
     for s in speeds:
         print(
-            f"| {s.what} | {s.n_chunks} | {s.seconds:.1f} | {s.n_tokens / s.seconds:.0f}"
+            f"| {s.what} | {s.dtype} | {s.n_chunks} | {s.seconds:.1f} | {s.n_tokens / s.seconds:.0f}"
             f" | {s.n_tokens / s.cpu_seconds:.0f} | {s.peak_bytes / 1e6:.0f} MB |"
         )
 
