@@ -94,6 +94,7 @@ def write_outputs(
         try:
             session.open_parts(inputs, stack)
             n_resumed = len(journal.done)
+            progress(session.n_bytes_published)
             filling = Filling(
                 session.parts, job, progress, journal, session.finish, digests=session.has_provenance, old=old
             )
@@ -115,13 +116,15 @@ def write_outputs(
 class _Session:
     """One session of a run: the outputs that it opens, and how each of them ends.
 
-    parts           the outputs that have no name yet
-    has_provenance  whether the first output has a place for provenance
-    checked         what verifying has found so far
+    parts              the outputs that have no name yet
+    n_bytes_published  how many bytes of tensors the others have
+    has_provenance     whether the first output has a place for provenance
+    checked            what verifying has found so far
     """
 
     def __init__(self, outputs: Sequence[Output], job: FillJob, journal: Journal, *, verify: bool) -> None:
         self.parts: list[Part] = []
+        self.n_bytes_published = 0
         self.has_provenance = PROVENANCE_KEY in outputs[0].layout.metadata
         self.checked: list[Verification] = []
         self._outputs = outputs
@@ -141,6 +144,7 @@ class _Session:
         for number, (output, chunks) in enumerate(zip(self._outputs, self._chunks_of, strict=True)):
             inode = journal.published.get(number)
             if _has_its_name(output, inode):
+                self.n_bytes_published += sum(info.n_bytes for info in output.layout.tensors)
                 continue
             whole = inode if all(chunk in journal.done for chunk in chunks.all) else None
             writer = GGUFWriter(output.path, output.layout, inputs, run=journal.run, whole=whole)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -22,7 +23,7 @@ from gguf_tools.journal import Journal
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
 from quantize.encode import FillJob
-from quantize.fill import no_progress
+from quantize.fill import Progress, no_progress
 from quantize.outputs import Written, write_outputs
 from quantize.pipeline import lay_out
 from tests.killing import OLD, Mode, WatchedOutputs, killed_at, without_syncs  # noqa: F401
@@ -63,6 +64,7 @@ def run(
     n_threads: int = 1,
     inputs: Sequence[Path] = (),
     restart: bool = False,
+    progress: Progress = no_progress,
 ) -> Written:
     """Write the output out.gguf, or its parts, in `folder`."""
     infos = [
@@ -70,7 +72,7 @@ def run(
     ]
     groups = [infos] if n_parts == 1 else [infos[:2], infos[2:3], infos[3:]]
     outputs = lay_out(folder / "out.gguf", {"general.name": Value.string("x" * 100)}, groups)
-    return write_outputs(outputs, job, n_threads, no_progress, inputs, restart=restart)
+    return write_outputs(outputs, job, n_threads, progress, inputs, restart=restart)
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +174,7 @@ def test_killed_again_and_again(expected: dict[int, dict[str, bytes]], tmp_path:
 
 @pytest.mark.slow
 def test_killed_again_and_again_at_length(expected: dict[int, dict[str, bytes]], tmp_path: Path) -> None:
-    kill_again_and_again(expected, tmp_path, 3000, seed=2)
+    kill_again_and_again(expected, tmp_path, 2000, seed=2)
 
 
 # ---- a crash of the machine: what was not synced may be anything
@@ -304,6 +306,22 @@ def test_a_run_that_has_done_nothing_leaves_nothing(tmp_path: Path) -> None:
         run(tmp_path, 1, job=failing_at(0))
     assert not hasattr(caught.value, "__notes__")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"out.gguf": OLD}
+
+
+@pytest.mark.parametrize("n_done", [2, 7, 10])
+def test_progress_counts_what_was_done_before(tmp_path: Path, n_done: int) -> None:
+    def told(folder: Path, *jobs: FillJob) -> int:
+        """Return how many bytes the last run says it has."""
+        n_bytes: list[int] = []
+        for job in jobs:
+            n_bytes.clear()
+            with contextlib.suppress(ExecutionError):
+                run(folder, job=job, progress=n_bytes.append)
+        return sum(n_bytes)
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    assert told(tmp_path / "a", failing_at(n_done), JOB) == told(tmp_path / "b", JOB)
 
 
 def test_restart_begins_anew(expected: dict[int, dict[str, bytes]], tmp_path: Path) -> None:
