@@ -94,7 +94,8 @@ def write_outputs(
         try:
             session.open_parts(inputs, stack)
             n_resumed = len(journal.done)
-            progress(session.n_bytes_published)
+            if session.n_bytes_published:
+                progress(session.n_bytes_published)
             filling = Filling(
                 session.parts, job, progress, journal, session.finish, digests=session.has_provenance, old=old
             )
