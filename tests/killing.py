@@ -43,7 +43,7 @@ _CALLS = (
     "close",
 )
 _TORN = ("write", "pwrite")
-_PATIENCE_SECONDS = 120  # then a child hangs
+_PATIENCE_SECONDS = 600  # then a child hangs
 
 
 @pytest.fixture(autouse=True)
