@@ -147,6 +147,7 @@ def _keys() -> Mapping[str, Case]:
     alignment = "general.alignment"
     return {
         "kind 13": Case((*head(0, 1), *pair("k", 13, DATA)), "key 'k' has kind 13, expected 0 to 12"),
+        "kind 2**31-1": Case((*head(0, 1), *pair("k", 2**31 - 1, DATA)), "key 'k' has kind 2147483647"),
         "kind -1": Case((*head(0, 1), *pair("k", 2**32 - 1, DATA)), "key 'k' has kind 4294967295"),
         "array of kind 99": Case((*head(0, 1), *array("k", 99, 1, DATA)), "kind 99"),
         "key twice": Case((*head(0, 2), *number("k", 1), *number("k", 2)), "key 'k' appears twice"),
@@ -205,6 +206,7 @@ def _tensors() -> Mapping[str, Case]:
             (*head(2), *tensor("a", (2**61,)), *tensor("b", (2**61,), offset=2**63), DATA), "'a' lies at"
         ),
         "size that wraps when padded": Case((*head(1), *tensor("t", (2**62 - 1,)), DATA), "'t' lies at"),
+        "size that wraps twice": Case((*head(1), *tensor("t", (2**63 - 3,)), DATA), "'t' lies at"),
         # CVE-2026-7482: offset or shape beyond the file, then read and quantized.
         "offset behind the file": Case((*head(1), *tensor("t", offset=2**20), DATA), "'t' lies at bytes"),
         "shape behind the file": Case((*head(1), *tensor("t", (32, 2**20)), DATA), "'t' lies at bytes"),
@@ -277,6 +279,11 @@ def _shown() -> Mapping[str, Case]:
             (*head(0, 5), *arch, *number("x.block_count", 2), *number("x.nextn_predict_layers", 9),
              *number("x.attention.head_count", 4), *number("x.embedding_length", 64)), None,
         ),
+        "scores of tokens as bytes": Case(
+            (*head(0, 2), *strings("tokenizer.ggml.tokens", "a", "b"),
+             *array("tokenizer.ggml.scores", U8, 2, b"ab")), None,
+        ),
+        "token of a byte -1": Case((*head(0, 1), *strings("tokenizer.ggml.tokens", "<0x-1>")), None),
         "heads that are texts": Case(
             (*head(0, 5), *arch, *number("x.block_count", 2), *number("x.attention.head_count", 4),
              *number("x.embedding_length", 64), *strings("x.attention.head_count_kv", "a", "b")), None,
