@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from gguf_tools.values import Value
 from gguf_tools.writer import GGUFWriter
 from quantize import fill as fill_module
 from quantize.chunks import ChunkTask
-from quantize.encode import FillJob, encode_chunk
+from quantize.encode import FillJob, encode_strips
 from quantize.fill import no_progress
 from quantize.importance import Importance, ResolvedImportance
 from quantize.outputs import Written, write_outputs
@@ -110,12 +110,12 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def counted(
         task: ChunkTask, target: GGMLType, job: FillJob, digest: RowsDigest | None = None
-    ) -> np.ndarray:
+    ) -> Iterator[tuple[int, np.ndarray]]:
         if job.sources[task.tensor].type != target:
             names.append(task.tensor)
-        return encode_chunk(task, target, job, digest)
+        yield from encode_strips(task, target, job, digest)
 
-    monkeypatch.setattr(fill_module, "encode_chunk", counted)
+    monkeypatch.setattr(fill_module, "encode_strips", counted)
     return names
 
 
