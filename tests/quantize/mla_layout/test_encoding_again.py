@@ -115,6 +115,7 @@ def test_bytes_do_not_depend_on_threads_or_chunks(
     overrides = parse_overrides(["attn_kv_b=Q4_0"])
     change_layout(path, tmp_path / "a.gguf", "both", overrides=overrides)
     monkeypatch.setattr("quantize.chunks.tensor_chunks.__defaults__", (None, 64 * 37, 0))
+    monkeypatch.setattr("quantize.chunks.layout_chunks.__defaults__", (64 * 37, 0))
     change_layout(path, tmp_path / "b.gguf", "both", overrides=overrides, n_threads=n_threads)
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
 
