@@ -30,7 +30,7 @@ def _item_pointer(builder: Any, tile: Any, index: Any, lane: Any) -> Any:
 
 @operation
 def item(_context: Any, tile: Any, index: Any, lane: Any) -> Any:
-    """Return lane number `lane` of tile[index] as a scalar."""
+    """Return lane number `lane` of tile[index] as a scalar; LANES and above are those of the next vectors."""
     if not isinstance(tile, TileType) or not is_integer(index) or not is_integer(lane):
         return None
     signature = _SCALARS[tile.item.kind](tile, types.intp, types.intp)
@@ -39,7 +39,7 @@ def item(_context: Any, tile: Any, index: Any, lane: Any) -> Any:
 
 @operation
 def put_item(_context: Any, tile: Any, index: Any, lane: Any, value: Any) -> Any:
-    """Write a scalar to lane number `lane` of tile[index]."""
+    """Write a scalar to lane number `lane` of tile[index], which may be LANES and above as in `item`."""
     if not isinstance(tile, TileType) or not is_integer(index) or not is_integer(lane):
         return None
 

@@ -20,7 +20,8 @@ where S and T are the highest and the lowest scale there will be.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ import numpy.typing as npt
 from quantize.formats.grids.neighbours import COUNT_BITS, NOWHERE, GridTables
 from quantize.formats.kernel import inner_part, part
 from quantize.formats.lane_items import item, least, lowest_bit, mask_word, put_item
-from quantize.formats.lane_memory import Tile, float_tile, tail, zero_like
+from quantize.formats.lane_memory import Tile, float_tile, int_tile, tail, zero_like
 from quantize.formats.lanes import (
     LANES,
     Floats,
@@ -49,6 +50,12 @@ GROUP = 4
 MOST_OCTETS = 8
 """Octets of codes that a list may have."""
 
+Tables = tuple[Floats, Floats, Floats, Floats]
+
+MOST_GROUPS = 8
+"""Groups that may be asked for at once."""
+
+_QUEUE_TILES = 2 * MOST_GROUPS
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
 _HALF = np.float32(0.5)
@@ -127,10 +134,29 @@ def answer(
     tables      made with width EIGHT
     x, weights  Tiles of n_groups * GROUP Floats
     scale       not above that of the call before; inverse: about its inverse
-    n_groups    a multiple of 64 / LANES
+    n_groups    a multiple of 64 / LANES, at most MOST_GROUPS
     """
     scales = float_tile(2)
     scales[0], scales[1] = scale, inverse
+    short, long = int_tile(_QUEUE_TILES), int_tile(_QUEUE_TILES)
+    n_short, n_long = _line_up(tables, scale, n_groups, answers, short, long)
+    _serve_short(tables.lists, x, weights, scales, answers, short, n_short)
+    _serve_long(tables.lists, x, weights, scales, answers, long, n_long)
+
+
+@inner_part
+def _line_up(
+    tables: GridTables, scale: Floats, n_groups: int, answers: Answers, short: Tile, long: Tile
+) -> tuple[int, int]:
+    """Answer what needs no search, and fill two queues with the rest; return how many wait in each.
+
+    Lists of one octet are searched apart: with both kinds mixed, the processor would not foresee which comes
+    next. Nor must it here: everybody is put at the end of both queues, and one of them grows.
+
+    short, long  Tiles of _QUEUE_TILES Ints: number of group and lane, and place of the list, for each
+    """
+    n_short = 0
+    n_long = 0
     for first in range(0, n_groups, _WORD_GROUPS):
         pending = 0
         for k in range(_WORD_GROUPS):
@@ -143,17 +169,46 @@ def answer(
             pending &= pending - 1
             group, lane = first + bit // LANES, bit % LANES
             entry = tables.entries[item(answers.numbers, group, lane)]
-            limit = -_ONE
-            if entry < 0:
-                ours, costs = tail(x, GROUP * group), tail(weights, GROUP * group)
-                margin = item(answers.margins, group, lane)
-                entry, limit = _search(tables.lists, ours, costs, lane, scales, margin, ~entry)
             put_item(answers.codes, group, lane, np.int32(entry))
+            put_item(answers.limits, group, lane, -_ONE)
+            asked, place = np.int32(group * LANES + lane), np.int32(~entry)
+            put_item(short, 0, 2 * n_short, asked)
+            put_item(short, 0, 2 * n_short + 1, place)
+            put_item(long, 0, 2 * n_long, asked)
+            put_item(long, 0, 2 * n_long + 1, place)
+            n_octets = ~entry & (1 << COUNT_BITS) - 1
+            n_short += (entry < 0) & (n_octets == 1)
+            n_long += (entry < 0) & (n_octets > 1)
+    return n_short, n_long
+
+
+def _serve(search: Callable[..., Any]) -> Any:
+    """Return the function that answers all in a queue by a search."""
+
+    @inner_part
+    def serve(
+        lists: npt.NDArray[np.uint16],
+        x: Tile,
+        weights: Tile,
+        scales: Tile,
+        answers: Answers,
+        queue: Tile,
+        count: int,
+    ) -> None:
+        for n in range(count):
+            asked, place = item(queue, 0, 2 * n), item(queue, 0, 2 * n + 1)
+            group, lane = asked // LANES, asked % LANES
+            ours, costs = tail(x, GROUP * group), tail(weights, GROUP * group)
+            margin = item(answers.margins, group, lane)
+            code, limit = search(lists, ours, costs, lane, scales, margin, place)
+            put_item(answers.codes, group, lane, np.int32(code))
             put_item(answers.limits, group, lane, limit)
+
+    return serve
 
 
 @inner_part
-def _search(
+def _search_short(
     lists: npt.NDArray[np.uint16],
     x: Tile,
     weights: Tile,
@@ -165,45 +220,50 @@ def _search(
     """Return the code of the best neighbour of one lane, or NOWHERE, and the limit of this answer.
 
     scales  the scale and its inverse
-    place   of the list
+    place   of the list, which is one octet
     """
     scale, inverse = item(scales, 0, lane), item(scales, 1, lane)
-    w0, w1, w2, w3 = _four_items(weights, lane)
-    x0, x1, x2, x3 = _four_items(x, lane)
-    values = to_float(eight_numbers() * 2 + 1)
-    scaled = values * scale
-    errors0, errors1 = _errors(scaled, x0, w0), _errors(scaled, x1, w1)
-    errors2, errors3 = _errors(scaled, x2, w2), _errors(scaled, x3, w3)
-    squares = values * values
-    squares0, squares1, squares2, squares3 = squares * w0, squares * w1, squares * w2, squares * w3
+    errors, squares = _tables(x, weights, lane, scale)
+    start = (place >> COUNT_BITS) * EIGHT
+    codes = load_eight(lists, start)
+    total, square_sum = _sum(errors, codes), _sum(squares, codes)
+    shortest = least(minimum(total, _FARTHEST))
+    if not shortest < _FARTHEST:
+        return NOWHERE, _INFINITY
+    position = lowest_bit(mask_word(total == shortest))
+    winner = lists[start + position]
+    if margin == _INFINITY:
+        return winner, _INFINITY
+    winners = float_eights(1)
+    winners[0] = square_sum
+    lead = (total - shortest) * inverse - margin
+    growth = square_sum - item(winners, 0, position)
+    return winner, scale - least(room(lead, growth, codes == winner, _HALF * scale))
 
+
+@inner_part
+def _search_long(
+    lists: npt.NDArray[np.uint16],
+    x: Tile,
+    weights: Tile,
+    lane: int,
+    scales: Tile,
+    margin: np.float32,
+    place: int,
+) -> tuple[int, np.float32]:
+    """Return what `_search_short` does, of a list of up to MOST_OCTETS octets."""
+    scale, inverse = item(scales, 0, lane), item(scales, 1, lane)
+    errors, squares = _tables(x, weights, lane, scale)
     start = (place >> COUNT_BITS) * EIGHT
     n_codes = (place & (1 << COUNT_BITS) - 1) * EIGHT
-    codes = load_eight(lists, start)
-    total = _look_up_four(errors0, errors1, errors2, errors3, codes)
-    square_sum = _look_up_four(squares0, squares1, squares2, squares3, codes)
-    best, winners = minimum(total, _FARTHEST), float_eights(1)
-    most_room = _HALF * scale
-    if n_codes == EIGHT:  # most lists: everything stays in registers
-        shortest = least(best)
-        if not shortest < _FARTHEST:
-            return NOWHERE, _INFINITY
-        position = lowest_bit(mask_word(total == shortest))
-        winner = lists[start + position]
-        if margin == _INFINITY:
-            return winner, _INFINITY
-        winners[0] = square_sum
-        lead = (total - shortest) * inverse - margin
-        growth = square_sum - item(winners, 0, position)
-        return winner, scale - least(room(lead, growth, codes == winner, most_room))
-
     totals, square_sums = float_eights(MOST_OCTETS), float_eights(MOST_OCTETS)
-    totals[0], square_sums[0] = total, square_sum
-    best_square_sum, positions = square_sum, eight_numbers()
+    codes = load_eight(lists, start)
+    total, best_square_sum = _sum(errors, codes), _sum(squares, codes)
+    best, positions = minimum(total, _FARTHEST), eight_numbers()
+    totals[0], square_sums[0] = total, best_square_sum
     for first in range(EIGHT, n_codes, EIGHT):
         codes = load_eight(lists, start + first)
-        total = _look_up_four(errors0, errors1, errors2, errors3, codes)
-        square_sum = _look_up_four(squares0, squares1, squares2, squares3, codes)
+        total, square_sum = _sum(errors, codes), _sum(squares, codes)
         closer = total < best
         best = select(closer, total, best)
         best_square_sum = select(closer, square_sum, best_square_sum)
@@ -216,8 +276,10 @@ def _search(
     winner = lists[start + position]
     if margin == _INFINITY:
         return winner, _INFINITY
+    winners = float_eights(1)
     winners[0] = best_square_sum
     winner_squares = item(winners, 0, position % EIGHT)
+    most_room = _HALF * scale
     least_room = zero_like(totals) + most_room
     for first in range(0, n_codes, EIGHT):
         lead = (totals[first // EIGHT] - shortest) * inverse - margin
@@ -225,6 +287,9 @@ def _search(
         is_winner = load_eight(lists, start + first) == winner
         least_room = minimum(room(lead, growth, is_winner, most_room), least_room)
     return winner, scale - least(least_room)
+
+
+_serve_short, _serve_long = _serve(_search_short), _serve(_search_long)
 
 
 @inner_part
@@ -238,23 +303,28 @@ def room(lead: Floats, growth: Floats, is_winner: Mask, most_room: np.float32) -
     return select(is_winner, most_room, found)
 
 
-@part
-def _four_items(tile: Tile, lane: int) -> tuple[np.float32, np.float32, np.float32, np.float32]:
-    return item(tile, 0, lane), item(tile, 1, lane), item(tile, 2, lane), item(tile, 3, lane)
+@inner_part
+def _tables(x: Tile, weights: Tile, lane: int, scale: np.float32) -> tuple[Tables, Tables]:
+    """Return, for each element, tables by level: of errors, and of weighted squares of values."""
+    values = to_float(eight_numbers() * 2 + 1)
+    scaled, squares = values * scale, values * values
+    w0, w1, w2, w3 = (
+        item(weights, 0, lane),
+        item(weights, 1, lane),
+        item(weights, 2, lane),
+        item(weights, 3, lane),
+    )
+    e0, e1 = scaled - item(x, 0, lane), scaled - item(x, 1, lane)
+    e2, e3 = scaled - item(x, 2, lane), scaled - item(x, 3, lane)
+    errors = e0 * w0 * e0, e1 * w1 * e1, e2 * w2 * e2, e3 * w3 * e3
+    return errors, (squares * w0, squares * w1, squares * w2, squares * w3)
 
 
 @inner_part
-def _errors(scaled: Floats, x: np.float32, weight: np.float32) -> Floats:
-    """Return the table of errors of an element: one for each level."""
-    error = scaled - x
-    return error * weight * error
-
-
-@inner_part
-def _look_up_four(table0: Floats, table1: Floats, table2: Floats, table3: Floats, codes: Ints) -> Floats:
+def _sum(tables: Tables, codes: Ints) -> Floats:
     """Return the sums, in order, of what four tables have for the levels of codes."""
-    total = look_up_eight(table0, codes) + look_up_eight(table1, codes >> 3)
-    return total + look_up_eight(table2, codes >> 6) + look_up_eight(table3, codes >> 9)
+    total = look_up_eight(tables[0], codes) + look_up_eight(tables[1], codes >> 3)
+    return total + look_up_eight(tables[2], codes >> 6) + look_up_eight(tables[3], codes >> 9)
 
 
 @inner_part
