@@ -20,6 +20,7 @@ from quantize.chunks import ChunkTask, layout_chunks, tensor_chunks
 from quantize.encode import FillJob, encode_strips
 from quantize.executors import Executor
 from quantize.provenance import UNKNOWN, RowsDigest
+from quantize.ready import Encoding
 from quantize.reuse import Candidate, OldFiles, OldTensor
 
 Progress = Callable[[int], None]
@@ -84,6 +85,13 @@ class Filling:
         self._counting = threading.Lock()
         self._closing = threading.Lock()  # no file is closed while it is being synced
 
+    def encodings(self) -> Iterator[Encoding]:
+        """Yield how each tensor will be encoded, of those that certainly will be."""
+        for part in self._parts:
+            for info in part.writer.layout.tensors if self._left[part.number] else ():
+                if self._is_encoded(info.name, info.type) and info.name not in self._candidates:
+                    yield Encoding.of(self._job, info.name, info.type)
+
     def run(self, executor: Executor) -> None:
         """Fill the chunks that are not done.
 
@@ -103,6 +111,7 @@ class Filling:
 
         executor.run(self._tasks(), work)
         executor.run((task for candidate in refused for task in candidate.tasks), self._encode)
+        assert not any(self._left.values()), "a part is not whole"
 
     def _tasks(self) -> Iterator[ChunkTask]:
         spans = self._job.rows_per_weights()

@@ -31,6 +31,7 @@ from quantize.provenance import (
     provenance_value,
     tensor_provenance,
 )
+from quantize.ready import compile_all
 from quantize.reuse import OldFiles, OldTensor
 from quantize.verify_output import Verification, together, verify_output
 
@@ -99,6 +100,7 @@ def write_outputs(
             filling = Filling(
                 session.parts, job, progress, journal, session.finish, digests=session.has_provenance, old=old
             )
+            compile_all(filling.encodings(), n_threads)
             filling.run(make_executor(n_threads))
             session.finish_provenance()
         except BaseException as error:

@@ -1,0 +1,117 @@
+"""Ready: the kernels of a run compiled before its first chunk, several at a time.
+
+numba compiles one function at a time in a process, and one takes seconds. So when compiling is what takes
+long, other processes take kernels too, and what they leave in numba's cache is loaded from there. Whatever
+goes wrong with them costs time only: a kernel that is not in the cache is compiled where it is called.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Thread
+
+import numpy as np
+
+from gguf_tools.errors import ToolkitError
+from gguf_tools.ggml_types import F32, GGMLType, by_name
+from quantize.encode import FillJob
+from quantize.formats import get_format
+from quantize.source import FLOAT_DTYPES
+from quantize.tensor_plan import IGNORE_IMPORTANCES
+
+_PATIENCE_SECONDS = 1.0
+"""Loading what is in the cache takes less."""
+
+_SERVE = "import sys; sys.path.insert(0, sys.argv[1]); from quantize.ready import serve; serve()"
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """What decides which kernels a tensor needs.
+
+    source, target  names of ggml types
+    is_weighted     whether the search uses importances
+    """
+
+    source: str
+    target: str
+    is_weighted: bool
+
+    @classmethod
+    def of(cls, job: FillJob, tensor: str, target: GGMLType) -> Encoding:
+        """Return that of a tensor."""
+        is_weighted = tensor in job.importances and target.name not in IGNORE_IMPORTANCES
+        return cls(job.sources[tensor].type.name, target.name, is_weighted)
+
+    def compile(self) -> None:
+        """Load or compile the kernels, by encoding a block of zeros."""
+        source, target = by_name(self.source), get_format(self.target)
+        if source not in FLOAT_DTYPES:
+            codec = get_format(source)
+            codec.dequantize(np.zeros((1, 1), codec.BLOCK))
+        n_cols = by_name(self.target).block_elems
+        rows = np.zeros((1, n_cols), FLOAT_DTYPES.get(source, FLOAT_DTYPES[F32]))
+        target.quantize(rows, np.ones(n_cols, np.float32) if self.is_weighted else None)
+
+
+def compile_all(encodings: Iterable[Encoding], n_threads: int) -> None:
+    """Have the kernels of all `encodings` compiled, by up to `n_threads` processes, this one among them."""
+    wanted = tuple(dict.fromkeys(encodings))
+    waiting = iter(wanted)  # next() on it is atomic
+    stop = Event()
+    helpers = [
+        Thread(target=_help, args=(waiting, stop), daemon=True)
+        for _ in range(min(n_threads, len(wanted)) - 1)
+    ]
+    for helper in helpers:
+        helper.start()
+    try:
+        for encoding in waiting:
+            _compile(encoding)
+    finally:
+        stop.set()
+    for helper in helpers:
+        helper.join()
+
+
+def _help(waiting: Iterator[Encoding], stop: Event) -> None:
+    """Have a process of its own compile some of `waiting`, if all of it takes long."""
+    if stop.wait(_PATIENCE_SECONDS):
+        return
+    command = [sys.executable, "-c", _SERVE, str(Path(__file__).parents[1])]
+    with (
+        suppress(OSError),
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,  # ctrl-C is for this process; the other ends with its input
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        while not stop.is_set() and (encoding := next(waiting, None)) is not None:
+            words = encoding.source, encoding.target, int(encoding.is_weighted)
+            print(*words, file=process.stdin, flush=True)
+            if not process.stdout.readline():
+                return
+
+
+def _compile(encoding: Encoding) -> None:
+    with suppress(ToolkitError):  # the tensor that it is about will say so, with its name
+        encoding.compile()
+
+
+def serve() -> None:
+    """Compile what each line of standard input names, and answer each with a line."""
+    for line in sys.stdin:
+        source, target, is_weighted = line.split()
+        _compile(Encoding(source, target, is_weighted == "1"))
+        print(target, flush=True)
