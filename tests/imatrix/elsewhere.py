@@ -1,0 +1,90 @@
+"""A device that is not the CPU, where there is none: tensors that say they are elsewhere.
+
+Their numbers are in ordinary memory, but no operation may mix them with tensors of the CPU, and they can't be
+made into arrays: what works here works on CUDA as far as places are concerned. torch's name for a device
+without memory, "meta", stands for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+ELSEWHERE = torch.device("meta")
+
+_TRANSFERS = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default})
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor elsewhere.
+
+    here  its numbers
+    """
+
+    here: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, here: torch.Tensor) -> Elsewhere:
+        made: Elsewhere = torch.Tensor._make_wrapper_subclass(
+            cls,
+            here.size(),
+            strides=here.stride(),
+            storage_offset=here.storage_offset(),
+            dtype=here.dtype,
+            device=ELSEWHERE,
+        )
+        made.here = here
+        return made
+
+    def __repr__(self, **_: Any) -> str:
+        return f"Elsewhere({self.here})"
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, operation: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return _run(operation, args, kwargs or {})
+
+
+class _Mode(TorchDispatchMode):
+    """Makes new tensors elsewhere when that is their device."""
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return _run(operation, args, kwargs or {})
+
+
+def _run(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+    elsewhere = [isinstance(x, Elsewhere) for x in tensors]
+    mixed = any(elsewhere) and not all(e or x.dim() == 0 for e, x in zip(elsewhere, tensors, strict=True))
+    if mixed and operation not in _TRANSFERS:
+        raise RuntimeError(f"{operation}: tensors are on different devices")
+    is_elsewhere = any(elsewhere)
+    if kwargs.get("device") is not None:
+        is_elsewhere = torch.device(kwargs["device"]) == ELSEWHERE
+        kwargs = kwargs | {"device": torch.device("cpu")}
+    in_place = operation._schema.name.endswith("_")
+
+    def here(x: Any) -> Any:
+        return x.here if isinstance(x, Elsewhere) else x
+
+    result = operation(*tree_map(here, args), **tree_map(here, kwargs))
+    if in_place:
+        return args[0]
+    if not is_elsewhere:
+        return result
+    return tree_map(lambda x: Elsewhere(x) if isinstance(x, torch.Tensor) else x, result)
+
+
+@contextmanager
+def pretended() -> Iterator[torch.device]:
+    """Let tensors be elsewhere in this thread, and give the device to ask for."""
+    with _Mode():
+        yield ELSEWHERE

@@ -1,0 +1,81 @@
+"""Collecting on another device than the CPU: every tensor is where its operation needs it."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imatrix.cli import main
+from imatrix.store import load
+
+torch = pytest.importorskip("torch")
+
+
+class _AtOnce:
+    """An executor that runs a task when it is submitted: tensors are elsewhere in one thread only."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __enter__(self) -> _AtOnce:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def submit(self, task: Any, *args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(task(*args))
+        return future
+
+    def shutdown(self, **_: Any) -> None: ...
+
+
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep to one thread, and out of inference mode, which does not know such tensors."""
+    from imatrix import run
+
+    for module in ("imatrix.workers", "imatrix.run", "imatrix.model.layer"):
+        monkeypatch.setattr(f"{module}.ThreadPoolExecutor", _AtOnce)
+    monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
+    for function in (run.run_layer, run.measure):
+        monkeypatch.setattr(run, function.__name__, torch.no_grad()(function.__wrapped__))
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--all-experts", "--process-output"), ("--dtype", "bfloat16"), ("--memory", "0")],
+    ids=" ".join,
+)
+def test_another_device_gives_the_same(
+    options: tuple[str, ...], tiny_folder: Path, calibration: Path, tmp_path: Path
+) -> None:
+    from tests.imatrix.elsewhere import pretended
+
+    words = ["-m", str(tiny_folder), "-f", str(calibration), "-c", "64", "--chunks", "2", *options]
+    assert main([*words, "-o", str(tmp_path / "here.gguf"), "--device", "cpu"]) == 0
+    with pretended() as device:
+        assert main([*words, "-o", str(tmp_path / "there.gguf"), "--device", str(device)]) == 0
+    here, there = load(tmp_path / "here.gguf").entries, load(tmp_path / "there.gguf").entries
+    assert here.keys() == there.keys()
+    for name, entry in here.items():
+        # the CPU's sums of squares are taken by a kernel of its own
+        np.testing.assert_allclose(there[name].values, entry.values, rtol=1e-5, err_msg=name)
+        np.testing.assert_array_equal(there[name].counts, entry.counts)
+
+
+def test_tensors_elsewhere_do_not_mix_with_those_of_the_cpu() -> None:
+    from tests.imatrix.elsewhere import pretended
+
+    with pretended() as device:
+        there = torch.ones(2, 2, device=device)
+        assert there.device == device
+        assert (there + there.to(device)).cpu().tolist() == [[2, 2], [2, 2]]
+        with pytest.raises(RuntimeError, match="different devices"):
+            there + torch.ones(2, 2)
+        with pytest.raises(RuntimeError, match="numpy"):
+            there.numpy()
