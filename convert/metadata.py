@@ -23,9 +23,10 @@ from typing import Any
 from convert.json_files import read_json_object
 from convert.model_card import read_model_card
 from convert.model_names import ModelName, parse_model_name, title
-from convert.naming import ParameterCounts, default_file_name
+from convert.naming import default_file_name
 from gguf_tools import keys
 from gguf_tools.errors import BadConfig
+from gguf_tools.model_size import ParameterCounts
 from gguf_tools.values import Kind, Value
 
 # The order in which llama.cpp's converter writes them.

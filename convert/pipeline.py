@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from convert.architectures import find_architecture
-from convert.architectures.base import MLALayout, Options, build, metadata_of
+from convert.architectures.base import Options, build, metadata_of
 from convert.checkpoint import Checkpoint, read_config
 from convert.metadata import GeneralMetadata, general_metadata
-from convert.naming import count_parameters, fill_outfile_template
+from convert.naming import fill_outfile_template
 from convert.tokenizer import Tokenizer, read_tokenizer
 from convert.transforms import OutputTensor
 from convert.weights import open_weights
@@ -24,12 +24,14 @@ from gguf_tools import keys
 from gguf_tools.errors import BadRequest
 from gguf_tools.ggml_types import F32
 from gguf_tools.header import Endian
+from gguf_tools.model_size import count_parameters
 from gguf_tools.shards import group_tensors
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
 from quantize.encode import FillJob
 from quantize.fill import Progress, no_progress
 from quantize.importance import ImportanceFile
+from quantize.mla_layout.layouts import MLALayout
 from quantize.outputs import Output, write_outputs
 from quantize.outtypes import is_outtype, outtype_plan, resolve_outtype
 from quantize.pipeline import (

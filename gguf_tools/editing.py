@@ -13,7 +13,6 @@ by another run. What a killed run left half-done in place is undone by the next 
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -29,12 +28,10 @@ from gguf_tools.layout import FileLayout
 from gguf_tools.progress import StartProgress, no_progress
 from gguf_tools.reader import GGUFFile
 from gguf_tools.repack import NewFile, Origin, write_files, written
-from gguf_tools.shards import MAX_SHARDS, GGUFSet, open_gguf, shard_path, shard_paths
+from gguf_tools.shards import MAX_SHARDS, GGUFSet, open_gguf, set_of, shard_path, shard_paths
 from gguf_tools.values import Metadata, Value
 
 How = Literal["unchanged", "in place", "rewritten", "written"]
-
-_SHARD_NAME = re.compile(r"(?P<prefix>.+)-\d{5,}-of-(?P<count>\d{5,})\.gguf", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -145,11 +142,10 @@ def _real(path: Path) -> Path:
 
 def _files_by_name(path: Path) -> list[Path]:
     """The files of the set to which a path belongs by its name: the headers may be unreadable."""
-    match = _SHARD_NAME.fullmatch(path.name)
-    if match is None or not 1 <= int(match["count"]) <= MAX_SHARDS:
+    prefix, count = set_of(path) or (path, 0)
+    if not 1 <= count <= MAX_SHARDS:
         return [path]
-    count = int(match["count"])
-    return [shard_path(path.with_name(match["prefix"]), index, count) for index in range(count)]
+    return [shard_path(prefix, index, count) for index in range(count)]
 
 
 def _plan(source: GGUFSet, edit: Edit, output: Path | None) -> Outcome:
@@ -173,8 +169,8 @@ def _plan(source: GGUFSet, edit: Edit, output: Path | None) -> Outcome:
 
 def _output_paths(output: Path, count: int) -> list[Path]:
     """The files of the result; `output` may be the name of one of them."""
-    match = _SHARD_NAME.fullmatch(output.name)
-    if count > 1 and match is not None and int(match["count"]) == count:
+    named = set_of(output)
+    if count > 1 and named is not None and named[1] == count:
         return _files_by_name(output)
     return shard_paths(output, count)
 

@@ -44,6 +44,14 @@ def _shard_name(stem: str, index: int, count: int) -> str:
     return f"{stem}-{index + 1:05d}-of-{count:05d}.gguf"
 
 
+def set_of(path: Path) -> tuple[Path, int] | None:
+    """Return prefix and count of the set that a file belongs to by its name, None for other names."""
+    match = _SHARD_NAME.fullmatch(path.name)
+    if match is None or not match["prefix"]:
+        return None
+    return path.with_name(match["prefix"]), int(match["count"])
+
+
 def shard_paths(path: str | os.PathLike[str], count: int) -> list[Path]:
     """The files that a model for `path` ("model.gguf") becomes: `path` itself when it is only one."""
     path = Path(path)

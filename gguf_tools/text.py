@@ -25,9 +25,9 @@ def shown(text: str) -> str:
     return text if len(text) <= MAX_WIDTH and text.isprintable() else quoted(text)
 
 
-def quoted(text: str) -> str:
+def quoted(text: str, limit: int = MAX_CHARS) -> str:
     """`text` in quotes with escapes, cut short: for messages, which are to stay one line."""
-    return repr(text) if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]!r}..."
+    return repr(text) if len(text) <= limit else f"{text[:limit]!r}..."
 
 
 def value_text(value: Value, *, full: bool = False) -> str:

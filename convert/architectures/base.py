@@ -12,15 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any
 
 from convert.rules import Drop, Rule, match
 from convert.transforms import OutputTensor
 from convert.weights.base import Weights
 from gguf_tools.errors import BadRequest
 from gguf_tools.values import Value
-
-MLALayout = Literal["split", "both", "none"]
+from quantize.mla_layout.layouts import LAYOUTS, MLALayout
 
 
 @dataclass(frozen=True)
@@ -99,8 +98,8 @@ def build(
     raises  BadConfig, UnsupportedCheckpoint, MissingTensor, UnexpectedTensors, CheckpointError for wrong
             shapes, BadRequest for options that don't fit the model
     """
-    if mla not in get_args(MLALayout):
-        raise BadRequest(f"MLA layout {mla!r}, expected {', '.join(get_args(MLALayout))}")
+    if mla not in LAYOUTS:
+        raise BadRequest(f"MLA layout {mla!r}, expected {', '.join(LAYOUTS)}")
     options = Options(mla, mtp)
     checkpoint = model.checkpoint
     config = architecture.read_config(checkpoint.config, checkpoint.config_path)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from gguf_tools.text import printable
+from gguf_tools.text import printable, quoted
 
 MAX_PER_CHECK = 10
-MAX_QUOTED = 80
 MAX_WHERE = 200
 
 
@@ -59,11 +58,6 @@ class Finding:
         where = self.where if len(self.where) <= MAX_WHERE else f"{self.where[:MAX_WHERE]}..."
         parts = [str(self.level), printable(self.file), printable(where), self.text]
         return ": ".join(part for part in parts if part)
-
-
-def quoted(text: str, limit: int = MAX_QUOTED) -> str:
-    """`text` in quotes on one line, cut short, with escapes for all that does not print as itself."""
-    return repr(text) if len(text) <= limit else f"{text[:limit]!r}..."
 
 
 def listed(texts: Iterable[str], limit: int = 5) -> str:

@@ -17,8 +17,9 @@ from operator import itemgetter
 from gguf_tools import keys
 from gguf_tools.header import MAGIC
 from gguf_tools.reader import GGUFFile
-from gguf_tools.scan.findings import Finding, Level, listed, quoted
+from gguf_tools.scan.findings import Finding, Level, listed
 from gguf_tools.shards import SPLIT_KEYS
+from gguf_tools.text import quoted
 from gguf_tools.values import FIXED_BYTES, Kind, bytes_of
 
 _CHUNK_BYTES = 16 << 20

@@ -12,7 +12,8 @@ from itertools import islice
 from gguf_tools import keys
 from gguf_tools.header import MAX_NAME_BYTES
 from gguf_tools.scan.characters import deceiving_characters, hidden_text, skeleton
-from gguf_tools.scan.findings import MAX_QUOTED, Finding, Level, listed, quoted
+from gguf_tools.scan.findings import Finding, Level, listed
+from gguf_tools.text import MAX_CHARS, quoted
 from gguf_tools.values import Kind, Metadata, Value, bytes_of
 
 _MAX_KEY_BYTES = 256
@@ -76,7 +77,7 @@ def check_names(names: Iterable[str], what: str, max_bytes: int) -> Iterator[Fin
 
 def _shown(name: str) -> str:
     """A name with escapes for all that is not ASCII, so that it looks like no other."""
-    return ascii(name[:MAX_QUOTED])
+    return ascii(name[:MAX_CHARS])
 
 
 def check_key_names(metadata: Metadata) -> Iterator[Finding]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gguf_tools.scan.findings import Finding, Level, listed, quoted
+from gguf_tools.scan.findings import Finding, Level, listed
+from gguf_tools.text import quoted
 
 CHECK = "template"
 

@@ -23,7 +23,8 @@ from jinja2.utils import Namespace
 
 from gguf_tools.scan.characters import deceiving_characters
 from gguf_tools.scan.conversations import CONVERSATIONS, Conversation
-from gguf_tools.scan.findings import Level, quoted
+from gguf_tools.scan.findings import Level
+from gguf_tools.text import quoted
 
 Remark = tuple[Level, str]
 

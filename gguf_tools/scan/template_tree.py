@@ -12,10 +12,11 @@ from jinja2 import nodes
 from jinja2.sandbox import SandboxedEnvironment
 
 from gguf_tools.scan.characters import deceiving_characters
-from gguf_tools.scan.findings import Level, quoted
+from gguf_tools.scan.findings import Level
 from gguf_tools.scan.template_constants import MAX_CHARS, Folder, NotConstant
 from gguf_tools.scan.template_names import dunder_in, has_format_field, leads_out
 from gguf_tools.scan.template_triggers import Triggers
+from gguf_tools.text import quoted
 
 _MAX_RANGE = 100_000  # jinja2's sandbox stops there
 _MAX_LITERAL_CHARS = 1 << 16

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from jinja2 import nodes
 
-from gguf_tools.scan.findings import quoted
+from gguf_tools.text import quoted
 
 _SEARCHES = frozenset(("startswith", "endswith", "find", "rfind", "index", "count"))
 _TESTS = frozenset(("in", "eq", "equalto", "==", "ne", "!=", "search", "match"))

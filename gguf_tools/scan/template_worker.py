@@ -25,7 +25,8 @@ from typing import Any, NoReturn
 from jinja2.exceptions import TemplateSyntaxError
 
 from gguf_tools.scan import template_run, template_tree
-from gguf_tools.scan.findings import Level, quoted
+from gguf_tools.scan.findings import Level
+from gguf_tools.text import quoted
 
 EXIT_BREAKOUT = 86
 

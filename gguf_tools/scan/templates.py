@@ -20,10 +20,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from gguf_tools import keys
-from gguf_tools.scan.findings import Finding, Level, listed, quoted
+from gguf_tools.scan.findings import Finding, Level, listed
 from gguf_tools.scan.template_names import CHECK, search_text
 from gguf_tools.scan.vocabulary import items_of
-from gguf_tools.text import printable
+from gguf_tools.text import printable, quoted
 from gguf_tools.values import Kind, Metadata
 
 MAX_TEMPLATES = 16

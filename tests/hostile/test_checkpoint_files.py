@@ -14,11 +14,11 @@ import pytest
 
 from convert.cli import main as convert
 from convert.metadata import general_metadata
-from convert.naming import ParameterCounts
 from convert.pretokenizers import KNOWN
 from convert.sentencepiece_model import read_sentencepiece_model
 from convert.tokenizer import read_tokenizer
 from gguf_tools.errors import BadTokenizer
+from gguf_tools.model_size import ParameterCounts
 from tests.checkpoints import STYLES, micro_checkpoint, shard
 from tests.fuzz import tokenizer as small
 from tests.fuzz import tokenizer_model
