@@ -122,6 +122,14 @@ class GGUFWriter:
         except OSError as error:
             raise OutputError(f"{self.partial}: can't be written: {error.strerror}") from error
 
+    def begin_writeback(self, offset: int, n_bytes: int) -> None:
+        """Let bytes that were written go to the disk while the run goes on, so that syncing is short.
+
+        On Linux, POSIX_FADV_DONTNEED begins to write them, and forgets only what is on the disk already.
+        """
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, offset, n_bytes, os.POSIX_FADV_DONTNEED)
+
     def mark(self) -> None:
         """Let the run that this partial belongs to go on with it; raises OutputError."""
         assert self._run is not None, "no run to belong to"

@@ -136,6 +136,7 @@ class Filling:
 
     def _complete(self, task: ChunkTask, digest: int) -> None:
         part, _ = self._homes[task.tensor]
+        part.writer.begin_writeback(task.offset, task.n_bytes)
         self._journal.finish(task.number, digest)
         if self._journal.is_sync_due():
             with self._closing:

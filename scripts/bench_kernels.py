@@ -13,6 +13,7 @@ import argparse
 import datetime
 import json
 import math
+import os
 import platform
 import sys
 import time
@@ -118,10 +119,12 @@ def machine() -> dict[str, str]:
     fields = dict(line.split(":", 1) for line in lines if ":" in line)
     cpu = {key.strip(): value.strip() for key, value in fields.items()}
     flags = cpu.get("flags", "").split()
+    target = os.environ.get("NUMBA_CPU_NAME")
+    vectors = next((name for name in ("avx512f", "avx2", "sse2") if name in flags), platform.machine())
     return {
         "date": datetime.date.today().isoformat(),
         "cpu": cpu.get("model name", platform.processor()),
-        "vectors": next((name for name in ("avx512f", "avx2", "sse2") if name in flags), platform.machine()),
+        "vectors": f"those of {target}" if target else vectors,
         "python": platform.python_version(),
         **{package: version(package) for package in ("numpy", "numba", "llvmlite", "xllamacpp")},
     }

@@ -20,6 +20,7 @@ from gguf_tools import journal as journal_module
 from gguf_tools.errors import ExecutionError, OutputError
 from gguf_tools.ggml_types import F32, Q8_0, GGMLType
 from gguf_tools.journal import Journal
+from gguf_tools.shards import open_gguf
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
 from quantize.encode import FillJob
@@ -85,6 +86,23 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, by
         found[n_parts] = {path.name: path.read_bytes() for path in folder.iterdir()}
         assert len(found[n_parts]) == n_parts
     return found
+
+
+def test_what_is_written_begins_its_way_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[tuple[int, int]] = []
+    advise = os.posix_fadvise
+
+    def watch(fd: int, offset: int, n_bytes: int, advice: int) -> None:
+        begun.append((offset, offset + n_bytes))
+        advise(fd, offset, n_bytes, advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", watch)
+    run(tmp_path, 1)
+    with open_gguf(tmp_path / "out.gguf") as file:
+        wanted = {file.shards[0].data_offset(name): info.n_bytes for name, info in file.tensors.items()}
+    assert len(begun) == N_CHUNKS
+    for start, n_bytes in wanted.items():
+        assert sum(stop - begin for begin, stop in begun if start <= begin < start + n_bytes) == n_bytes
 
 
 class Trial(WatchedOutputs):
