@@ -99,6 +99,7 @@ def layer_stats(entries: tuple[EntryStats, ...]) -> tuple[LayerStats, ...]:
     return tuple(found)
 
 
+@np.errstate(invalid="ignore", divide="ignore")  # a file with NaN or infinity has them in its numbers, too
 def _of_entry(name: str, entries: Mapping[str, Importance]) -> EntryStats:
     entry = entries[name]
     counts = entry.counts.astype(np.float64)

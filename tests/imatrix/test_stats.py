@@ -58,6 +58,17 @@ def test_rarely_seen_and_never_seen() -> None:
     assert entry["mean"] is None
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_what_is_not_finite_comes_out_as_such(bad: float) -> None:
+    values = np.ones((2, 4), np.float32)
+    values[1, 2] = bad
+    entries = {f"blk.{i}.ffn_up_exps.weight": Importance(values, np.ones(2, np.float32)) for i in range(2)}
+    for entry in entry_stats(ImportanceFile(entries, ("t",), 1, 512)):
+        np.testing.assert_equal(entry.total, bad)
+        assert entry.n_elements == 8
+
+
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["stats", str(GOLDEN)]) == 0
     assert "means per layer" in capsys.readouterr().out
