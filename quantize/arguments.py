@@ -74,7 +74,7 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--reuse", action="append", default=[], type=Path, metavar="OLD.gguf",
         help="copy tensors that were made of the same weights, type and importances from there; OLD may be"
-        " the file that is replaced (repeatable)",
+        " the file that is replaced (repeatable; only a run finds out which, a dry run does not)",
     )  # fmt: skip
     group.add_argument(
         "--no-provenance",
