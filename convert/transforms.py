@@ -13,7 +13,7 @@ import numpy as np
 
 from convert.weights.base import BlockWeight, Weight, rows_and_cols
 from gguf_tools.ggml_types import F32, GGMLType
-from quantize.source import FLOAT_DTYPES
+from quantize.source import FLOAT_DTYPES, rows_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class OutputTensor:
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
         """Return rows `start` to `stop`, (stop - start, n_cols), C-contiguous, decoded where quantized."""
-        dtype = FLOAT_DTYPES.get(self.type, FLOAT_DTYPES[F32])
+        dtype = rows_dtype(self.type)
         return _joined(
             [
                 run.weight.read_rows(run.first, run.last).astype(dtype, copy=False)

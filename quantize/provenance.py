@@ -22,14 +22,14 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from gguf_tools.ggml_types import F32, GGMLType
+from gguf_tools.ggml_types import GGMLType
 from gguf_tools.reader import GGUFSource
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Kind, Value
 from quantize.chunks import CHUNK_ELEMS
 from quantize.fingerprint import BYTES_VERSION
 from quantize.importance import ResolvedImportance
-from quantize.source import FLOAT_DTYPES
+from quantize.source import rows_dtype
 from quantize.tensor_plan import IGNORE_IMPORTANCES
 
 PROVENANCE_KEY = "gguf_tools.provenance"
@@ -76,7 +76,6 @@ def tensor_provenance(info: TensorInfo, source: GGMLType, chunks: Iterable[int],
     chunks = tuple(chunks)
     if UNKNOWN in chunks:
         return UNKNOWN
-    dtype = FLOAT_DTYPES.get(source, FLOAT_DTYPES[F32])
     shape = "x".join(map(str, info.shape))
     digests = "".join(f"{digest:016x}" for digest in chunks)
     facts = (
@@ -85,7 +84,7 @@ def tensor_provenance(info: TensorInfo, source: GGMLType, chunks: Iterable[int],
         f"chunk {CHUNK_ELEMS}",
         f"tensor {info.type.name} {shape}",
         f"importance {importance:016x}",
-        f"source {dtype.name} {digests}",
+        f"source {rows_dtype(source).name} {digests}",
     )
     return xxhash.xxh3_64_intdigest("\n".join(facts).encode()) or 1
 

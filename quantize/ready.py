@@ -18,10 +18,10 @@ from threading import Event, Thread
 import numpy as np
 
 from gguf_tools.errors import ToolkitError
-from gguf_tools.ggml_types import F32, GGMLType, by_name
+from gguf_tools.ggml_types import GGMLType, by_name
 from quantize.encode import FillJob
 from quantize.formats import get_format
-from quantize.source import FLOAT_DTYPES
+from quantize.source import FLOAT_DTYPES, rows_dtype
 from quantize.tensor_plan import IGNORE_IMPORTANCES
 
 _PATIENCE_SECONDS = 1.0
@@ -55,7 +55,7 @@ class Encoding:
             codec = get_format(source)
             codec.dequantize(np.zeros((1, 1), codec.BLOCK))
         n_cols = by_name(self.target).block_elems
-        rows = np.zeros((1, n_cols), FLOAT_DTYPES.get(source, FLOAT_DTYPES[F32]))
+        rows = np.zeros((1, n_cols), rows_dtype(source))
         target.quantize(rows, np.ones(n_cols, np.float32) if self.is_weighted else None)
 
 

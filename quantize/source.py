@@ -27,6 +27,11 @@ FLOAT_DTYPES: dict[GGMLType, np.dtype[Any]] = {
 """The types whose rows are read as they are stored."""
 
 
+def rows_dtype(type_: GGMLType) -> np.dtype[Any]:
+    """Return what the rows of a source of this type are read in: float32 where they have to be decoded."""
+    return FLOAT_DTYPES.get(type_, FLOAT_DTYPES[F32])
+
+
 class SourceTensor(Protocol):
     """A tensor that can be read by rows; reading is thread-safe.
 

@@ -47,6 +47,7 @@ from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
 from gguf_tools.writer import GGUFWriter
 from tests.checkpoints import STYLES, shapes
+from tests.memory import high_water
 from tests.tokenizer_files import VOCAB_SIZES, copy_tokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -186,15 +187,6 @@ def run(what: str, words: Sequence[str], seconds: float | None = None) -> Run:
             log.seek(0)
             raise subprocess.CalledProcessError(process.returncode, words, log.read())
     return Run(what, time.perf_counter() - started, peak_bytes, ended)
-
-
-def high_water(pid: int) -> int:
-    """Return the largest resident memory that a process has had so far, 0 once it is gone."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0)
 
 
 def command(how: str, words: Sequence[str]) -> int:

@@ -48,6 +48,7 @@ from quantize.recipes import find_recipe
 from quantize.source import GGUFTensor
 from tests import oracle
 from tests.checkpoints import STYLES, shapes, write_safetensors
+from tests.memory import high_water
 from tests.tokenizer_files import copy_tokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -85,15 +86,6 @@ def run(what: str, words: Sequence[str]) -> Run:
             log.seek(0)
             raise subprocess.CalledProcessError(process.returncode, words, log.read())
     return Run(what, seconds, peak_bytes)
-
-
-def high_water(pid: int) -> int:
-    """Return the largest resident memory that a process has had so far, 0 once it is gone."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0)
 
 
 def make_model(folder: Path, n_layers: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints import micro_checkpoint
+from tests.memory import high_water
 from tests.tokenizer_files import copy_tokenizer
 
 pytest.importorskip("torch")
@@ -30,19 +31,11 @@ def peak_bytes(model: Path, text: Path, out: Path, *options: str) -> int:
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         peak = 0
         while process.poll() is None:
-            peak = max(peak, _high_water(process.pid))
+            peak = max(peak, high_water(process.pid))
             time.sleep(0.005)
         assert process.stderr is not None
         assert process.returncode == 0, process.stderr.read().decode()
     return peak
-
-
-def _high_water(pid: int) -> int:
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
