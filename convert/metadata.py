@@ -26,7 +26,7 @@ from convert.model_names import ModelName, parse_model_name, title
 from convert.naming import default_file_name
 from gguf_tools import keys
 from gguf_tools.errors import BadConfig
-from gguf_tools.model_size import ParameterCounts
+from gguf_tools.look.model_size import ParameterCounts
 from gguf_tools.values import Kind, Value
 
 # The order in which llama.cpp's converter writes them.

@@ -24,7 +24,7 @@ from gguf_tools import keys
 from gguf_tools.errors import BadRequest
 from gguf_tools.ggml_types import F32
 from gguf_tools.header import Endian
-from gguf_tools.model_size import count_parameters
+from gguf_tools.look.model_size import count_parameters
 from gguf_tools.shards import group_tensors
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value

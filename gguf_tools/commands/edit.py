@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from gguf_tools import command
-from gguf_tools.assignments import Assignment, parse_assignment
+from gguf_tools.edit.assignments import Assignment, parse_assignment
 from gguf_tools.errors import BadRequest, ToolkitError
 from gguf_tools.shards import open_gguf
 from gguf_tools.text import bytes_text, json_text
 
 if TYPE_CHECKING:
-    from gguf_tools.editing import FileEdit
-    from gguf_tools.edits import Edit
-    from gguf_tools.repack import NewFile
+    from gguf_tools.edit.header_edits import Edit
+    from gguf_tools.edit.model_edits import FileEdit
+    from gguf_tools.edit.rewrite import NewFile
 
 T = TypeVar("T")
 
@@ -173,20 +173,20 @@ def _old_and_new(renames: list[str], regex: bool) -> list[tuple[str, str]]:
 
 
 def set_(args: argparse.Namespace) -> None:
-    from gguf_tools.edits import set_values
+    from gguf_tools.edit.header_edits import set_values
 
     assignments: list[Assignment] = args.assignments
     _edit(args, lambda metadata, _names: set_values(metadata, assignments, force=args.force))
 
 
 def remove_key(args: argparse.Namespace) -> None:
-    from gguf_tools.edits import remove_keys
+    from gguf_tools.edit.header_edits import remove_keys
 
     _edit(args, lambda metadata, _names: remove_keys(metadata, args.keys))
 
 
 def rename(args: argparse.Namespace) -> None:
-    from gguf_tools.edits import rename_keys, rename_tensors
+    from gguf_tools.edit.header_edits import rename_keys, rename_tensors
 
     renames = _old_and_new(args.renames, args.regex)
     if args.key:
@@ -199,7 +199,7 @@ def rename(args: argparse.Namespace) -> None:
 
 
 def _edit(args: argparse.Namespace, edit: Edit) -> None:
-    from gguf_tools.editing import edit_model
+    from gguf_tools.edit.model_edits import edit_model
     from gguf_tools.progress import CopyBar
 
     restored = _recover(args)
@@ -233,7 +233,7 @@ def _edit_text(file: FileEdit, dry_run: bool) -> str:
 
 def _recover(args: argparse.Namespace) -> list[str]:
     """Restore what an interrupted edit has left, and say so at once: what follows may fail."""
-    from gguf_tools.editing import recover
+    from gguf_tools.edit.model_edits import recover
 
     restored = [str(path) for path in recover(args.file, dry_run=args.dry_run)]
     for path in restored:
@@ -245,9 +245,9 @@ def _recover(args: argparse.Namespace) -> list[str]:
 
 
 def split(args: argparse.Namespace) -> None:
+    from gguf_tools.edit.rewrite import write_files
+    from gguf_tools.edit.split import DEFAULT_MAX_TENSORS, split_files
     from gguf_tools.progress import CopyBar
-    from gguf_tools.repack import write_files
-    from gguf_tools.splitting import DEFAULT_MAX_TENSORS, split_files
 
     restored = _recover(args)
     max_tensors = args.max_tensors
@@ -264,9 +264,9 @@ def split(args: argparse.Namespace) -> None:
 
 
 def merge(args: argparse.Namespace) -> None:
+    from gguf_tools.edit.rewrite import write_files
+    from gguf_tools.edit.split import merged_file
     from gguf_tools.progress import CopyBar
-    from gguf_tools.repack import write_files
-    from gguf_tools.splitting import merged_file
 
     restored = _recover(args)
     with open_gguf(args.file) as source, CopyBar("merging") as bar:

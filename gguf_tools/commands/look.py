@@ -42,7 +42,7 @@ def add_to(commands: command.Subcommands) -> None:
 
 
 def show(args: argparse.Namespace) -> None:
-    from gguf_tools.listing import describe, show_text
+    from gguf_tools.look.listing import describe, show_text
 
     with open_gguf(args.file) as source:
         if args.json:
@@ -52,7 +52,7 @@ def show(args: argparse.Namespace) -> None:
 
 
 def diff(args: argparse.Namespace) -> int:
-    from gguf_tools.compare import compare
+    from gguf_tools.look.compare import compare
 
     with open_gguf(args.a) as a, open_gguf(args.b) as b:
         found = compare(a, b, data=not args.no_data)
@@ -67,7 +67,7 @@ def diff(args: argparse.Namespace) -> int:
 
 
 def verify(args: argparse.Namespace) -> int:
-    from gguf_tools import verify as checks
+    from gguf_tools.look import verify as checks
 
     with open_gguf(args.file) as source:
         findings = checks.verify(source)
@@ -88,7 +88,7 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def hash_(args: argparse.Namespace) -> None:
-    from gguf_tools.hashes import hash_source
+    from gguf_tools.look.hashes import hash_source
 
     with open_gguf(args.file) as source:
         hashes = hash_source(source)

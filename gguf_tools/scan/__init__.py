@@ -5,8 +5,8 @@
             print(finding.as_text())
 
 In reading order: findings.py; hidden.py (bytes that nothing reads), strings.py with characters.py (texts),
-kinds.py, numbers.py, tensors.py, vocabulary.py (what llama.cpp would make of the header); templates.py and
-the worker behind it (chat templates, which are programs).
+kinds.py, numbers.py, tensors.py, vocabulary.py (what llama.cpp would make of the header); templates/
+(chat templates, which are programs, and the worker that tries them).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gguf_tools.scan.hidden import check_hidden
 from gguf_tools.scan.kinds import architecture_of, check_kinds
 from gguf_tools.scan.numbers import check_numbers
 from gguf_tools.scan.strings import check_key_names, check_tensor_names, check_texts
-from gguf_tools.scan.templates import Limits, check_templates
+from gguf_tools.scan.templates.verdicts import Limits, check_templates
 from gguf_tools.scan.tensors import check_tensors
 from gguf_tools.scan.vocabulary import check_vocabulary
 from gguf_tools.shards import GGUFSet
@@ -53,7 +53,7 @@ def _all_checks(source: GGUFSet, data: bool, limits: Limits | None) -> Iterator[
 
 
 def _check_data(source: GGUFSet) -> Iterator[Finding]:
-    from gguf_tools.verify import verify  # needs numpy
+    from gguf_tools.look.verify import verify  # needs numpy
 
     for found in verify(source):
         level = Level.BAD if found.is_bad else Level.NOTE

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gguf_tools import keys
-from gguf_tools.model_size import count_parameters
+from gguf_tools.look.model_size import count_parameters
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
 

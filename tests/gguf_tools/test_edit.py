@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gguf_tools import GGUFFile, Value, in_place, open_gguf
+from gguf_tools import GGUFFile, Value, open_gguf
 from gguf_tools.cli import main
+from gguf_tools.edit import in_place
 from gguf_tools.progress import CopyBar
 from tests.gguf_tools.sample_files import METADATA, TENSORS, write_file
 from tests.killing import in_child, killed_at

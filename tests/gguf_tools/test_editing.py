@@ -15,16 +15,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gguf_tools import FileLayout, GGUFFile, TensorInfo, Value, in_place, keys, open_gguf, repack
+from gguf_tools import FileLayout, GGUFFile, TensorInfo, Value, keys, open_gguf
 from gguf_tools import ggml_types as types
-from gguf_tools.assignments import parse_assignment
 from gguf_tools.copying import copy_range
-from gguf_tools.editing import Outcome, edit_model, recover
-from gguf_tools.edits import Edit, remove_keys, rename_tensors, set_values
+from gguf_tools.edit import in_place, rewrite
+from gguf_tools.edit.assignments import parse_assignment
+from gguf_tools.edit.header_edits import Edit, remove_keys, rename_tensors, set_values
+from gguf_tools.edit.model_edits import Outcome, edit_model, recover
+from gguf_tools.edit.rewrite import write_files
+from gguf_tools.edit.split import split_files
 from gguf_tools.errors import BadRequest, FormatError, OutputError, ToolkitError, TruncatedError
 from gguf_tools.header import Endian, align_up, encode_header
-from gguf_tools.repack import write_files
-from gguf_tools.splitting import split_files
 from tests.gguf_tools.sample_files import METADATA, TENSORS, finite_bytes, write_file
 from tests.killing import Mode, killed_at
 
@@ -395,7 +396,7 @@ def test_a_set_whose_last_file_cannot_be_written_is_left(
             raise OutputError(f"{args[6]}: full")
         copy_range(*args, **kwargs)
 
-    monkeypatch.setattr(repack, "copy_range", copy)
+    monkeypatch.setattr(rewrite, "copy_range", copy)
     with pytest.raises(OutputError, match=r"m-00003-of-00003\.gguf\.partial: full"):
         edit_model(shards[0], setting("general.alignment=u32:64"))
     assert content(tmp_path) == before

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gguf_tools import Value, keys
-from gguf_tools.assignments import parse_assignment
-from gguf_tools.edits import (
+from gguf_tools.edit.assignments import parse_assignment
+from gguf_tools.edit.header_edits import (
     Change,
     Edited,
     new_names_of,

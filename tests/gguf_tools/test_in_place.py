@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gguf_tools import in_place
+from gguf_tools.edit import in_place
 from gguf_tools.errors import OutputError
 from tests.killing import Mode, killed_at
 

@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gguf_tools import FileLayout, Value
-from gguf_tools.scan import Level, Limits, templates
+from gguf_tools.scan import Level, Limits
 from gguf_tools.scan.findings import Finding
-from gguf_tools.scan.template_names import search_text
-from gguf_tools.scan.template_worker import EXIT_BREAKOUT
-from gguf_tools.scan.templates import Answer, ask_worker, check_templates
+from gguf_tools.scan.templates import verdicts
+from gguf_tools.scan.templates.names import search_text
+from gguf_tools.scan.templates.verdicts import Answer, ask_worker, check_templates
+from gguf_tools.scan.templates.worker import EXIT_BREAKOUT
 from tests.tokenizer_files import tokenizer_config
 
 pytest.importorskip("jinja2")
@@ -224,7 +225,7 @@ def test_bos_twice() -> None:
 
 
 def test_named_templates_are_tried_too_and_many_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "MAX_TEMPLATES", 2)
+    monkeypatch.setattr(verdicts, "MAX_TEMPLATES", 2)
     metadata = {
         f"tokenizer.chat_template.t{number}": Value.string("{{ x.__class__ }}" if number == 1 else SAYS_ALL)
         for number in range(3)
@@ -239,7 +240,7 @@ def test_named_templates_are_tried_too_and_many_are_not(monkeypatch: pytest.Monk
 
 
 def test_without_jinja2_templates_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "_jinja2_version", lambda: None)
+    monkeypatch.setattr(verdicts, "_jinja2_version", lambda: None)
     assert [finding.as_text() for finding in check(HONEST["like V3's"])] == [
         "note: chat templates were only searched as text, for want of jinja2: pip install 'gguf-tools[scan]'"
     ]
@@ -247,7 +248,7 @@ def test_without_jinja2_templates_are_searched(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_old_jinja2_reads_and_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "_jinja2_version", lambda: (3, 1, 4))
+    monkeypatch.setattr(verdicts, "_jinja2_version", lambda: (3, 1, 4))
     found = check("{{ bos_token }}{{ ''.__class__ }}")
     assert "reaches for '__class__'" in said(found, Level.BAD)
     assert "when it runs" not in said(found, Level.BAD)
@@ -335,7 +336,7 @@ def test_worker_that_fails_on_its_own_is_told_apart() -> None:
 def test_code_that_broke_out_can_do_nothing(code: str, tmp_path: Path) -> None:
     (tmp_path / "kept").touch()
     program = (
-        "import os, subprocess; from gguf_tools.scan.template_worker import give_up; "
+        "import os, subprocess; from gguf_tools.scan.templates.worker import give_up; "
         f"give_up(1, 512 << 20); {code}"
     )
     done = subprocess.run(
@@ -387,7 +388,7 @@ def test_constants_come_to_what_running_gives(expression: str) -> None:
     from jinja2 import nodes
     from jinja2.sandbox import SandboxedEnvironment
 
-    from gguf_tools.scan.template_constants import Folder
+    from gguf_tools.scan.templates.constants import Folder
 
     env = SandboxedEnvironment()
     (output,) = env.parse(f"{{{{ {expression} }}}}").find_all(nodes.Output)

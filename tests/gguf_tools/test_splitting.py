@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from gguf_tools import GGUFFile, TensorInfo, Value, keys, open_gguf, shards
 from gguf_tools import ggml_types as types
 from gguf_tools.cli import main
+from gguf_tools.edit.rewrite import write_files
+from gguf_tools.edit.split import group_tensors, merged_file, split_files
 from gguf_tools.errors import BadRequest, FormatError, OutputError
 from gguf_tools.header import Endian
-from gguf_tools.repack import write_files
-from gguf_tools.splitting import group_tensors, merged_file, split_files
 from tests.gguf_tools.sample_files import METADATA, TENSORS, write_file
 from tests.gguf_tools.split_cases import CASES, INPUTS, hashes, make_input
 
@@ -154,6 +154,6 @@ def test_outputs_that_are_there_are_kept(tmp_path: Path) -> None:
 
 def test_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_file(tmp_path / "model.gguf")
-    monkeypatch.setattr("gguf_tools.splitting.MAX_SHARDS", 5)
+    monkeypatch.setattr("gguf_tools.edit.split.MAX_SHARDS", 5)
     with pytest.raises(FormatError, match=r"model\.gguf: would become 6 files, expected at most 5"):
         split(tmp_path / "model.gguf", tmp_path / "p", max_tensors=1)

@@ -18,7 +18,7 @@ from convert.pretokenizers import KNOWN
 from convert.sentencepiece_model import read_sentencepiece_model
 from convert.tokenizer import read_tokenizer
 from gguf_tools.errors import BadTokenizer
-from gguf_tools.model_size import ParameterCounts
+from gguf_tools.look.model_size import ParameterCounts
 from tests.checkpoints import STYLES, micro_checkpoint, shard
 from tests.fuzz import tokenizer as small
 from tests.fuzz import tokenizer_model

@@ -9,7 +9,7 @@ import pytest
 
 from gguf_tools.errors import BadRequest
 from gguf_tools.ggml_types import F32
-from gguf_tools.model_size import count_parameters
+from gguf_tools.look.model_size import count_parameters
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
 from quantize.mla_layout.layouts import (

@@ -13,9 +13,9 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from gguf_tools.scan.characters import deceiving_characters
 from gguf_tools.scan.findings import Level
-from gguf_tools.scan.template_constants import MAX_CHARS, Folder, NotConstant
-from gguf_tools.scan.template_names import dunder_in, has_format_field, leads_out
-from gguf_tools.scan.template_triggers import Triggers
+from gguf_tools.scan.templates.constants import MAX_CHARS, Folder, NotConstant
+from gguf_tools.scan.templates.names import dunder_in, has_format_field, leads_out
+from gguf_tools.scan.templates.triggers import Triggers
 from gguf_tools.text import quoted
 
 _MAX_RANGE = 100_000  # jinja2's sandbox stops there

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gguf_tools import keys
-from gguf_tools.assignments import Assignment, parse_value
+from gguf_tools.edit.assignments import Assignment, parse_value
 from gguf_tools.errors import BadRequest
 from gguf_tools.key_kinds import expected_kinds
 from gguf_tools.shards import SPLIT_KEYS

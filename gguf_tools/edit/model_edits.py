@@ -2,7 +2,7 @@
 
 A file whose new header fits exactly into the room before the data is changed in place (in_place.py);
 any other is written anew beside the old one, its data copied, and takes its name when it is whole
-(repack.py). Of a split set only the files that change are touched: metadata are in the first one, a
+(rewrite.py). Of a split set only the files that change are touched: metadata are in the first one, a
 tensor's name is where the tensor is.
 
 Each file changes at once or not at all. A run that is killed while several of them change leaves some
@@ -20,14 +20,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from gguf_tools import in_place, keys
-from gguf_tools.edits import Change, Edit, Edited
+from gguf_tools import keys
+from gguf_tools.edit import in_place
+from gguf_tools.edit.header_edits import Change, Edit, Edited
+from gguf_tools.edit.rewrite import NewFile, Origin, write_files, written
 from gguf_tools.errors import BadRequest, FormatError, OutputError
 from gguf_tools.header import DEFAULT_ALIGNMENT, alignment_of
 from gguf_tools.layout import FileLayout
 from gguf_tools.progress import StartProgress, no_progress
 from gguf_tools.reader import GGUFFile
-from gguf_tools.repack import NewFile, Origin, write_files, written
 from gguf_tools.shards import MAX_SHARDS, GGUFSet, open_gguf, set_of, shard_path, shard_paths
 from gguf_tools.values import Metadata, Value
 

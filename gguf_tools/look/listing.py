@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gguf_tools.kv_cache import KVCache, kv_cache
+from gguf_tools.look.kv_cache import KVCache, kv_cache
 from gguf_tools.reader import GGUFSource
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.text import MAX_ITEMS, bytes_text, printable, table, value_text

@@ -1,6 +1,6 @@
 """Chat templates: programs that a file brings along, read and tried in a process that can do no harm.
 
-Each template goes to a worker of its own (see template_worker.py); what it answers, and how it ends, become
+Each template goes to a worker of its own (see worker.py); what it answers, and how it ends, become
 findings. Without jinja2 the templates are only searched as text.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 
 from gguf_tools import keys
 from gguf_tools.scan.findings import Finding, Level, listed
-from gguf_tools.scan.template_names import CHECK, search_text
+from gguf_tools.scan.templates.names import CHECK, search_text
 from gguf_tools.scan.vocabulary import items_of
 from gguf_tools.text import printable, quoted
 from gguf_tools.values import Kind, Metadata
@@ -193,8 +193,8 @@ def _safe(text: str) -> str:
 
 
 def ask_worker(job: dict[str, Any], limits: Limits) -> Answer:
-    """Have a worker do a job (see template_worker.py), and end it when it takes too long or says too much."""
-    command = [sys.executable, "-P", "-m", "gguf_tools.scan.template_worker"]
+    """Have a worker do a job (see worker.py), and end it when it takes too long or says too much."""
+    command = [sys.executable, "-P", "-m", "gguf_tools.scan.templates.worker"]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd="/",
         env={"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}, start_new_session=True,

@@ -20,10 +20,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gguf_tools import keys
+from gguf_tools.edit.rewrite import NewFile, Origin
 from gguf_tools.errors import BadRequest, FormatError, OutputError
 from gguf_tools.header import align_up
 from gguf_tools.layout import FileLayout
-from gguf_tools.repack import NewFile, Origin
 from gguf_tools.shards import MAX_SHARDS, SPLIT_KEYS, GGUFSet, shard_metadata, shard_path
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value

@@ -5,7 +5,7 @@ Reads one JSON object from standard input and answers with lines of JSON on stan
     {"stage": "parse"}                          before each stage: parse, run, done
     {"level": 2, "text": "..."}                 a remark
     {"tried": {"prompts": 7, "error": "", "emits": [...], "begins_with_bos": true}}
-                                                what running gave, see template_run.Outcome.summary
+                                                what running gave, see rendering.Outcome.summary
     {"broken": "..."}                           why it is no template
 
 Whoever reads has to doubt every line: a template that breaks out writes what it likes. Before it sees the
@@ -24,8 +24,8 @@ from typing import Any, NoReturn
 
 from jinja2.exceptions import TemplateSyntaxError
 
-from gguf_tools.scan import template_run, template_tree
 from gguf_tools.scan.findings import Level
+from gguf_tools.scan.templates import rendering, syntax_tree
 from gguf_tools.text import quoted
 
 EXIT_BREAKOUT = 86
@@ -76,13 +76,13 @@ def main() -> None:
 def _work(job: dict[str, Any]) -> None:
     source = job["template"]
     _answer({"stage": "parse"})
-    sandbox = template_run.Sandbox()
+    sandbox = rendering.Sandbox()
     tree = sandbox.parse(source)
-    for level, text in template_tree.remarks_on(tree, sandbox):
+    for level, text in syntax_tree.remarks_on(tree, sandbox):
         _answer({"level": level, "text": text})
     if job["run"]:
         _answer({"stage": "run"})
-        outcome = template_run.run(source, job["special"], job["max_chars"])
+        outcome = rendering.run(source, job["special"], job["max_chars"])
         for level, text in outcome.remarks:
             _answer({"level": level, "text": text})
         _answer({"tried": outcome.summary(job["special"])})
@@ -92,9 +92,9 @@ def _rehearse() -> None:
     """Have everything loaded that trying a template needs."""
     for name in _IMPORTED_LATE:
         importlib.import_module(name)
-    sandbox = template_run.Sandbox()
-    list(template_tree.remarks_on(sandbox.parse(_REHEARSAL), sandbox))
-    template_run.run(_REHEARSAL, {}, 1000)
+    sandbox = rendering.Sandbox()
+    list(syntax_tree.remarks_on(sandbox.parse(_REHEARSAL), sandbox))
+    rendering.run(_REHEARSAL, {}, 1000)
 
 
 def give_up(cpu_seconds: int, memory_bytes: int) -> None:

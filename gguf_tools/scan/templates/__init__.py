@@ -1,0 +1,1 @@
+"""Chat templates: programs that a file brings along."""
