@@ -183,7 +183,7 @@ def _size(text: str | None, parser: argparse.ArgumentParser) -> int | None:
 
 
 def _print_plan(args: argparse.Namespace, options: ConvertOptions) -> None:
-    from convert.checkpoint import Checkpoint
+    from convert.checkpoint.checkpoint import Checkpoint
     from convert.pipeline import prepare, prepare_vocab
     from quantize.report import plan_lines, total_lines
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from convert.architectures import find_architecture
+from convert.architectures.arrange import OutputTensor
 from convert.architectures.base import Options, build, metadata_of
-from convert.checkpoint import Checkpoint, read_config
-from convert.metadata import GeneralMetadata, general_metadata
-from convert.naming import fill_outfile_template
-from convert.tokenizer import Tokenizer, read_tokenizer
-from convert.transforms import OutputTensor
+from convert.checkpoint.checkpoint import Checkpoint, read_config
+from convert.metadata.metadata import GeneralMetadata, general_metadata
+from convert.metadata.naming import fill_outfile_template
+from convert.tokenizer.tokenizer import Tokenizer, read_tokenizer
 from convert.weights import open_weights
 from gguf_tools import keys
 from gguf_tools.errors import BadRequest

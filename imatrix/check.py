@@ -146,7 +146,7 @@ def read_model(path: Path) -> CheckedModel:
 def _read_folder(folder: Path) -> CheckedModel:
     from convert.architectures import find_architecture
     from convert.architectures.base import build
-    from convert.checkpoint import Checkpoint
+    from convert.checkpoint.checkpoint import Checkpoint
     from convert.weights import open_weights
 
     with Checkpoint(folder) as checkpoint:

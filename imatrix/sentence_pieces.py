@@ -18,7 +18,7 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from typing import Any
 
-from convert.vocab import TokenType
+from convert.tokenizer.vocab import TokenType
 from gguf_tools import keys
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.values import Metadata, bytes_of, text_of

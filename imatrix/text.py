@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from convert.pretokenizers import KNOWN
-from convert.vocab import TokenType
+from convert.tokenizer.pretokenizers import KNOWN
+from convert.tokenizer.vocab import TokenType
 from gguf_tools import keys
 from gguf_tools.errors import BadRequest, BadTokenizer
 from gguf_tools.values import Metadata

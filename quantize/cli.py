@@ -216,7 +216,7 @@ def _quantize_folder(
     n_threads: int | None,
 ) -> None:
     """Quantize a Hugging Face folder in one pass."""
-    from convert.checkpoint import Checkpoint
+    from convert.checkpoint.checkpoint import Checkpoint
     from convert.pipeline import ConvertOptions, convert, prepare
     from quantize.progress import ProgressBar
     from quantize.report import result_lines

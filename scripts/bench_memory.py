@@ -38,7 +38,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import imatrix
-from convert.checkpoint import Checkpoint
+from convert.checkpoint.checkpoint import Checkpoint
 from convert.pipeline import ConvertOptions, prepare
 from gguf_tools import open_gguf
 from gguf_tools.ggml_types import F32

@@ -2,7 +2,7 @@
 
 A family is two tables and a configuration reader:
 
-    rules     which weights become which tensors (convert.rules)
+    rules     which weights become which tensors (convert.architectures.rules)
     metadata  the keys of the family's name: how each follows from the configuration
 """
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from convert.rules import Drop, Rule, match
-from convert.transforms import OutputTensor
+from convert.architectures.arrange import OutputTensor
+from convert.architectures.rules import Drop, Rule, match
 from convert.weights.base import Weights
 from gguf_tools.errors import BadRequest
 from gguf_tools.values import Value

@@ -37,10 +37,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from convert.architectures.arrange import HeadRows, OutputTensor, TransposedHeadRows, row_type
 from convert.architectures.base import Architecture, Key, Options
+from convert.architectures.rules import Drop, Output, Rule, Where, renamed, stacked
 from convert.config import V2, V3, DeepseekConfig
-from convert.rules import Drop, Output, Rule, Where, renamed, stacked
-from convert.transforms import HeadRows, OutputTensor, TransposedHeadRows, row_type
 from convert.weights.base import Weight
 from gguf_tools.errors import BadRequest
 from gguf_tools.values import Value

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gguf_tools.errors import UnsupportedCheckpoint
 
 if TYPE_CHECKING:
-    from convert.checkpoint import Checkpoint
+    from convert.checkpoint.checkpoint import Checkpoint
     from convert.weights.base import WeightsLoader
     from convert.weights.model_weights import ModelWeights
 
@@ -44,10 +44,10 @@ def open_checkpoint(folder: str | os.PathLike[str], *, allow_pickle: bool = Fals
             weights.read("lm_head.weight")                 # float32, the whole matrix
             weights.read_rows("lm_head.weight", 0, 128)    # float32, some rows
 
-    allow_pickle  read `.bin` and `.pt` files too; see convert.pickle_file
+    allow_pickle  read `.bin` and `.pt` files too; see convert.checkpoint.pickle_file
     raises  CheckpointError: a damaged folder, a format that is not read
     """
-    from convert.checkpoint import Checkpoint
+    from convert.checkpoint.checkpoint import Checkpoint
 
     checkpoint = Checkpoint(folder, allow_pickle=allow_pickle)
     try:

@@ -37,7 +37,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from convert.safetensors_file import RawTensor
+from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.base import Module, Weight, WeightsLoader
 from convert.weights.groups import check_matrix, check_scales, group_size_of, read_scales
 from convert.weights.marlin import marlin_weight

@@ -22,8 +22,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from convert.checkpoint import Checkpoint
-from convert.safetensors_file import RawTensor
+from convert.checkpoint.checkpoint import Checkpoint
+from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.settings import Settings
 from gguf_tools.errors import CheckpointError, MissingTensor
 from gguf_tools.ggml_types import GGMLType

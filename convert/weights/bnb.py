@@ -36,7 +36,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from convert.safetensors_file import NUMPY_DTYPES, RawTensor
+from convert.checkpoint.safetensors_file import NUMPY_DTYPES, RawTensor
 from convert.weights.base import Module, WeightsLoader
 from convert.weights.groups import check_scales
 from gguf_tools.errors import CheckpointError, MissingTensor, UnsupportedCheckpoint

@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from convert.safetensors_file import RawTensor
+from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.base import Module, WeightsLoader
 from convert.weights.groups import check_matrix
 from gguf_tools.errors import CheckpointError

@@ -31,7 +31,7 @@ from typing import ClassVar
 import ml_dtypes
 import numpy as np
 
-from convert.safetensors_file import RawTensor
+from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.base import Module, WeightsLoader, rows_and_cols
 from convert.weights.scales import decode_scales
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint

@@ -25,7 +25,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from convert.safetensors_file import NUMPY_DTYPES, RawTensor
+from convert.checkpoint.safetensors_file import NUMPY_DTYPES, RawTensor
 from convert.weights.base import Module, WeightsLoader
 from convert.weights.matrices import split_matrices
 from convert.weights.scales import Block, ScaleGrid, scale_grid

@@ -31,7 +31,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from convert.safetensors_file import RawTensor
+from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.base import Module, WeightsLoader
 from convert.weights.groups import check_scales, group_size_of, read_scales
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint

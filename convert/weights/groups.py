@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.safetensors_file import RawTensor
+from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.base import Module
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
 

@@ -25,7 +25,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from convert.safetensors_file import RawTensor
+from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.base import Module, WeightsLoader
 from convert.weights.groups import SCALE_DTYPES
 from gguf_tools.errors import UnsupportedCheckpoint

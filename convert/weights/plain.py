@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from convert.safetensors_file import RawTensor
+from convert.checkpoint.safetensors_file import RawTensor
 from gguf_tools.ggml_types import BF16, F16, F32, GGMLType
 
 TYPES: Mapping[str, GGMLType] = MappingProxyType({"F32": F32, "F16": F16, "BF16": BF16})

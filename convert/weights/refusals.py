@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from convert.checkpoint import Checkpoint
+from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights.plain import TYPES
 from convert.weights.settings import Settings
 from gguf_tools.errors import UnsupportedCheckpoint

@@ -24,7 +24,7 @@ from math import prod
 import ml_dtypes
 import numpy as np
 
-from convert.safetensors_file import RawTensor
+from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.base import Module
 
 SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E8M0", "F8_E4M3", "U8")

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from convert.checkpoint import Checkpoint
+from convert.checkpoint.checkpoint import Checkpoint
 from gguf_tools.errors import BadConfig
 
 _SECTIONS = ("quantization_config", "compression_config")

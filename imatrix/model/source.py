@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from convert.config import V2, V3, DeepseekConfig, Yarn
-from convert.tokenizer import read_tokenizer
+from convert.tokenizer.tokenizer import read_tokenizer
 from gguf_tools import keys
 from gguf_tools.errors import BadRequest, CheckpointError, FormatError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.shards import open_gguf
@@ -81,7 +81,7 @@ def open_model(path: str | os.PathLike[str]) -> ModelSource:
 def _open_folder(folder: Path) -> ModelSource:
     from convert.architectures import find_architecture
     from convert.architectures.base import build
-    from convert.checkpoint import Checkpoint
+    from convert.checkpoint.checkpoint import Checkpoint
     from convert.weights import open_weights
 
     checkpoint = Checkpoint(folder)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from convert.tokenizer import Tokenizer, read_tokenizer
+from convert.tokenizer.tokenizer import Tokenizer, read_tokenizer
 from gguf_tools.layout import FileLayout
 from gguf_tools.values import Value
 from tests.tokenizer_files import tokenizer_json

@@ -13,8 +13,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from convert.checkpoint import INDEX_NAME, Checkpoint, read_config
-from convert.safetensors_file import DTYPE_BITS, NUMPY_DTYPES, SafetensorsFile
+from convert.checkpoint.checkpoint import INDEX_NAME, Checkpoint, read_config
+from convert.checkpoint.safetensors_file import DTYPE_BITS, NUMPY_DTYPES, SafetensorsFile
 from gguf_tools.errors import BadConfig, CheckpointError, MissingTensor, UnsupportedCheckpoint
 from tests.checkpoints import (
     edit_tensors,

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from convert.architectures import ARCHITECTURES, find_architecture, supported
+from convert.architectures.arrange import OutputTensor, Stacked
 from convert.architectures.base import Conversion, Options, build
 from convert.architectures.deepseek2 import ARCHITECTURE, RULES
-from convert.checkpoint import Checkpoint
+from convert.checkpoint.checkpoint import Checkpoint
 from convert.config import DeepseekConfig
-from convert.transforms import OutputTensor, Stacked
 from convert.weights import open_weights
 from gguf_tools.errors import (
     BadConfig,

@@ -15,7 +15,7 @@ import pytest
 
 from convert.architectures import find_architecture
 from convert.architectures.base import build
-from convert.checkpoint import Checkpoint
+from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights import open_weights
 from gguf_tools.ggml_types import F32
 from gguf_tools.layout import FileLayout

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convert.checkpoint import Checkpoint
+from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights import open_weights
 from convert.weights.base import Weight
 from convert.weights.model_weights import ModelWeights

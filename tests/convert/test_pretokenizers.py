@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from convert.pretokenizers import KNOWN, NAMES, canonical_steps, cuts_alike, find_pre_tokenizer
+from convert.tokenizer.pretokenizers import KNOWN, NAMES, canonical_steps, cuts_alike, find_pre_tokenizer
 from gguf_tools.errors import BadTokenizer
 from tests.tokenizer_files import tokenizer_json
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from convert.safetensors_file import SHORT_STRIDE_BYTES, STRIDED_BLOCK_BYTES, SafetensorsFile
+from convert.checkpoint.safetensors_file import SHORT_STRIDE_BYTES, STRIDED_BLOCK_BYTES, SafetensorsFile
 from gguf_tools.errors import CheckpointError
 from tests.checkpoints import write_safetensors
 

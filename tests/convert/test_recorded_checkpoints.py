@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import convert
-from convert.checkpoint import Checkpoint
+from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights import open_weights
 from convert.weights.base import BlockWeight, Weight
 from convert.weights.fp4 import Fp4Weight

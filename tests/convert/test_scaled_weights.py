@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import convert
-from convert.safetensors_file import SafetensorsFile
+from convert.checkpoint.safetensors_file import SafetensorsFile
 from convert.weights.model_weights import ModelWeights
 from gguf_tools.errors import CheckpointError, MissingTensor, UnsupportedCheckpoint
 from tests.checkpoints import Tensors, write_checkpoint

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from convert.pretokenizers import KNOWN
+from convert.tokenizer.pretokenizers import KNOWN
 from gguf_tools.values import Kind
 from tests import oracle
 from tests.convert.small_tokenizers import TEXT, read, write_vocab_file

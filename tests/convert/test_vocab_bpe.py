@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from convert.vocab import TokenType
+from convert.tokenizer.vocab import TokenType
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.values import Value
 from tests.convert.small_tokenizers import added, put, read, small, with_model

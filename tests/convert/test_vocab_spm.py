@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from convert.tokenizer import read_tokenizer
-from convert.vocab import TokenType
+from convert.tokenizer.tokenizer import read_tokenizer
+from convert.tokenizer.vocab import TokenType
 from gguf_tools.errors import BadRequest, BadTokenizer
 from tests import oracle
 from tests.convert.small_tokenizers import TEXT, put, read, small, with_model, write_vocab_file

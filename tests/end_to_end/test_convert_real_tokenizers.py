@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import convert
-from convert.checkpoint import Checkpoint
+from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights import open_weights
 from tests import oracle
 from tests.checkpoints import (

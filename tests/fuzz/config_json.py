@@ -8,7 +8,7 @@ from pathlib import Path
 
 from convert.architectures import find_architecture
 from convert.architectures.base import Options, metadata_of
-from convert.checkpoint import read_config
+from convert.checkpoint.checkpoint import read_config
 from gguf_tools.layout import FileLayout
 from tests.checkpoints import STYLES
 from tests.fuzz import mutate, scratch

@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from convert.safetensors_file import SafetensorsFile
+from convert.checkpoint.safetensors_file import SafetensorsFile
 from gguf_tools.errors import ToolkitError
 from tests.fuzz import mutate, scratch
 

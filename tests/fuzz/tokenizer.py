@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from convert.tokenizer import read_tokenizer
+from convert.tokenizer.tokenizer import read_tokenizer
 from gguf_tools.layout import FileLayout
 from tests.fuzz import scratch
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from convert.cli import main as convert
-from convert.metadata import general_metadata
-from convert.pretokenizers import KNOWN
-from convert.sentencepiece_model import read_sentencepiece_model
-from convert.tokenizer import read_tokenizer
+from convert.metadata.metadata import general_metadata
+from convert.tokenizer.pretokenizers import KNOWN
+from convert.tokenizer.sentencepiece_model import read_sentencepiece_model
+from convert.tokenizer.tokenizer import read_tokenizer
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.look.model_size import ParameterCounts
 from tests.checkpoints import STYLES, micro_checkpoint, shard

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from convert.vocab import TokenType
+from convert.tokenizer.vocab import TokenType
 from gguf_tools import FileLayout, Value
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.values import Metadata

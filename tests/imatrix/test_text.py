@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from convert.tokenizer import read_tokenizer
+from convert.tokenizer.tokenizer import read_tokenizer
 from gguf_tools.errors import BadRequest, BadTokenizer
 from gguf_tools.values import Value
 from imatrix.text import Cut, bos_of, cut_into_chunks, make_encoder

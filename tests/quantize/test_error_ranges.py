@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 import imatrix
-from convert.checkpoint import Checkpoint
+from convert.checkpoint.checkpoint import Checkpoint
 from convert.pipeline import ConvertOptions, prepare
 from gguf_tools.scales import SCALES
 from quantize.error_ranges import ERROR_RANGES, is_ordinary

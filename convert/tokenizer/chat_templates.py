@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from convert.json_files import read_json_object_if_there
-from convert.small_files import read_small_file
+from convert.checkpoint.json_files import read_json_object_if_there
+from convert.checkpoint.small_files import read_small_file
 from gguf_tools.errors import BadTokenizer
 
 MAX_BYTES = 8 << 20

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from convert.library_errors import library_errors
-from convert.vocab import TokenType, Vocab, added_tokens_of, check_fits, looks_special, pad_text
+from convert.tokenizer.library_errors import library_errors
+from convert.tokenizer.vocab import TokenType, Vocab, added_tokens_of, check_fits, looks_special, pad_text
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.text import quoted, shown
 

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from convert.json_files import read_json_object
-from convert.model_card import read_model_card
-from convert.model_names import ModelName, parse_model_name, title
-from convert.naming import default_file_name
+from convert.checkpoint.json_files import read_json_object
+from convert.metadata.model_card import read_model_card
+from convert.metadata.model_names import ModelName, parse_model_name, title
+from convert.metadata.naming import default_file_name
 from gguf_tools import keys
 from gguf_tools.errors import BadConfig
 from gguf_tools.look.model_size import ParameterCounts

@@ -21,7 +21,7 @@ from zipfile import is_zipfile
 
 import numpy as np
 
-from convert.safetensors_file import RawTensor
+from convert.checkpoint.safetensors_file import RawTensor
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
 
 OLDEST_TORCH = (2, 10)
@@ -36,7 +36,7 @@ _DTYPES = {
 
 
 class PickleFile:
-    """An open pickle checkpoint: a convert.safetensors_file.TensorFile.
+    """An open pickle checkpoint: a convert.checkpoint.safetensors_file.TensorFile.
 
     raises   UnsupportedCheckpoint without a torch that is new enough, and for anything but tensors;
              CheckpointError for a file that torch can't read

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from convert.json_files import read_json_object_if_there
-from convert.vocab_bpe import SPECIAL_KINDS, added_tokens_in
+from convert.checkpoint.json_files import read_json_object_if_there
+from convert.tokenizer.vocab_bpe import SPECIAL_KINDS, added_tokens_in
 from gguf_tools.errors import BadTokenizer
 
 

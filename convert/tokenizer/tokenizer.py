@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from convert.chat_templates import ChatTemplates, read_chat_templates
-from convert.json_files import read_json_object_if_there
-from convert.pretokenizers import find_pre_tokenizer
-from convert.special_tokens import SpecialTokens, read_special_tokens
-from convert.vocab import MAX_VOCAB, Vocab
-from convert.vocab_bpe import is_byte_level_bpe, load_tokenizer_json, read_bpe_vocab
-from convert.vocab_spm import read_spm_vocab
+from convert.checkpoint.json_files import read_json_object_if_there
+from convert.tokenizer.chat_templates import ChatTemplates, read_chat_templates
+from convert.tokenizer.pretokenizers import find_pre_tokenizer
+from convert.tokenizer.special_tokens import SpecialTokens, read_special_tokens
+from convert.tokenizer.vocab import MAX_VOCAB, Vocab
+from convert.tokenizer.vocab_bpe import is_byte_level_bpe, load_tokenizer_json, read_bpe_vocab
+from convert.tokenizer.vocab_spm import read_spm_vocab
 from gguf_tools import keys
 from gguf_tools.errors import BadConfig, BadRequest, BadTokenizer
 from gguf_tools.text import shown

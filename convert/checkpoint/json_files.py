@@ -6,7 +6,7 @@ import codecs
 from pathlib import Path
 from typing import Any
 
-from convert.small_files import parse_json, read_small_file
+from convert.checkpoint.small_files import parse_json, read_small_file
 from gguf_tools.errors import BadConfig, CheckpointError
 
 MAX_BYTES = 64 << 20

@@ -35,7 +35,7 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
-from convert.small_files import parse_json
+from convert.checkpoint.small_files import parse_json
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
 from gguf_tools.text import shown
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from convert.transforms import OutputTensor, Renamed, Stacked, common_type
+from convert.architectures.arrange import OutputTensor, Renamed, Stacked, common_type
 from convert.weights.base import Weight, Weights
 from gguf_tools.errors import CheckpointError, MissingTensor, UnexpectedTensors
 

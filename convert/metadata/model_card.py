@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from convert.small_files import read_small_file
+from convert.checkpoint.small_files import read_small_file
 from gguf_tools.errors import BadConfig
 
 MAX_BYTES = 8 << 20

@@ -10,7 +10,7 @@ A folder holds `config.json` and its weights, in one of these forms (looked for 
 Names are unique over all shards, and index and shards must agree tensor by tensor: what the index
 places elsewhere, or doesn't know, is an error that names it, because it means a download that stopped
 half-way or shards of two models. Pickle checkpoints (`.bin`, `.pt`) are refused unless they are asked for:
-reading one can run whatever code it holds; see convert.pickle_file for how it is done then.
+reading one can run whatever code it holds; see convert.checkpoint.pickle_file for how it is done then.
 
 The order of `names()` is by shard file, then by tensor name. llama.cpp's converter reads in that order,
 so its files can be reproduced, and a conversion reads every shard from front to back once.
@@ -26,8 +26,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from convert.json_files import read_json_object
-from convert.safetensors_file import RawTensor, SafetensorsFile, TensorFile
+from convert.checkpoint.json_files import read_json_object
+from convert.checkpoint.safetensors_file import RawTensor, SafetensorsFile, TensorFile
 from gguf_tools.errors import BadConfig, CheckpointError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.text import shown
 
@@ -127,7 +127,7 @@ def _read_index(path: Path) -> dict[str, str] | None:
 def _open_file(path: Path) -> TensorFile:
     if path.suffix == ".safetensors":
         return SafetensorsFile(path)
-    from convert.pickle_file import PickleFile
+    from convert.checkpoint.pickle_file import PickleFile
 
     return PickleFile(path)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from convert.json_files import read_json_object_if_there
-from convert.sentencepiece_model import Kind, ModelType, read_sentencepiece_model
-from convert.vocab import TokenType, Vocab, added_tokens_of, check_fits, looks_special, pad_text
+from convert.checkpoint.json_files import read_json_object_if_there
+from convert.tokenizer.sentencepiece_model import Kind, ModelType, read_sentencepiece_model
+from convert.tokenizer.vocab import TokenType, Vocab, added_tokens_of, check_fits, looks_special, pad_text
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.text import quoted, shown
 

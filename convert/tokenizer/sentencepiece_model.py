@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-from convert.small_files import read_small_file
+from convert.checkpoint.small_files import read_small_file
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.text import quoted
 

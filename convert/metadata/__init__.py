@@ -1,0 +1,1 @@
+"""What a folder says about its model: general keys, model cards, names."""

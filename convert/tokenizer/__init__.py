@@ -1,0 +1,1 @@
+"""The tokenizer of a folder as the keys of a GGUF file."""
