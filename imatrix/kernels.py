@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from quantize.formats.kernel import kernel
-from quantize.formats.tiles import read_item
+from quantize.simd.kernel import kernel
+from quantize.simd.tiles import read_item
 
 _ROWS = 256
 """How many squares are added up in float32; what they give is added up in float64."""

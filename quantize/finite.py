@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from gguf_tools.errors import BadWeights
 from quantize.formats.base import as_source
-from quantize.formats.kernel import kernel, part
-from quantize.formats.lane_memory import load
-from quantize.formats.lanes import LANES, any_lane, maximum, splat
+from quantize.simd.kernel import kernel, part
+from quantize.simd.lane_memory import load
+from quantize.simd.lanes import LANES, any_lane, maximum, splat
 
 # Sign and mantissa bits masked away, an all-ones exponent is infinity or NaN, in all three formats.
 _EXPONENT = {

@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import imatrix
 from gguf_tools import open_gguf
-from quantize.formats import f32
+from quantize.formats.floats import f32
 from quantize.importance import Importance, ImportanceFile, ResolvedImportance, resolve
 from quantize.pipeline import prepare
 from quantize.plan import TensorPlan

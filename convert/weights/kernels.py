@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from quantize.formats.kernel import kernel, part
-from quantize.formats.lane_memory import gather, load, store
-from quantize.formats.lanes import LANES, Floats, any_lane, bits, from_bits, select, to_float
+from quantize.simd.kernel import kernel, part
+from quantize.simd.lane_memory import gather, load, store
+from quantize.simd.lanes import LANES, Floats, any_lane, bits, from_bits, select, to_float
 
 
 class Float8(NamedTuple):

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from quantize.formats.kernel import part
-from quantize.formats.lane_memory import Tile, tile_like, zero_like
-from quantize.formats.lanes import (
+from quantize.simd.kernel import part
+from quantize.simd.lane_memory import Tile, tile_like, zero_like
+from quantize.simd.lanes import (
     Floats,
     absolute,
     all_lanes,
@@ -30,7 +30,7 @@ from quantize.formats.lanes import (
     select,
     to_float,
 )
-from quantize.formats.rounding import IN_RANGE, MAGIC, clamp, nearest_float, nearest_int
+from quantize.simd.rounding import IN_RANGE, MAGIC, clamp, nearest_float, nearest_int
 
 ZERO = np.float32(0)
 ONE = np.float32(1)

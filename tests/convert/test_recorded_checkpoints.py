@@ -22,7 +22,7 @@ from convert.weights.packed_integers import PackedWeight
 from convert.weights.plain import PlainWeight
 from gguf_tools.errors import CheckpointError
 from gguf_tools.ggml_types import F32, MXFP4
-from quantize.formats import mxfp4
+from quantize.formats.fp4 import mxfp4
 from tests.checkpoints import write_checkpoint
 from tests.golden_checkpoints import cases_in, expected_weights, folder_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from quantize.formats.grids import Grid
-from quantize.formats.grids.neighbours import NOWHERE
+from quantize.formats.iq.grids import Grid
+from quantize.formats.iq.grids.neighbours import NOWHERE
 
 Floats = npt.NDArray[np.float32]
 

@@ -18,7 +18,7 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from quantize.formats import grids
+from quantize.formats.iq import grids
 from tests.naive.floats import clamp, f32, from_half, nearest, to_half
 from tests.naive.searches import importance_weights, positive_scale, sum_of_squares
 

@@ -19,7 +19,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from quantize.formats import grids
+from quantize.formats.iq import grids
 from tests.naive.floats import clamp, f32, from_half, nearest, to_half
 from tests.naive.searches import importance_weights, sum_of_squares
 from tests.naive.super_blocks import BLOCK_ELEMS, decode, groups_of

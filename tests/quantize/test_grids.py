@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from numba import njit
 
-from quantize.formats import grids
-from quantize.formats.grids import lasting, lasting_eights
-from quantize.formats.grids.lasting import Answers, prepare_once
-from quantize.formats.grids.neighbours import COUNT_BITS, NOWHERE, tables
-from quantize.formats.kernel import OPTIONS
-from quantize.formats.lane_items import item, least, look_up, lowest_bit, mask_word, put_item
-from quantize.formats.lane_memory import float_tile, int_tile, load, store
-from quantize.formats.lanes import LANES, splat
-from quantize.formats.octets import EIGHT
+from quantize.formats.iq import grids
+from quantize.formats.iq.grids import kept_answers, kept_answers_of_8
+from quantize.formats.iq.grids.kept_answers import Answers, prepare_once
+from quantize.formats.iq.grids.neighbours import COUNT_BITS, NOWHERE, tables
+from quantize.simd.kernel import OPTIONS
+from quantize.simd.lane_items import item, least, look_up, lowest_bit, mask_word, put_item
+from quantize.simd.lane_memory import float_tile, int_tile, load, store
+from quantize.simd.lanes import LANES, splat
+from quantize.simd.octets import EIGHT
 from tests.naive import grid_search
 
 GRIDS = {
@@ -71,7 +71,7 @@ def test_neighbours_are_the_nearest_shells_in_order(name: str) -> None:
 def test_nearest_neighbour(name: str) -> None:
     grid, _ = GRIDS[name]
     size, found, n_groups = grid.size, tables(grid, EIGHT), 64 // LANES
-    of_eight, answer_four, answer_eight = size == 8, lasting.answer, lasting_eights.answer
+    of_eight, answer_four, answer_eight = size == 8, kept_answers.answer, kept_answers_of_8.answer
 
     @njit(**OPTIONS)
     def search(found, numbers, x, weights, scales, out):  # type: ignore[no-untyped-def]
@@ -146,6 +146,6 @@ def test_single_lanes() -> None:
     ("name", "most"), [("IQ2_XXS", 40), ("IQ2_XS", 40), ("IQ2_S", 40), ("IQ3_XXS", 8), ("IQ3_S", 8)]
 )
 def test_lists_are_no_longer_than_the_searches_have_room_for(name: str, most: int) -> None:
-    assert most == (lasting_eights if most == 40 else lasting).MOST_OCTETS
+    assert most == (kept_answers_of_8 if most == 40 else kept_answers).MOST_OCTETS
     entries = tables(GRIDS[name][0], EIGHT).entries
     assert (~entries[entries < 0] & (1 << COUNT_BITS) - 1).max() <= most

@@ -9,16 +9,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from quantize.formats.half import (
+from quantize.simd.half import (
     from_bfloat_bits,
     from_half_bits,
     halves_to_float32,
     to_bfloat_bits,
     to_half_bits,
 )
-from quantize.formats.kernel import part
-from quantize.formats.lane_memory import load, store
-from quantize.formats.lanes import LANES
+from quantize.simd.kernel import part
+from quantize.simd.lane_memory import load, store
+from quantize.simd.lanes import LANES
 
 Array = npt.NDArray[Any]
 

@@ -9,13 +9,14 @@ import pytest
 from numba import njit
 
 from gguf_tools.errors import BadWeights, NeedsImportance
-from quantize.formats import get_format, grids
-from quantize.formats.iq1 import MINUS_LOW, PLUS_LOW
-from quantize.formats.iq1_search import nearest_points, point_tables
-from quantize.formats.kernel import OPTIONS
-from quantize.formats.lane_memory import float_tile, int_tile, load, store
-from quantize.formats.lanes import LANES
-from quantize.formats.sorting import exchanges, sort_16, sort_32
+from quantize.formats import get_format
+from quantize.formats.iq import grids
+from quantize.formats.iq.iq1 import MINUS_LOW, PLUS_LOW
+from quantize.formats.iq.iq1_search import nearest_points, point_tables
+from quantize.simd.kernel import OPTIONS
+from quantize.simd.lane_memory import float_tile, int_tile, load, store
+from quantize.simd.lanes import LANES
+from quantize.simd.sorting import exchanges, sort_16, sort_32
 from tests import oracle
 from tests.naive import grid_search
 

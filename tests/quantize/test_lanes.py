@@ -18,8 +18,8 @@ import pytest
 from llvmlite.binding import get_host_cpu_features
 from numba.core.errors import TypingError
 
-from quantize.formats.kernel import part
-from quantize.formats.lane_memory import (
+from quantize.simd.kernel import part
+from quantize.simd.lane_memory import (
     beside,
     float_tile,
     gather,
@@ -30,7 +30,7 @@ from quantize.formats.lane_memory import (
     tile_like,
     zero_like,
 )
-from quantize.formats.lanes import (
+from quantize.simd.lanes import (
     LANES,
     absolute,
     all_lanes,
@@ -47,7 +47,7 @@ from quantize.formats.lanes import (
     to_float,
     to_int,
 )
-from quantize.formats.rounding import IN_RANGE, clamp, nearest_float, nearest_int
+from quantize.simd.rounding import IN_RANGE, clamp, nearest_float, nearest_int
 
 Array = npt.NDArray[Any]
 HAS_AVX2 = get_host_cpu_features().get("avx2", False)
@@ -322,7 +322,7 @@ def test_nearest_float_is_nearest_int_where_it_may_be_used() -> None:
 
 KERNEL = """
 import numpy as np
-from quantize.formats import q4_k
+from quantize.formats.k_quants import q4_k
 blocks = q4_k.quantize(np.linspace(-1, 1, 512, dtype=np.float32).reshape(2, 256), np.ones(256, np.float32))
 stats = q4_k._quantize_weighted.stats
 print(blocks.tobytes().hex(), sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
@@ -386,7 +386,7 @@ def test_an_upgrade_that_leaves_the_kernels_alone_compiles_nothing(
 def test_a_change_of_any_source_makes_the_cached_kernel_stale(
     installed: Installed, first_run: list[str]
 ) -> None:
-    lanes = installed.site / "quantize" / "formats" / "lanes.py"
+    lanes = installed.site / "quantize" / "simd" / "lanes.py"
     before = lanes.read_text()
     try:
         lanes.write_text(before + "\n# changed\n")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quantize.formats import get_format, iq4
+from quantize.formats import get_format
+from quantize.formats.iq import iq4
 from tests import naive, oracle
 from tests.naive.nonlinear import nearest_level
 

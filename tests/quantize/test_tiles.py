@@ -10,11 +10,11 @@ import numpy.typing as npt
 import pytest
 
 from quantize.formats.base import as_source
-from quantize.formats.kernel import part
-from quantize.formats.lane_memory import float_tile, int_tile, store
-from quantize.formats.lanes import LANES, bits
-from quantize.formats.packing import pack, unpack
-from quantize.formats.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
+from quantize.simd.kernel import part
+from quantize.simd.lane_memory import float_tile, int_tile, store
+from quantize.simd.lanes import LANES, bits
+from quantize.simd.packing import pack, unpack
+from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
 Array = npt.NDArray[Any]
 

@@ -1,0 +1,116 @@
+"""Q5_1: 32 weights in 24 bytes, 6 bits each.
+
+bytes     field
+0 .. 1    d   float16
+2 .. 3    m   float16
+4 .. 7    qh  bit i is the highest of the 5 bits of code q[i]
+8 .. 23   qs  the other 4: byte i holds those of q[i] in its lower half, of q[i + 16] in the upper
+
+weight[i] = d * q[i] + m
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.ggml_types import Q5_1
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.blocks_of_32.scales import (
+    ELEMS,
+    add_minimum,
+    fifth_bits,
+    fifth_bits_at,
+    fit_range,
+    float_at,
+    load_weighted,
+    row_mean_squares,
+)
+from quantize.formats.search import search_affine
+from quantize.simd.half import to_half_bits
+from quantize.simd.kernel import kernel, part
+from quantize.simd.lane_memory import Tile, float_tile, int_tile, load, store, tail
+from quantize.simd.lanes import LANES, Floats, to_float
+from quantize.simd.packing import pack
+from quantize.simd.rounding import clamp, nearest_int
+from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
+
+BLOCK = np.dtype([("d", "<u2"), ("m", "<u2"), ("qh", "<u4"), ("qs", "u1", 16)])
+
+
+def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
+    """Return the weights of Q5_1 blocks.
+
+    blocks   BLOCK (n_rows, n_blocks)
+    returns  float32 (n_rows, n_blocks * 32)
+    """
+    return decode(blocks, Q5_1, _decode)
+
+
+def quantize(rows: Rows, weights: Weights) -> Blocks:
+    """Return `rows` as Q5_1 blocks, the bytes of ggml's quantize_q5_1.
+
+    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 32
+    weights  float32 (n_cols,) column importances, or None
+    returns  BLOCK (n_rows, n_cols // 32)
+    raises   ShapeError if rows or weights do not fit
+    """
+    return encode(rows, weights, Q5_1, BLOCK, _quantize_plain, _quantize_weighted)
+
+
+_TOP = 31
+_BYTES = BLOCK.itemsize
+_WORDS = padded_words(_BYTES)
+
+
+@kernel
+def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+    for k in range(data.size // _BYTES):
+        start = k * _BYTES
+        d = float_at(data, start)
+        m = float_at(data, start + 2)
+        packed = load(data, start + 8)
+        lower = packed & 0xF | fifth_bits_at(data, start + 4, 0)
+        upper = packed >> 4 | fifth_bits_at(data, start + 4, LANES)
+        store(out, k * ELEMS, add_minimum(d * to_float(lower), m))
+        store(out, k * ELEMS + LANES, add_minimum(d * to_float(upper), m))
+
+
+@kernel
+def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> int:
+    x = float_tile(ELEMS)
+    codes, words = int_tile(ELEMS), int_tile(_WORDS)
+    for first in range(0, out.size // _BYTES, LANES):
+        if not load_blocks(source, first, ELEMS, x):
+            return first_not_finite(x, ELEMS, first, out.size // _BYTES)
+        d, m = fit_range(x, _TOP, codes)
+        _store(d, m, codes, words, out, first)
+    return -1
+
+
+@kernel
+def _quantize_weighted(source: Rows, importances: npt.NDArray[np.float32], out: npt.NDArray[np.uint8]) -> int:
+    x, weights = float_tile(ELEMS), float_tile(ELEMS)
+    codes, words = int_tile(ELEMS), int_tile(_WORDS)
+    means = row_mean_squares(source, importances.size)
+    for first in range(0, out.size // _BYTES, LANES):
+        if not load_weighted(source, importances, means, first, x, weights):
+            return first_not_finite(x, ELEMS, first, out.size // _BYTES)
+        d, minus_m, inverse, code_m = search_affine(
+            x, weights, ELEMS, _TOP, np.float32(-0.9), np.float32(0.05), 36
+        )
+        for i in range(ELEMS):
+            codes[i] = clamp(nearest_int(inverse * (x[i] - code_m)), 0, _TOP)
+        _store(d, -minus_m, codes, words, out, first)
+    return -1
+
+
+@part
+def _store(d: Floats, m: Floats, codes: Tile, words: Tile, out: npt.NDArray[np.uint8], first: int) -> None:
+    words[0] = to_half_bits(d) | to_half_bits(m) << 16
+    words[1] = fifth_bits(codes)
+    pack(codes, 0, 4, 16, 16, tail(words, 2))
+    store_blocks(words, out, first, _BYTES)
+
+
+FORMAT = QuantFormat(Q5_1, BLOCK, quantize, dequantize, ImportanceUse.OPTIONAL)

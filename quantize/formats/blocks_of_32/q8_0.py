@@ -1,0 +1,89 @@
+"""Q8_0: 32 weights in 34 bytes, 8.5 bits each.
+
+bytes     field
+0 .. 1    d   float16
+2 .. 33   qs  signed codes q of 8 bits
+
+weight[i] = d * q[i]
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.ggml_types import Q8_0
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.blocks_of_32.scales import ELEMS, INFINITY, ONE, ZERO, float_at, prepend_half
+from quantize.simd.half import to_half_bits
+from quantize.simd.kernel import kernel
+from quantize.simd.lane_memory import float_tile, int_tile, load, store
+from quantize.simd.lanes import LANES, absolute, bits, from_bits, maximum, select, splat, to_float, to_int
+from quantize.simd.packing import pack
+from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
+
+BLOCK = np.dtype([("d", "<u2"), ("qs", "i1", 32)])
+
+
+def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
+    """Return the weights of Q8_0 blocks.
+
+    blocks   BLOCK (n_rows, n_blocks)
+    returns  float32 (n_rows, n_blocks * 32)
+    """
+    return decode(blocks, Q8_0, _decode, item=np.int8)
+
+
+def quantize(rows: Rows, weights: Weights) -> Blocks:
+    """Return `rows` as Q8_0 blocks, the bytes of ggml's quantize_q8_0.
+
+    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 32
+    weights  not used
+    returns  BLOCK (n_rows, n_cols // 32)
+    raises   ShapeError if rows or weights do not fit
+    """
+    return encode(rows, weights, Q8_0, BLOCK, _quantize)
+
+
+_TOP = np.float32(127)
+_BYTES = BLOCK.itemsize
+_WORDS = padded_words(_BYTES)
+_SIGN = -0x80000000
+_ALMOST_HALF = int(np.nextafter(np.float32(0.5), ZERO).view(np.int32))
+
+
+@kernel
+def _decode(data: npt.NDArray[np.int8], out: npt.NDArray[np.float32]) -> None:
+    for k in range(data.size // _BYTES):
+        start = k * _BYTES
+        d = float_at(data, start)
+        for i in range(0, ELEMS, LANES):
+            store(out, k * ELEMS + i, d * to_float(load(data, start + 2 + i)))
+
+
+@kernel
+def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
+    x = float_tile(ELEMS)
+    codes = int_tile(ELEMS)
+    words = int_tile(_WORDS)
+    for first in range(0, out.size // _BYTES, LANES):
+        if not load_blocks(source, first, ELEMS, x):
+            return first_not_finite(x, ELEMS, first, out.size // _BYTES)
+        largest = splat(ZERO)
+        for i in range(ELEMS):
+            largest = maximum(largest, absolute(x[i]))
+        d = largest / _TOP
+        # where 1 / d overflows, the reference converts infinities and NaN to integers and gets 0
+        inverse = ONE / d
+        inverse = select(inverse == INFINITY, ZERO, inverse)
+        for i in range(ELEMS):
+            # C's roundf: ties away from zero; the largest number below 1/2 carries no 0.49999997 over to 1
+            scaled = x[i] * inverse
+            codes[i] = to_int(scaled + from_bits(bits(scaled) & _SIGN | _ALMOST_HALF))
+        pack(codes, 0, 8, ELEMS, ELEMS, words)
+        prepend_half(to_half_bits(d), words, 8)
+        store_blocks(words, out, first, _BYTES)
+    return -1
+
+
+FORMAT = QuantFormat(Q8_0, BLOCK, quantize, dequantize, ImportanceUse.IGNORED)

@@ -1,0 +1,163 @@
+"""What Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 share: 32 weights and one scale a block.
+
+Without importances the scale follows from the largest weight (Q4_0, Q5_0: `fit_symmetric`) or from the range
+(Q4_1, Q5_1: `fit_range`). With importances a search finds it, and an error in a weight x counts by
+
+    importance * sqrt(mean square of the whole row of x + x * x)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quantize.simd.half import from_half_bits
+from quantize.simd.kernel import part
+from quantize.simd.lane_memory import Tile, float_tile, load, store
+from quantize.simd.lanes import (
+    LANES,
+    Floats,
+    Ints,
+    absolute,
+    lane_numbers,
+    maximum,
+    minimum,
+    select,
+    shift_right_logical,
+    splat,
+    square_root,
+    to_int,
+)
+from quantize.simd.tiles import load_blocks, load_columns, load_importances
+
+ELEMS = 32
+
+ZERO = np.float32(0)
+ONE = np.float32(1)
+HALF = np.float32(0.5)
+INFINITY = np.float32(np.inf)
+
+
+@part
+def fit_symmetric(x: Tile, half: int, codes: Tile) -> Floats:
+    """Return the d that maps the weight of largest magnitude to the code 0, and fill `codes`, 0 .. 2*half-1.
+
+    Where 1 / d overflows, the reference converts infinities and NaN to integers and gets 0.
+    """
+    largest = splat(ZERO)
+    extreme = splat(ZERO)
+    for i in range(ELEMS):
+        farther = absolute(x[i]) > largest
+        largest = select(farther, absolute(x[i]), largest)
+        extreme = select(farther, x[i], extreme)
+    d = extreme / np.float32(-half)
+    inverse = ONE / d
+    infinite = absolute(inverse) == INFINITY
+    inverse = select(infinite, ZERO, inverse)
+    middle = select(infinite & (d != ZERO), ZERO, np.float32(half + HALF) + splat(ZERO))
+    for i in range(ELEMS):
+        codes[i] = minimum(to_int(x[i] * inverse + middle), 2 * half - 1)
+    return d
+
+
+@part
+def fit_range(x: Tile, top: int, codes: Tile) -> tuple[Floats, Floats]:
+    """Return d and the least weight m, so that the largest weight is m + d * top, and fill `codes`, 0 .. top.
+
+    Where the range or 1 / d overflows, the reference converts infinities and NaN to integers and gets 0.
+    """
+    low = x[0]
+    high = x[0]
+    for i in range(1, ELEMS):
+        low = minimum(x[i], low)
+        high = maximum(x[i], high)
+    d = (high - low) / np.float32(top)
+    inverse = ONE / d
+    inverse = select(inverse == INFINITY, ZERO, inverse)
+    for i in range(ELEMS):
+        codes[i] = to_int(maximum((x[i] - low) * inverse, ZERO) + HALF)
+    return d, low
+
+
+@part
+def row_mean_squares(source: npt.NDArray[Any], n_cols: int) -> npt.NDArray[np.float32]:
+    """Return the mean square of each block's row, float32 (n_blocks + LANES,).
+
+    The surplus is for the last tile, which may be ragged. Lanes are rows here: squares are summed in
+    index order.
+    """
+    x = float_tile(ELEMS)
+    per_row = n_cols // ELEMS
+    n_rows = source.size // n_cols
+    means = np.zeros(n_rows * per_row + LANES, np.float32)
+    of_rows = np.empty(LANES, np.float32)
+    for first in range(0, n_rows, LANES):
+        total = splat(ZERO)
+        for column in range(0, n_cols, ELEMS):
+            load_columns(source, n_cols, first, column, ELEMS, x)
+            for i in range(ELEMS):
+                total += x[i] * x[i]
+        store(of_rows, 0, total / np.float32(n_cols))
+        for row in range(first, min(first + LANES, n_rows)):
+            means[row * per_row : (row + 1) * per_row] = of_rows[row - first]
+    return means
+
+
+@part
+def load_weighted(
+    source: npt.NDArray[Any],
+    importances: npt.NDArray[np.float32],
+    means: npt.NDArray[np.float32],
+    first: int,
+    x: Tile,
+    weights: Tile,
+) -> bool:
+    """Fill x and weights with blocks first .. first + LANES - 1, and return whether all of x is finite.
+
+    means  of `row_mean_squares`
+    """
+    finite = load_blocks(source, first, ELEMS, x)
+    load_importances(importances, first, ELEMS, weights)
+    mean = load(means, first)
+    for i in range(ELEMS):
+        weights[i] = weights[i] * square_root(mean + x[i] * x[i])
+    return finite
+
+
+@part
+def fifth_bits(codes: Tile) -> Ints:
+    """Return bit 4 of each of 32 codes, that of code i as bit i of a word."""
+    word = splat(0)
+    for i in range(ELEMS):
+        word |= (codes[i] >> 4 & 1) << i
+    return word
+
+
+@part
+def prepend_half(half: Ints, words: Tile, count: int) -> None:
+    """Put 16 bits before the bytes of words[0] .. words[count - 1], which end in words[count] then."""
+    words[count] = shift_right_logical(words[count - 1], 16)
+    for k in range(count - 1, 0, -1):
+        words[k] = words[k] << 16 | shift_right_logical(words[k - 1], 16)
+    words[0] = words[0] << 16 | half
+
+
+@part
+def float_at(data: npt.NDArray[Any], offset: int) -> np.float32:
+    """Return the float16 whose bytes, uint8 or int8, begin at data[offset]."""
+    return from_half_bits(data[offset] & 0xFF | (data[offset + 1] & 0xFF) << 8)
+
+
+@part
+def fifth_bits_at(data: npt.NDArray[np.uint8], offset: int, first: int) -> Ints:
+    """Return the fifth bits of codes first .. first + LANES - 1, as 0 or 16, from 4 bytes at data[offset]."""
+    word = data[offset] | data[offset + 1] << 8 | data[offset + 2] << 16 | data[offset + 3] << 24
+    return (splat(word) >> (lane_numbers() + first) & 1) << 4
+
+
+@part
+def add_minimum(product: Floats, m: np.float32) -> Floats:
+    """Return product + m, and the product where both are NaN: a compiler may exchange what it adds."""
+    return select(product != product, product, product + m)

@@ -1,0 +1,80 @@
+"""TQ2_0: 256 weights in 66 bytes, 2.0625 bits each; for models whose weights are -1, 0 or 1 times a scale.
+
+    bytes       field
+    0 .. 63     qs  codes q of 2 bits: 32 bytes hold 128, the lowest bits first (packing.pack)
+    64 .. 65    d   float16
+
+weight[i] = d * (q[i] - 1)
+
+The encoder makes codes 0 .. 2 only; d is the largest magnitude.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.ggml_types import TQ2_0
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.blocks_of_32.scales import float_at
+from quantize.formats.few_bits.ternary import ternary_codes
+from quantize.simd.kernel import kernel
+from quantize.simd.lane_memory import float_tile, int_tile, load, store
+from quantize.simd.lanes import LANES, to_float
+from quantize.simd.packing import pack
+from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
+
+BLOCK = np.dtype([("qs", "u1", 64), ("d", "<u2")])
+
+
+def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
+    """Return the weights of TQ2_0 blocks.
+
+    blocks   BLOCK (n_rows, n_blocks)
+    returns  float32 (n_rows, n_blocks * 256)
+    """
+    return decode(blocks, TQ2_0, _decode)
+
+
+def quantize(rows: Rows, weights: Weights) -> Blocks:
+    """Return `rows` as TQ2_0 blocks, the bytes of ggml's quantize_tq2_0.
+
+    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 256, all finite
+    weights  not used
+    returns  BLOCK (n_rows, n_cols // 256)
+    raises   ShapeError if rows or weights do not fit
+    """
+    return encode(rows, weights, TQ2_0, BLOCK, _quantize)
+
+
+_ELEMS = 256
+_BYTES = BLOCK.itemsize
+_WORDS = padded_words(_BYTES)
+
+
+@kernel
+def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+    for k in range(data.size // _BYTES):
+        start = k * _BYTES
+        d = float_at(data, start + 64)
+        for byte in range(0, 64, LANES):
+            packed = load(data, start + byte)
+            first = k * _ELEMS + byte // 32 * 128 + byte % 32
+            for n in range(4):
+                store(out, first + 32 * n, d * to_float((packed >> 2 * n & 3) - 1))
+
+
+@kernel
+def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
+    x = float_tile(_ELEMS)
+    codes, words = int_tile(_ELEMS), int_tile(_WORDS)
+    for first in range(0, out.size // _BYTES, LANES):
+        if not load_blocks(source, first, _ELEMS, x):
+            return first_not_finite(x, _ELEMS, first, out.size // _BYTES)
+        words[16] = ternary_codes(x, codes)
+        pack(codes, 0, 2, 32, 64, words)
+        store_blocks(words, out, first, _BYTES)
+    return -1
+
+
+FORMAT = QuantFormat(TQ2_0, BLOCK, quantize, dequantize, ImportanceUse.IGNORED)

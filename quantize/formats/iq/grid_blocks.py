@@ -1,0 +1,108 @@
+"""What IQ1, IQ2 and IQ3 share around their searches: signs off, codes of scales and words of halves.
+
+A super-block is 256 weights, coded as points of a grid. In IQ2 and IQ3 a sub-block is searched by its
+magnitudes; signs are stored apart, a byte or seven bits for each eight weights. Where they are seven, the
+count of signs is made even by one sign that is wrong. Scales of sub-blocks get codes of 4 bits.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from quantize.formats.search import ONE, ZERO
+from quantize.simd.kernel import part
+from quantize.simd.lane_memory import Tile, tail
+from quantize.simd.lanes import Floats, Ints, Mask, maximum, select, splat, square_root
+from quantize.simd.rounding import clamp, nearest_int
+
+ELEMS = 256
+SIGNS = 8
+"""Weights whose signs are stored together."""
+
+_SCALE_TOP = np.float32(31)
+"""What the largest scale is divided by: codes 0 .. 15 stand for 1, 3 .. 31."""
+
+_HALF = np.float32(0.5)
+
+
+class SubBlock(NamedTuple):
+    """Tiles of Floats, one vector per element of a sub-block: magnitudes and what their errors cost."""
+
+    x: Tile
+    weights: Tile
+    weighted: Tile  # weights * x
+    roots: Tile  # square roots of the weights, which the search among neighbours takes
+
+
+# ---- signs
+
+
+@part
+def load_sub_block(x: Tile, weights: Tile, size: int, even: bool, sub: SubBlock, signs: Tile) -> None:
+    """Fill `sub` from the elements x and their weights, and `signs`, Ints: bit i set where element i is < 0.
+
+    even   make the count of signs even in each group, by the sign whose change costs least; the magnitude
+           of that element becomes negative
+    """
+    for k in range(size // SIGNS):
+        start = SIGNS * k
+        signs[k] = _take_signs(tail(x, start), tail(weights, start), even, tail(sub.x, start))
+    for i in range(size):
+        sub.weights[i] = weights[i]
+        sub.weighted[i] = weights[i] * sub.x[i]
+        sub.roots[i] = square_root(weights[i])
+
+
+@part
+def _take_signs(x: Tile, weights: Tile, even: bool, magnitudes: Tile) -> Ints:
+    signs = splat(0)
+    for i in range(SIGNS):
+        negative = ~(x[i] >= ZERO)
+        magnitudes[i] = select(negative, -x[i], x[i])
+        signs |= select(negative, splat(1 << i), 0)
+    if even:
+        odd = signs ^ signs >> 4
+        odd ^= odd >> 2
+        odd ^= odd >> 1
+        least = weights[0] * x[0] * x[0]
+        flipped = splat(1)
+        for i in range(1, SIGNS):
+            cost = weights[i] * x[i] * x[i]
+            flipped = select(cost < least, splat(1 << i), flipped)
+            least = select(cost < least, cost, least)
+        flipped = select((odd & 1) != 0, flipped, 0)
+        for i in range(SIGNS):
+            magnitudes[i] = select((flipped & 1 << i) != 0, -magnitudes[i], magnitudes[i])
+        signs ^= flipped
+    return signs
+
+
+# ---- scales
+
+
+@part
+def code_scales(scales: Tile, count: int, codes: Tile) -> tuple[Floats, Mask]:
+    """Return the scale of scales and where all scales are 0; fill `codes`, Ints 0 .. 15."""
+    largest = splat(ZERO)
+    for j in range(count):
+        largest = maximum(largest, scales[j])
+    nothing = largest == ZERO
+    d = largest / _SCALE_TOP
+    inverse = ONE / d
+    for j in range(count):
+        code = clamp(nearest_int(_HALF * (inverse * scales[j] - ONE)), 0, 15)
+        codes[j] = select(nothing, 0, code)
+    return select(nothing, ZERO, d), nothing
+
+
+# ---- blocks
+
+
+@part
+def join_halves(halves: Tile, count: int, words: Tile) -> None:
+    """Fill words with pairs of 16-bit halves; count is odd, the last word ends in zeros."""
+    halves[count] = splat(0)
+    for k in range((count + 1) // 2):
+        words[k] = halves[2 * k] | halves[2 * k + 1] << 16

@@ -1,0 +1,160 @@
+"""What IQ1_S and IQ1_M share: levels -1, 0, 1 with a shift, cuts through sorted weights, points of a grid.
+
+A weight is scale * (code - 1 + shift), code in 0 .. 2, shift 1/8 or -1/8. The codes of a group of 8 are a
+point of the grid IQ1. Which codes are best for a sub-block, regardless of the grid, is searched exhaustively:
+codes that fit best grow with the weights, so two cuts through the sorted weights make them. The first of
+equally good cuts wins, and sums run through the weights in sorted order.
+
+ggml sorts with qsort, where the order of equal weights decides which importances are summed first. In glibc
+qsort merges and so keeps equals in order; so do we. A ggml on a C library whose qsort does not (musl,
+macOS, Windows) gives other bytes for blocks that hold a value twice.
+
+Groups off the grid move to a neighbour (iq1_search), then the scale is fitted anew.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from quantize.formats.iq import grids
+from quantize.formats.iq.grids.neighbours import NOWHERE
+from quantize.formats.iq.iq1_search import CODE_BITS, GROUP, PointTables, nearest_points
+from quantize.formats.search import ONE, ZERO
+from quantize.simd.kernel import part
+from quantize.simd.lane_memory import Tile, gather, pick, tail
+from quantize.simd.lanes import (
+    Floats,
+    Ints,
+    Mask,
+    absolute,
+    maximum,
+    select,
+    splat,
+    to_float,
+)
+from quantize.simd.rounding import clamp, nearest_int
+
+SCALE_TOP = np.float32(15)
+"""What the largest scale is divided by: codes 0 .. 7 stand for 1, 3 .. 15."""
+
+PLUS_LOW, PLUS_MIDDLE, PLUS_HIGH = np.float32(-0.875), np.float32(0.125), np.float32(1.125)
+MINUS_LOW, MINUS_MIDDLE, MINUS_HIGH = np.float32(-1.125), np.float32(-0.125), np.float32(0.875)
+"""What the codes 0, 1, 2 stand for, in scales, with either shift."""
+
+WORST = np.float32(-3.4028234663852886e38)
+NO_CUT = -1
+
+_SHIFT = np.float32(0.125)
+_HALF = np.float32(0.5)
+_INFINITY = np.float32(np.inf)
+
+
+@part
+def largest_magnitude(x: Tile, size: int) -> Floats:
+    largest = absolute(x[0])
+    for i in range(1, size):
+        largest = maximum(largest, absolute(x[i]))
+    return largest
+
+
+@part
+def level(point: Ints, i: int, low: Floats) -> Floats:
+    """Return what element i of a point stands for, in scales; `low` is what code 0 stands for."""
+    return to_float(point >> CODE_BITS * i & 3) + low
+
+
+@part
+def codes_of_cuts(
+    x: Tile, keys: Tile, order: Tile, size: int, first: Ints, second: Ints, flip: Mask, codes: Tile
+) -> None:
+    """Fill codes, Ints: 0 for the `first` smallest of x, 1 up to the `second` smallest, 2 beyond, or 2, 1, 0.
+
+    keys, order  x sorted and where they came from, Tiles of size + 1
+    """
+    keys[size], order[size] = splat(_INFINITY), splat(size)
+    first_key, first_order = pick(keys, first), pick(order, first)
+    second_key, second_order = pick(keys, second), pick(order, second)
+    for i in range(size):
+        below_first = (x[i] < first_key) | ((x[i] == first_key) & (first_order > i))
+        below_second = (x[i] < second_key) | ((x[i] == second_key) & (second_order > i))
+        code = select(below_second, select(below_first, splat(0), 1), 2)
+        codes[i] = select(flip, 2 - code, code)
+
+
+@part
+def code_groups(
+    grid: PointTables,
+    x: Tile,
+    weights: Tile,
+    size: int,
+    active: Mask,
+    lows: Tile,
+    scale: Floats,
+    codes: Tile,
+    points: Tile,
+) -> tuple[Floats, Mask]:
+    """Return the scale and where there is none; fill the codes of grid points, one vector per group.
+
+    active  lanes with something to code; the others get the first point, whose code is 0, and scale 0
+    lows    what code 0 stands for in each group, PLUS_LOW or MINUS_LOW
+    codes   the best codes of each element, 0 .. 2
+    """
+    failed = ~(active | ~active)
+    moved = failed
+    sum_xq = splat(ZERO)
+    sum_qq = splat(ZERO)
+    for k in range(size // GROUP):
+        start = GROUP * k
+        number = splat(0)
+        for i in range(GROUP - 1, -1, -1):
+            number = number * 3 + codes[start + i]
+        entries = select(active, gather(grid.entries, number), 0)
+        moved |= entries < 0
+        group, group_weights = tail(x, start), tail(weights, start)
+        points[k] = nearest_points(grid, group, group_weights, lows[k], scale, tail(codes, start), entries)
+        failed |= points[k] == NOWHERE
+        points[k] = points[k] & 0xFFFF
+        for i in range(GROUP):
+            value = level(points[k], i, lows[k])
+            weighted = group_weights[i] * value
+            sum_xq += weighted * group[i]
+            sum_qq += weighted * value
+    scale = select(moved & (sum_xq > ZERO) & (sum_qq > ZERO), sum_xq / sum_qq, scale)
+    failed |= ~(scale >= ZERO)
+    return select(active, scale, ZERO), active & failed
+
+
+def point_values() -> npt.NDArray[np.float32]:
+    """Return -1, 0 or 1 for each of the 8 elements of each grid point, float32 (n_points * 8,)."""
+    return grids.IQ1.points.astype(np.float32).reshape(-1)
+
+
+@part
+def decode_group(
+    values: npt.NDArray[np.float32],
+    index: int,
+    minus: int,
+    scale: np.float32,
+    rows: npt.NDArray[np.float32],
+    start: int,
+) -> None:
+    """Fill rows[start : start + 8] with a group; minus is not 0 if its shift is -1/8."""
+    shift = -_SHIFT if minus else _SHIFT
+    for i in range(GROUP):
+        rows[start + i] = scale * (values[GROUP * index + i] + shift)
+
+
+@part
+def code_scales(scales: Tile, count: int, codes: Tile) -> tuple[Floats, Mask]:
+    """Return the scale of scales and where all scales are 0; fill `codes`, Ints 0 .. 7."""
+    largest = splat(ZERO)
+    for j in range(count):
+        largest = maximum(largest, scales[j])
+    nothing = largest == ZERO
+    d = largest / SCALE_TOP
+    inverse = ONE / d
+    for j in range(count):
+        code = clamp(nearest_int(_HALF * (inverse * scales[j] - ONE)), 0, 7)
+        codes[j] = select(nothing, 0, code)
+    return select(nothing, ZERO, d), nothing

@@ -1,0 +1,315 @@
+"""IQ1_M: 256 weights in 56 bytes, 1.75 bits each.
+
+    bytes       field
+    0 .. 31     qs      the lower 8 bits of the indices of 32 groups of 8 weights: points of the grid IQ1
+    32 .. 47    qh      4 bits for each group, two in a byte, the lower bits first:
+                        bits 0 .. 2  the upper 3 bits of its index
+                        bit 3        its shift: 1/8 if clear, -1/8 if set
+    48 .. 55    scales  four times 16 bits:
+                        bits 0 .. 11   3 bits for each of four sub-blocks of 16: its scale sc
+                        bits 12 .. 15  4 bits of d, a float16, the lowest ones first
+
+The value of weight i, where v is -1, 0 or 1 by the grid point:
+
+    d * (2 * sc + 1) * (v + shift)
+
+Encoding fails with BadWeights where ggml aborts: when squared errors are beyond float32. Blocks that hold a
+value twice depend on ggml's C library; see `iq1`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.ggml_types import IQ1_M
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.iq.grid_blocks import ELEMS
+from quantize.formats.iq.iq1 import (
+    MINUS_HIGH,
+    MINUS_LOW,
+    MINUS_MIDDLE,
+    NO_CUT,
+    PLUS_HIGH,
+    PLUS_LOW,
+    PLUS_MIDDLE,
+    WORST,
+    code_groups,
+    code_scales,
+    codes_of_cuts,
+    decode_group,
+    largest_magnitude,
+    level,
+    point_values,
+)
+from quantize.formats.iq.iq1_search import GROUP, PointTables, point_tables
+from quantize.formats.k_quants.super_block import mean_square, weigh
+from quantize.formats.search import ZERO
+from quantize.simd.half import from_half_bits, to_half_bits
+from quantize.simd.kernel import kernel, part
+from quantize.simd.lane_memory import Tile, float_tile, gather, int_tile, tail
+from quantize.simd.lanes import LANES, Floats, Ints, Mask, any_lane, select, splat, to_float
+from quantize.simd.sorting import sort_16
+from quantize.simd.tiles import (
+    first_failure,
+    first_not_finite,
+    load_blocks,
+    load_importances,
+    padded_words,
+    store_blocks,
+)
+
+BLOCK = np.dtype([("qs", "u1", 32), ("qh", "u1", 16), ("scales", "<u2", 4)])
+
+
+def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
+    """Return the weights of IQ1_M blocks.
+
+    blocks   BLOCK (n_rows, n_blocks)
+    returns  float32 (n_rows, n_blocks * 256)
+    """
+    return decode(blocks, IQ1_M, _decode, (point_values(),))
+
+
+def quantize(rows: Rows, weights: Weights) -> Blocks:
+    """Return `rows` as IQ1_M blocks, the bytes of ggml's quantize_iq1_m.
+
+    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 256, all finite
+    weights  float32 (n_cols,) column importances, or None
+    returns  BLOCK (n_rows, n_cols // 256)
+    raises   ShapeError if rows or weights do not fit, BadWeights where squared errors overflow
+    """
+    return encode(rows, weights, IQ1_M, BLOCK, _quantize_plain, _quantize_weighted, (point_tables(),))
+
+
+_BYTES = BLOCK.itemsize
+_WORDS = padded_words(_BYTES)
+_SIZE = 16
+_PLACES = _SIZE + 1
+_SUMS = 2 * _PLACES
+_EMPTY = np.float32(1e-7)
+_FUDGE = np.float32(1.1125)
+
+_PLUS_STEP = PLUS_LOW * PLUS_LOW - PLUS_MIDDLE * PLUS_MIDDLE
+_PLUS_TOP_STEP = PLUS_MIDDLE * PLUS_MIDDLE - PLUS_HIGH * PLUS_HIGH
+_MINUS_STEP = MINUS_LOW * MINUS_LOW - MINUS_MIDDLE * MINUS_MIDDLE
+_MINUS_TOP_STEP = MINUS_MIDDLE * MINUS_MIDDLE - MINUS_HIGH * MINUS_HIGH
+"""Differences of squared levels: of codes 0 and 1, of codes 1 and 2. Exact."""
+
+
+class Found(NamedTuple):
+    """What was found for each of 32 groups (points, lows) or 16 sub-blocks (scales)."""
+
+    points: Tile
+    lows: Tile
+    scales: Tile
+
+
+@kernel
+def _decode(
+    data: npt.NDArray[np.uint8], values: npt.NDArray[np.float32], rows: npt.NDArray[np.float32]
+) -> None:
+    for block in range(rows.size // ELEMS):
+        offset = block * _BYTES
+        half = np.int32(0)
+        for n in range(4):
+            half |= (np.int32(data[offset + 49 + 2 * n]) >> 4) << 4 * n
+        d = from_half_bits(half)
+        for j in range(ELEMS // _SIZE):
+            place = offset + 48 + 2 * (j // 4)
+            word = np.int32(data[place]) | np.int32(data[place + 1]) << 8
+            scale = d * np.float32(2 * (word >> 3 * (j % 4) & 7) + 1)
+            for k in range(2):
+                nibble = np.int32(data[offset + 32 + j]) >> 4 * k
+                index = np.int32(data[offset + 2 * j + k]) | (nibble & 7) << 8
+                start = ELEMS * block + _SIZE * j + GROUP * k
+                decode_group(values, index, nibble & 8, scale, rows, start)
+
+
+@kernel
+def _quantize_weighted(
+    source: Rows, importances: npt.NDArray[np.float32], grid: PointTables, out: npt.NDArray[np.uint8]
+) -> int:
+    x, weights, sums = float_tile(256), float_tile(256), float_tile(16)
+    words = int_tile(_WORDS)
+    for first in range(0, out.size // _BYTES, LANES):
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _BYTES)
+        load_importances(importances, first, 256, weights)
+        weigh(x, weights, mean_square(x, np.float32(2)), _SIZE, sums)
+        failed = _encode(grid, x, weights, words)
+        if any_lane(failed):
+            return first_failure(failed, first, out.size // _BYTES)
+        store_blocks(words, out, first, _BYTES)
+    return -1
+
+
+@kernel
+def _quantize_plain(source: Rows, grid: PointTables, out: npt.NDArray[np.uint8]) -> int:
+    x, weights = float_tile(256), float_tile(256)
+    words = int_tile(_WORDS)
+    for first in range(0, out.size // _BYTES, LANES):
+        if not load_blocks(source, first, 256, x):
+            return first_not_finite(x, 256, first, out.size // _BYTES)
+        for i in range(256):
+            weights[i] = x[i] * x[i]
+        failed = _encode(grid, x, weights, words)
+        if any_lane(failed):
+            return first_failure(failed, first, out.size // _BYTES)
+        store_blocks(words, out, first, _BYTES)
+    return -1
+
+
+@part
+def _encode(grid: PointTables, x: Tile, weights: Tile, words: Tile) -> Mask:
+    """Fill `words` and return where blocks can't be encoded."""
+    found = Found(int_tile(32), float_tile(32), float_tile(16))
+    scale_codes = int_tile(16)
+    failed = _fit(grid, x, weights, found, 0)
+    for j in range(1, 16):
+        failed |= _fit(grid, x, weights, found, j)
+    d, nothing = code_scales(found.scales, 16, scale_codes)
+    _pack_indices(grid, found, nothing, words)
+    half = to_half_bits(_refit(x, weights, found, scale_codes, d) * _FUDGE)
+    half = select(nothing, 0, half)
+    for k in range(2):
+        word = splat(0)
+        for n in range(2):
+            for j in range(4):
+                word |= scale_codes[8 * k + 4 * n + j] << 16 * n + 3 * j
+            word |= (half >> 8 * k + 4 * n & 0xF) << 16 * n + 12
+        words[12 + k] = word
+    return failed
+
+
+@part
+def _fit(grid: PointTables, x: Tile, weights: Tile, found: Found, j: int) -> Mask:
+    """Fill what was found for sub-block j and return where there is nothing to find."""
+    keys, order, carried = float_tile(_PLACES), int_tile(_PLACES), float_tile(_PLACES)
+    codes = int_tile(_SIZE)
+    sub, sub_weights, lows = tail(x, _SIZE * j), tail(weights, _SIZE * j), tail(found.lows, 2 * j)
+    for i in range(_SIZE):
+        keys[i], carried[i] = sub[i], sub_weights[i]
+    sort_16(keys, order, carried)
+    scale, cuts = _search_cuts(keys, order, carried)
+    active = ~(largest_magnitude(sub, _SIZE) < _EMPTY) & (cuts != NO_CUT)
+    flip = scale < ZERO
+    cuts = select(active, cuts, 0)
+    codes_of_cuts(sub, keys, order, _SIZE, cuts >> 8, cuts >> 2 & 0x3F, flip, codes)
+    lows[0] = select(active & (((cuts & 2) != 0) ^ flip), splat(MINUS_LOW), PLUS_LOW)
+    lows[1] = select(active & (((cuts & 1) != 0) ^ flip), splat(MINUS_LOW), PLUS_LOW)
+    scale = select(flip, -scale, scale)
+    points = tail(found.points, 2 * j)
+    found.scales[j], failed = code_groups(grid, sub, sub_weights, _SIZE, active, lows, scale, codes, points)
+    return failed
+
+
+@part
+def _search_cuts(x: Tile, order: Tile, weights: Tile) -> tuple[Floats, Ints]:
+    """Return the best scale for sorted x and its cuts, `first << 8 | second << 2 | shifts`, or NO_CUT.
+
+    Of the elements, `first` get code 0, those up to `second` code 1. Bit 1 of shifts stands for a shift of
+    -1/8 in the first group, bit 0 in the second; `order` tells which of the two an element is from. The gain
+    of a scale and codes is the square of sum(weight * x * level) over sum(weight * level**2). A step in code
+    is a step of 1 in level: below each cut, sum(weight * x) comes off once more than if it had the top level.
+    """
+    sum_x, sum_w = float_tile(_SUMS), float_tile(_SUMS)
+    for half in range(2):
+        total_x = splat(ZERO)
+        total_w = splat(ZERO)
+        for i in range(_SIZE):
+            sum_x[_PLACES * half + i], sum_w[_PLACES * half + i] = total_x, total_w
+            inside = order[i] >> 3 == half
+            total_x = select(inside, total_x + weights[i] * x[i], total_x)
+            total_w = select(inside, total_w + weights[i], total_w)
+        sum_x[_PLACES * half + _SIZE], sum_w[_PLACES * half + _SIZE] = total_x, total_w
+    ends = _PLACES - 1
+    plus_x_0, plus_x_1 = sum_x[ends] * PLUS_HIGH, sum_x[_PLACES + ends] * PLUS_HIGH
+    minus_x_0, minus_x_1 = sum_x[ends] * MINUS_HIGH, sum_x[_PLACES + ends] * MINUS_HIGH
+    plus_w_0 = sum_w[ends] * PLUS_HIGH * PLUS_HIGH
+    plus_w_1 = sum_w[_PLACES + ends] * PLUS_HIGH * PLUS_HIGH
+    minus_w_0 = sum_w[ends] * MINUS_HIGH * MINUS_HIGH
+    minus_w_1 = sum_w[_PLACES + ends] * MINUS_HIGH * MINUS_HIGH
+
+    top_plus, top_minus = float_tile(_SUMS), float_tile(_SUMS)
+    for i in range(_SUMS):
+        top_plus[i], top_minus[i] = sum_w[i] * _PLUS_TOP_STEP, sum_w[i] * _MINUS_TOP_STEP
+
+    gain = splat(WORST)
+    scale = splat(ZERO)
+    cuts = splat(NO_CUT)
+    for first in range(_PLACES):
+        x_0, w_0 = sum_x[first], sum_w[first]
+        x_1, w_1 = sum_x[_PLACES + first], sum_w[_PLACES + first]
+        low_plus_0, low_minus_0 = plus_w_0 + w_0 * _PLUS_STEP, minus_w_0 + w_0 * _MINUS_STEP
+        low_plus_1, low_minus_1 = plus_w_1 + w_1 * _PLUS_STEP, minus_w_1 + w_1 * _MINUS_STEP
+        for second in range(first, _PLACES):
+            below_0, below_1 = x_0 + sum_x[second], x_1 + sum_x[_PLACES + second]
+            xq_plus_0, xq_minus_0 = plus_x_0 - below_0, minus_x_0 - below_0
+            xq_plus_1, xq_minus_1 = plus_x_1 - below_1, minus_x_1 - below_1
+            qq_plus_0, qq_minus_0 = low_plus_0 + top_plus[second], low_minus_0 + top_minus[second]
+            qq_plus_1 = low_plus_1 + top_plus[_PLACES + second]
+            qq_minus_1 = low_minus_1 + top_minus[_PLACES + second]
+            place = first << 8 | second << 2
+            xq_0, qq_0 = xq_plus_0 + xq_plus_1, qq_plus_0 + qq_plus_1
+            xq_1, qq_1 = xq_plus_0 + xq_minus_1, qq_plus_0 + qq_minus_1
+            xq_2, qq_2 = xq_minus_0 + xq_plus_1, qq_minus_0 + qq_plus_1
+            xq_3, qq_3 = xq_minus_0 + xq_minus_1, qq_minus_0 + qq_minus_1
+            likely = (xq_0 * xq_0 > gain * qq_0) | (xq_1 * xq_1 > gain * qq_1)
+            likely |= (xq_2 * xq_2 > gain * qq_2) | (xq_3 * xq_3 > gain * qq_3)
+            if any_lane(likely):
+                scale, gain, cuts = _take(xq_0, qq_0, place, scale, gain, cuts)
+                scale, gain, cuts = _take(xq_1, qq_1, place | 1, scale, gain, cuts)
+                scale, gain, cuts = _take(xq_2, qq_2, place | 2, scale, gain, cuts)
+                scale, gain, cuts = _take(xq_3, qq_3, place | 3, scale, gain, cuts)
+    return scale, cuts
+
+
+@part
+def _take(
+    xq: Floats, qq: Floats, place: int, scale: Floats, gain: Floats, cuts: Ints
+) -> tuple[Floats, Floats, Ints]:
+    """Return scale, gain and cuts, replaced by those of a candidate where it gains more."""
+    better = (qq > ZERO) & (xq * xq > gain * qq)
+    scale = select(better, xq / qq, scale)
+    return scale, select(better, scale * xq, gain), select(better, place, cuts)
+
+
+@part
+def _pack_indices(grid: PointTables, found: Found, nothing: Mask, words: Tile) -> None:
+    """Fill the words of qs and qh; blocks of nothing but zeros keep all shifts clear."""
+    indices = int_tile(32)
+    for group in range(32):
+        indices[group] = gather(grid.indices, found.points[group])
+    for k in range(8):
+        low = splat(0)
+        for n in range(4):
+            low |= (indices[4 * k + n] & 0xFF) << 8 * n
+        words[k] = low
+    for k in range(4):
+        high = splat(0)
+        for n in range(8):
+            group = 8 * k + n
+            minus = ~nothing & (found.lows[group] == MINUS_LOW)
+            high |= (indices[group] >> 8 | select(minus, splat(8), 0)) << 4 * n
+        words[8 + k] = high
+
+
+@part
+def _refit(x: Tile, weights: Tile, found: Found, scale_codes: Tile, d: Floats) -> Floats:
+    """Return the scale that fits best all that is stored beside it; d if there is none."""
+    sum_xq = splat(ZERO)
+    sum_qq = splat(ZERO)
+    for group in range(32):
+        factor = to_float(2 * scale_codes[group // 2] + 1)
+        for i in range(GROUP * group, GROUP * (group + 1)):
+            stored = level(found.points[group], i % GROUP, found.lows[group]) * factor
+            weighted = weights[i] * stored
+            sum_xq += weighted * x[i]
+            sum_qq += weighted * stored
+    return select(sum_qq > ZERO, sum_xq / sum_qq, d)
+
+
+FORMAT = QuantFormat(IQ1_M, BLOCK, quantize, dequantize, ImportanceUse.OPTIONAL)

@@ -1,0 +1,138 @@
+"""IQ4_XS: 256 weights in 136 bytes, 4.25 bits each, on levels that lie closer together near zero.
+
+    bytes       field
+    0 .. 1      d         float16
+    2 .. 3      scales_h  bits 4 .. 5 of the scales sc: those of sc[j] are bits 2 * j and 2 * j + 1
+    4 .. 7      scales_l  bits 0 .. 3 of the scales: byte j holds sc[2 * j] in its lower half, sc[2 * j + 1]
+                          in the upper
+    8 .. 135    qs        codes q of 4 bits: 16 bytes hold 32, the lower halves first (packing.pack)
+
+The value of weight i = 0 .. 31 in sub-block j = 0 .. 7:
+
+    d * (sc[j] - 32) * level[q[32 * j + i]]
+
+The sixteen levels are those of IQ4_NL.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.ggml_types import IQ4_XS
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.blocks_of_32.scales import float_at
+from quantize.formats.iq.iq4 import ELEMS, levels_of, nearest_code, search_levels
+from quantize.formats.search import ONE, ZERO, farthest_from_zero
+from quantize.simd.half import to_half_bits
+from quantize.simd.kernel import kernel, part
+from quantize.simd.lane_memory import Tile, float_tile, int_tile, load, store, tail
+from quantize.simd.lanes import LANES, select, splat, square_root, to_float
+from quantize.simd.packing import pack
+from quantize.simd.rounding import clamp, nearest_int
+from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
+
+BLOCK = np.dtype([("d", "<u2"), ("scales_h", "<u2"), ("scales_l", "u1", 4), ("qs", "u1", 128)])
+
+
+def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
+    """Return the weights of IQ4_XS blocks.
+
+    blocks   BLOCK (n_rows, n_blocks)
+    returns  float32 (n_rows, n_blocks * 256)
+    """
+    return decode(blocks, IQ4_XS, _decode)
+
+
+def quantize(rows: Rows, weights: Weights) -> Blocks:
+    """Return `rows` as IQ4_XS blocks, the bytes of ggml's quantize_iq4_xs.
+
+    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 256, all finite
+    weights  float32 (n_cols,) column importances, or None
+    returns  BLOCK (n_rows, n_cols // 256)
+    raises   ShapeError if rows or weights do not fit
+    """
+    return encode(rows, weights, IQ4_XS, BLOCK, _quantize_plain, _quantize_weighted)
+
+
+_BYTES = BLOCK.itemsize
+_WORDS = padded_words(_BYTES)
+_SUPER_ELEMS = 256
+_SUBS = _SUPER_ELEMS // ELEMS
+_SCALE_HALF = 32
+_TWICE_MEAN = np.float32(2 / _SUPER_ELEMS)
+
+
+@kernel
+def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+    for k in range(data.size // _BYTES):
+        start = k * _BYTES
+        d = float_at(data, start)
+        upper = data[start + 2] | data[start + 3] << 8
+        for j in range(_SUBS):
+            scale_code = data[start + 4 + j // 2] >> 4 * (j % 2) & 0xF | (upper >> 2 * j & 3) << 4
+            scale = d * np.float32(scale_code - _SCALE_HALF)
+            packed = load(data, start + 8 + 16 * j)
+            first = k * _SUPER_ELEMS + j * ELEMS
+            store(out, first, scale * levels_of(packed & 0xF))
+            store(out, first + LANES, scale * levels_of(packed >> 4))
+
+
+@kernel
+def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> int:
+    x, weights = float_tile(256), float_tile(256)
+    words = int_tile(_WORDS)
+    for first in range(0, out.size // _BYTES, LANES):
+        if not load_blocks(source, first, _SUPER_ELEMS, x):
+            return first_not_finite(x, _SUPER_ELEMS, first, out.size // _BYTES)
+        for i in range(_SUPER_ELEMS):
+            weights[i] = x[i] * x[i]
+        _encode(x, weights, words)
+        store_blocks(words, out, first, _BYTES)
+    return -1
+
+
+@kernel
+def _quantize_weighted(source: Rows, importances: npt.NDArray[np.float32], out: npt.NDArray[np.uint8]) -> int:
+    x, weights = float_tile(256), float_tile(256)
+    words = int_tile(_WORDS)
+    for first in range(0, out.size // _BYTES, LANES):
+        if not load_blocks(source, first, _SUPER_ELEMS, x):
+            return first_not_finite(x, _SUPER_ELEMS, first, out.size // _BYTES)
+        load_importances(importances, first, _SUPER_ELEMS, weights)
+        total = splat(ZERO)
+        for i in range(_SUPER_ELEMS):
+            total += x[i] * x[i]
+        spread = _TWICE_MEAN * total
+        for i in range(_SUPER_ELEMS):
+            weights[i] = weights[i] * square_root(spread + x[i] * x[i])
+        _encode(x, weights, words)
+        store_blocks(words, out, first, _BYTES)
+    return -1
+
+
+@part
+def _encode(x: Tile, weights: Tile, words: Tile) -> None:
+    """Fill `words`."""
+    scales, codes = float_tile(8), int_tile(256)
+    for j in range(_SUBS):
+        scales[j] = search_levels(tail(x, ELEMS * j), tail(weights, ELEMS * j))
+    _largest, extreme = farthest_from_zero(scales, _SUBS)
+    d = -extreme / np.float32(_SCALE_HALF)
+    inverse_d = select(d != ZERO, ONE / d, ZERO)
+    upper = splat(0)
+    lower = splat(0)
+    for j in range(_SUBS):
+        level = clamp(nearest_int(inverse_d * scales[j]), -_SCALE_HALF, _SCALE_HALF - 1)
+        scale = d * to_float(level)
+        inverse = select(scale != ZERO, ONE / scale, ZERO)
+        for i in range(ELEMS * j, ELEMS * (j + 1)):
+            codes[i] = nearest_code(inverse * x[i])
+        lower |= (level + _SCALE_HALF & 0xF) << 4 * j
+        upper |= (level + _SCALE_HALF >> 4) << 2 * j
+    words[0] = to_half_bits(d) | upper << 16
+    words[1] = lower
+    pack(codes, 0, 4, 16, 128, tail(words, 2))
+
+
+FORMAT = QuantFormat(IQ4_XS, BLOCK, quantize, dequantize, ImportanceUse.OPTIONAL)

@@ -1,0 +1,95 @@
+"""Q8_K: 256 weights in 292 bytes, 9.125 bits each: what llama.cpp makes of activations to multiply K-quants.
+
+    bytes         field
+    0 .. 3        d      float32
+    4 .. 259      qs     signed codes q of 8 bits
+    260 .. 291    bsums  int16, the sum of each 16 codes; redundant
+
+weight[i] = d * q[i]
+
+A file can hold it, though llama.cpp has no operation on such a tensor and its ggml_quantize_chunk refuses to
+make one. ik_llama.cpp's block has another layout.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.ggml_types import Q8_K
+from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.blocks_of_32.scales import ONE, ZERO
+from quantize.formats.search import farthest_from_zero
+from quantize.simd.kernel import kernel
+from quantize.simd.lane_memory import float_tile, int_tile, load, store, tail
+from quantize.simd.lanes import LANES, bits, from_bits, minimum, select, splat, to_float
+from quantize.simd.packing import pack
+from quantize.simd.rounding import nearest_int
+from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
+
+BLOCK = np.dtype([("d", "<f4"), ("qs", "i1", 256), ("bsums", "<i2", 16)])
+
+
+def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
+    """Return the weights of Q8_K blocks.
+
+    blocks   BLOCK (n_rows, n_blocks)
+    returns  float32 (n_rows, n_blocks * 256)
+    """
+    return decode(blocks, Q8_K, _decode, item=np.int8)
+
+
+def quantize(rows: Rows, weights: Weights) -> Blocks:
+    """Return `rows` as Q8_K blocks, the bytes of ggml's quantize_row_q8_K_ref.
+
+    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 256, all finite
+    weights  not used
+    returns  BLOCK (n_rows, n_cols // 256)
+    raises   ShapeError if rows or weights do not fit
+    """
+    return encode(rows, weights, Q8_K, BLOCK, _quantize)
+
+
+_ELEMS = 256
+_BYTES = BLOCK.itemsize
+_WORDS = padded_words(_BYTES)
+_TOP = np.float32(127)
+
+
+@kernel
+def _decode(data: npt.NDArray[np.int8], out: npt.NDArray[np.float32]) -> None:
+    for k in range(data.size // _BYTES):
+        start = k * _BYTES
+        word = 0
+        for byte in range(4):
+            word |= (data[start + byte] & 0xFF) << 8 * byte
+        d = from_bits(word)
+        for i in range(0, _ELEMS, LANES):
+            store(out, k * _ELEMS + i, d * to_float(load(data, start + 4 + i)))
+
+
+@kernel
+def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
+    x = float_tile(_ELEMS)
+    codes, sums, words = int_tile(_ELEMS), int_tile(16), int_tile(_WORDS)
+    for first in range(0, out.size // _BYTES, LANES):
+        if not load_blocks(source, first, _ELEMS, x):
+            return first_not_finite(x, _ELEMS, first, out.size // _BYTES)
+        largest, extreme = farthest_from_zero(x, _ELEMS)
+        empty = largest == ZERO
+        inverse = select(empty, ZERO, -_TOP / extreme)
+        for j in range(16):
+            total = splat(0)
+            for i in range(16 * j, 16 * (j + 1)):
+                codes[i] = minimum(nearest_int(inverse * x[i]), 127)
+                total += codes[i] << 24 >> 24
+            sums[j] = total
+        words[0] = select(empty, 0, bits(ONE / inverse))
+        pack(codes, 0, 8, _ELEMS, _ELEMS, tail(words, 1))
+        for j in range(8):
+            words[65 + j] = sums[2 * j] & 0xFFFF | sums[2 * j + 1] << 16
+        store_blocks(words, out, first, _BYTES)
+    return -1
+
+
+FORMAT = QuantFormat(Q8_K, BLOCK, quantize, dequantize, ImportanceUse.IGNORED)

@@ -1,0 +1,68 @@
+"""Halves as bits: float32 <-> float16 and bfloat16, for kernels, where numba has no 16-bit floats.
+
+Each compiled function takes lanes or a scalar. Rounding is to nearest even, subnormals are kept, too large
+becomes infinity, as in ggml.
+
+    float16    1 sign  5 exponent (bias 15)  10 fraction
+    bfloat16   the upper half of a float32
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quantize.simd.kernel import part
+from quantize.simd.lanes import bits, from_bits, select
+
+_REBIAS = np.float32(2.0**112)  # 2**(127 - 15)
+_HALF = np.float32(0.5)
+_HALF_BITS = 0x3F000000
+_LEAST_NORMAL = 0x38800000  # 2**-14, the least normal float16
+_INFINITY = 0x7F800000
+
+
+@part
+def to_half_bits(value: Any) -> Any:
+    """Return float32 as float16 bits, 0 .. 0xFFFF in a 32-bit integer. A NaN becomes 0x7E00 with its sign."""
+    pattern = bits(value)
+    magnitude = pattern & 0x7FFFFFFF
+    normal = (magnitude - (112 << 23) + 0xFFF + ((magnitude >> 13) & 1)) >> 13
+    # float32 in [0.5, 1) step by 2**-24, float16's subnormals do too: the addition rounds for us
+    subnormal = bits(from_bits(magnitude) + _HALF) - _HALF_BITS
+    half = select(magnitude < _LEAST_NORMAL, subnormal, normal)
+    half = select(half > 0x7C00, 0x7C00, half)
+    half = select(magnitude > _INFINITY, 0x7E00, half)
+    return ((pattern >> 16) & 0x8000) | half
+
+
+@part
+def from_half_bits(half: Any) -> Any:
+    """Return float16 bits, 0 .. 0xFFFF in an integer, as float32; exact. A signalling NaN stays one."""
+    moved = (half & 0x7FFF) << 13
+    finite = from_bits(moved) * _REBIAS
+    special = from_bits(moved | _INFINITY)
+    value = select((half & 0x7C00) == 0x7C00, special, finite)
+    return from_bits(bits(value) | ((half & 0x8000) << 16))
+
+
+@part
+def to_bfloat_bits(value: Any) -> Any:
+    """Return float32 as bfloat16 bits, 0 .. 0xFFFF in an integer. A NaN keeps its upper bits, made quiet."""
+    pattern = bits(value)
+    upper = (pattern >> 16) & 0xFFFF
+    rounded = ((pattern + 0x7FFF + (upper & 1)) >> 16) & 0xFFFF
+    return select((pattern & 0x7FFFFFFF) > _INFINITY, upper | 0x40, rounded)
+
+
+@part
+def from_bfloat_bits(half: Any) -> Any:
+    """Return bfloat16 bits, 0 .. 0xFFFF in an integer, as float32; exact."""
+    return from_bits(half << 16)
+
+
+def halves_to_float32(halves: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
+    """Return an array of float16 bits as float32, outside of kernels."""
+    return halves.view(np.float16).astype(np.float32)
