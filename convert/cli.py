@@ -144,8 +144,8 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> ConvertOptions:
     from convert.pipeline import ConvertOptions
     from imatrix.store import load
-    from quantize.decide import PlanOptions
-    from quantize.outtypes import is_outtype
+    from quantize.plan.converter_types import is_outtype
+    from quantize.plan.decide import PlanOptions
 
     if args.split_max_tensors is not None and args.split_max_tensors < 0:
         parser.error(f"--split-max-tensors is {args.split_max_tensors}, expected a positive number")

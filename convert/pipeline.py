@@ -1,7 +1,7 @@
 """Convert a Hugging Face folder into a GGUF file: decide, lay out, fill, publish.
 
 `prepare` reads headers, config.json and the tokenizer, and decides everything down to the exact size of the
-output; `convert` then has the outputs written (see quantize/outputs.py).
+output; `convert` then has the outputs written (see quantize/fill/outputs.py).
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from gguf_tools.look.model_size import count_parameters
 from gguf_tools.shards import group_tensors
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
-from quantize.encode import FillJob
-from quantize.fill import Progress, no_progress
+from quantize.fill.encode import FillJob
+from quantize.fill.filling import Progress, no_progress
+from quantize.fill.outputs import Output, write_outputs
 from quantize.importance import ImportanceFile
 from quantize.mla_layout.layouts import MLALayout
-from quantize.outputs import Output, write_outputs
-from quantize.outtypes import is_outtype, outtype_plan, resolve_outtype
 from quantize.pipeline import (
     QUANTIZATION_VERSION,
     Preparation,
@@ -44,9 +43,10 @@ from quantize.pipeline import (
     lay_out,
     source_bytes,
 )
-from quantize.plan import Plan, PlanOptions, in_file_order
-from quantize.recipe_files import find_mixture
-from quantize.recipes import find_recipe
+from quantize.plan.converter_types import is_outtype, outtype_plan, resolve_outtype
+from quantize.plan.plan import Plan, PlanOptions, in_file_order
+from quantize.plan.recipe_files import find_mixture
+from quantize.plan.recipes import find_recipe
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from gguf_tools.errors import BadImportance, PlanError, QuantError
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
 from imatrix.stats import entry_stats, gap_text
-from quantize.facts import ModelFacts
 from quantize.importance import Importance, ImportanceFile, resolve
-from quantize.plan import build_plan
-from quantize.recipe_files import find_mixture
+from quantize.plan.model_facts import ModelFacts
+from quantize.plan.plan import build_plan
+from quantize.plan.recipe_files import find_mixture
 from quantize.roles import Role, in_layer_ranges, tensor_role
 
 

@@ -6,7 +6,7 @@
 ...                   importances=matrix)
 
 All that the command's options decide about types is in PlanOptions; a recipe file (see
-`quantize.recipe_files`) can stand for the file type:
+`quantize.plan.recipe_files`) can stand for the file type:
 
 >>> options = quantize.PlanOptions(
 ...     overrides=quantize.parse_overrides(["ffn_down_exps=Q6_K"]),
@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING
 from gguf_tools.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from quantize.findings import Finding
     from quantize.importance import Importance, ImportanceFile
     from quantize.linting import LintReport, lint
-    from quantize.overrides import parse_overrides
     from quantize.pipeline import quantize
-    from quantize.plan import Plan, PlanOptions, build_plan
-    from quantize.recipe_files import Mixture, find_mixture
+    from quantize.plan.findings import Finding
+    from quantize.plan.overrides import parse_overrides
+    from quantize.plan.plan import Plan, PlanOptions, build_plan
+    from quantize.plan.recipe_files import Mixture, find_mixture
 
 __all__ = [
     "Finding",
@@ -50,17 +50,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Finding": "quantize.findings",
+    "Finding": "quantize.plan.findings",
     "Importance": "quantize.importance",
     "ImportanceFile": "quantize.importance",
     "LintReport": "quantize.linting",
-    "Mixture": "quantize.recipe_files",
-    "Plan": "quantize.plan",
-    "PlanOptions": "quantize.plan",
-    "build_plan": "quantize.plan",
-    "find_mixture": "quantize.recipe_files",
+    "Mixture": "quantize.plan.recipe_files",
+    "Plan": "quantize.plan.plan",
+    "PlanOptions": "quantize.plan.plan",
+    "build_plan": "quantize.plan.plan",
+    "find_mixture": "quantize.plan.recipe_files",
     "lint": "quantize.linting",
-    "parse_overrides": "quantize.overrides",
+    "parse_overrides": "quantize.plan.overrides",
     "quantize": "quantize.pipeline",
 }
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from gguf_tools.errors import BadRequest
 
 if TYPE_CHECKING:
-    from quantize.decide import PlanOptions
     from quantize.importance import ImportanceFile
+    from quantize.plan.decide import PlanOptions
 
 
 def add_matrix_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,8 +90,8 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
 
 def plan_options(args: argparse.Namespace) -> PlanOptions:
     """Return the options that the arguments ask for."""
-    from quantize.decide import PlanOptions
-    from quantize.overrides import parse_override_file, parse_overrides, parse_type
+    from quantize.plan.decide import PlanOptions
+    from quantize.plan.overrides import parse_override_file, parse_overrides, parse_type
 
     overrides = parse_overrides(args.tensor_type)
     for path in args.tensor_type_file:

@@ -23,13 +23,13 @@ from quantize.arguments import (
     read_importances,
 )
 from quantize.formats import available
-from quantize.recipe_files import is_recipe_file
-from quantize.recipes import ALIASES, RECIPES, find_recipe
+from quantize.plan.recipe_files import is_recipe_file
+from quantize.plan.recipes import ALIASES, RECIPES, find_recipe
 
 if TYPE_CHECKING:
-    from quantize.decide import PlanOptions
     from quantize.importance import ImportanceFile
     from quantize.pipeline import Preparation
+    from quantize.plan.decide import PlanOptions
 
 USAGE = """quantize [options] INPUT [OUTPUT.gguf] TYPE [THREADS]
        quantize lint [options] TYPE MODEL.gguf"""
@@ -155,10 +155,10 @@ def _lint(args: argparse.Namespace) -> int:
 
 
 def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    from quantize.overrides import parse_kv_override
     from quantize.pipeline import quantize
+    from quantize.plan.overrides import parse_kv_override
+    from quantize.plan.recipe_files import find_mixture
     from quantize.progress import ProgressBar
-    from quantize.recipe_files import find_mixture
     from quantize.report import result_lines
 
     source, output, type_, n_threads = _words(args.words, parser)
@@ -250,7 +250,7 @@ def _quantize_folder(
 
 
 def _options(args: argparse.Namespace) -> PlanOptions:
-    from quantize.overrides import parse_layers
+    from quantize.plan.overrides import parse_layers
 
     layers = parse_layers(args.prune_layers) if args.prune_layers else ()
     return replace(plan_options(args), prune_layers=layers)

@@ -11,11 +11,11 @@ from typing import Any
 from gguf_tools.errors import PlanError, QuantError
 from gguf_tools.shards import open_gguf
 from gguf_tools.text import size_text
-from quantize.decide import PlanOptions
-from quantize.findings import Finding, Kind
 from quantize.importance import ImportanceFile, Importances
 from quantize.pipeline import Preparation, default_output, prepare
-from quantize.recipe_files import Mixture, find_mixture
+from quantize.plan.decide import PlanOptions
+from quantize.plan.findings import Finding, Kind
+from quantize.plan.recipe_files import Mixture, find_mixture
 from quantize.roles import in_layer_ranges
 
 

@@ -1,7 +1,7 @@
 """Quantize a GGUF file: decide, lay out, fill, publish.
 
 `prepare` reads the header and decides everything, down to the exact size of the output, without reading a
-weight; `quantize` then has the outputs written (see outputs.py).
+weight; `quantize` then has the outputs written (see fill/outputs.py).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from gguf_tools.header import Endian
 from gguf_tools.shards import SPLIT_KEYS, GGUFSet, layouts_of, open_gguf, shard_paths
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
-from quantize.encode import FillJob
-from quantize.facts import ModelFacts
-from quantize.fill import Progress, no_progress
-from quantize.findings import stop_at_errors, without_codec
+from quantize.fill.encode import FillJob
+from quantize.fill.filling import Progress, no_progress
+from quantize.fill.outputs import Output, Written, write_outputs
+from quantize.fill.provenance import PROVENANCE_KEY, UNKNOWN, provenance_value
+from quantize.fill.sources import GGUFTensor, SourceTensor
 from quantize.importance import ImportanceFile, Importances, refuse_nonfinite, resolve
-from quantize.outputs import Output, Written, write_outputs
-from quantize.plan import Plan, PlanOptions, build_plan, in_file_order
-from quantize.provenance import PROVENANCE_KEY, UNKNOWN, provenance_value
-from quantize.recipe_files import Mixture, find_mixture
-from quantize.recipes import Recipe
+from quantize.plan.findings import stop_at_errors, without_codec
+from quantize.plan.model_facts import ModelFacts
+from quantize.plan.plan import Plan, PlanOptions, build_plan, in_file_order
+from quantize.plan.recipe_files import Mixture, find_mixture
+from quantize.plan.recipes import Recipe
 from quantize.roles import layer_of
-from quantize.source import GGUFTensor, SourceTensor
 
 QUANTIZATION_VERSION = 2
 """GGML_QNT_VERSION: the generation of ggml's block layouts that we write."""

@@ -7,7 +7,7 @@ import threading
 from types import TracebackType
 from typing import Any
 
-from quantize.fill import Progress
+from quantize.fill.filling import Progress
 from quantize.pipeline import Preparation
 
 # A chunk takes a fraction of a second; when the first one takes longer, kernels are being compiled.

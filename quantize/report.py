@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from gguf_tools.text import size_text
 from quantize.pipeline import Preparation, Result
-from quantize.plan import Plan, TensorPlan
+from quantize.plan.plan import Plan, TensorPlan
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:

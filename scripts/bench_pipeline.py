@@ -40,12 +40,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import imatrix
 from gguf_tools import open_gguf
+from quantize.fill.sources import GGUFTensor
 from quantize.formats.floats import f32
 from quantize.importance import Importance, ImportanceFile, ResolvedImportance, resolve
 from quantize.pipeline import prepare
-from quantize.plan import TensorPlan
-from quantize.recipes import find_recipe
-from quantize.source import GGUFTensor
+from quantize.plan.plan import TensorPlan
+from quantize.plan.recipes import find_recipe
 from tests import oracle
 from tests.checkpoints import STYLES, shapes, write_safetensors
 from tests.memory import high_water

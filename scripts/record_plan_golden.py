@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from quantize.recipes import RECIPES  # noqa: E402
+from quantize.plan.recipes import RECIPES  # noqa: E402
 from tests.quantize.layouts import LAYOUTS, write_header  # noqa: E402
 
 GOLDEN = ROOT / "tests" / "golden" / "plans" / "layouts.plans.json.gz"

@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import imatrix
 from gguf_tools import GGUFSet, open_gguf
+from quantize.fill.sources import GGUFTensor
 from quantize.formats import available, get_format
 from quantize.formats.base import ImportanceUse, QuantFormat
 from quantize.importance import resolve
-from quantize.source import GGUFTensor
 from tests.end_to_end.quantize_cases import GOLDEN, make_inputs
 
 LONGEST_BLOCK = 256

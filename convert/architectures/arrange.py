@@ -13,7 +13,7 @@ import numpy as np
 
 from convert.weights.base import BlockWeight, Weight, rows_and_cols
 from gguf_tools.ggml_types import F32, GGMLType
-from quantize.source import FLOAT_DTYPES, rows_dtype
+from quantize.fill.sources import FLOAT_DTYPES, rows_dtype
 
 
 @dataclass(frozen=True, slots=True)

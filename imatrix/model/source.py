@@ -23,7 +23,7 @@ from gguf_tools import keys
 from gguf_tools.errors import BadRequest, CheckpointError, FormatError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.shards import open_gguf
 from gguf_tools.values import Metadata
-from quantize.source import GGUFTensor, SourceTensor
+from quantize.fill.sources import GGUFTensor, SourceTensor
 
 SOFTMAX, SIGMOID = 1, 2
 

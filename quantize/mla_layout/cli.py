@@ -66,7 +66,7 @@ def mla_layout(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Non
     from imatrix.store import load
     from quantize.mla_layout.pipeline import change_layout, prepare
     from quantize.mla_layout.report import change_lines, describe, result_lines
-    from quantize.overrides import parse_overrides
+    from quantize.plan.overrides import parse_overrides
     from quantize.progress import ProgressBar
 
     overrides = parse_overrides(args.tensor_type)

@@ -25,7 +25,7 @@ from gguf_tools.ggml_types import BF16, F16, F32, Q8_0, GGMLType
 from gguf_tools.tensors import TensorInfo
 from quantize.formats import available
 from quantize.mla_layout.layouts import HeadSizes, MLALayout, Parts, part_of, parts_of, tensor_name
-from quantize.overrides import Override, find_override
+from quantize.plan.overrides import Override, find_override
 from quantize.roles import Role, file_order, in_layer_ranges
 
 _FLOATS = frozenset({F32, F16, BF16})

@@ -1,7 +1,7 @@
 """Change the layout of a GGUF file: decide, lay out, fill, publish.
 
 `prepare` reads headers and decides everything, down to the exact size of the output, without reading a
-weight; `change_layout` then has the output written (see quantize/outputs.py).
+weight; `change_layout` then has the output written (see quantize/fill/outputs.py).
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from gguf_tools.errors import BadRequest, NeedsImportance
 from gguf_tools.shards import GGUFSet, open_gguf
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata
-from quantize.decide import Decider
-from quantize.encode import FillJob
-from quantize.fill import Progress, no_progress
+from quantize.fill.encode import FillJob
+from quantize.fill.filling import Progress, no_progress
+from quantize.fill.outputs import Written, write_outputs
+from quantize.fill.provenance import PROVENANCE_KEY
+from quantize.fill.sources import GGUFTensor, SourceTensor
 from quantize.importance import ImportanceFile, Importances, ResolvedImportance, refuse_nonfinite, resolve
 from quantize.mla_layout.layouts import HeadSizes, MLALayout, find_parts, layout_of, metadata_in
 from quantize.mla_layout.moves import How, Move, dropped, plan_moves, refuse_uncodable
 from quantize.mla_layout.size_label import relabelled
 from quantize.mla_layout.sources import Encoded, HeadRows, JoinedHeads, TransposedHeads
-from quantize.outputs import Written, write_outputs
-from quantize.overrides import Override, idle_overrides
 from quantize.pipeline import Preparation, default_threads, lay_out
-from quantize.plan import Plan
-from quantize.provenance import PROVENANCE_KEY
+from quantize.plan.decide import Decider
+from quantize.plan.overrides import Override, idle_overrides
+from quantize.plan.plan import Plan
+from quantize.plan.tensor_plan import IGNORE_IMPORTANCES, IMPOSSIBLE_WITHOUT_IMPORTANCES, TensorPlan
 from quantize.roles import in_layer_ranges, tensor_role
-from quantize.source import GGUFTensor, SourceTensor
-from quantize.tensor_plan import IGNORE_IMPORTANCES, IMPOSSIBLE_WITHOUT_IMPORTANCES, TensorPlan
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import F32, GGMLType
-from quantize.chunks import ChunkTask
-from quantize.encode import FillJob, encode_chunk
+from quantize.fill.chunks import ChunkTask
+from quantize.fill.encode import FillJob, encode_chunk
+from quantize.fill.sources import FLOAT_DTYPES, SourceTensor
 from quantize.formats import get_format
 from quantize.importance import ResolvedImportance
-from quantize.source import FLOAT_DTYPES, SourceTensor
 
 
 @dataclass(frozen=True)

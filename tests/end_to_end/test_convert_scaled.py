@@ -19,9 +19,9 @@ import pytest
 import convert
 from gguf_tools import open_gguf
 from gguf_tools.ggml_types import BF16, MXFP4, NVFP4
-from quantize.decide import PlanOptions
 from quantize.formats import get_format
-from quantize.overrides import parse_overrides
+from quantize.plan.decide import PlanOptions
+from quantize.plan.overrides import parse_overrides
 from tests import oracle
 from tests.checkpoints import load_transformers, shard, transformers_checkpoint
 from tests.packers import Packed, pack_projections

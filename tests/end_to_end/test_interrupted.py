@@ -26,7 +26,7 @@ import pytest
 import convert.cli
 import gguf_tools.writer
 import quantize.cli
-import quantize.fill
+import quantize.fill.filling
 from tests.end_to_end.conftest import GOLDEN
 from tests.killing import WatchedOutputs, in_child, without_syncs  # noqa: F401
 
@@ -107,7 +107,7 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
 @contextlib.contextmanager
 def at_chunk(n: int, happening: Callable[[], object]) -> Iterator[None]:
     """Let something happen in the middle of chunk number `n` that this process encodes, counted from 0."""
-    encode = quantize.fill.encode_strips
+    encode = quantize.fill.filling.encode_strips
     count = iter(range(10**9))
 
     def encode_strips(*args: object) -> Iterator[object]:
@@ -116,7 +116,7 @@ def at_chunk(n: int, happening: Callable[[], object]) -> Iterator[None]:
         yield from encode(*args)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quantize.fill, "encode_strips", encode_strips)
+        patch.setattr(quantize.fill.filling, "encode_strips", encode_strips)
         yield
 
 
@@ -175,14 +175,14 @@ def kill_at_random(made: Made, tmp_path: Path, n_kills: int, seed: int) -> dict[
 def counted(counter: Path) -> Iterator[None]:
     """Append a byte to a file for each chunk that is encoded in this block."""
     fd = os.open(counter, os.O_WRONLY | os.O_APPEND)
-    encode = quantize.fill.encode_strips
+    encode = quantize.fill.filling.encode_strips
 
     def encode_strips(*args: object) -> Iterator[object]:
         os.write(fd, b"x")
         yield from encode(*args)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quantize.fill, "encode_strips", encode_strips)
+        patch.setattr(quantize.fill.filling, "encode_strips", encode_strips)
         yield
     os.close(fd)
 
@@ -205,13 +205,13 @@ def start(
 ) -> subprocess.CompletedProcess[str]:
     """Run a real command that gets a signal in the middle of a chunk."""
     code = f"""
-import os, signal, sys, quantize.fill
-encode, count = quantize.fill.encode_strips, iter(range(10**9))
+import os, signal, sys, quantize.fill.filling
+encode, count = quantize.fill.filling.encode_strips, iter(range(10**9))
 def encode_strips(*args):
     if next(count) == {chunk}:
         os.kill(os.getpid(), signal.{signal_name})
     yield from encode(*args)
-quantize.fill.encode_strips = encode_strips
+quantize.fill.filling.encode_strips = encode_strips
 import {"quantize" if "quantize" in COMMANDS[command] else "convert"}.cli as cli
 sys.exit(cli.main(sys.argv[1:]))
 """

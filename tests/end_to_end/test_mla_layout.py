@@ -15,9 +15,9 @@ import convert
 import imatrix
 import quantize
 from gguf_tools import GGUFSet, cli, open_gguf
-from quantize.decide import PlanOptions
 from quantize.mla_layout import change_layout
 from quantize.mla_layout.layouts import LAYOUTS, MLALayout
+from quantize.plan.decide import PlanOptions
 from tests import oracle
 from tests.checkpoints import add_mtp_layer, micro_checkpoint, to_older_spelling
 from tests.end_to_end.conftest import GOLDEN

@@ -15,9 +15,9 @@ import imatrix
 import quantize
 from gguf_tools import GGUFSet, open_gguf
 from gguf_tools.errors import NeedsImportance
+from quantize.fill.sources import GGUFTensor
 from quantize.formats import available
 from quantize.importance import ImportanceFile
-from quantize.source import GGUFTensor
 from tests import oracle
 from tests.end_to_end.conftest import GOLDEN, recorded_quantization
 

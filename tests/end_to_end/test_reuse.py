@@ -15,8 +15,8 @@ import imatrix
 import quantize
 import quantize.cli
 from gguf_tools import open_gguf
+from quantize.fill.provenance import PROVENANCE_KEY, read_provenance
 from quantize.importance import Importance, ImportanceFile
-from quantize.provenance import PROVENANCE_KEY, read_provenance
 from tests import oracle
 from tests.end_to_end.conftest import GOLDEN
 

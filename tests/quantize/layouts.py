@@ -14,7 +14,7 @@ from gguf_tools.ggml_types import BF16
 from gguf_tools.layout import FileLayout
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
-from quantize.facts import ModelFacts
+from quantize.plan.model_facts import ModelFacts
 
 N_LAYERS = 27
 N_HEADS = 16

@@ -12,9 +12,9 @@ import numpy as np
 
 from gguf_tools.ggml_types import F32, by_name
 from gguf_tools.tensors import TensorInfo
-from quantize.facts import ModelFacts
 from quantize.importance import Importance
-from quantize.plan import in_file_order
+from quantize.plan.model_facts import ModelFacts
+from quantize.plan.plan import in_file_order
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "plans"
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gguf_tools.ggml_types import F32, Q4_K, Q8_0
 from gguf_tools.layout import TensorInfo
-from quantize.chunks import tensor_chunks
+from quantize.fill.chunks import tensor_chunks
 
 TYPES = [F32, Q8_0, Q4_K]
 

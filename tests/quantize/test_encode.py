@@ -11,9 +11,9 @@ import pytest
 
 from gguf_tools.errors import BadWeights
 from gguf_tools.ggml_types import F32, GGMLType, by_name
-from quantize import encode
-from quantize.chunks import ChunkTask
-from quantize.encode import FillJob, encode_chunk, encode_strips, strips
+from quantize.fill import encode
+from quantize.fill.chunks import ChunkTask
+from quantize.fill.encode import FillJob, encode_chunk, encode_strips, strips
 from quantize.formats import get_format
 from quantize.importance import Importance, ResolvedImportance
 from tests import samples

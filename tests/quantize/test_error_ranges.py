@@ -13,7 +13,7 @@ import imatrix
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.pipeline import ConvertOptions, prepare
 from gguf_tools.scales import SCALES
-from quantize.error_ranges import ERROR_RANGES, is_ordinary
+from quantize.fill.error_ranges import ERROR_RANGES, is_ordinary
 from quantize.formats import available, get_format
 from quantize.formats.base import ImportanceUse, QuantFormat, Weights
 from tests import samples

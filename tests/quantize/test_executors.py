@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from gguf_tools.errors import BadWeights, ExecutionError
-from quantize.chunks import ChunkTask
-from quantize.executors import Executor, make_executor
+from quantize.fill.chunks import ChunkTask
+from quantize.fill.executors import Executor, make_executor
 
 TASKS = [ChunkTask("t", i, i + 1, i * 4, 4) for i in range(200)]
 

@@ -22,8 +22,8 @@ import quantize.cli
 from gguf_tools.journal import first_difference
 from gguf_tools.layout import FileLayout
 from gguf_tools.reader import GGUFFile
-from quantize import fingerprint, outputs
-from quantize.encode import FillJob
+from quantize.fill import fingerprint, outputs
+from quantize.fill.encode import FillJob
 from quantize.importance import Importance, ImportanceFile
 from tests.checkpoints import edit_config, micro_checkpoint, shard
 from tests.tokenizer_files import copy_tokenizer

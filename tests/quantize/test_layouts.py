@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from quantize.importance import Importance
-from quantize.plan import build_plan
-from quantize.recipes import RECIPES
+from quantize.plan.plan import build_plan
+from quantize.plan.recipes import RECIPES
 from tests.quantize.layouts import LAYOUTS, Layout
 from tests.quantize.recorded_plans import recorded
 

@@ -9,8 +9,8 @@ import pytest
 import quantize.cli
 from quantize.importance import Importance
 from quantize.linting import lint, lint_lines
-from quantize.plan import PlanOptions
-from quantize.recipes import RECIPES
+from quantize.plan.plan import PlanOptions
+from quantize.plan.recipes import RECIPES
 from tests.quantize.layouts import LAYOUTS, write_header
 
 

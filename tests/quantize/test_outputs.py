@@ -23,9 +23,9 @@ from gguf_tools.journal import Journal
 from gguf_tools.shards import open_gguf
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
-from quantize.encode import FillJob
-from quantize.fill import Progress, no_progress
-from quantize.outputs import Written, write_outputs
+from quantize.fill.encode import FillJob
+from quantize.fill.filling import Progress, no_progress
+from quantize.fill.outputs import Written, write_outputs
 from quantize.pipeline import lay_out
 from tests.killing import OLD, Mode, WatchedOutputs, killed_at, without_syncs  # noqa: F401
 

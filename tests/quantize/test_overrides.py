@@ -4,7 +4,7 @@ import pytest
 
 from gguf_tools.errors import BadOverride
 from gguf_tools.values import Value
-from quantize.overrides import (
+from quantize.plan.overrides import (
     find_override,
     idle_overrides,
     parse_kv_override,
@@ -14,7 +14,7 @@ from quantize.overrides import (
     parse_overrides,
     parse_type,
 )
-from quantize.pruning import Pruning
+from quantize.plan.pruning import Pruning
 
 
 def test_an_override_is_found_anywhere_in_a_name_in_any_case() -> None:

@@ -10,16 +10,16 @@ from gguf_tools.errors import BadImportance, BadOverride, BadRequest, NeedsImpor
 from gguf_tools.ggml_types import BF16, F16, F32, I2_S, Q4_K, Q6_K, Q8_0, by_name
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
-from quantize.facts import ModelFacts
-from quantize.findings import without_codec
 from quantize.formats import available, get_format
 from quantize.formats.base import ImportanceUse
 from quantize.importance import Importance
-from quantize.outtypes import outtype_plan, resolve_outtype
-from quantize.overrides import parse_overrides
-from quantize.plan import Plan, PlanOptions, build_plan, in_file_order
-from quantize.recipes import RECIPES
-from quantize.tensor_plan import IGNORE_IMPORTANCES, IMPOSSIBLE_WITHOUT_IMPORTANCES
+from quantize.plan.converter_types import outtype_plan, resolve_outtype
+from quantize.plan.findings import without_codec
+from quantize.plan.model_facts import ModelFacts
+from quantize.plan.overrides import parse_overrides
+from quantize.plan.plan import Plan, PlanOptions, build_plan, in_file_order
+from quantize.plan.recipes import RECIPES
+from quantize.plan.tensor_plan import IGNORE_IMPORTANCES, IMPOSSIBLE_WITHOUT_IMPORTANCES
 from tests.quantize.recorded_plans import FACTS, importances_for, recorded, tensors_of
 
 REFUSED_WITHOUT = {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "IQ3_XXS", "IQ3_XS", "Q2_K_S"}

@@ -9,7 +9,7 @@ from gguf_tools.ggml_types import F32
 from gguf_tools.layout import FileLayout
 from quantize import progress
 from quantize.pipeline import Output, Preparation
-from quantize.plan import Plan
+from quantize.plan.plan import Plan
 from quantize.progress import ProgressBar
 
 

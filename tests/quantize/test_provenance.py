@@ -16,8 +16,7 @@ from gguf_tools.shards import layouts_of, open_gguf, shard_paths
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Kind, Value
 from gguf_tools.writer import GGUFWriter
-from quantize.importance import Importance, ResolvedImportance
-from quantize.provenance import (
+from quantize.fill.provenance import (
     PROVENANCE_KEY,
     UNKNOWN,
     RowsDigest,
@@ -26,6 +25,7 @@ from quantize.provenance import (
     read_provenance,
     tensor_provenance,
 )
+from quantize.importance import Importance, ResolvedImportance
 from tests import samples
 
 INFO = TensorInfo("blk.0.ffn_up_exps.weight", (2, 4, 64), Q4_0)

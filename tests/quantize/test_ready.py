@@ -12,13 +12,13 @@ import pytest
 
 from gguf_tools.ggml_types import BF16, F32, Q4_0, Q8_0, by_name
 from gguf_tools.tensors import TensorInfo
-from quantize import outputs, ready
-from quantize.encode import FillJob
-from quantize.fill import no_progress
+from quantize.fill import outputs, precompile
+from quantize.fill.encode import FillJob
+from quantize.fill.filling import no_progress
+from quantize.fill.outputs import write_outputs
+from quantize.fill.precompile import Encoding, compile_all
 from quantize.importance import Importance, ResolvedImportance
-from quantize.outputs import write_outputs
 from quantize.pipeline import lay_out
-from quantize.ready import Encoding, compile_all
 from tests import samples
 
 REPOSITORY = Path(__file__).parents[2]
@@ -27,8 +27,8 @@ NOTHING_MORE = """
 import sys
 import numpy as np
 from quantize.formats import get_format
-from quantize.ready import Encoding
-from quantize.source import FLOAT_DTYPES
+from quantize.fill.precompile import Encoding
+from quantize.fill.sources import FLOAT_DTYPES
 from gguf_tools.ggml_types import F32, by_name
 
 def signatures():
@@ -81,9 +81,9 @@ def test_nothing_is_left_to_compile(source: str) -> None:
 
 def test_another_process_leaves_kernels_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(ready, "_PATIENCE_SECONDS", 0)
+    monkeypatch.setattr(precompile, "_PATIENCE_SECONDS", 0)
     waiting = iter([Encoding("BF16", "Q8_0", False), Encoding("F32", "TQ2_0", False)])
-    ready._help(waiting, Event())
+    precompile._help(waiting, Event())
     assert {path.name.split(".")[0] for path in tmp_path.rglob("*.nbi")} == {"q8_0", "tq2_0"}
     assert next(waiting, None) is None
 
@@ -92,7 +92,7 @@ def test_another_process_leaves_kernels_in_the_cache(tmp_path: Path, monkeypatch
 def compiled_here(monkeypatch: pytest.MonkeyPatch) -> list[Encoding]:
     """Return what this process is asked to compile, which it doesn't do."""
     asked: list[Encoding] = []
-    monkeypatch.setattr(ready, "_compile", asked.append)
+    monkeypatch.setattr(precompile, "_compile", asked.append)
     return asked
 
 
@@ -111,7 +111,7 @@ def test_each_is_compiled_once_and_alone_if_it_is_quick(
 def test_a_process_that_is_of_no_help_does_no_harm(
     compiled_here: list[Encoding], executable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ready, "_PATIENCE_SECONDS", 0)
+    monkeypatch.setattr(precompile, "_PATIENCE_SECONDS", 0)
     monkeypatch.setattr(sys, "executable", executable)
     compile_all(ENCODINGS, n_threads=3)
     assert set(compiled_here) <= set(ENCODINGS)
@@ -121,7 +121,7 @@ def test_an_error_leaves_no_one_waiting(monkeypatch: pytest.MonkeyPatch) -> None
     def fail(encoding: Encoding) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ready, "_compile", fail)
+    monkeypatch.setattr(precompile, "_compile", fail)
     with pytest.raises(KeyboardInterrupt):
         compile_all(ENCODINGS, n_threads=2)
 

@@ -7,10 +7,10 @@ import pytest
 
 from gguf_tools.errors import BadOverride, BadRequest
 from gguf_tools.ggml_types import F16, Q5_0, Q8_0
-from quantize.decide import PlanOptions
-from quantize.overrides import parse_overrides
-from quantize.recipe_files import find_mixture, is_recipe_file, read_recipe_file
-from quantize.recipes import RECIPES
+from quantize.plan.decide import PlanOptions
+from quantize.plan.overrides import parse_overrides
+from quantize.plan.recipe_files import find_mixture, is_recipe_file, read_recipe_file
+from quantize.plan.recipes import RECIPES
 
 YAML = r"""
 name: attention-8bit

@@ -4,9 +4,9 @@ import pytest
 
 from gguf_tools.errors import BadRequest
 from gguf_tools.ggml_types import by_name
-from quantize.fallback import SMALLER_BLOCKS, fit
-from quantize.overrides import parse_override
-from quantize.recipes import ALIASES, RECIPES, find_recipe
+from quantize.plan.fallback import SMALLER_BLOCKS, fit
+from quantize.plan.overrides import parse_override
+from quantize.plan.recipes import ALIASES, RECIPES, find_recipe
 from tests.quantize.recorded_plans import recorded
 
 

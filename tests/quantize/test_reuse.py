@@ -19,14 +19,14 @@ from gguf_tools.shards import open_gguf, shard_paths
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
 from gguf_tools.writer import GGUFWriter
-from quantize import fill as fill_module
-from quantize.chunks import ChunkTask
-from quantize.encode import FillJob, encode_strips
-from quantize.fill import no_progress
+from quantize.fill import filling
+from quantize.fill.chunks import ChunkTask
+from quantize.fill.encode import FillJob, encode_strips
+from quantize.fill.filling import no_progress
+from quantize.fill.outputs import Written, write_outputs
+from quantize.fill.provenance import PROVENANCE_KEY, UNKNOWN, RowsDigest, provenance_value, read_provenance
 from quantize.importance import Importance, ResolvedImportance
-from quantize.outputs import Written, write_outputs
 from quantize.pipeline import lay_out
-from quantize.provenance import PROVENANCE_KEY, UNKNOWN, RowsDigest, provenance_value, read_provenance
 from tests import samples
 from tests.killing import Mode, killed_at
 
@@ -115,7 +115,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             names.append(task.tensor)
         yield from encode_strips(task, target, job, digest)
 
-    monkeypatch.setattr(fill_module, "encode_strips", counted)
+    monkeypatch.setattr(filling, "encode_strips", counted)
     return names
 
 

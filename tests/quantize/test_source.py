@@ -15,8 +15,8 @@ from gguf_tools.layout import FileLayout
 from gguf_tools.shards import open_gguf
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.writer import GGUFWriter
+from quantize.fill.sources import GGUFTensor
 from quantize.formats import get_format
-from quantize.source import GGUFTensor
 from tests import samples
 
 SHAPE = (2, 3, 64)

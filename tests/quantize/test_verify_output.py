@@ -20,14 +20,11 @@ from gguf_tools.ggml_types import F32, GGMLType, by_name
 from gguf_tools.header import Endian
 from gguf_tools.layout import FileLayout
 from gguf_tools.tensors import TensorInfo
-from quantize import verify_output as module
-from quantize.chunks import ChunkTask, layout_chunks
-from quantize.encode import FillJob, encode_chunk
-from quantize.error_ranges import ERROR_RANGES
-from quantize.formats import available, get_format
-from quantize.formats.base import ImportanceUse
-from quantize.importance import Importance, ResolvedImportance
-from quantize.verify_output import (
+from quantize.fill import verify
+from quantize.fill.chunks import ChunkTask, layout_chunks
+from quantize.fill.encode import FillJob, encode_chunk
+from quantize.fill.error_ranges import ERROR_RANGES
+from quantize.fill.verify import (
     SAMPLE_ROWS,
     SAMPLE_RUNS,
     SAMPLE_WEIGHTS,
@@ -35,6 +32,9 @@ from quantize.verify_output import (
     together,
     verify_output,
 )
+from quantize.formats import available, get_format
+from quantize.formats.base import ImportanceUse
+from quantize.importance import Importance, ResolvedImportance
 from tests import samples
 
 SHAPE = (3, 12, 256)
@@ -81,7 +81,7 @@ class File:
         stored = np.frombuffer(self.data, np.uint8)[offset : offset + info.n_bytes]
         return stored.reshape(info.n_rows, info.row_bytes)
 
-    def verify(self) -> module.Verification:
+    def verify(self) -> verify.Verification:
         self.path.write_bytes(self.data)
         return verify_output(self.path, self.layout, self.job)
 
@@ -175,7 +175,7 @@ def test_what_is_reported(tmp_path: Path) -> None:
     assert verified.worst.relative == pytest.approx(error, rel=1e-6)
     text = f"verified 27,648 weights of 3 tensors: worst relative error {100 * error:.3g}% (b, Q4_0)"
     assert str(verified) == text
-    both = together([verified, module.Verification(10, 1, None)])
+    both = together([verified, verify.Verification(10, 1, None)])
     assert (both.n_weights, both.n_tensors, both.worst) == (27658, 4, verified.worst)
     assert str(together([])) == "verified 0 weights of 0 tensors"
 
@@ -348,7 +348,7 @@ def test_a_kernel_that_is_wrong_whenever_it_is_asked(
     def same_fault(task: ChunkTask, target: GGMLType, job: FillJob) -> npt.NDArray[np.uint8]:
         return rows[task.row_start : task.row_stop].reshape(-1)
 
-    monkeypatch.setattr(module, "encode_chunk", same_fault)
+    monkeypatch.setattr(verify, "encode_chunk", same_fault)
     text = file.refusal()
     assert f"{file.path}: t: relative error " in text
     assert f"{type_} is not computed right on this machine" in text

@@ -16,10 +16,10 @@ from gguf_tools.shards import layouts_of, shard_paths
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
 from gguf_tools.writer import GGUFWriter
+from quantize.fill.provenance import PROVENANCE_KEY, provenance_value
 from quantize.mla_layout.layouts import HeadSizes, tensor_name
 from quantize.mla_layout.pipeline import change_layout
-from quantize.overrides import parse_overrides
-from quantize.provenance import PROVENANCE_KEY, provenance_value
+from quantize.plan.overrides import parse_overrides
 from tests.quantize.mla_layout.models import KV, SIZES, K, V, any_bytes, infos_of, keys_of, model, raw, write
 
 REGROUPED = [

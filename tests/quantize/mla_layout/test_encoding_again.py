@@ -17,7 +17,7 @@ from quantize.importance import Importance
 from quantize.mla_layout.layouts import HeadSizes, MLALayout, parts_of, tensor_name
 from quantize.mla_layout.pipeline import change_layout, prepare
 from quantize.mla_layout.report import change_lines
-from quantize.overrides import parse_overrides
+from quantize.plan.overrides import parse_overrides
 from quantize.roles import Role
 from tests.quantize.mla_layout.models import KV, K, V, keys_of, model, raw, write
 
@@ -114,8 +114,8 @@ def test_bytes_do_not_depend_on_threads_or_chunks(
     path = wide_model(tmp_path / "in.gguf", "split", {K: Q5_0, V: Q4_0})
     overrides = parse_overrides(["attn_kv_b=Q4_0"])
     change_layout(path, tmp_path / "a.gguf", "both", overrides=overrides)
-    monkeypatch.setattr("quantize.chunks.tensor_chunks.__defaults__", (None, 64 * 37, 0))
-    monkeypatch.setattr("quantize.chunks.layout_chunks.__defaults__", (64 * 37, 0))
+    monkeypatch.setattr("quantize.fill.chunks.tensor_chunks.__defaults__", (None, 64 * 37, 0))
+    monkeypatch.setattr("quantize.fill.chunks.layout_chunks.__defaults__", (64 * 37, 0))
     change_layout(path, tmp_path / "b.gguf", "both", overrides=overrides, n_threads=n_threads)
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
 

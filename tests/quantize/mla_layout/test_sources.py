@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gguf_tools.ggml_types import BF16, F16, F32, Q4_0, GGMLType
+from quantize.fill.sources import FLOAT_DTYPES
 from quantize.formats import get_format
 from quantize.mla_layout.sources import Encoded, HeadRows, JoinedHeads, TransposedHeads
-from quantize.source import FLOAT_DTYPES
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.header import encode_value
 from gguf_tools.layout import FileLayout
 from gguf_tools.values import Kind, Value
-from quantize.chunks import CHUNK_ELEMS
-from quantize.encode import FillJob
+from quantize.fill.chunks import CHUNK_ELEMS
+from quantize.fill.encode import FillJob
 
 BYTES_VERSION = 1
 """Goes up when the same plan and source would give other bytes: then nobody goes on with an old partial, nor

@@ -13,13 +13,13 @@ from enum import StrEnum
 
 from gguf_tools.errors import BadImportance, BadRequest, NeedsImportance, QuantError, ToolkitError
 from gguf_tools.tensors import TensorInfo
-from quantize.decide import Decider, PlanOptions
-from quantize.facts import ARCHITECTURES_WITH_OWN_RULES, ModelFacts
 from quantize.formats import available
 from quantize.importance import ONE_ROW_FOR_ALL, Importances
-from quantize.overrides import idle_overrides
+from quantize.plan.decide import Decider, PlanOptions
+from quantize.plan.model_facts import ARCHITECTURES_WITH_OWN_RULES, ModelFacts
+from quantize.plan.overrides import idle_overrides
+from quantize.plan.tensor_plan import TensorPlan
 from quantize.roles import in_layer_ranges, sibling_with_same_activations
-from quantize.tensor_plan import TensorPlan
 
 _NAMED_IN_A_NOTE = 3
 

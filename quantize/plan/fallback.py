@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gguf_tools.ggml_types import F16, GGMLType, by_name
-from quantize.overrides import Override
+from quantize.plan.overrides import Override
 
 SMALLER_BLOCKS: dict[str, str] = {
     "IQ1_S": "IQ4_NL",

@@ -19,21 +19,21 @@ from gguf_tools.errors import BadTensor, ToolkitError
 from gguf_tools.journal import Journal, journal_path
 from gguf_tools.layout import FileLayout
 from gguf_tools.writer import PARTIAL_SUFFIX, GGUFWriter, refuse_inputs
-from quantize.chunks import tensor_chunks
-from quantize.encode import FillJob
-from quantize.executors import make_executor
-from quantize.fill import Filling, Part, Progress
-from quantize.fingerprint import describe_run
-from quantize.provenance import (
+from quantize.fill.chunks import tensor_chunks
+from quantize.fill.encode import FillJob
+from quantize.fill.executors import make_executor
+from quantize.fill.filling import Filling, Part, Progress
+from quantize.fill.fingerprint import describe_run
+from quantize.fill.precompile import compile_all
+from quantize.fill.provenance import (
     PROVENANCE_KEY,
     UNKNOWN,
     digest_importance,
     provenance_value,
     tensor_provenance,
 )
-from quantize.ready import compile_all
-from quantize.reuse import OldFiles, OldTensor
-from quantize.verify_output import Verification, together, verify_output
+from quantize.fill.reuse import OldFiles, OldTensor
+from quantize.fill.verify import Verification, together, verify_output
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def write_outputs(
     inputs   files that are being read, which no output may replace
     restart  forget what an interrupted run has left
     reuse    older files that may have some of the tensors, see reuse.py; an output may replace them
-    verify   check every output before it is published, see verify_output.py
+    verify   check every output before it is published, see verify.py
     raises   ExecutionError for the first chunk that fails, OutputError for a file that can't be written, and
              for what another run has left; what is done stays for the next run
     """

@@ -19,15 +19,15 @@ import numpy as np
 
 from gguf_tools.errors import ToolkitError
 from gguf_tools.ggml_types import GGMLType, by_name
-from quantize.encode import FillJob
+from quantize.fill.encode import FillJob
+from quantize.fill.sources import FLOAT_DTYPES, rows_dtype
 from quantize.formats import get_format
-from quantize.source import FLOAT_DTYPES, rows_dtype
-from quantize.tensor_plan import IGNORE_IMPORTANCES
+from quantize.plan.tensor_plan import IGNORE_IMPORTANCES
 
 _PATIENCE_SECONDS = 1.0
 """Loading what is in the cache takes less."""
 
-_SERVE = "import sys; sys.path.insert(0, sys.argv[1]); from quantize.ready import serve; serve()"
+_SERVE = "import sys; sys.path.insert(0, sys.argv[1]); from quantize.fill.precompile import serve; serve()"
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _help(waiting: Iterator[Encoding], stop: Event) -> None:
     """Have a process of its own compile some of `waiting`, if all of it takes long."""
     if stop.wait(_PATIENCE_SECONDS):
         return
-    command = [sys.executable, "-c", _SERVE, str(Path(__file__).parents[1])]
+    command = [sys.executable, "-c", _SERVE, str(Path(__file__).parents[2])]
     with (
         suppress(OSError),
         subprocess.Popen(

@@ -32,9 +32,9 @@ from typing import Any
 
 from gguf_tools.errors import BadOverride, BadRequest
 from gguf_tools.ggml_types import GGMLType
-from quantize.decide import PlanOptions
-from quantize.overrides import Override, parse_override, parse_type
-from quantize.recipes import Recipe, find_recipe
+from quantize.plan.decide import PlanOptions
+from quantize.plan.overrides import Override, parse_override, parse_type
+from quantize.plan.recipes import Recipe, find_recipe
 
 _SUFFIXES = (".json", ".yaml", ".yml")
 _NAME = re.compile(r"[\w.+-]+")

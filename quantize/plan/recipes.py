@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gguf_tools.errors import BadRequest
-from quantize.facts import ModelFacts
+from quantize.plan.model_facts import ModelFacts
 from quantize.roles import Role
 
 

@@ -27,10 +27,10 @@ from enum import Enum
 from gguf_tools.errors import BadOverride, BadRequest, NoFallback
 from gguf_tools.ggml_types import GGMLType, by_name
 from gguf_tools.tensors import TensorInfo
-from quantize.facts import ModelFacts
-from quantize.fallback import fit
-from quantize.overrides import Override, find_override
-from quantize.recipes import V_LIKE, Recipe, Situation
+from quantize.plan.fallback import fit
+from quantize.plan.model_facts import ModelFacts
+from quantize.plan.overrides import Override, find_override
+from quantize.plan.recipes import V_LIKE, Recipe, Situation
 from quantize.roles import Role, TensorRole, file_order, in_layer_ranges
 
 

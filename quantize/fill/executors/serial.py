@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from quantize.chunks import ChunkTask
-from quantize.executors import task_error
+from quantize.fill.chunks import ChunkTask
+from quantize.fill.executors import task_error
 
 
 class SerialExecutor:

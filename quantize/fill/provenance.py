@@ -26,11 +26,11 @@ from gguf_tools.ggml_types import GGMLType
 from gguf_tools.reader import GGUFSource
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Kind, Value
-from quantize.chunks import CHUNK_ELEMS
-from quantize.fingerprint import BYTES_VERSION
+from quantize.fill.chunks import CHUNK_ELEMS
+from quantize.fill.fingerprint import BYTES_VERSION
+from quantize.fill.sources import rows_dtype
 from quantize.importance import ResolvedImportance
-from quantize.source import rows_dtype
-from quantize.tensor_plan import IGNORE_IMPORTANCES
+from quantize.plan.tensor_plan import IGNORE_IMPORTANCES
 
 PROVENANCE_KEY = "gguf_tools.provenance"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from gguf_tools.errors import ExecutionError, ToolkitError
-from quantize.chunks import ChunkTask
+from quantize.fill.chunks import ChunkTask
 
 
 class Executor(Protocol):
@@ -26,7 +26,7 @@ def task_error(task: ChunkTask | None, cause: Exception) -> ExecutionError:
 
 def make_executor(n_threads: int) -> Executor:
     """Return the executor for `n_threads` workers."""
-    from quantize.executors.serial import SerialExecutor
-    from quantize.executors.threads import ThreadExecutor
+    from quantize.fill.executors.serial import SerialExecutor
+    from quantize.fill.executors.threads import ThreadExecutor
 
     return SerialExecutor() if n_threads == 1 else ThreadExecutor(n_threads)

@@ -27,12 +27,12 @@ from gguf_tools.layout import FileLayout
 from gguf_tools.reader import GGUFFile
 from gguf_tools.scales import count_nonfinite
 from gguf_tools.tensors import TensorInfo
-from quantize.chunks import ChunkTask
-from quantize.encode import FillJob, encode_chunk
-from quantize.error_ranges import ERROR_RANGES, is_ordinary
+from quantize.fill.chunks import ChunkTask
+from quantize.fill.encode import FillJob, encode_chunk
+from quantize.fill.error_ranges import ERROR_RANGES, is_ordinary
+from quantize.fill.sources import GGUFTensor
 from quantize.formats import get_format
-from quantize.source import GGUFTensor
-from quantize.tensor_plan import IGNORE_IMPORTANCES
+from quantize.plan.tensor_plan import IGNORE_IMPORTANCES
 
 SAMPLE_RUNS = 8
 SAMPLE_ROWS = 64

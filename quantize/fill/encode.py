@@ -14,15 +14,15 @@ import numpy as np
 
 from gguf_tools.errors import BadWeights
 from gguf_tools.ggml_types import BF16, F16, F32, GGMLType
-from quantize.chunks import ChunkTask
-from quantize.finite import check_finite, first_nonfinite
+from quantize.fill.chunks import ChunkTask
+from quantize.fill.nonfinite import check_finite, first_nonfinite
+from quantize.fill.sources import SourceTensor
 from quantize.formats import get_format
 from quantize.formats.base import Rows
 from quantize.importance import ResolvedImportance
-from quantize.source import SourceTensor
 
 if TYPE_CHECKING:
-    from quantize.provenance import RowsDigest
+    from quantize.fill.provenance import RowsDigest
 
 STRIP_ELEMS = 256 * 1024
 """About how many weights are encoded at a time: as float32 they take half of a core's second cache."""

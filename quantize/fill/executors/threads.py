@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 
-from quantize.chunks import ChunkTask
-from quantize.executors import task_error
+from quantize.fill.chunks import ChunkTask
+from quantize.fill.executors import task_error
 
 # How often the main thread looks up: long enough to cost nothing, short enough that ctrl-C feels immediate.
 _POLL_SECONDS = 0.2

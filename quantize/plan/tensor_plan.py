@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gguf_tools.ggml_types import GGMLType
 from gguf_tools.tensors import TensorInfo
-from quantize.decide import Decider
+from quantize.plan.decide import Decider
 from quantize.roles import Role
 
 IMPOSSIBLE_WITHOUT_IMPORTANCES = frozenset({"IQ1_S", "IQ2_XXS", "IQ2_XS"})

@@ -20,11 +20,11 @@ from gguf_tools.header import Endian
 from gguf_tools.reader import GGUFFile
 from gguf_tools.shards import GGUFSet, open_gguf
 from gguf_tools.tensors import TensorInfo
-from quantize.chunks import ChunkTask
-from quantize.encode import FillJob, encode_chunk
-from quantize.provenance import UNKNOWN, digest_importance, read_provenance, tensor_provenance
-from quantize.source import GGUFTensor
-from quantize.verify_output import sample_rows
+from quantize.fill.chunks import ChunkTask
+from quantize.fill.encode import FillJob, encode_chunk
+from quantize.fill.provenance import UNKNOWN, digest_importance, read_provenance, tensor_provenance
+from quantize.fill.sources import GGUFTensor
+from quantize.fill.verify import sample_rows
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from gguf_tools.endian import swap_bytes
 from gguf_tools.ggml_types import GGMLType
 from gguf_tools.journal import Journal
 from gguf_tools.writer import GGUFWriter
-from quantize.chunks import ChunkTask, layout_chunks, tensor_chunks
-from quantize.encode import FillJob, encode_strips
-from quantize.executors import Executor
-from quantize.provenance import UNKNOWN, RowsDigest
-from quantize.ready import Encoding
-from quantize.reuse import Candidate, OldFiles, OldTensor
+from quantize.fill.chunks import ChunkTask, layout_chunks, tensor_chunks
+from quantize.fill.encode import FillJob, encode_strips
+from quantize.fill.executors import Executor
+from quantize.fill.precompile import Encoding
+from quantize.fill.provenance import UNKNOWN, RowsDigest
+from quantize.fill.reuse import Candidate, OldFiles, OldTensor
 
 Progress = Callable[[int], None]
 """Called after every chunk with the number of bytes written; from any thread."""

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from gguf_tools.errors import BadRequest
 from gguf_tools.ggml_types import BF16, F16, F32, Q8_0, GGMLType
 from gguf_tools.tensors import TensorInfo
-from quantize.decide import Decider
-from quantize.findings import fallbacks
-from quantize.plan import Plan, TensorPlan
+from quantize.plan.decide import Decider
+from quantize.plan.findings import fallbacks
+from quantize.plan.plan import Plan, TensorPlan
 from quantize.roles import float32_reason, tensor_role
 
 OUTTYPES: dict[str, GGMLType] = {"f32": F32, "f16": F16, "bf16": BF16, "q8_0": Q8_0}

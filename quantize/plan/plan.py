@@ -13,14 +13,14 @@ from typing import Any
 
 from gguf_tools.errors import BadImportance
 from gguf_tools.tensors import TensorInfo
-from quantize.decide import Candidate, Decision, PlanOptions, decide
-from quantize.facts import ModelFacts
-from quantize.findings import Finding, find_all, stop_at_errors
 from quantize.importance import Importances, resolve
-from quantize.pruning import Pruning
-from quantize.recipes import Recipe
+from quantize.plan.decide import Candidate, Decision, PlanOptions, decide
+from quantize.plan.findings import Finding, find_all, stop_at_errors
+from quantize.plan.model_facts import ModelFacts
+from quantize.plan.pruning import Pruning
+from quantize.plan.recipes import Recipe
+from quantize.plan.tensor_plan import IMPOSSIBLE_WITHOUT_IMPORTANCES, TensorPlan
 from quantize.roles import Role, file_order, tensor_role
-from quantize.tensor_plan import IMPOSSIBLE_WITHOUT_IMPORTANCES, TensorPlan
 
 __all__ = ["Plan", "PlanOptions", "TensorPlan", "build_plan", "in_file_order"]
 

@@ -1,0 +1,1 @@
+"""Filling the byte ranges of an output, and publishing it when it is whole."""
