@@ -92,7 +92,7 @@ def plain_loop(model: str, text: str, n_chunks: str, n_threads: str, dtype: str)
 
 def llama(gguf: str, n_chunks: str, n_threads: str) -> None:
     """Decode random tokens a chunk at a time."""
-    from tests import oracle
+    from tests.support import oracle
 
     with oracle.Model(gguf) as model:
         for chunk in range(int(n_chunks)):

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from quantize.formats import available, get_format
 from quantize.formats.base import ImportanceUse, QuantFormat
-from tests import oracle
+from tests.support import oracle
 
 OURS_ROWS = 512
 SLOW = 100

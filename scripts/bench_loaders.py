@@ -30,7 +30,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import convert
-from tests.checkpoints import write_checkpoint
+from tests.support.checkpoints import write_checkpoint
 
 CHUNK_BYTES = 8 << 20
 NAME = "model.layers.0.mlp.up_proj"

@@ -46,9 +46,9 @@ from gguf_tools.layout import FileLayout
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
 from gguf_tools.writer import GGUFWriter
-from tests.checkpoints import STYLES, shapes
-from tests.memory import high_water
-from tests.tokenizer_files import VOCAB_SIZES, copy_tokenizer
+from tests.support.checkpoints import STYLES, shapes
+from tests.support.memory import high_water
+from tests.support.tokenizer_files import VOCAB_SIZES, copy_tokenizer
 
 ROOT = Path(__file__).parents[1]
 SHARD_BYTES = 4_300_000_000

@@ -46,10 +46,10 @@ from quantize.importance import Importance, ImportanceFile, ResolvedImportance, 
 from quantize.pipeline import prepare
 from quantize.plan.plan import TensorPlan
 from quantize.plan.recipes import find_recipe
-from tests import oracle
-from tests.checkpoints import STYLES, shapes, write_safetensors
-from tests.memory import high_water
-from tests.tokenizer_files import copy_tokenizer
+from tests.support import oracle
+from tests.support.checkpoints import STYLES, shapes, write_safetensors
+from tests.support.memory import high_water
+from tests.support.tokenizer_files import copy_tokenizer
 
 ROOT = Path(__file__).parents[1]
 SIZES = {

@@ -5,7 +5,7 @@
 Without types everything is made anew. With types the samples stay and only those types are recorded. The
 rows and importances are kept too, so that the bytes stay valid when numpy's generators change:
 
-    samples.npz   rows              float32 (n_rows, 256), one row of each kind of tests/samples.py
+    samples.npz   rows              float32 (n_rows, 256), one row of each kind of tests/support/samples.py
                   KIND              float32 (256,), importances of this kind
     TYPE.npz      none, KIND        uint8 (n_rows, bytes of a row), from ggml_quantize_chunk without and with
                                     importances; zeros for a row on which it aborts
@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from quantize.formats import available, get_format  # noqa: E402
 from quantize.formats.base import ImportanceUse  # noqa: E402
-from tests import oracle, samples  # noqa: E402
+from tests.support import oracle, samples  # noqa: E402
 
 FOLDER = ROOT / "tests" / "golden" / "formats"
 SAMPLES = FOLDER / "samples.npz"

@@ -1,4 +1,4 @@
-"""Record llama-quantize's plans for the layouts of tests/quantize/layouts.py.
+"""Record llama-quantize's plans for the layouts of tests/quantize/plan/layouts.py.
 
     python scripts/record_plan_golden.py LLAMA_QUANTIZE "llama.cpp 0c1e57098"
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from quantize.plan.recipes import RECIPES  # noqa: E402
-from tests.quantize.layouts import LAYOUTS, write_header  # noqa: E402
+from tests.quantize.plan.layouts import LAYOUTS, write_header  # noqa: E402
 
 GOLDEN = ROOT / "tests" / "golden" / "plans" / "layouts.plans.json.gz"
 MATRIX = ROOT / "tests" / "golden" / "imatrix" / "tiny-deepseek-v3.imatrix.gguf"

@@ -1,4 +1,4 @@
-"""Record what llama-gguf-split writes for the cases of tests/gguf_tools/split_cases.py.
+"""Record what llama-gguf-split writes for the cases of tests/gguf_tools/edit/split_cases.py.
 
     python scripts/record_split_golden.py LLAMA_GGUF_SPLIT "llama.cpp 0c1e57098"
 
@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.gguf_tools.split_cases import CASES, Case, hashes, make_input  # noqa: E402
+from tests.gguf_tools.edit.split_cases import CASES, Case, hashes, make_input  # noqa: E402
 
 GOLDEN = ROOT / "tests" / "golden" / "split" / "shards.json"
 

@@ -5,7 +5,7 @@ is about twice the largest that generated rows have: normal, Laplace's, uniform,
 of one size, with zeros among them, without importances and with several kinds of them; and at most 1, which
 is what zeros would give. (Only IQ1_M is allowed more: without importances it does worse than zeros to ternary
 weights.) Every matrix of the trained model in tests/golden stays below two thirds of its limit, or below 85%
-for the ternary types; tests/quantize/test_error_ranges.py measures all this anew.
+for the ternary types; tests/quantize/fill/test_error_ranges.py measures all this anew.
 
 Such limits hold for rows that are spread like trained ones. Where a few weights are much larger than all the
 others, a type whose grid has no zero (most IQ types) makes the others larger than they were, in ggml as here:

@@ -9,7 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.checkpoints import add_mtp_layer, edit_config, micro_checkpoint, shard, to_fp8, to_older_spelling
+from tests.support.checkpoints import (
+    add_mtp_layer,
+    edit_config,
+    micro_checkpoint,
+    shard,
+    to_fp8,
+    to_older_spelling,
+)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import convert
-from tests.tokenizer_files import copy_tokenizer
+from tests.support.tokenizer_files import copy_tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 Recorded = dict[str, Any]

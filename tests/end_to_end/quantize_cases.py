@@ -14,8 +14,8 @@ import shutil
 from pathlib import Path
 
 import convert
-from tests.checkpoints import edit_config, edit_tensors
-from tests.tokenizer_files import copy_tokenizer
+from tests.support.checkpoints import edit_config, edit_tensors
+from tests.support.tokenizer_files import copy_tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -18,8 +18,8 @@ import gguf_tools.cli
 import imatrix.cli
 import quantize.cli
 from gguf_tools import open_gguf
-from tests.checkpoints import edit_config, edit_tensors
 from tests.end_to_end.conftest import GOLDEN
+from tests.support.checkpoints import edit_config, edit_tensors
 
 MATRIX = GOLDEN / "imatrix" / "tiny-deepseek-v3.imatrix.gguf"
 MAINS = {

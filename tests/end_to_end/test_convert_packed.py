@@ -14,10 +14,10 @@ import pytest
 
 import convert
 from gguf_tools import open_gguf
-from tests import oracle
-from tests.checkpoints import load_transformers, shard, transformers_checkpoint
-from tests.packers import Packed, awq_gemm, gptq, nf4, pack_projections
-from tests.tokenizer_files import VOCAB_SIZES, copy_tokenizer
+from tests.support import oracle
+from tests.support.checkpoints import load_transformers, shard, transformers_checkpoint
+from tests.support.packers import Packed, awq_gemm, gptq, nf4, pack_projections
+from tests.support.tokenizer_files import VOCAB_SIZES, copy_tokenizer
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")

@@ -13,8 +13,8 @@ import pytest
 import convert
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights import open_weights
-from tests import oracle
-from tests.checkpoints import (
+from tests.support import oracle
+from tests.support.checkpoints import (
     load_transformers,
     shard,
     to_fp8,
@@ -22,7 +22,7 @@ from tests.checkpoints import (
     transformers_checkpoint,
     write_checkpoint,
 )
-from tests.tokenizer_files import VOCAB_SIZES, copy_tokenizer
+from tests.support.tokenizer_files import VOCAB_SIZES, copy_tokenizer
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")

@@ -22,11 +22,11 @@ from gguf_tools.ggml_types import BF16, MXFP4, NVFP4
 from quantize.formats import get_format
 from quantize.plan.decide import PlanOptions
 from quantize.plan.overrides import parse_overrides
-from tests import oracle
-from tests.checkpoints import load_transformers, shard, transformers_checkpoint
-from tests.packers import Packed, pack_projections
-from tests.scaled_packers import fp8, mxfp4, nvfp4, packed_integers
-from tests.tokenizer_files import VOCAB_SIZES, copy_tokenizer
+from tests.support import oracle
+from tests.support.checkpoints import load_transformers, shard, transformers_checkpoint
+from tests.support.packers import Packed, pack_projections
+from tests.support.scaled_packers import fp8, mxfp4, nvfp4, packed_integers
+from tests.support.tokenizer_files import VOCAB_SIZES, copy_tokenizer
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")

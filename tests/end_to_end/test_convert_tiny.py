@@ -13,9 +13,9 @@ import pytest
 
 import convert
 from gguf_tools import Value, open_gguf
-from tests import oracle
-from tests.checkpoints import load_transformers
 from tests.end_to_end.conftest import recorded_conversion
+from tests.support import oracle
+from tests.support.checkpoints import load_transformers
 
 OUTTYPES = ["f32", "f16", "bf16", "q8_0"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from gguf_tools import open_gguf
 from gguf_tools.cli import main
-from tests import oracle
+from tests.support import oracle
 
 pytestmark = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
 

@@ -1,7 +1,7 @@
 """Commands that are killed, interrupted or fail, and the same commands again: no work is lost, nothing
 half-done is left, and the bytes are those of an undisturbed run.
 
-tests/quantize/test_outputs.py does the same with kills before every call of the system.
+tests/quantize/fill/test_outputs.py does the same with kills before every call of the system.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import gguf_tools.writer
 import quantize.cli
 import quantize.fill.filling
 from tests.end_to_end.conftest import GOLDEN
-from tests.killing import WatchedOutputs, in_child, without_syncs  # noqa: F401
+from tests.support.killing import WatchedOutputs, in_child, without_syncs  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
 MATRIX = GOLDEN / "imatrix" / "tiny-deepseek-v3.imatrix.gguf"

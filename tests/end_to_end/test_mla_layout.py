@@ -18,10 +18,10 @@ from gguf_tools import GGUFSet, cli, open_gguf
 from quantize.mla_layout import change_layout
 from quantize.mla_layout.layouts import LAYOUTS, MLALayout
 from quantize.plan.decide import PlanOptions
-from tests import oracle
-from tests.checkpoints import add_mtp_layer, micro_checkpoint, to_older_spelling
 from tests.end_to_end.conftest import GOLDEN
-from tests.tokenizer_files import VOCAB_SIZES, copy_tokenizer
+from tests.support import oracle
+from tests.support.checkpoints import add_mtp_layer, micro_checkpoint, to_older_spelling
+from tests.support.tokenizer_files import VOCAB_SIZES, copy_tokenizer
 
 MATRIX = GOLDEN / "imatrix" / "tiny-deepseek-v3.imatrix.gguf"
 PAIRS: list[tuple[MLALayout, MLALayout]] = list(itertools.permutations(LAYOUTS, 2))

@@ -17,9 +17,9 @@ import imatrix
 import quantize
 import quantize.cli
 from gguf_tools import open_gguf
-from tests.checkpoints import micro_checkpoint, shard, to_fp8, to_older_spelling
 from tests.end_to_end.conftest import GOLDEN
-from tests.tokenizer_files import copy_tokenizer
+from tests.support.checkpoints import micro_checkpoint, shard, to_fp8, to_older_spelling
+from tests.support.tokenizer_files import copy_tokenizer
 
 MATRIX = GOLDEN / "imatrix" / "tiny-deepseek-v3.imatrix.gguf"
 

@@ -18,8 +18,8 @@ from gguf_tools.errors import NeedsImportance
 from quantize.fill.sources import GGUFTensor
 from quantize.formats import available
 from quantize.importance import ImportanceFile
-from tests import oracle
 from tests.end_to_end.conftest import GOLDEN, recorded_quantization
+from tests.support import oracle
 
 WEIGHTED = recorded_quantization("f32.imatrix")
 PLAIN = recorded_quantization("bf16.noimatrix")

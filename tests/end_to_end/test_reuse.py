@@ -17,8 +17,8 @@ import quantize.cli
 from gguf_tools import open_gguf
 from quantize.fill.provenance import PROVENANCE_KEY, read_provenance
 from quantize.importance import Importance, ImportanceFile
-from tests import oracle
 from tests.end_to_end.conftest import GOLDEN
+from tests.support import oracle
 
 MATRIX = GOLDEN / "imatrix" / "tiny-deepseek-v3.imatrix.gguf"
 CHANGED = ("blk.0.attn_output.weight", "blk.1.ffn_down_exps.weight", "blk.2.attn_q_a.weight")

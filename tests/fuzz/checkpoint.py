@@ -8,8 +8,8 @@ from pathlib import Path
 
 from convert.listing import checkpoint_text
 from convert.weights import open_checkpoint
-from tests.checkpoints import write_safetensors
 from tests.fuzz import mutate, scratch
+from tests.support.checkpoints import write_safetensors
 
 CONFIG = {
     "architectures": ["DeepseekV3ForCausalLM"],

@@ -10,8 +10,8 @@ from convert.architectures import find_architecture
 from convert.architectures.base import Options, metadata_of
 from convert.checkpoint.checkpoint import read_config
 from gguf_tools.layout import FileLayout
-from tests.checkpoints import STYLES
 from tests.fuzz import mutate, scratch
+from tests.support.checkpoints import STYLES
 
 _OLD_ROPE = {"rope_scaling": {"type": "yarn", "factor": 40, "mscale": 0.7, "mscale_all_dim": 0.7}}
 SEEDS = tuple(

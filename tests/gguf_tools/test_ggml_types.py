@@ -11,7 +11,7 @@ import pytest
 
 from gguf_tools import ggml_types
 from gguf_tools.errors import FormatError, ShapeError
-from tests import oracle
+from tests.support import oracle
 
 #: Recorded with a build of ik_llama.cpp of 2026-08-15: sizes of its own types, row_bytes of 512 columns.
 IK_FACTS: dict[str, dict[str, Any]] = json.loads(

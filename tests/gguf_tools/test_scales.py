@@ -7,7 +7,7 @@ import pytest
 
 from gguf_tools import ggml_types as types
 from gguf_tools.scales import SCALES, count_nonfinite
-from tests import oracle
+from tests.support import oracle
 
 NAN = {
     "e": b"\x00\x7e",

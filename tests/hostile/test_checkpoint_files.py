@@ -19,10 +19,10 @@ from convert.tokenizer.sentencepiece_model import read_sentencepiece_model
 from convert.tokenizer.tokenizer import read_tokenizer
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.look.model_size import ParameterCounts
-from tests.checkpoints import STYLES, micro_checkpoint, shard
 from tests.fuzz import tokenizer as small
 from tests.fuzz import tokenizer_model
 from tests.hostile.warden import Outcome, Warden
+from tests.support.checkpoints import STYLES, micro_checkpoint, shard
 
 V3 = dict(STYLES["v3"])
 DEEP = "[" * 100_000

@@ -12,8 +12,8 @@ import pytest
 
 from convert.cli import main as convert
 from gguf_tools.cli import main as gguf_tools
-from tests.checkpoints import edit_config, micro_checkpoint
-from tests.tokenizer_files import copy_tokenizer
+from tests.support.checkpoints import edit_config, micro_checkpoint
+from tests.support.tokenizer_files import copy_tokenizer
 
 
 class Touches:

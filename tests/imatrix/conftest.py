@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tokenizer_files import copy_tokenizer
+from tests.support.tokenizer_files import copy_tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

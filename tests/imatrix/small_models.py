@@ -13,7 +13,7 @@ N_TOKENS = 48
 CHUNKS = np.random.RandomState(7).randint(0, 320, (3, N_TOKENS))
 """Token ids of three chunks, int64 (3, 48)."""
 
-# V2 with groups of experts and without q_lora: llama.cpp can't run it, so it is not in tests/checkpoints.
+# V2 with groups of experts and without q_lora: llama.cpp cannot run it, so support.checkpoints lacks it.
 V2_GROUPED = {
     "q_lora_rank": None, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
     "n_shared_experts": 2,

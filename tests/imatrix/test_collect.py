@@ -18,9 +18,9 @@ from gguf_tools.errors import OutputError
 from imatrix.cli import main
 from imatrix.store import load
 from quantize.importance import Importance
-from tests import oracle
-from tests.checkpoints import edit_tensors
-from tests.convert.test_vocab_spm import train_spm
+from tests.convert.tokenizer.test_vocab_spm import train_spm
+from tests.support import oracle
+from tests.support.checkpoints import edit_tensors
 
 torch = pytest.importorskip("torch")
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from imatrix.model.source import open_model
-from tests.checkpoints import load_transformers, to_fp8, to_older_spelling, transformers_checkpoint
-from tests.convert.test_deepseek2_logits import write_f32
+from tests.convert.architectures.test_deepseek2_logits import write_f32
 from tests.imatrix.small_models import CHUNKS, V2_GROUPED, YARN_WITH_MSCALE, run_all_layers
+from tests.support.checkpoints import load_transformers, to_fp8, to_older_spelling, transformers_checkpoint
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

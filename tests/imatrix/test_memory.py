@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import micro_checkpoint
-from tests.memory import high_water
-from tests.tokenizer_files import copy_tokenizer
+from tests.support.checkpoints import micro_checkpoint
+from tests.support.memory import high_water
+from tests.support.tokenizer_files import copy_tokenizer
 
 pytest.importorskip("torch")
 

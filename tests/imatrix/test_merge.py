@@ -16,7 +16,7 @@ from imatrix.merge import merge
 from imatrix.repair import repair
 from imatrix.store import load, save
 from quantize.importance import Importance, ImportanceFile
-from tests import oracle
+from tests.support import oracle
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "imatrix"
 GGUF, DAT = GOLDEN / "tiny-deepseek-v3.imatrix.gguf", GOLDEN / "tiny-deepseek-v3.imatrix.dat"

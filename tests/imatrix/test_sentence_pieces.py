@@ -13,9 +13,9 @@ from gguf_tools import FileLayout, Value
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.values import Metadata
 from imatrix.sentence_pieces import SentencePieces
-from tests import oracle
-from tests.convert.small_tokenizers import TEXT, read, write_vocab_file
-from tests.convert.test_vocab_spm import train_spm
+from tests.convert.tokenizer.small_tokenizers import TEXT, read, write_vocab_file
+from tests.convert.tokenizer.test_vocab_spm import train_spm
+from tests.support import oracle
 
 needs_llama_cpp = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
 

@@ -20,7 +20,7 @@ from gguf_tools.values import Value
 from gguf_tools.writer import GGUFWriter
 from imatrix.store import ImportanceFile, load, save, save_dat, save_gguf
 from quantize.importance import Importance, resolve
-from tests.quantize.recorded_plans import FACTS, tensors_of
+from tests.quantize.plan.recorded_plans import FACTS, tensors_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "imatrix"
 GGUF, DAT = GOLDEN / "tiny-deepseek-v3.imatrix.gguf", GOLDEN / "tiny-deepseek-v3.imatrix.dat"

@@ -22,7 +22,7 @@ from imatrix.repair import repair
 from imatrix.store import load, save
 from imatrix.unread import UnreadImportance
 from quantize.importance import Importance, ImportanceFile, refuse_nonfinite, resolve
-from tests.killing import in_child, killed_at, without_syncs  # noqa: F401
+from tests.support.killing import in_child, killed_at, without_syncs  # noqa: F401
 
 EXPERTS = TensorInfo("blk.0.ffn_up_exps.weight", (4, 3, 32), F32)
 HEADS = TensorInfo("blk.0.attn_k_b.weight", (4, 5, 32), F32)

@@ -11,7 +11,7 @@ from quantize.importance import Importance
 from quantize.linting import lint, lint_lines
 from quantize.plan.plan import PlanOptions
 from quantize.plan.recipes import RECIPES
-from tests.quantize.layouts import LAYOUTS, write_header
+from tests.quantize.plan.layouts import LAYOUTS, write_header
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from quantize.roles import (
     sibling_with_same_activations,
     tensor_role,
 )
-from tests.quantize.recorded_plans import recorded, tensors_of
+from tests.quantize.plan.recorded_plans import recorded, tensors_of
 
 MATRIX = (8, 256)
 

@@ -1,0 +1,174 @@
+"""Special tokens and chat templates: which file is believed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gguf_tools.errors import BadTokenizer
+from tests.convert.tokenizer.small_tokenizers import put, read, small
+from tests.support.tokenizer_files import copy_tokenizer
+
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
+
+
+def template(single: list[str], pair: list[str]) -> dict[str, Any]:
+    """A TemplateProcessing: A and B are the texts, anything else is a special token."""
+
+    def element(name: str) -> dict[str, Any]:
+        return {"Sequence" if name in "AB" else "SpecialToken": {"id": name, "type_id": 0}}
+
+    special = {name: {"id": name, "ids": [0], "tokens": [name]} for name in {*single, *pair} - {"A", "B"}}
+    elements = {"single": [element(name) for name in single], "pair": [element(name) for name in pair]}
+    return {"type": "TemplateProcessing", **elements, "special_tokens": special}
+
+
+BOTH_NAMED = {"bos_token": "<s>", "eos_token": "</s>"}
+SPECIAL_CASES: dict[str, tuple[dict[str, Any] | None, dict[str, Any], dict[str, int], dict[str, bool]]] = {
+    "nothing said": (None, BOTH_NAMED, {"bos": 6, "eos": 7}, {}),
+    "said by the config alone": (
+        None, {**BOTH_NAMED, "add_bos_token": True, "add_eos_token": False}, {"bos": 6, "eos": 7},
+        {"bos": True, "eos": False},
+    ),
+    "bytes only": (BYTE_LEVEL, BOTH_NAMED, {"bos": 6, "eos": 7}, {"bos": False, "eos": False}),
+    "bytes only, but the config says so": (
+        BYTE_LEVEL, {**BOTH_NAMED, "add_bos_token": True}, {"bos": 6, "eos": 7}, {"bos": True, "eos": False},
+    ),
+    "bos before": (
+        template(["<s>", "A"], ["<s>", "A", "<s>", "B"]), BOTH_NAMED, {"bos": 6, "eos": 7},
+        {"bos": True, "sep": False},
+    ),
+    "the template beats the config": (
+        template(["<s>", "A"], ["<s>", "A", "B"]), {**BOTH_NAMED, "add_bos_token": False},
+        {"bos": 6, "eos": 7}, {"bos": True},
+    ),
+    "the first token becomes bos": (
+        template(["<s>", "A"], []), {"eos_token": "</s>"}, {"bos": 6, "eos": 7, "cls": 6}, {"bos": True},
+    ),
+    "another last token makes eos the end of a turn": (
+        template(["A", "</s>"], []), {"bos_token": "<s>", "eos_token": "c"}, {"bos": 6, "eos": 7, "eot": 2},
+        {"eos": True},
+    ),
+    "eos between two texts": (
+        template(["<s>", "A"], ["<s>", "A", "</s>", "B"]), BOTH_NAMED, {"bos": 6, "eos": 7, "sep": 7},
+        {"bos": True, "sep": True},
+    ),
+    "as in RoBERTa": (
+        {"type": "RobertaProcessing", "sep": ["</s>", 7], "cls": ["<s>", 6], "trim_offsets": True,
+         "add_prefix_space": False},
+        BOTH_NAMED, {"bos": 6, "eos": 7, "sep": 7, "cls": 6}, {"bos": True, "eos": True, "sep": True},
+    ),
+    "a sequence of processors": (
+        {"type": "Sequence", "processors": [BYTE_LEVEL, template(["<s>", "A"], [])]}, BOTH_NAMED,
+        {"bos": 6, "eos": 7}, {"bos": True, "eos": False},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("post_processor", "config", "ids", "adds"), SPECIAL_CASES.values(), ids=SPECIAL_CASES.keys()
+)
+def test_special_tokens(
+    post_processor: dict[str, Any] | None,
+    config: dict[str, Any],
+    ids: dict[str, int],
+    adds: dict[str, bool],
+    tmp_path: Path,
+) -> None:
+    folder = put(tmp_path, tokenizer_json=small(post_processor=post_processor), tokenizer_config_json=config)
+    special = read(folder).special
+    assert dict(special.ids) == ids
+    assert dict(special.adds) == adds
+
+
+def test_where_ids_are_looked_for(tmp_path: Path) -> None:
+    """tokenizer_config.json, config.json, and for what is still open the other files."""
+    folder = put(
+        tmp_path,
+        tokenizer_json=small(),
+        tokenizer_config_json={"bos_token": "<s>"},
+        special_tokens_map_json={"bos_token": "</s>", "unk_token": "a", "eos_token": "b"},
+        generation_config_json={"bos_token_id": 3, "eos_token_id": [7, 2], "pad_token_id": 2},
+    )
+    assert read(folder, bos_token_id=1).special.ids == {"bos": 6, "eos": 1, "unk": 0, "pad": 2}
+    assert read(folder, eos_token_id=4).special.ids == {"bos": 6, "eos": 4, "unk": 0, "pad": 2}
+    (folder / "special_tokens_map.json").unlink()
+    assert read(folder).special.ids == {"bos": 6, "pad": 2, "eos": 7}
+
+
+def test_an_id_that_is_no_token_is_left_out(tmp_path: Path) -> None:
+    tokenizer = read(put(tmp_path, tokenizer_json=small()), eos_token_id=7, pad_token_id=-1, unk_token_id=8)
+    assert tokenizer.special.ids == {"eos": 7}
+    assert [note for note in tokenizer.notes if "left out" in note] == [
+        "config.json: unk token id 8 is none of 8: left out",
+        "config.json: pad token id -1 is none of 8: left out",
+    ]
+    assert f"no bos token found in {tmp_path}" in tokenizer.notes
+
+
+def test_a_broken_generation_config_counts_as_none(tmp_path: Path) -> None:
+    put(tmp_path, tokenizer_json=small(), generation_config_json="{")
+    assert read(tmp_path, eos_token_id=7).special.ids == {"eos": 7}
+
+
+def test_add_bos_of_deepseek_v2(tmp_path: Path) -> None:
+    """Its config says add_bos_token, its post-processor (ByteLevel) adds nothing: the config is believed."""
+    tokenizer = read(copy_tokenizer("deepseek-llm", tmp_path), 102400)
+    assert tokenizer.special.adds == {"bos": True, "eos": False}
+    assert (
+        "add_bos_token: true, as tokenizer_config.json says; tokenizer.json's post-processor adds none"
+        in (tokenizer.notes)
+    )
+
+
+# --- chat templates ---------------------------------------------------------------------------------------
+
+
+def chat_keys(folder: Path) -> dict[str, Any]:
+    metadata = read(folder).metadata()
+    return {key.removeprefix("tokenizer."): value.data for key, value in metadata.items() if "chat" in key}
+
+
+def test_chat_template_of_tokenizer_config(tmp_path: Path) -> None:
+    put(tmp_path, tokenizer_json=small(), tokenizer_config_json={"chat_template": "{{ x }}"})
+    assert chat_keys(tmp_path) == {"chat_template": "{{ x }}"}
+
+
+def test_chat_template_file_is_used_before_the_config(tmp_path: Path) -> None:
+    put(
+        tmp_path,
+        tokenizer_json=small(),
+        tokenizer_config_json={"chat_template": "old"},
+        chat_template_jinja="new",
+    )
+    assert chat_keys(tmp_path) == {"chat_template": "new"}
+    assert any("tokenizer_config.json has another one" in note for note in read(tmp_path).notes)
+
+
+def test_additional_chat_templates(tmp_path: Path) -> None:
+    (tmp_path / "additional_chat_templates").mkdir()
+    put(tmp_path / "additional_chat_templates", **{"tool-use_jinja": "t"})
+    put(tmp_path, tokenizer_json=small(), chat_template_jinja="d")
+    assert list(chat_keys(tmp_path).items()) == [
+        ("chat_template.tool_use", "t"), ("chat_templates", ("tool_use",)), ("chat_template", "d"),
+    ]  # fmt: skip
+
+
+def test_list_of_named_chat_templates(tmp_path: Path) -> None:
+    templates = [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]
+    put(tmp_path, tokenizer_json=small(), tokenizer_config_json={"chat_template": templates})
+    assert chat_keys(tmp_path) == {"chat_template.rag": "r", "chat_templates": ("rag",), "chat_template": "d"}
+
+
+def test_chat_template_json(tmp_path: Path) -> None:
+    put(tmp_path, tokenizer_json=small(), chat_template_json={"chat_template": "j"})
+    assert chat_keys(tmp_path) == {"chat_template": "j"}
+
+
+@pytest.mark.parametrize("entry", [7, [{"name": "x"}], ["x"], {"default": "x"}])
+def test_a_chat_template_that_is_none(entry: Any, tmp_path: Path) -> None:
+    put(tmp_path, tokenizer_json=small(), tokenizer_config_json={"chat_template": entry})
+    with pytest.raises(BadTokenizer, match="chat_template is neither a text nor a list"):
+        read(tmp_path)

@@ -1,0 +1,305 @@
+"""The battery that every codec of the registry goes through.
+
+Bytes are compared with those of ggml itself where its wheel is installed; without it, with bytes recorded
+from it (tests/golden/formats, made by scripts/make_golden.py) and with the naive twins.
+"""
+
+from __future__ import annotations
+
+import ast
+from importlib import import_module
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import quantize.formats
+from gguf_tools.errors import BadWeights, NeedsImportance, QuantError, ShapeError
+from gguf_tools.ggml_types import TYPES
+from quantize.formats import FORMATS, available, get_format
+from quantize.formats.base import ImportanceUse, QuantFormat
+from tests import naive
+from tests.support import oracle, samples
+
+needs_oracle = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
+every_format = pytest.mark.parametrize("name", available())
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "formats"
+TILE_EDGES = (1, 2, 15, 16, 17, 33)
+
+
+def importance_kinds(codec: QuantFormat) -> list[str | None]:
+    """Return the kinds of importances to try: without any last, and first where there must be some."""
+    if codec.importance is ImportanceUse.REQUIRED:
+        return list(samples.IMPORTANCES)
+    return [*samples.IMPORTANCES, None]
+
+
+def columns(codec: QuantFormat) -> int:
+    """Return a row length with several blocks a row, not a multiple of what a kernel takes at once."""
+    return 3 * max(codec.type.block_elems, 32)
+
+
+def encode(codec: QuantFormat, rows: npt.NDArray, weights: npt.NDArray | None) -> npt.NDArray[np.uint8]:
+    """Return the bytes of `rows`, uint8 (n_rows, bytes of a row)."""
+    blocks = codec.quantize(rows, weights)
+    assert blocks.dtype == codec.BLOCK
+    assert blocks.shape == (len(rows), rows.shape[1] // codec.type.block_elems)
+    return blocks.view(np.uint8).reshape(len(rows), -1)
+
+
+def decode(codec: QuantFormat, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """Return the rows of uint8 (n_rows, bytes of a row)."""
+    rows = codec.dequantize(data.view(codec.BLOCK).reshape(len(data), -1))
+    assert rows.dtype == np.float32
+    return rows
+
+
+def assert_same_bits(ours: npt.NDArray[np.float32], theirs: npt.NDArray[np.float32]) -> None:
+    np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+
+
+# ---- the registry
+
+
+def test_no_format_module_escapes_the_registry() -> None:
+    def defines_a_format(path: Path) -> bool:
+        targets = [node.targets for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign)]
+        return any(isinstance(t, ast.Name) and t.id == "FORMAT" for group in targets for t in group)
+
+    folder = Path(quantize.formats.__file__).parent
+    assert {path.stem for path in folder.glob("*.py") if defines_a_format(path)} == set(FORMATS.values())
+
+
+@every_format
+def test_format_is_what_the_registry_says(name: str) -> None:
+    codec = get_format(name)
+    module = import_module(f"quantize.formats.{FORMATS[name]}")
+    assert codec.type.name == name
+    assert codec.type in TYPES
+    assert get_format(codec.type) is get_format(name.lower()) is codec
+    assert codec.BLOCK is module.BLOCK
+    assert codec.BLOCK.itemsize == codec.type.block_bytes
+    assert module.__doc__.startswith(f"{name}: ")
+
+
+def test_unknown_type_is_named() -> None:
+    with pytest.raises(QuantError, match="Q8_1: no codec"):
+        get_format("q8_1")
+
+
+@needs_oracle
+@every_format
+def test_type_is_what_ggml_says(name: str) -> None:
+    codec = get_format(name)
+    facts = oracle.type_facts(codec.type.id)
+    assert facts.name.upper() == name
+    assert (facts.block_elems, facts.block_bytes) == (codec.type.block_elems, codec.type.block_bytes)
+    assert facts.requires_importance == (codec.importance is ImportanceUse.REQUIRED)
+
+
+# ---- bytes of encoded rows
+
+
+@needs_oracle
+@every_format
+@pytest.mark.parametrize("kind", samples.ROWS)
+def test_bytes_equal_ggml(name: str, kind: str) -> None:
+    codec = get_format(name)
+    rows = samples.rows(kind, (17, columns(codec)))
+    for importance_kind in importance_kinds(codec):
+        weights = samples.importances(importance_kind, columns(codec))
+        try:
+            ours = encode(codec, rows, weights)
+        except BadWeights:
+            assert kind in samples.TOO_LARGE or importance_kind == "wide"
+            assert oracle.aborts(codec.type.id, rows, weights)
+        else:
+            theirs = oracle.quantize(codec.type.id, rows, weights)
+            np.testing.assert_array_equal(ours, theirs, f"importances: {importance_kind}")
+
+
+@needs_oracle
+@every_format
+def test_a_refused_block_is_named(name: str) -> None:
+    codec = get_format(name)
+    rows = samples.rows("normal", (17, columns(codec)))
+    rows[3, codec.type.block_elems :] = samples.rows("largest", (1, columns(codec) - codec.type.block_elems))
+    weights = samples.importances("random", columns(codec))
+    if oracle.aborts(codec.type.id, rows, weights):
+        with pytest.raises(BadWeights, match=rf"{name}: row 3, columns {codec.type.block_elems} to"):
+            codec.quantize(rows, weights)
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("F32", "F16", "BF16")])
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16], ids="in {.__name__}".format)
+def test_a_block_that_is_not_finite_is_named(name: str, bad: float, dtype: type) -> None:
+    codec = get_format(name)
+    n_cols = columns(codec)
+    weights = samples.importances("random", n_cols)
+    for row, column in ((0, 0), (16, n_cols - 1), (7, n_cols // 2)):
+        rows = samples.rows("normal", (17, n_cols)).astype(dtype)
+        rows[row, column] = rows[16, -1] = bad
+        first = column // codec.type.block_elems * codec.type.block_elems
+        message = rf"{name}: row {row}, columns {first} to \d+: a weight is not a finite number"
+        for importances in (weights, *([] if codec.importance is ImportanceUse.REQUIRED else [None])):
+            with pytest.raises(BadWeights, match=message):
+                codec.quantize(rows, importances)
+
+
+@needs_oracle
+@every_format
+def test_bytes_equal_ggml_at_tile_edges(name: str) -> None:
+    codec = get_format(name)
+    for n_cols in (codec.type.block_elems, columns(codec)):
+        for n_rows in TILE_EDGES:
+            rows = samples.rows("heavy_tailed", (n_rows, n_cols), seed=n_rows)
+            for importance_kind in importance_kinds(codec)[-2:]:
+                weights = samples.importances(importance_kind, n_cols)
+                ours, theirs = encode(codec, rows, weights), oracle.quantize(codec.type.id, rows, weights)
+                np.testing.assert_array_equal(ours, theirs, f"{n_rows} rows of {n_cols}")
+
+
+@every_format
+def test_bytes_equal_recorded_ones(name: str) -> None:
+    codec = get_format(name)
+    with np.load(GOLDEN / "samples.npz") as golden, np.load(GOLDEN / f"{name}.npz") as recorded:
+        for kind in recorded.files:
+            weights = None if kind == "none" else golden[kind]
+            for row, theirs in zip(golden["rows"], recorded[kind], strict=True):
+                try:
+                    ours = encode(codec, row[None], weights)[0]
+                except BadWeights:
+                    ours = np.zeros_like(theirs)
+                np.testing.assert_array_equal(ours, theirs, f"importances: {kind}")
+        assert recorded.files
+
+
+@every_format
+@pytest.mark.parametrize("kind", ["normal", "mixed_scales", "ties"])
+def test_bytes_equal_the_naive_twin(name: str, kind: str) -> None:
+    codec = get_format(name)
+    row = samples.rows(kind, (1, max(codec.type.block_elems, 32)), seed=5)
+    for importance_kind in [None, "random"]:
+        weights = samples.importances(importance_kind, row.size)
+        if weights is not None or codec.importance is not ImportanceUse.REQUIRED:
+            np.testing.assert_array_equal(
+                encode(codec, row, weights)[0], naive.QUANTIZE[name](row[0], weights)
+            )
+
+
+@every_format
+def test_halves_are_read_as_the_floats_they_are(name: str) -> None:
+    codec = get_format(name)
+    for dtype in (np.float16, ml_dtypes.bfloat16):
+        rows = samples.rows("normal", (17, columns(codec))).astype(dtype)
+        weights = samples.importances("random", columns(codec))
+        same = encode(codec, rows.astype(np.float32), weights)
+        np.testing.assert_array_equal(encode(codec, rows, weights), same)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("F32", "f4"), ("F16", "f2"), ("BF16", ml_dtypes.bfloat16)])
+def test_rows_of_the_type_itself_are_not_copied(name: str, dtype: npt.DTypeLike) -> None:
+    rows = samples.rows("normal", (3, 5)).astype(dtype)
+    assert np.shares_memory(get_format(name).quantize(rows, None), rows)
+
+
+@needs_oracle
+@pytest.mark.parametrize("name", ["F16", "BF16"])
+@given(words=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=64))
+@settings(deadline=None)
+def test_any_float_becomes_the_half_that_ggml_makes(name: str, words: list[int]) -> None:
+    codec = get_format(name)
+    rows = np.array([words], np.uint32).view(np.float32)
+    np.testing.assert_array_equal(encode(codec, rows, None), oracle.quantize(codec.type.id, rows, None))
+
+
+# ---- decoding
+
+SPECIAL_HALVES = (0x0000, 0x8000, 0x0001, 0x83FF, 0x7BFF, 0x7C00, 0xFC00, 0x7C01, 0xFD55, 0x7E00, 0xFFFF)
+
+
+@st.composite
+def any_blocks(draw: st.DrawFn, codec: QuantFormat) -> npt.NDArray[np.uint8]:
+    """Draw a row of random bytes, at times with special numbers where the block has a half."""
+    n_blocks = draw(st.integers(1, 3))
+    n_bytes = n_blocks * codec.type.block_bytes
+    data = np.frombuffer(draw(st.binary(min_size=n_bytes, max_size=n_bytes)), np.uint8).copy()
+    blocks = data.view(codec.BLOCK)
+    for field in codec.BLOCK.names or ():
+        if codec.BLOCK[field] == np.dtype("<u2") and draw(st.booleans()):
+            blocks[field] = draw(st.sampled_from(SPECIAL_HALVES))
+    return data[None]
+
+
+@every_format
+@given(data=st.data())
+@settings(deadline=None, max_examples=50)
+def test_any_bytes_decode_as_specified(name: str, data: st.DataObject) -> None:
+    codec = get_format(name)
+    blocks = data.draw(any_blocks(codec))
+    ours = decode(codec, blocks)
+    if oracle.available():
+        assert_same_bits(ours, oracle.dequantize(codec.type.id, blocks))
+    else:
+        assert_same_bits(ours[0], naive.DEQUANTIZE[name](blocks[0]))
+
+
+@needs_oracle
+@every_format
+def test_many_blocks_decode_as_ggml_decodes_them(name: str) -> None:
+    codec = get_format(name)
+    n_bytes = 7 * codec.type.block_bytes
+    blocks = np.random.default_rng(2).integers(0, 256, (33, n_bytes), np.uint8)
+    assert_same_bits(decode(codec, blocks), oracle.dequantize(codec.type.id, blocks))
+
+
+@every_format
+def test_naive_twin_decodes_the_same(name: str) -> None:
+    codec = get_format(name)
+    blocks = np.random.default_rng(3).integers(0, 256, (1, 2 * codec.type.block_bytes), np.uint8)
+    assert_same_bits(decode(codec, blocks)[0], naive.DEQUANTIZE[name](blocks[0]))
+
+
+# ---- what does not fit
+
+
+@every_format
+def test_row_that_is_no_whole_number_of_blocks(name: str) -> None:
+    codec = get_format(name)
+    if codec.type.block_elems > 1:
+        rows = np.zeros((2, codec.type.block_elems + 1), np.float32)
+        with pytest.raises(
+            ShapeError, match=rf"{rows.shape[1]} is not a multiple of {codec.type.block_elems}"
+        ):
+            codec.quantize(rows, None)
+
+
+@every_format
+def test_importances_that_are_missing(name: str) -> None:
+    codec = get_format(name)
+    if codec.importance is ImportanceUse.REQUIRED:
+        with pytest.raises(NeedsImportance, match=name):
+            codec.quantize(np.zeros((2, columns(codec)), np.float32), None)
+
+
+@every_format
+def test_importances_of_another_length(name: str) -> None:
+    codec = get_format(name)
+    rows = np.zeros((2, columns(codec)), np.float32)
+    with pytest.raises(ShapeError, match=name):
+        codec.quantize(rows, np.ones(columns(codec) - 1, np.float32))
+
+
+@every_format
+def test_rows_that_are_no_matrix_of_floats(name: str) -> None:
+    codec = get_format(name)
+    with pytest.raises(ShapeError, match="2 dimensions"):
+        codec.quantize(np.zeros(columns(codec), np.float32), None)
+    with pytest.raises(ShapeError, match="float64"):
+        codec.quantize(np.zeros((1, columns(codec))), None)

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+
+from gguf_tools.errors import BadRequest
+from gguf_tools.ggml_types import by_name
+from quantize.plan.fallback import SMALLER_BLOCKS, fit
+from quantize.plan.overrides import parse_override
+from quantize.plan.recipes import ALIASES, RECIPES, find_recipe
+from tests.quantize.plan.recorded_plans import recorded
+
+
+def test_every_recorded_file_type_has_a_recipe() -> None:
+    known = {key.split("+")[0] for key in recorded("v3.plans")}
+    assert set(RECIPES) == known | {"COPY"}
+
+
+def test_numbers_are_unique_and_types_exist() -> None:
+    numbers = [recipe.file_type for recipe in RECIPES.values() if recipe.file_type is not None]
+    assert len(set(numbers)) == len(numbers)
+    for recipe in RECIPES.values():
+        for name in {rule.type for rule in recipe.rules} | recipe.need_importances:
+            assert by_name(name).name == name
+
+
+def test_no_rule_is_out_of_reach() -> None:
+    """A rule behind an unconditional one for the same roles could never apply."""
+    for recipe in RECIPES.values():
+        done: set[object] = set()
+        for rule in recipe.rules:
+            assert not set(rule.roles) <= done, (recipe.name, rule)
+            if not rule.when:
+                done |= set(rule.roles)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("Q4_K_M", "Q4_K_M"), ("q4_k_m", "Q4_K_M"), ("Q4_K", "Q4_K_M"), ("q3_k", "Q3_K_M"), ("Q5_K", "Q5_K_M"),
+     ("15", "Q4_K_M"), ("0", "F32"), ("32", "BF16"), ("copy", "COPY")],
+)  # fmt: skip
+def test_find_recipe(text: str, name: str) -> None:
+    assert find_recipe(text) is RECIPES[name]
+
+
+@pytest.mark.parametrize("text", ["", "Q4_K_X", "4", "None", "-1", "15.gguf"])
+def test_unknown_recipe(text: str) -> None:
+    with pytest.raises(BadRequest, match="unknown file type, expected one of F32, F16"):
+        find_recipe(text)
+
+
+def test_aliases_name_recipes() -> None:
+    assert set(ALIASES.values()) <= set(RECIPES)
+
+
+@pytest.mark.parametrize(("wanted", "instead"), sorted(SMALLER_BLOCKS.items()))
+def test_fallback_needs_a_smaller_block(wanted: str, instead: str) -> None:
+    assert by_name(instead).block_elems == 32 < by_name(wanted).block_elems
+
+
+def test_fit() -> None:
+    found = fit(by_name("Q4_K"), 256)
+    assert found is not None
+    assert (found.type.name, found.reason) == ("Q4_K", None)
+    found = fit(by_name("Q4_K"), 128)
+    assert found is not None
+    assert (found.type.name, found.reason) == ("Q5_0", "row length 128 is no multiple of 256: Q4_K -> Q5_0")
+    for name in ("Q4_K", "Q8_0"):
+        found = fit(by_name(name), 100)
+        assert found is not None
+        assert found.type.name == "F16"
+    assert fit(by_name("Q1_0"), 64) is None
+
+
+def test_a_named_type_takes_the_place_of_the_tables() -> None:
+    named = parse_override("k_b=Q8_0")
+    found = fit(by_name("Q4_K"), 128, named)
+    assert found is not None
+    assert found.type.name == "Q8_0"
+    assert found.reason == "row length 128 is no multiple of 256: Q4_K -> Q8_0 (fallback k_b=Q8_0)"
+    assert fit(by_name("Q4_0"), 128, named) == fit(by_name("Q4_0"), 128)
+    assert fit(by_name("Q4_K"), 100, named) is None

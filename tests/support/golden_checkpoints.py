@@ -1,0 +1,44 @@
+"""The recorded quantized checkpoints of tests/golden/checkpoints: small folders made by each format's packer.
+
+FORMAT.tar.xz holds FORMAT/CASE/ with config.json (and what else the format's programs write beside it),
+model.safetensors (or shards with an index), and expected.safetensors: all weights in float32 under their
+logical names, and nothing else.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from tests.support.checkpoints import read_safetensors
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "checkpoints"
+
+
+@cache
+def _unpacked(format_: str) -> TemporaryDirectory[str]:
+    folder = TemporaryDirectory(prefix="golden-checkpoints-")
+    with tarfile.open(GOLDEN / f"{format_}.tar.xz") as archive:
+        archive.extractall(folder.name, filter="data")
+    return folder
+
+
+def folder_of(format_: str, case: str) -> Path:
+    """Return the folder of a recorded checkpoint; it is shared by all tests, so it must stay as it is."""
+    return Path(_unpacked(format_).name) / format_ / case
+
+
+def cases_in(format_: str) -> set[str]:
+    """Return the names of the cases that are recorded for a format."""
+    with tarfile.open(GOLDEN / f"{format_}.tar.xz") as archive:
+        return {name.split("/")[1] for name in archive.getnames() if name.count("/") == 2}
+
+
+@cache
+def expected_weights(format_: str, case: str) -> dict[str, np.ndarray]:
+    """Return logical name -> float32 array."""
+    return read_safetensors(folder_of(format_, case) / "expected.safetensors")
