@@ -72,7 +72,10 @@ def test_no_format_module_escapes_the_registry() -> None:
         return any(isinstance(t, ast.Name) and t.id == "FORMAT" for group in targets for t in group)
 
     folder = Path(quantize.formats.__file__).parent
-    assert {path.stem for path in folder.glob("*.py") if defines_a_format(path)} == set(FORMATS.values())
+    modules = {
+        f"{path.parent.name}.{path.stem}" for path in folder.glob("*/*.py") if defines_a_format(path)
+    }
+    assert modules == set(FORMATS.values())
 
 
 @every_format
