@@ -25,11 +25,11 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.ggml_types import F32
 from gguf_tools.header import Endian
 from gguf_tools.look.model_size import count_parameters
+from gguf_tools.progress import Progress, no_progress
 from gguf_tools.shards import group_tensors
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
 from quantize.fill.encode import FillJob
-from quantize.fill.filling import Progress, no_progress
 from quantize.fill.outputs import Output, write_outputs
 from quantize.importance import ImportanceFile
 from quantize.mla_layout.layouts import MLALayout

@@ -9,9 +9,9 @@ any number of threads may copy between the same two files.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 from gguf_tools.errors import OutputError, TruncatedError
+from gguf_tools.progress import Progress
 
 # Of one call: large enough to cost nothing, small enough to be interrupted and to move a progress bar.
 _CALL_BYTES = 64 << 20
@@ -27,7 +27,7 @@ def copy_range(
     source_name: str,
     target_name: str,
     *,
-    progress: Callable[[int], object] | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """Copy `n_bytes` bytes; the two ranges must not overlap if the files are the same.
 
@@ -62,7 +62,7 @@ def copy_range(
 
 def _copy_through_buffer(
     source_fd: int, source_offset: int, target_fd: int, target_offset: int, n_bytes: int, source_name: str,
-    target_name: str, progress: Callable[[int], object] | None,
+    target_name: str, progress: Progress | None,
 ) -> None:
     buffer = memoryview(bytearray(min(n_bytes, _BUFFER_BYTES)))
     n_left = n_bytes

@@ -5,15 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
+
+from gguf_tools.progress import Bar, Unit
 
 if TYPE_CHECKING:
     from imatrix.perplexity import Perplexity
     from quantize.importance import ImportanceFile
 
+LAYERS = Unit("layer", pattern="{l_bar}{bar}| {n:.1f}/{total_fmt} [{elapsed}<{remaining}]{postfix}")
+"""Unit of a collection: layers, with a decimal, because the chunks of a text advance a layer bit by bit."""
+
 
 class LayerBar:
-    """A Reporter with a bar, rate and time left on standard error; no bar where that is no terminal.
+    """A Reporter that shows a bar over layers, and saves what is known after every few of them.
 
     every  layers between two calls of `save`; 0 for none
     save   called with what is known so far
@@ -21,33 +26,22 @@ class LayerBar:
 
     def __init__(self, every: int, save: Callable[[ImportanceFile], None]) -> None:
         self._every, self._save = every, save
-        self._bar: Any = None
+        self._bar = Bar("layers", LAYERS)
 
     def start(self, n_layers: int, done: int) -> None:
-        from tqdm import tqdm
-
         if done:
             print(f"going on after {done} of {n_layers} layers", file=sys.stderr)
-        self._bar = tqdm(
-            desc="layers",
-            total=n_layers,
-            initial=done,
-            unit="layer",
-            bar_format="{l_bar}{bar}| {n:.1f}/{total_fmt} [{elapsed}<{remaining}]{postfix}",
-            smoothing=0.1,
-            disable=not sys.stderr.isatty(),
-        )
+        self._bar.start(n_layers, done)
 
     def advance(self, layers: float) -> None:
-        self._bar.update(layers)
+        self._bar.advance(layers)
 
     def layer_done(self, layer: int, seen: Callable[[], ImportanceFile]) -> None:
         if self._every and (layer + 1) % self._every == 0:
             self._save(seen())
 
-    def perplexity(self, found: Perplexity) -> None:
-        if sys.stderr.isatty():
-            self._bar.set_postfix_str(f" perplexity {found.value:.4f} +/- {found.error:.4f}")
+    def perplexity(self, measured: Perplexity) -> None:
+        self._bar.remark(f" perplexity {measured.value:.4f} +/- {measured.error:.4f}")
 
     def __enter__(self) -> Self:
         return self
@@ -55,5 +49,4 @@ class LayerBar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()

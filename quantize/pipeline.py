@@ -15,11 +15,11 @@ from pathlib import Path
 from gguf_tools import keys
 from gguf_tools.errors import BadRequest
 from gguf_tools.header import Endian
+from gguf_tools.progress import Progress, no_progress
 from gguf_tools.shards import SPLIT_KEYS, GGUFSet, layouts_of, open_gguf, shard_paths
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
 from quantize.fill.encode import FillJob
-from quantize.fill.filling import Progress, no_progress
 from quantize.fill.outputs import Output, Written, write_outputs
 from quantize.fill.provenance import PROVENANCE_KEY, UNKNOWN, provenance_value
 from quantize.fill.sources import GGUFTensor, SourceTensor

@@ -200,10 +200,10 @@ def rename(args: argparse.Namespace) -> None:
 
 def _edit(args: argparse.Namespace, edit: Edit) -> None:
     from gguf_tools.edit.model_edits import edit_model
-    from gguf_tools.progress import CopyBar
+    from gguf_tools.progress import Bar
 
     restored = _recover(args)
-    with CopyBar("copying") as bar:
+    with Bar("copying") as bar:
         outcome = edit_model(
             args.file, edit, output=args.output, dry_run=args.dry_run, progress=bar.start
         )
@@ -247,13 +247,13 @@ def _recover(args: argparse.Namespace) -> list[str]:
 def split(args: argparse.Namespace) -> None:
     from gguf_tools.edit.rewrite import write_files
     from gguf_tools.edit.split import DEFAULT_MAX_TENSORS, split_files
-    from gguf_tools.progress import CopyBar
+    from gguf_tools.progress import Bar
 
     restored = _recover(args)
     max_tensors = args.max_tensors
     if args.max_size is None and max_tensors is None:
         max_tensors = DEFAULT_MAX_TENSORS
-    with open_gguf(args.file) as source, CopyBar("splitting") as bar:
+    with open_gguf(args.file) as source, Bar("splitting") as bar:
         files = split_files(
             source, args.prefix, max_bytes=args.max_size, max_tensors=max_tensors,
             first_is_empty=args.no_tensor_first_split,
@@ -266,10 +266,10 @@ def split(args: argparse.Namespace) -> None:
 def merge(args: argparse.Namespace) -> None:
     from gguf_tools.edit.rewrite import write_files
     from gguf_tools.edit.split import merged_file
-    from gguf_tools.progress import CopyBar
+    from gguf_tools.progress import Bar
 
     restored = _recover(args)
-    with open_gguf(args.file) as source, CopyBar("merging") as bar:
+    with open_gguf(args.file) as source, Bar("merging") as bar:
         files = [merged_file(source, args.output)]
         if not args.dry_run:
             write_files(files, source.paths, bar.start)

@@ -27,7 +27,7 @@ from gguf_tools.edit.rewrite import NewFile, Origin, write_files, written
 from gguf_tools.errors import BadRequest, FormatError, OutputError
 from gguf_tools.header import DEFAULT_ALIGNMENT, alignment_of
 from gguf_tools.layout import FileLayout
-from gguf_tools.progress import StartProgress, no_progress
+from gguf_tools.progress import StartProgress, no_start
 from gguf_tools.reader import GGUFFile
 from gguf_tools.shards import MAX_SHARDS, GGUFSet, open_gguf, set_of, shard_path, shard_paths
 from gguf_tools.values import Metadata, Value
@@ -82,7 +82,7 @@ def edit_model(
     *,
     output: str | os.PathLike[str] | None = None,
     dry_run: bool = False,
-    progress: StartProgress = no_progress,
+    progress: StartProgress = no_start,
 ) -> Outcome:
     """Change the header of a file, or of the files of a split set.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from gguf_tools.copying import copy_range
 from gguf_tools.errors import OutputError
 from gguf_tools.layout import FileLayout
-from gguf_tools.progress import Progress, StartProgress, no_progress
+from gguf_tools.progress import Progress, StartProgress, no_start
 from gguf_tools.reader import GGUFFile
 from gguf_tools.writer import GGUFWriter
 
@@ -46,7 +46,7 @@ class NewFile:
 
 
 def write_files(
-    files: Sequence[NewFile], inputs: Iterable[str | os.PathLike[str]], progress: StartProgress = no_progress
+    files: Sequence[NewFile], inputs: Iterable[str | os.PathLike[str]], progress: StartProgress = no_start
 ) -> None:
     """Write all `files`; see `written`."""
     with written(files, inputs, progress):
@@ -55,7 +55,7 @@ def write_files(
 
 @contextmanager
 def written(
-    files: Sequence[NewFile], inputs: Iterable[str | os.PathLike[str]], progress: StartProgress = no_progress
+    files: Sequence[NewFile], inputs: Iterable[str | os.PathLike[str]], progress: StartProgress = no_start
 ) -> Iterator[None]:
     """Write all `files`, run the `with` block, and then give them their names, the first one last.
 

@@ -15,6 +15,7 @@ from gguf_tools.copying import copy_range
 from gguf_tools.endian import swap_bytes
 from gguf_tools.ggml_types import GGMLType
 from gguf_tools.journal import Journal
+from gguf_tools.progress import Progress
 from gguf_tools.writer import GGUFWriter
 from quantize.fill.chunks import ChunkTask, layout_chunks, tensor_chunks
 from quantize.fill.encode import FillJob, encode_strips
@@ -22,13 +23,6 @@ from quantize.fill.executors import Executor
 from quantize.fill.precompile import Encoding
 from quantize.fill.provenance import UNKNOWN, RowsDigest
 from quantize.fill.reuse import Candidate, OldFiles, OldTensor
-
-Progress = Callable[[int], None]
-"""Called after every chunk with the number of bytes written; from any thread."""
-
-
-def no_progress(n_bytes: int) -> None:
-    """Tell nobody."""
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gguf_tools.errors import BadRequest, NeedsImportance
+from gguf_tools.progress import Progress, no_progress
 from gguf_tools.shards import GGUFSet, open_gguf
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata
 from quantize.fill.encode import FillJob
-from quantize.fill.filling import Progress, no_progress
 from quantize.fill.outputs import Written, write_outputs
 from quantize.fill.provenance import PROVENANCE_KEY
 from quantize.fill.sources import GGUFTensor, SourceTensor

@@ -13,7 +13,7 @@ import pytest
 from gguf_tools import GGUFFile, Value, open_gguf
 from gguf_tools.cli import main
 from gguf_tools.edit import in_place
-from gguf_tools.progress import CopyBar
+from gguf_tools.progress import Bar
 from tests.gguf_tools.sample_files import METADATA, TENSORS, write_file
 from tests.support.killing import in_child, killed_at
 
@@ -236,17 +236,17 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
 def test_long_copies_show_a_bar_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with CopyBar("copying") as bar:
+    with Bar("copying") as bar:
         bar.start(100)(100)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with CopyBar("copying") as bar:
+    with Bar("copying") as bar:
         advance = bar.start(2048)
         advance(1024)
         time.sleep(0.11)
         advance(1024)
     assert "copying: 100%" in capsys.readouterr().err
-    with CopyBar("copying") as bar:
+    with Bar("copying") as bar:
         bar.start(0)
     assert capsys.readouterr().err == ""
 

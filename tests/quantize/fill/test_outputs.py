@@ -20,11 +20,11 @@ from gguf_tools import journal as journal_module
 from gguf_tools.errors import ExecutionError, OutputError
 from gguf_tools.ggml_types import F32, Q8_0, GGMLType
 from gguf_tools.journal import Journal
+from gguf_tools.progress import Progress, no_progress
 from gguf_tools.shards import open_gguf
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
 from quantize.fill.encode import FillJob
-from quantize.fill.filling import Progress, no_progress
 from quantize.fill.outputs import Written, write_outputs
 from quantize.pipeline import lay_out
 from tests.support.killing import OLD, Mode, WatchedOutputs, killed_at, without_syncs  # noqa: F401

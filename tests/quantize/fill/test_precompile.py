@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from gguf_tools.ggml_types import BF16, F32, Q4_0, Q8_0, by_name
+from gguf_tools.progress import no_progress
 from gguf_tools.tensors import TensorInfo
 from quantize.fill import outputs, precompile
 from quantize.fill.encode import FillJob
-from quantize.fill.filling import no_progress
 from quantize.fill.outputs import write_outputs
 from quantize.fill.precompile import Encoding, compile_all
 from quantize.importance import Importance, ResolvedImportance

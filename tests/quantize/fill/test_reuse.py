@@ -15,6 +15,7 @@ import pytest
 from gguf_tools.errors import BadTensor, ExecutionError, OutputError, ToolkitError, TruncatedError
 from gguf_tools.ggml_types import F32, Q4_0, Q4_1, Q8_0, GGMLType
 from gguf_tools.header import Endian
+from gguf_tools.progress import no_progress
 from gguf_tools.shards import open_gguf, shard_paths
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
@@ -22,7 +23,6 @@ from gguf_tools.writer import GGUFWriter
 from quantize.fill import filling
 from quantize.fill.chunks import ChunkTask
 from quantize.fill.encode import FillJob, encode_strips
-from quantize.fill.filling import no_progress
 from quantize.fill.outputs import Written, write_outputs
 from quantize.fill.provenance import PROVENANCE_KEY, UNKNOWN, RowsDigest, provenance_value, read_provenance
 from quantize.importance import Importance, ResolvedImportance
