@@ -33,7 +33,11 @@ from quantize.fill.encode import FillJob
 from quantize.fill.outputs import Output, write_outputs
 from quantize.importance import ImportanceFile
 from quantize.mla_layout.layouts import MLALayout
-from quantize.pipeline import (
+from quantize.plan.converter_types import is_outtype, outtype_plan, resolve_outtype
+from quantize.plan.plan import Plan, PlanOptions, in_file_order
+from quantize.plan.recipe_files import find_mixture
+from quantize.plan.recipes import find_recipe
+from quantize.prepare import (
     QUANTIZATION_VERSION,
     Preparation,
     Result,
@@ -43,10 +47,6 @@ from quantize.pipeline import (
     lay_out,
     source_bytes,
 )
-from quantize.plan.converter_types import is_outtype, outtype_plan, resolve_outtype
-from quantize.plan.plan import Plan, PlanOptions, in_file_order
-from quantize.plan.recipe_files import find_mixture
-from quantize.plan.recipes import find_recipe
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from quantize.plan.recipes import ALIASES, RECIPES, find_recipe
 
 if TYPE_CHECKING:
     from quantize.importance import ImportanceFile
-    from quantize.pipeline import Preparation
     from quantize.plan.decide import PlanOptions
+    from quantize.prepare import Preparation
 
 USAGE = """quantize [options] INPUT [OUTPUT.gguf] TYPE [THREADS]
        quantize lint [options] TYPE MODEL.gguf"""

@@ -12,10 +12,11 @@ from gguf_tools.errors import PlanError, QuantError
 from gguf_tools.shards import open_gguf
 from gguf_tools.text import size_text
 from quantize.importance import ImportanceFile, Importances
-from quantize.pipeline import Preparation, default_output, prepare
+from quantize.pipeline import default_output, prepare
 from quantize.plan.decide import PlanOptions
 from quantize.plan.findings import Finding, Kind
 from quantize.plan.recipe_files import Mixture, find_mixture
+from quantize.prepare import Preparation
 from quantize.roles import in_layer_ranges
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gguf_tools.progress import Bar, Progress
 
 if TYPE_CHECKING:
-    from quantize.pipeline import Preparation
+    from quantize.prepare import Preparation
 
 COMPILING = "compiling kernels, once for each type; later runs find them in the cache"
 """Reason for a slow start: a chunk takes a fraction of a second, unless its kernels are compiled first."""

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gguf_tools.text import size_text
-from quantize.pipeline import Preparation, Result
 from quantize.plan.plan import Plan, TensorPlan
+from quantize.prepare import Preparation, Result
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:

@@ -26,11 +26,11 @@ from quantize.mla_layout.layouts import HeadSizes, MLALayout, find_parts, layout
 from quantize.mla_layout.moves import How, Move, dropped, plan_moves, refuse_uncodable
 from quantize.mla_layout.size_label import relabelled
 from quantize.mla_layout.sources import Encoded, HeadRows, JoinedHeads, TransposedHeads
-from quantize.pipeline import Preparation, default_threads, lay_out
 from quantize.plan.decide import Decider
 from quantize.plan.overrides import Override, idle_overrides
 from quantize.plan.plan import Plan
 from quantize.plan.tensor_plan import IGNORE_IMPORTANCES, IMPOSSIBLE_WITHOUT_IMPORTANCES, TensorPlan
+from quantize.prepare import Preparation, default_threads, lay_out
 from quantize.roles import in_layer_ranges, tensor_role
 
 

@@ -12,10 +12,11 @@ from gguf_tools import progress
 from gguf_tools.ggml_types import F32
 from gguf_tools.layout import FileLayout
 from gguf_tools.tensors import TensorInfo
-from quantize.pipeline import Output, Preparation
+from quantize.fill.outputs import Output
 from quantize.plan.decide import Decider
 from quantize.plan.plan import Plan
 from quantize.plan.tensor_plan import TensorPlan
+from quantize.prepare import Preparation
 from quantize.progress import ProgressBar
 from quantize.roles import Role
 

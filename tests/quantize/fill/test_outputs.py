@@ -26,7 +26,7 @@ from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
 from quantize.fill.encode import FillJob
 from quantize.fill.outputs import Written, write_outputs
-from quantize.pipeline import lay_out
+from quantize.prepare import lay_out
 from tests.support.killing import OLD, Mode, WatchedOutputs, killed_at, without_syncs  # noqa: F401
 
 N_PARTS = 3

@@ -18,7 +18,7 @@ from quantize.fill.encode import FillJob
 from quantize.fill.outputs import write_outputs
 from quantize.fill.precompile import Encoding, compile_all
 from quantize.importance import Importance, ResolvedImportance
-from quantize.pipeline import lay_out
+from quantize.prepare import lay_out
 from tests.support import samples
 
 REPOSITORY = Path(__file__).parents[3]

@@ -26,7 +26,7 @@ from quantize.fill.encode import FillJob, encode_strips
 from quantize.fill.outputs import Written, write_outputs
 from quantize.fill.provenance import PROVENANCE_KEY, UNKNOWN, RowsDigest, provenance_value, read_provenance
 from quantize.importance import Importance, ResolvedImportance
-from quantize.pipeline import lay_out
+from quantize.prepare import lay_out
 from tests.support import samples
 from tests.support.killing import Mode, killed_at
 

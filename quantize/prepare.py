@@ -1,0 +1,185 @@
+"""What every front shares: deciding a file, laying it out, and what the chunks of a plan refer to.
+
+A front (quantize/pipeline.py, convert/pipeline.py, mla_layout/pipeline.py) knows where tensors come from.
+From there on a plan becomes a file in the same way for all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gguf_tools import keys
+from gguf_tools.header import Endian
+from gguf_tools.shards import SPLIT_KEYS, layouts_of, shard_paths
+from gguf_tools.tensors import TensorInfo
+from gguf_tools.values import Metadata, Value
+from quantize.fill.encode import FillJob
+from quantize.fill.outputs import Output, Written
+from quantize.fill.provenance import PROVENANCE_KEY, UNKNOWN, provenance_value
+from quantize.fill.sources import SourceTensor
+from quantize.importance import ImportanceFile, refuse_nonfinite, resolve
+from quantize.plan.findings import stop_at_errors, without_codec
+from quantize.plan.model_facts import ModelFacts
+from quantize.plan.plan import Plan, PlanOptions, build_plan
+from quantize.plan.recipes import Recipe
+from quantize.roles import layer_of
+
+QUANTIZATION_VERSION = 2
+"""GGML_QNT_VERSION: the generation of ggml's block layouts that we write."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """All that is decided before a weight is read.
+
+    outputs       one file, or one per shard
+    source_bytes  bytes of the tensors that will be read
+    """
+
+    plan: Plan
+    outputs: tuple[Output, ...]
+    source_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Exact size of all output files together."""
+        return sum(output.layout.total_bytes for output in self.outputs)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run has done."""
+
+    preparation: Preparation
+    written: Written
+    seconds: float
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(output.path for output in self.preparation.outputs)
+
+
+def default_threads() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def decide_file(
+    metadata: Metadata,
+    tensors: Sequence[TensorInfo],
+    recipe: Recipe,
+    *,
+    importances: ImportanceFile | None = None,
+    options: PlanOptions | None = None,
+    kv_overrides: Iterable[tuple[str, Value]] = (),
+    provenance: bool = True,
+    allow_problems: bool = False,
+) -> tuple[Plan, Metadata]:
+    """Return plan and metadata of what a file with `metadata` and `tensors` becomes; see `prepare`."""
+    options = options or PlanOptions()
+    kv_overrides = tuple(kv_overrides)
+    entries = importances.entries if importances else {}
+    refuse_nonfinite(entries)
+    plan = build_plan(
+        tensors,
+        recipe,
+        ModelFacts.from_metadata({**metadata, **dict(kv_overrides)}),
+        importances=entries,
+        options=options,
+        allow_problems=allow_problems,
+    )
+    plan = replace(plan, findings=(*without_codec(plan.tensors), *plan.findings))
+    if not allow_problems:
+        stop_at_errors(plan.findings)
+    output = _output_metadata(metadata, recipe, importances, kv_overrides, plan, options)
+    if provenance and not all(tensor.is_copied for tensor in plan.tensors):
+        output[PROVENANCE_KEY] = provenance_value([UNKNOWN] * len(plan.tensors))
+    return plan, output
+
+
+def lay_out(
+    path: Path, metadata: Metadata, groups: Sequence[Sequence[TensorInfo]], endian: Endian = "little"
+) -> tuple[Output, ...]:
+    """Return one output per group of tensors: `path` itself, or its parts."""
+    layouts = layouts_of(metadata, groups, endian=endian)
+    paths = shard_paths(path, len(layouts))
+    return tuple(Output(path, layout) for path, layout in zip(paths, layouts, strict=True))
+
+
+def source_bytes(plan: Plan) -> int:
+    """Return how many bytes of tensors a plan reads."""
+    return sum(tensor.source_info.n_bytes for tensor in plan.tensors)
+
+
+def fill_job(
+    plan: Plan, sources: Mapping[str, SourceTensor], importances: ImportanceFile | None, metadata: Metadata
+) -> FillJob:
+    """Return what the plan's chunks refer to.
+
+    sources   by their name in the input
+    metadata  of the model
+    """
+    entries = importances.entries if importances else {}
+    n_heads = ModelFacts.from_metadata(metadata).n_heads
+    resolved = {
+        tensor.name: found
+        for tensor in plan.tensors
+        if tensor.importance is not None
+        and (found := resolve(tensor.source_info, entries, n_heads)) is not None
+    }
+    return FillJob({tensor.name: sources[tensor.source_name] for tensor in plan.tensors}, resolved)
+
+
+def _output_metadata(
+    source: Metadata,
+    recipe: Recipe,
+    importances: ImportanceFile | None,
+    kv_overrides: Iterable[tuple[str, Value]],
+    plan: Plan,
+    options: PlanOptions,
+) -> dict[str, Value]:
+    """Return the source's metadata with what changes, in the order in which llama-quantize writes them:
+    a key that is set anew moves to the end."""
+    metadata = {key: value for key, value in source.items() if key not in (*SPLIT_KEYS, PROVENANCE_KEY)}
+
+    def set_anew(key: str, value: Value) -> None:
+        metadata.pop(key, None)
+        metadata[key] = value
+
+    set_anew(keys.QUANTIZATION_VERSION, Value.u32(QUANTIZATION_VERSION))
+    if recipe.file_type is not None:
+        set_anew(keys.FILE_TYPE, Value.u32(recipe.file_type))
+    elif keys.FILE_TYPE in metadata:
+        set_anew(keys.FILE_TYPE, metadata[keys.FILE_TYPE])
+    for key, value in (*kv_overrides, *_importance_metadata(importances)):
+        set_anew(key, value)
+    if options.prune_layers:
+        architecture = metadata[keys.ARCHITECTURE].data
+        layers = {layer for tensor in plan.tensors if (layer := layer_of(tensor.name)) is not None}
+        set_anew(keys.BLOCK_COUNT.format(arch=architecture), Value.u32(len(layers)))
+        # llama-quantize leaves this one alone, and a model without its dense layer no longer loads.
+        leading = keys.LEADING_DENSE_BLOCK_COUNT.format(arch=architecture)
+        if leading in metadata:
+            n_dense = metadata[leading].data
+            pruned = sum(layer < n_dense for layer in set(options.prune_layers))
+            metadata[leading] = Value.u32(n_dense - pruned)
+    return metadata
+
+
+def _importance_metadata(importances: ImportanceFile | None) -> Iterable[tuple[str, Value]]:
+    """Yield what a quantized file says of the importance matrix that made it.
+
+    Only the name of the file is kept: where it lay on somebody's disk is nobody's business.
+    """
+    if not importances or not importances.entries:
+        return
+    if importances.path is not None:
+        yield keys.QUANTIZE_IMATRIX_FILE, Value.string(importances.path.name)
+    if importances.datasets:
+        yield keys.QUANTIZE_IMATRIX_DATASET, Value.string(Path(importances.datasets[0]).name)
+    yield keys.QUANTIZE_IMATRIX_ENTRIES_COUNT, Value.u32(len(importances.entries))
+    if importances.chunk_count > 0:
+        yield keys.QUANTIZE_IMATRIX_CHUNKS_COUNT, Value.u32(importances.chunk_count)
