@@ -12,7 +12,7 @@ from gguf_tools.errors import BadImportance, PlanError, QuantError
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
 from imatrix.stats import entry_stats, gap_text
-from quantize.importance import Importance, ImportanceFile, resolve
+from quantize.importance import ImportanceEntry, ImportanceFile, Importances, resolve
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.plan import build_plan
 from quantize.plan.recipe_files import find_mixture
@@ -62,8 +62,9 @@ def check(
     return sorted(found, key=lambda complaint: not complaint.is_error)
 
 
-def _of_numbers(name: str, entry: Importance) -> Iterator[Complaint]:
-    for what, numbers in (("values", entry.values), ("counts", entry.counts)):
+def _of_numbers(name: str, entry: ImportanceEntry) -> Iterator[Complaint]:
+    sums = entry.read()
+    for what, numbers in (("values", sums), ("counts", entry.counts)):
         n_bad = int((~np.isfinite(numbers)).sum())
         if n_bad:
             yield Complaint(f"{name}: {n_bad} of {numbers.size} {what} are not finite", is_error=True)
@@ -72,11 +73,11 @@ def _of_numbers(name: str, entry: Importance) -> Iterator[Complaint]:
             yield Complaint(f"{name}: {n_negative} of {numbers.size} {what} are negative", is_error=True)
     if not entry.counts.any():
         yield Complaint(f"{name}: has seen nothing", is_error=True)
-    elif not entry.values.any():
+    elif not sums.any():
         yield Complaint(f"{name}: all sums are zero", is_error=True)
 
 
-def _of_model(entries: Mapping[str, Importance], model: CheckedModel) -> Iterator[Complaint]:
+def _of_model(entries: Importances, model: CheckedModel) -> Iterator[Complaint]:
     names = {tensor.name for tensor in model.tensors}
     used: set[str] = set()
     without: list[str] = []
@@ -100,7 +101,7 @@ def _of_model(entries: Mapping[str, Importance], model: CheckedModel) -> Iterato
         yield Complaint(f"{name}: not in the model", is_error=True)
 
 
-def _of_recipe(entries: Mapping[str, Importance], model: CheckedModel, recipe: str) -> Iterator[Complaint]:
+def _of_recipe(entries: Importances, model: CheckedModel, recipe: str) -> Iterator[Complaint]:
     mixture = find_mixture(recipe)
     try:
         plan = build_plan(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gguf_tools.text import printable, table
-from quantize.importance import Importance, ImportanceFile
+from quantize.importance import ImportanceEntry, ImportanceFile
 
 
 def describe(contents: ImportanceFile) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def describe(contents: ImportanceFile) -> dict[str, Any]:
     }
 
 
-def _facts(entry: Importance) -> dict[str, Any]:
+def _facts(entry: ImportanceEntry) -> dict[str, Any]:
     with np.errstate(all="ignore"):  # NaN and infinity are shown as they are
         counts = entry.whole_counts()
         mean = entry.weights().mean(dtype=np.float64)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gguf_tools.errors import BadImportance
-from quantize.importance import Importance, ImportanceFile
+from quantize.importance import Importance, ImportanceEntry, ImportanceFile
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def merge(files: Sequence[ImportanceFile]) -> Merged:
         for file in files
         if not file.chunk_size and chunk_size
     ]
-    entries: dict[str, Importance] = {}
+    entries: dict[str, ImportanceEntry] = {}
     first: dict[str, ImportanceFile] = {}
     for file in files:
         for name, entry in file.entries.items():
@@ -55,31 +55,31 @@ def merge(files: Sequence[ImportanceFile]) -> Merged:
     return Merged(contents, tuple(notes))
 
 
-def _times(entry: Importance, factor: int) -> Importance:
-    return Importance(entry.values * np.float32(factor), entry.counts * np.float32(factor))
+def _times(entry: ImportanceEntry, factor: int) -> Importance:
+    return Importance(entry.read() * np.float32(factor), entry.counts * np.float32(factor))
 
 
 def _sum(
-    name: str, one: tuple[ImportanceFile, Importance], other: tuple[ImportanceFile, Importance]
+    name: str, one: tuple[ImportanceFile, ImportanceEntry], other: tuple[ImportanceFile, ImportanceEntry]
 ) -> Importance:
     (file_a, a), (file_b, b) = one, other
     n_counts = max(len(a.counts), len(b.counts))
-    if a.values.size != b.values.size or any(n_counts % len(entry.counts) for entry in (a, b)):
+    if a.n_values != b.n_values or any(n_counts % len(entry.counts) for entry in (a, b)):
         raise BadImportance(
             f"{name}: {_called(file_a)} has {_size(a)}, {_called(file_b)} has {_size(b)}; of another model?"
         )
-    values = a.values.astype(np.float64).reshape(n_counts, -1) + b.values.reshape(n_counts, -1)
+    values = a.read().astype(np.float64).reshape(n_counts, -1) + b.read().reshape(n_counts, -1)
     counts = _spread(a, n_counts) + _spread(b, n_counts)
     return Importance(values.astype(np.float32), counts.astype(np.float32))
 
 
-def _spread(entry: Importance, n_counts: int) -> np.ndarray:
+def _spread(entry: ImportanceEntry, n_counts: int) -> np.ndarray:
     """Return the counts, float64 (n_counts,); a single one stands for all matrices."""
     return np.repeat(entry.counts.astype(np.float64), n_counts // len(entry.counts))
 
 
-def _size(entry: Importance) -> str:
-    return f"{entry.values.size} values and {len(entry.counts)} counts"
+def _size(entry: ImportanceEntry) -> str:
+    return f"{entry.n_values} values and {len(entry.counts)} counts"
 
 
 def _called(file: ImportanceFile) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from quantize.importance import Importance, ImportanceFile, refuse_nonfinite
+from quantize.importance import Importance, ImportanceEntry, ImportanceFile, refuse_nonfinite
 
 _HEADS = re.compile(r"^(blk\.\d+\.)attn_v_b\.weight$")
 _LATENTS = re.compile(r"^(blk\.\d+\.)attn_kv_b\.weight$")
@@ -48,37 +48,37 @@ def repair(contents: ImportanceFile, n_heads: int | None = None) -> Repaired:
     return Repaired(repaired, tuple(changes))
 
 
-_Change = tuple[str, Importance, str]
+_Change = tuple[str, ImportanceEntry, str]
 
 
-def _derive_latents(entries: dict[str, Importance], n_heads: int | None) -> Iterator[_Change]:
+def _derive_latents(entries: dict[str, ImportanceEntry], n_heads: int | None) -> Iterator[_Change]:
     for name, entry in entries.items():
         match = _HEADS.match(name)
         target = match and f"{match[1]}attn_kv_b.weight"
         heads = _heads_of(entry, n_heads)
         if not target or target in entries or heads is None:
             continue
-        values = entry.values.reshape(heads, -1)
+        values = entry.read().reshape(heads, -1)
         sums = values.sum(0, dtype=np.float64, keepdims=True) / heads
         count = entry.counts.mean(dtype=np.float64, keepdims=True)
         yield target, Importance(sums.astype(np.float32), count.astype(np.float32)), f"from {name}"
 
 
-def _derive_heads(entries: dict[str, Importance], n_heads: int | None) -> Iterator[_Change]:
+def _derive_heads(entries: dict[str, ImportanceEntry], n_heads: int | None) -> Iterator[_Change]:
     for name, entry in entries.items():
         match = _LATENTS.match(name)
         target = match and f"{match[1]}attn_v_b.weight"
         if target and target not in entries and n_heads is not None and len(entry.counts) == 1:
-            yield target, Importance(np.tile(entry.values, (1, n_heads)), entry.counts), f"from {name}"
+            yield target, Importance(np.tile(entry.read(), (1, n_heads)), entry.counts), f"from {name}"
 
 
-def _heads_of(entry: Importance, n_heads: int | None) -> int | None:
+def _heads_of(entry: ImportanceEntry, n_heads: int | None) -> int | None:
     """Return how many heads stand end to end, None when that is not known or doesn't fit."""
     heads = len(entry.counts) if len(entry.counts) > 1 else n_heads
-    return heads if heads is not None and entry.values.size % heads == 0 else None
+    return heads if heads is not None and entry.n_values % heads == 0 else None
 
 
-def _derive_gate_and_up(entries: dict[str, Importance], n_heads: int | None) -> Iterator[_Change]:
+def _derive_gate_and_up(entries: dict[str, ImportanceEntry], n_heads: int | None) -> Iterator[_Change]:
     for name, entry in entries.items():
         match = _GATE_OR_UP.match(name)
         if match is None:
@@ -88,13 +88,13 @@ def _derive_gate_and_up(entries: dict[str, Importance], n_heads: int | None) -> 
             yield other, entry, f"from {name}, which multiplies the same activations"
 
 
-def _fill_unseen(entries: dict[str, Importance], n_heads: int | None) -> Iterator[_Change]:
+def _fill_unseen(entries: dict[str, ImportanceEntry], n_heads: int | None) -> Iterator[_Change]:
     for name, entry in entries.items():
         unseen = entry.whole_counts() <= 0
         if not unseen.any() or unseen.all():
             continue
         level = entry.weights()[~unseen].mean(dtype=np.float64)
-        values, counts = entry.values.copy(), entry.counts.copy()
+        values, counts = entry.read().copy(), entry.counts.copy()
         values[unseen], counts[unseen] = np.float32(level), 1
         which = ", ".join(map(str, np.flatnonzero(unseen)[:8])) + (" ..." if unseen.sum() > 8 else "")
         change = f"{int(unseen.sum())} of {len(counts)} matrices had seen nothing, now neutral ({which})"

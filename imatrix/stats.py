@@ -16,14 +16,14 @@ less), and columns whose sum is zero.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from gguf_tools.text import printable, table
-from quantize.importance import Importance, ImportanceFile
+from quantize.importance import ImportanceFile, Importances
 from quantize.roles import layer_of
 
 ACTIVE_ABOVE = 1e-5
@@ -100,11 +100,12 @@ def layer_stats(entries: tuple[EntryStats, ...]) -> tuple[LayerStats, ...]:
 
 
 @np.errstate(invalid="ignore", divide="ignore")  # a file with NaN or infinity has them in its numbers, too
-def _of_entry(name: str, entries: Mapping[str, Importance]) -> EntryStats:
+def _of_entry(name: str, entries: Importances) -> EntryStats:
     entry = entries[name]
     counts = entry.counts.astype(np.float64)
     seen = counts > 0
-    means = (entry.values[seen].astype(np.float64) / counts[seen, np.newaxis]).reshape(-1)
+    sums = entry.read()
+    means = (sums[seen].astype(np.float64) / counts[seen, np.newaxis]).reshape(-1)
     total = float(means.sum())
     mean = float(means.mean()) if means.size else np.nan
     deviation = float(means.std()) if means.size else np.nan
@@ -124,11 +125,11 @@ def _of_entry(name: str, entries: Mapping[str, Importance]) -> EntryStats:
         entropy=entropy,
         entropy_share=entropy / float(np.log2(means.size)) if means.size > 1 else np.nan,
         outliers=float((means > mean + deviation).mean()) if means.size and deviation > 0 else 0.0,
-        similarity=_similarity(name, entries),
+        similarity=_similarity(name, sums, entries),
         n_mats=len(counts),
         n_unseen=int((~seen).sum()),
         n_rare=int((seen & (counts <= RARE_SHARE * np.median(counts))).sum()),
-        n_zero_columns=int((entry.values[seen] == 0).sum()),
+        n_zero_columns=int((sums[seen] == 0).sum()),
     )
 
 
@@ -136,13 +137,14 @@ def _kind(name: str) -> str:
     return re.sub(r"^blk\.\d+\.", "", name).removesuffix(".weight")
 
 
-def _similarity(name: str, entries: Mapping[str, Importance]) -> float | None:
+def _similarity(name: str, sums: np.ndarray, entries: Importances) -> float | None:
+    """Return the cosine between the sums of an entry and those of the layer before; None without these."""
     layer = layer_of(name)
     before = None if layer is None else entries.get(re.sub(r"^blk\.\d+\.", f"blk.{layer - 1}.", name))
-    if before is None or before.values.size != entries[name].values.size:
+    if before is None or before.n_values != sums.size:
         return None
-    one = entries[name].values.reshape(-1).astype(np.float64)
-    other = before.values.reshape(-1).astype(np.float64)
+    one = sums.reshape(-1).astype(np.float64)
+    other = before.read().reshape(-1).astype(np.float64)
     norms = float(np.linalg.norm(one) * np.linalg.norm(other))
     return float(one @ other) / norms if norms > 0 else None
 

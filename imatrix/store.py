@@ -30,7 +30,7 @@ and for every weight NAME, sorted by name, two F32 tensors:
 So `.dat` knows no counts per expert: each entry has been normalised, and experts carry equal weight when two
 files are merged. Entries that saw nothing at all are left out of it.
 
-Opening a file reads its names, shapes and counts; values stay unread (see unread.py).
+Opening a file reads its names, shapes and counts; values stay unread (see stored.py).
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ from gguf_tools.tensors import TensorInfo
 from gguf_tools.text import shown
 from gguf_tools.values import Value, bytes_of
 from gguf_tools.writer import PARTIAL_SUFFIX, GGUFWriter, refuse_inputs
-from imatrix.unread import OpenFile, UnreadImportance
-from quantize.importance import Importance, ImportanceFile, ImportanceFormat, Importances
+from imatrix.stored import OpenFile, StoredImportance
+from quantize.importance import ImportanceEntry, ImportanceFile, ImportanceFormat, Importances
 
 __all__ = ["ImportanceFile", "format_of", "load", "not_held", "save", "save_dat", "save_gguf"]
 
@@ -165,7 +165,7 @@ def _whole_number(file: GGUFFile, key: str) -> int:
     return found
 
 
-def _gguf_entry(file: GGUFFile, opened: OpenFile, name: str) -> Importance:
+def _gguf_entry(file: GGUFFile, opened: OpenFile, name: str) -> StoredImportance:
     for tensor in (name + _SUMS, name + _COUNTS):
         if file.tensors[tensor].type != F32:
             found = file.tensors[tensor].type.name
@@ -183,7 +183,7 @@ def _gguf_entry(file: GGUFFile, opened: OpenFile, name: str) -> Importance:
         )
     order = "<f4" if file.endian == "little" else ">f4"
     counts = opened.read(file.data_offset(name + _COUNTS), 4 * n_counts, f"the counts of {name}")
-    return UnreadImportance(
+    return StoredImportance(
         opened,
         name,
         file.data_offset(name + _SUMS),
@@ -213,7 +213,7 @@ def save_gguf(path: str | os.PathLike[str], contents: ImportanceFile) -> None:
     layout = FileLayout.of(metadata, infos)
     with GGUFWriter(path, layout) as writer:
         for name, entry in contents.entries.items():
-            writer.write(layout.offset_of(name + _SUMS), np.ascontiguousarray(entry.values, "<f4"))
+            writer.write(layout.offset_of(name + _SUMS), np.ascontiguousarray(entry.read(), "<f4"))
             writer.write(layout.offset_of(name + _COUNTS), np.ascontiguousarray(entry.counts, "<f4"))
         writer.publish()
 
@@ -230,7 +230,7 @@ def _load_dat(file: OpenFile) -> ImportanceFile:
         raise BadImportance(
             f"{path}: not an importance matrix: not GGUF, and no .dat with {n_entries} entries"
         )
-    entries: dict[str, Importance] = {}
+    entries: dict[str, ImportanceEntry] = {}
     for number in range(1, n_entries + 1):
         name = cursor.string(f"the name of entry {number} of {n_entries}")
         if name in entries:
@@ -239,7 +239,7 @@ def _load_dat(file: OpenFile) -> ImportanceFile:
         offset, n_values = cursor.skip_floats(f"the values of {shown(name)}")
         # Without calls, llama-quantize takes the values as they are.
         count = np.float32(n_calls if n_calls > 0 else 1)
-        entries[name] = UnreadImportance(file, name, offset, "<f4", (1, n_values), np.full(1, count))
+        entries[name] = StoredImportance(file, name, offset, "<f4", (1, n_values), np.full(1, count))
     chunk_count = 0 if cursor.at_end else cursor.int32("the number of chunks")
     dataset = "" if cursor.at_end else cursor.string("the name of the dataset")
     return ImportanceFile(entries, (dataset,) if dataset else (), chunk_count, path=path, format="dat")
@@ -318,7 +318,7 @@ def _dat_blocks(entries: Importances, chunk_size: int) -> Iterator[bytes]:
             raise BadImportance(f"{shown(name)}: a count of {largest}, more than the .dat form holds")
         means = entry.weights() * np.float32(n_calls)
         # A sum over n_calls is what the form holds: spare it the rounding of a division and a product.
-        values = np.where(counts[:, np.newaxis] == n_calls, entry.values, means)
+        values = np.where(counts[:, np.newaxis] == n_calls, entry.read(), means)
         yield _dat_string(name) + struct.pack("<ii", n_calls, values.size)
         yield values.astype("<f4").tobytes()
 
@@ -331,7 +331,7 @@ def _dat_string(text: str) -> bytes:
 def _refuse_sources(path: Path, contents: ImportanceFile) -> None:
     """Raise OutputError if what is written for `path` would destroy a file that `contents` are read from."""
     entries = contents.entries.values()
-    sources = {entry.path for entry in entries if isinstance(entry, UnreadImportance)}
+    sources = {entry.path for entry in entries if isinstance(entry, StoredImportance)}
     refuse_inputs(path.with_name(path.name + PARTIAL_SUFFIX), sources)
 
 

@@ -22,6 +22,7 @@ A size that fits none of these is an error.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,41 +40,39 @@ ONE_ROW_FOR_ALL = "one row for all"
 _MLA = frozenset({Role.ATTN_K_B, Role.ATTN_V_B, Role.ATTN_KV_B})
 
 
-@dataclass(frozen=True)
-class Importance:
-    """Summed squared activations of one weight.
+class ImportanceEntry(ABC):
+    """Summed squared activations of one weight, in memory or in a file.
 
-    values  float32 (n_mats, n_cols): one row per expert or per MLA head, or a single row. A single row may
-            hold the rows of all matrices end to end, when they share a count.
     counts  float32 (n_mats,): how many rows each sum was taken over (0: never routed to)
 
-    The importances of a file are read whenever `values` is asked for (see imatrix/unread.py), so nothing may
-    hold the values of many: a model with 256 experts a layer has a gigabyte of them. `shape`, `row` and
-    `in_rows` do without reading what is not needed.
+    Sums are asked for with `read`: those of a stored entry come from its file each time, and a model with 256
+    experts a layer has a gigabyte of them. So nothing holds the sums of many entries, and `shape`, `row` and
+    `in_rows` read nothing that is not needed.
     """
 
-    values: npt.NDArray[np.float32]
     counts: npt.NDArray[np.float32]
 
     @property
+    @abstractmethod
     def shape(self) -> tuple[int, int]:
-        """n_mats and n_cols."""
-        n_mats, n_cols = self.values.shape
-        return n_mats, n_cols
+        """n_mats and n_cols; (1, all values) where the rows of all matrices stand end to end."""
+
+    @abstractmethod
+    def read(self) -> npt.NDArray[np.float32]:
+        """Return the sums, float32 (n_mats, n_cols): a row per expert, per MLA head, or a single one."""
+
+    @abstractmethod
+    def row(self, index: int) -> ImportanceEntry:
+        """Return one row of sums with its count."""
+
+    @abstractmethod
+    def in_rows(self, counts: npt.NDArray[np.float32]) -> ImportanceEntry:
+        """Return the same sums as one row for each of `counts`."""
 
     @property
     def n_values(self) -> int:
         n_mats, n_cols = self.shape
         return n_mats * n_cols
-
-    def row(self, index: int) -> Importance:
-        """Return one row of values with its count."""
-        one = slice(index, index + 1)
-        return Importance(self.values[one], self.counts[one])
-
-    def in_rows(self, counts: npt.NDArray[np.float32]) -> Importance:
-        """Return the same values as one row for each of `counts`."""
-        return Importance(self.values.reshape(len(counts), -1), counts)
 
     def weights(self) -> npt.NDArray[np.float32]:
         """Return mean squared activations, float32 (n_mats, n_cols), as llama-quantize feeds them to ggml:
@@ -81,9 +80,8 @@ class Importance:
         sum / count, rounded once to float32, with counts rounded to whole numbers; 1 where nothing
         was counted.
         """
-        counts = self.whole_counts()[:, np.newaxis]
-        neutral = np.ones_like(self.values)
-        return np.divide(self.values, counts, out=neutral, where=counts > 0)
+        sums, counts = self.read(), self.whole_counts()[:, np.newaxis]
+        return np.divide(sums, counts, out=np.ones_like(sums), where=counts > 0)
 
     def whole_counts(self) -> npt.NDArray[np.float32]:
         """Return the counts rounded to whole numbers, halves away from zero."""
@@ -91,7 +89,36 @@ class Importance:
         return np.trunc(exact + np.copysign(0.5, exact)).astype(np.float32)
 
 
-Importances = Mapping[str, Importance]
+@dataclass(frozen=True)
+class Importance(ImportanceEntry):
+    """An entry in memory.
+
+    values  float32 (n_mats, n_cols): one row per expert or per MLA head, or a single row. A single row may
+            hold the rows of all matrices end to end, when they share a count.
+    counts  float32 (n_mats,): how many rows each sum was taken over (0: never routed to)
+    """
+
+    values: npt.NDArray[np.float32]
+    counts: npt.NDArray[np.float32]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n_mats, n_cols = self.values.shape
+        return n_mats, n_cols
+
+    def read(self) -> npt.NDArray[np.float32]:
+        return self.values
+
+    def row(self, index: int) -> Importance:
+        one = slice(index, index + 1)
+        return Importance(self.values[one], self.counts[one])
+
+    def in_rows(self, counts: npt.NDArray[np.float32]) -> Importance:
+        return Importance(self.values.reshape(len(counts), -1), counts)
+
+
+Importances = Mapping[str, ImportanceEntry]
+"""Entries by the name of their weight."""
 
 ImportanceFormat = Literal["gguf", "dat"]
 
@@ -120,7 +147,7 @@ class ResolvedImportance:
     """The importances of one tensor, fitted to its rows.
 
     entry             name of the data that is used
-    importance        values (n_groups, n_cols) and counts (n_groups,)
+    importance        sums (n_groups, n_cols) and counts (n_groups,)
     rows_per_weights  how many of the tensor's rows (counted over all matrices) share a row of values:
                       row r uses number r // rows_per_weights
     n_neutral         how many of the groups have seen nothing and weigh every column alike
@@ -128,14 +155,13 @@ class ResolvedImportance:
     """
 
     entry: str
-    importance: Importance
+    importance: ImportanceEntry
     rows_per_weights: int
     n_neutral: int
     reason: str
 
-    @property
     def weights(self) -> npt.NDArray[np.float32]:
-        """The weights of all groups, float32 (n_groups, n_cols); computed anew each time."""
+        """Return the weights of all groups, float32 (n_groups, n_cols)."""
         return self.importance.weights()
 
     def weights_of_row(self, row: int) -> npt.NDArray[np.float32]:
@@ -188,7 +214,7 @@ def _possible_groups(role: Role, tensor: TensorInfo, n_heads: int | None) -> dic
     return {1: ""}
 
 
-def _in_groups(entry: str, found: Importance, n_groups: int) -> Importance:
+def _in_groups(entry: str, found: ImportanceEntry, n_groups: int) -> ImportanceEntry:
     """Return the data as (n_groups, n_cols) with a count for each."""
     if found.counts.size == n_groups:
         return found.in_rows(found.counts)
@@ -197,7 +223,7 @@ def _in_groups(entry: str, found: Importance, n_groups: int) -> Importance:
     raise BadImportance(f"{entry}: found {found.counts.size} counts for {n_groups} rows of importances")
 
 
-def _count_neutral(found: Importance, n_groups: int) -> int:
+def _count_neutral(found: ImportanceEntry, n_groups: int) -> int:
     """Return how many groups have seen nothing.
 
     With one count for all, as in a `.dat` file, such a group is stored as weights of exactly 1.
@@ -208,15 +234,15 @@ def _count_neutral(found: Importance, n_groups: int) -> int:
     return int(np.count_nonzero((found.weights().reshape(n_groups, -1) == 1).all(axis=1)))
 
 
-def _mean_over_groups(found: Importance) -> Importance:
+def _mean_over_groups(found: ImportanceEntry) -> Importance:
     """Return all groups as one: their sums together and their counts together."""
     seen = found.whole_counts() > 0
-    values = found.values[seen].sum(axis=0, dtype=np.float64, keepdims=True).astype(np.float32)
+    values = found.read()[seen].sum(axis=0, dtype=np.float64, keepdims=True).astype(np.float32)
     counts = found.whole_counts()[seen].sum(dtype=np.float64, keepdims=True).astype(np.float32)
     return Importance(values, counts)
 
 
-def _misfit(tensor: TensorInfo, entry: str, found: Importance, served: dict[int, str]) -> str:
+def _misfit(tensor: TensorInfo, entry: str, found: ImportanceEntry, served: dict[int, str]) -> str:
     sizes = (f"{n * tensor.n_cols}{f' ({serves})' if serves else ''}" for n, serves in served.items())
     whose = "its" if entry == tensor.name else f"{entry}'s"
     return (
@@ -227,7 +253,7 @@ def _misfit(tensor: TensorInfo, entry: str, found: Importance, served: dict[int,
 
 def select(
     importances: Importances, include: Iterable[str] = (), exclude: Iterable[str] = ()
-) -> dict[str, Importance]:
+) -> dict[str, ImportanceEntry]:
     """Return the entries whose name contains one of `include` (all, when empty), or none of `exclude`.
 
     raises  BadRequest when both are given
@@ -245,7 +271,7 @@ def select(
 def refuse_nonfinite(importances: Importances) -> None:
     """Raise BadImportance, naming the first entry with a NaN or an infinity in its values or counts."""
     for name, importance in importances.items():
-        for what, numbers in (("values", importance.values), ("counts", importance.counts)):
+        for what, numbers in (("values", importance.read()), ("counts", importance.counts)):
             finite = np.isfinite(numbers)
             if not finite.all():
                 at = int(np.argmin(finite))

@@ -49,8 +49,8 @@ def describe_run(layouts: Mapping[str, FileLayout], job: FillJob, inputs: Iterab
         "shape of": {info.name: list(info.shape) for info in tensors},
         "source of": {info.name: job.sources[info.name].name for info in tensors},
         "importances of": {
-            name: _digest(found.importance.values.data, np.ascontiguousarray(found.importance.counts).data)
-            for name, found in job.importances.items()
+            name: _digest(*(np.ascontiguousarray(numbers).data for numbers in (entry.read(), entry.counts)))
+            for name, entry in ((name, resolved.importance) for name, resolved in job.importances.items())
         },
         "metadata": {key: _told(value) for key, value in metadata.items()},
         "output": {name: _digest(layout.header) for name, layout in layouts.items()},

@@ -61,7 +61,7 @@ def digest_importance(found: ResolvedImportance | None, type_name: str) -> int:
     if found is None or type_name in IGNORE_IMPORTANCES:
         return 0
     state = xxhash.xxh3_64(f"{found.rows_per_weights}\n".encode())
-    state.update(np.ascontiguousarray(found.weights).data)
+    state.update(np.ascontiguousarray(found.weights()).data)
     return state.intdigest() or 1
 
 

@@ -78,7 +78,7 @@ def test_both_forms_weigh_every_tensor_alike() -> None:
             continue
         n_found += 1
         assert one.rows_per_weights == other.rows_per_weights
-        np.testing.assert_allclose(one.weights, other.weights, rtol=1e-6)
+        np.testing.assert_allclose(one.weights(), other.weights(), rtol=1e-6)
     assert n_found == 35
 
 

@@ -1,9 +1,9 @@
-"""Importances of a file, unread until somebody asks for them, and kept by nobody.
+"""Stored importances: entries of a file, read when they are asked for and not kept.
 
 A model with 256 experts a layer has a gigabyte of importances, and a chunk of its weights needs one row of
 them: 28 KB. They are read with `pread`, not mapped: pages of a map count as this process's memory, and a file
-that another program shortens meanwhile is an error here and a crash there. The file stays open as long as an
-entry of it is in use, so it may be replaced or deleted in the meantime; it must not be written over in place.
+that another program shortens meanwhile is an error here and a crash there. The file stays open as long as one
+of its entries is in use, so it may be replaced or deleted meanwhile; it must not be overwritten in place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.errors import BadImportance
-from quantize.importance import Importance
+from quantize.importance import ImportanceEntry
 
 
 class OpenFile:
@@ -50,11 +50,14 @@ class OpenFile:
         return data
 
 
-class UnreadImportance(Importance):
-    """An entry of an open file: its counts are here, its values are read each time anew.
+class StoredImportance(ImportanceEntry):
+    """An entry of an open file: its counts are in memory, its sums are read each time they are asked for.
 
+    name    for messages
     offset  of the first value in the file
-    order   dtype of a value in the file: "<f4" or ">f4"
+    dtype   of a value in the file: "<f4" or ">f4"
+    shape   n_mats and n_cols
+    counts  float32 (n_mats,)
     """
 
     def __init__(
@@ -62,12 +65,12 @@ class UnreadImportance(Importance):
         file: OpenFile,
         name: str,
         offset: int,
-        order: str,
+        dtype: str,
         shape: tuple[int, int],
         counts: npt.NDArray[np.float32],
     ) -> None:
-        object.__setattr__(self, "counts", counts)  # a field of the base, which is frozen
-        self._file, self._name, self._offset, self._order, self._shape = file, name, offset, order, shape
+        self.counts = counts
+        self._file, self._name, self._offset, self._dtype, self._shape = file, name, offset, dtype, shape
 
     @property
     def path(self) -> Path:
@@ -78,18 +81,23 @@ class UnreadImportance(Importance):
     def shape(self) -> tuple[int, int]:
         return self._shape
 
+    def read(self) -> npt.NDArray[np.float32]:
+        """Return the sums, float32 (n_mats, n_cols); raises BadImportance if the file has become shorter."""
+        data = self._file.read(self._offset, 4 * prod(self._shape), f"the values of {self._name}")
+        return data.view(self._dtype).astype(np.float32, copy=False).reshape(self._shape)
+
     @property
     def values(self) -> npt.NDArray[np.float32]:
-        data = self._file.read(self._offset, 4 * prod(self._shape), f"the values of {self._name}")
-        return data.view(self._order).astype(np.float32, copy=False).reshape(self._shape)
+        """The sums, as an entry in memory calls them; each use reads the file: `read` says that better."""
+        return self.read()
 
-    def row(self, index: int) -> Importance:
+    def row(self, index: int) -> StoredImportance:
         n_cols = self._shape[1]
         return self._part(index * n_cols, (1, n_cols), self.counts[index : index + 1])
 
-    def in_rows(self, counts: npt.NDArray[np.float32]) -> Importance:
+    def in_rows(self, counts: npt.NDArray[np.float32]) -> StoredImportance:
         return self._part(0, (len(counts), self.n_values // len(counts)), counts)
 
-    def _part(self, first: int, shape: tuple[int, int], counts: npt.NDArray[np.float32]) -> Importance:
+    def _part(self, first: int, shape: tuple[int, int], counts: npt.NDArray[np.float32]) -> StoredImportance:
         """Return values of this entry, from number `first` on, as an entry of their own."""
-        return UnreadImportance(self._file, self._name, self._offset + 4 * first, self._order, shape, counts)
+        return StoredImportance(self._file, self._name, self._offset + 4 * first, self._dtype, shape, counts)

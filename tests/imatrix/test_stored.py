@@ -18,10 +18,15 @@ from gguf_tools.layout import FileLayout
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
 from gguf_tools.writer import GGUFWriter
+from imatrix.check import check
+from imatrix.describe import description_lines
+from imatrix.merge import merge
 from imatrix.repair import repair
+from imatrix.stats import stats_lines
 from imatrix.store import load, save
-from imatrix.unread import UnreadImportance
+from imatrix.stored import OpenFile, StoredImportance
 from quantize.importance import Importance, ImportanceFile, refuse_nonfinite, resolve
+from quantize.pipeline import quantize
 from tests.support.killing import in_child, killed_at, without_syncs  # noqa: F401
 
 EXPERTS = TensorInfo("blk.0.ffn_up_exps.weight", (4, 3, 32), F32)
@@ -65,7 +70,7 @@ def write(path: Path, form: str) -> Path:
 def test_unread_importances_are_those_that_were_read(tmp_path: Path, form: str) -> None:
     found = load(write(tmp_path / "m", form)).entries
     in_memory = {name: Importance(entry.values, entry.counts) for name, entry in found.items()}
-    assert all(isinstance(entry, UnreadImportance) for entry in found.values())
+    assert all(isinstance(entry, StoredImportance) for entry in found.values())
     if form != "dat":
         for name, entry in contents().entries.items():
             np.testing.assert_array_equal(in_memory[name].values, entry.values)
@@ -75,9 +80,63 @@ def test_unread_importances_are_those_that_were_read(tmp_path: Path, form: str) 
         assert read is not None
         assert (unread.rows_per_weights, unread.n_neutral) == (read.rows_per_weights, read.n_neutral)
         assert unread.importance.shape == read.importance.shape
-        np.testing.assert_array_equal(unread.weights, read.weights)
+        np.testing.assert_array_equal(unread.weights(), read.weights())
         for row in range(tensor.n_rows):
             np.testing.assert_array_equal(unread.weights_of_row(row), read.weights_of_row(row))
+
+
+def test_values_are_a_name_for_users_that_nothing_here_uses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attribute that hides a file: a user may have it, and what we do with importances goes without."""
+    path = write(tmp_path / "m", "gguf")
+    entries = load(path).entries
+    for name, entry in contents().entries.items():
+        np.testing.assert_array_equal(entries[name].values, entry.read())  # type: ignore[attr-defined]
+
+    def refuse(entry: StoredImportance) -> None:
+        raise AssertionError("a file was read through an attribute")
+
+    monkeypatch.setattr(StoredImportance, "values", property(refuse))
+    found = load(path)
+    save(tmp_path / "again.dat", merge([found, load(path)]).importances)
+    save(tmp_path / "again", repair(found, n_heads=4).importances)
+    assert list(stats_lines(found))
+    assert list(description_lines(found))
+    assert [str(complaint) for complaint in check(found)] == [
+        f"warning: {EXPERTS.name}: 1 of 4 matrices never seen"
+    ]
+    infos = [EXPERTS, HEADS, QUERY]
+    metadata = {
+        "general.architecture": Value.string("deepseek2"),
+        "deepseek2.block_count": Value.u32(1),
+        "deepseek2.attention.head_count": Value.u32(4),
+    }
+    layout = FileLayout.of(metadata, infos)
+    with GGUFWriter(tmp_path / "model.gguf", layout) as writer:
+        for info in infos:
+            writer.write(layout.offset_of(info.name), np.ones(info.shape, "<f4").tobytes())
+        writer.publish()
+    first, second = tmp_path / "first.gguf", tmp_path / "second.gguf"
+    quantize(tmp_path / "model.gguf", first, "Q4_0", importances=found, verify=True)
+    quantize(tmp_path / "model.gguf", second, "Q4_0", importances=found, reuse=[first])
+    assert second.read_bytes() == first.read_bytes()
+
+
+def test_every_use_of_weights_reads_a_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = load(write(tmp_path / "m", "gguf")).entries[EXPERTS.name]
+    n_bytes: list[int] = []
+    read = OpenFile.read
+
+    def counted(self: OpenFile, offset: int, n: int, what: str) -> np.ndarray:
+        n_bytes.append(n)
+        return read(self, offset, n, what)
+
+    monkeypatch.setattr(OpenFile, "read", counted)
+    entry.weights()
+    assert n_bytes == [4 * 4 * 32]
+    entry.row(2).weights()
+    assert n_bytes[1:] == [4 * 32]
 
 
 @pytest.mark.parametrize("form", ["gguf", "dat"])
@@ -166,21 +225,11 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, form: str) -> None:
     before, after = path.read_bytes(), whole.read_bytes()
 
     class Deadly(Importance):
-        def weights(self) -> np.ndarray:
+        def read(self) -> np.ndarray:
             os._exit(9)
-
-        @property
-        def values(self) -> np.ndarray:
-            os._exit(9)
-
-        @property
-        def shape(self) -> tuple[int, int]:
-            return 1, 32
 
     for name in new.entries:
-        deadly = Deadly.__new__(Deadly)
-        object.__setattr__(deadly, "counts", np.ones(1, np.float32))
-        entries = {**new.entries, name: deadly}
+        entries = {**new.entries, name: Deadly(np.ones((1, 32), np.float32), np.ones(1, np.float32))}
         code = in_child(lambda entries=entries: save(path, replace(new, entries=entries), form))  # type: ignore[misc]
         assert code == 9
         assert path.read_bytes() == before
