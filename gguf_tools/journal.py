@@ -19,7 +19,6 @@ happened.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import struct
@@ -33,6 +32,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from gguf_tools.claim import Difference, Refusals, claim_run
 from gguf_tools.errors import OutputError
 
 JOURNAL_SUFFIX = ".journal"
@@ -86,9 +86,9 @@ class Journal:
         self._chunk_records: list[int] = []
         self._n_synced = 0
         self._synced_at = time.monotonic()
-        self._fd = _open_locked(self.path)
+        self._claim = claim_run(self.path, {"journal": FORMAT, **about}, _refusals(self.path))
         try:
-            self._begin(json.loads(json.dumps({"journal": FORMAT, **about})), restart)
+            self._begin(restart)
         except BaseException:
             if self._has_something_done:
                 self.close()
@@ -100,7 +100,7 @@ class Journal:
     def _has_something_done(self) -> bool:
         return bool(self.done or self.published)
 
-    def _begin(self, about: dict[str, Any], restart: bool) -> None:
+    def _begin(self, restart: bool) -> None:
         data = b"" if restart else self._read()
         line, newline, records = data.partition(b"\n")
         stored = _parsed(line) if newline else None
@@ -108,13 +108,13 @@ class Journal:
         try:
             if stored and self._has_something_done:
                 self.run = bytes.fromhex(stored.pop(_RUN))
-                self._refuse_another(stored, about)
-                os.ftruncate(self._fd, len(line) + 1 + n_valid)
+                self._claim.refuse_another(stored)
+                os.ftruncate(self._claim.fd, len(line) + 1 + n_valid)
             else:
                 self._chunk_records, self._n_synced = [], 0
-                head = json.dumps({_RUN: self.run.hex(), **about}, separators=(",", ":"))
-                os.ftruncate(self._fd, 0)
-                _write_all(self._fd, head.encode() + b"\n")
+                head = json.dumps({_RUN: self.run.hex(), **self._claim.about}, separators=(",", ":"))
+                os.ftruncate(self._claim.fd, 0)
+                _write_all(self._claim.fd, head.encode() + b"\n")
         except OSError as error:
             raise OutputError(f"{self.path}: can't be written: {error.strerror}") from error
         self._append(_Kind.BOOT, 0, _this_boot())
@@ -129,13 +129,11 @@ class Journal:
 
     def close(self) -> None:
         """Let the journal go; it stays for the next run."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._claim.close()
 
     def remove(self) -> None:
         """Close the journal and delete it: the run is complete, or nothing of it is worth keeping."""
-        if self._fd >= 0:
+        if self._claim.fd >= 0:
             self.path.unlink(missing_ok=True)
             self.close()
 
@@ -199,14 +197,14 @@ class Journal:
     def _sync_records(self) -> None:
         """Bring the records themselves to the disk; without them, what they are about would be done again."""
         try:
-            os.fdatasync(self._fd)
+            os.fdatasync(self._claim.fd)
         except OSError as error:
             raise OutputError(f"{self.path}: can't be synced: {error.strerror}") from error
 
     def _append(self, kind: _Kind, number: int, value: int) -> None:
         record = _RECORD.pack(kind, number, value)
         try:
-            _write_all(self._fd, record + _CRC.pack(zlib.crc32(record)))
+            _write_all(self._claim.fd, record + _CRC.pack(zlib.crc32(record)))
         except OSError as error:
             raise OutputError(f"{self.path}: can't be written: {error.strerror}") from error
 
@@ -241,35 +239,27 @@ class Journal:
             self._drop(self._chunk_records[self._n_synced :])
         return n_valid
 
-    def _refuse_another(self, stored: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-        found = first_difference(stored, about)
-        if found is not None:
-            where, old, new = found
-            raise OutputError(
-                f"{self.path}: is that of another run: {where} was {_shown(old)}, now {_shown(new)};"
-                " --restart begins anew, or give the output another name"
-            )
-
 
 def journal_path(output: Path) -> Path:
     """Return where the journal of an output is."""
     return output.with_name(output.name + JOURNAL_SUFFIX)
 
 
-def first_difference(old: Any, new: Any, where: str = "") -> tuple[str, Any, Any] | None:
-    """Return (place, old, new) of the first difference of two pieces of JSON data, or None.
+def _refusals(path: Path) -> Refusals:
+    """Return how the journal at `path` refuses."""
 
-    >>> first_difference({"plan": {"a": "Q4_0"}}, {"plan": {"a": "Q8_0"}})
-    ('plan, a', 'Q4_0', 'Q8_0')
-    """
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for key in (*new, *(key for key in old if key not in new)):
-            place = f"{where}, {key}" if where else str(key)
-            found = first_difference(old.get(key), new.get(key), place)
-            if found is not None:
-                return found
-        return None
-    return None if old == new else (where, old, new)
+    def another(difference: Difference) -> OutputError:
+        where, old, new = difference
+        return OutputError(
+            f"{path}: is that of another run: {where} was {_shown(old)}, now {_shown(new)};"
+            " --restart begins anew, or give the output another name"
+        )
+
+    return Refusals(
+        unwritable=lambda reason: OutputError(f"{path}: can't be created: {reason}"),
+        taken=lambda: OutputError(f"{path}: another process is writing this output"),
+        another=another,
+    )
 
 
 def _shown(value: Any) -> str:
@@ -285,23 +275,6 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return stored
-
-
-def _open_locked(path: Path) -> int:
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise OutputError(f"{path}: can't be created: {error.strerror}") from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Between our open and our lock its owner may have removed it; then another may have one of its own.
-        owned = os.path.samestat(os.fstat(fd), os.stat(path))
-    except OSError:
-        owned = False
-    if not owned:
-        os.close(fd)
-        raise OutputError(f"{path}: another process is writing this output")
-    return fd
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -12,7 +12,6 @@ moment has the input of the layer it was in.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from gguf_tools.claim import Refusals, claim_run
 from gguf_tools.errors import BadRequest, OutputError
 from imatrix.accumulate import Accumulator
 
@@ -43,34 +43,29 @@ class Journal:
 
     def __init__(self, output: Path, about: Mapping[str, Any], *, restart: bool = False) -> None:
         self.folder = output.with_name(output.name + ".work")
-        about = {"version": VERSION, **about}
         try:
             self.folder.mkdir(parents=False, exist_ok=True)
-            self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise OutputError(f"{self.folder}: can't be written ({error.strerror})") from error
+        about = {"version": VERSION, **about}
+        self._claim = claim_run(self.folder / "lock", about, _refusals(self.folder))
         try:
-            self._claim(about, restart)
+            self._begin(restart)
         except BaseException:
-            os.close(self._lock)
+            self._claim.close()
             raise
         self.done = self._last_done()
 
-    def _claim(self, about: Mapping[str, Any], restart: bool) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise BadRequest(f"{self.folder}: another run is writing this output") from error
+    def _begin(self, restart: bool) -> None:
         path = self.folder / "run.json"
-        text = json.dumps(about, indent=1)
         if restart:
             for old in self.folder.iterdir():
                 if old.name != "lock":
                     old.unlink()
         if path.exists():
-            _refuse_another(self.folder, json.loads(path.read_text()), json.loads(text))
+            self._claim.refuse_another(json.loads(path.read_text()))
         else:
-            _write_whole(path, text.encode())
+            _write_whole(path, json.dumps(self._claim.about, indent=1).encode())
 
     def __enter__(self) -> Self:
         return self
@@ -78,7 +73,7 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._lock)
+        self._claim.close()
 
     def hidden_path(self, layer: int) -> Path:
         """Return where the hidden states after `layer` are."""
@@ -122,13 +117,16 @@ class Journal:
         return layer
 
 
-def _refuse_another(folder: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    for key in (*wanted, *stored):
-        if stored.get(key) != wanted.get(key):
-            raise BadRequest(
-                f"{folder}: begun with another {key} ({str(stored.get(key))[:60]}, now"
-                f" {str(wanted.get(key))[:60]}); --restart begins anew"
-            )
+def _refusals(folder: Path) -> Refusals:
+    """Return how a work folder refuses."""
+    return Refusals(
+        unwritable=lambda reason: OutputError(f"{folder}: can't be written ({reason})"),
+        taken=lambda: BadRequest(f"{folder}: another run is writing this output"),
+        another=lambda difference: BadRequest(
+            f"{folder}: begun with another {difference.where} ({str(difference.old)[:60]}, now"
+            f" {str(difference.new)[:60]}); --restart begins anew"
+        ),
+    )
 
 
 def _write_whole(path: Path, data: bytes) -> None:

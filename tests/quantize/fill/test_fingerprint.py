@@ -19,7 +19,7 @@ import pytest
 import convert.cli
 import imatrix
 import quantize.cli
-from gguf_tools.journal import first_difference
+from gguf_tools.claim import first_difference
 from gguf_tools.layout import FileLayout
 from gguf_tools.reader import GGUFFile
 from quantize.fill import fingerprint, outputs

@@ -1,0 +1,100 @@
+"""Claims: one process at a time works on a run, and it goes on only with the run that was begun.
+
+A run that can be resumed leaves a file that says what it is about. The next process locks a file of the run,
+and compares what is stored with what it is about itself before it goes on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gguf_tools.errors import ToolkitError
+
+
+class Difference(NamedTuple):
+    """The first difference of two pieces of JSON data: its place, and what is there in each."""
+
+    where: str
+    old: Any
+    new: Any
+
+
+@dataclass(frozen=True)
+class Refusals:
+    """The errors of a kind of run.
+
+    unwritable  of a reason: the file can't be created
+    taken       another process has the run
+    another     of a difference: what is stored is about something else
+    """
+
+    unwritable: Callable[[str], ToolkitError]
+    taken: Callable[[], ToolkitError]
+    another: Callable[[Difference], ToolkitError]
+
+
+class Claim:
+    """A run that belongs to this process, until `close` or the end of the process.
+
+    about  what the run is about, as JSON gives it back
+    fd     descriptor of the locked file, for reading and appending; -1 when closed
+    """
+
+    def __init__(self, fd: int, about: dict[str, Any], refusals: Refusals) -> None:
+        self.fd, self.about, self._refusals = fd, about, refusals
+
+    def refuse_another(self, stored: Mapping[str, Any]) -> None:
+        """Raise an error if `stored` is about something else."""
+        difference = first_difference(stored, self.about)
+        if difference is not None:
+            raise self._refusals.another(difference)
+
+    def close(self) -> None:
+        """Let another process have the run."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def claim_run(path: Path, about: Mapping[str, Any], refusals: Refusals) -> Claim:
+    """Lock `path`, created if it is missing, and return the claim.
+
+    about   what the run is about: a mapping of JSON data
+    raises  the errors of `refusals` if the file can't be created, or if another process has it
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise refusals.unwritable(str(error.strerror)) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Between open and lock its owner may have removed the file, and another process made a new one.
+        owned = os.path.samestat(os.fstat(fd), os.stat(path))
+    except OSError:
+        owned = False
+    if not owned:
+        os.close(fd)
+        raise refusals.taken()
+    return Claim(fd, json.loads(json.dumps(about)), refusals)
+
+
+def first_difference(old: Any, new: Any, where: str = "") -> Difference | None:
+    """Return the first difference of two pieces of JSON data, or None.
+
+    >>> first_difference({"plan": {"a": "Q4_0"}}, {"plan": {"a": "Q8_0"}})
+    Difference(where='plan, a', old='Q4_0', new='Q8_0')
+    """
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in (*new, *(key for key in old if key not in new)):
+            place = f"{where}, {key}" if where else str(key)
+            difference = first_difference(old.get(key), new.get(key), place)
+            if difference is not None:
+                return difference
+        return None
+    return None if old == new else Difference(where, old, new)

@@ -1,0 +1,63 @@
+"""A run has one process at a time, and goes on only as what it was begun as."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gguf_tools.claim import Claim, Difference, Refusals, claim_run
+from gguf_tools.errors import BadRequest, OutputError
+
+ABOUT = {"plan": {"a": "Q4_0"}, "size": (2, 3)}
+REFUSALS = Refusals(
+    unwritable=lambda reason: OutputError(f"unwritable: {reason}"),
+    taken=lambda: BadRequest("taken"),
+    another=lambda difference: BadRequest(f"another: {tuple(difference)}"),
+)
+
+
+def claim(path: Path) -> Claim:
+    return claim_run(path, ABOUT, REFUSALS)
+
+
+def test_a_run_has_one_process_at_a_time(tmp_path: Path) -> None:
+    first = claim(tmp_path / "lock")
+    with pytest.raises(BadRequest, match=r"^taken$"):
+        claim(tmp_path / "lock")
+    first.close()
+    first.close()
+    claim(tmp_path / "lock").close()
+
+
+def test_a_file_that_was_removed_before_it_was_locked_is_no_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lock"
+    lock: Callable[[int, int], None] = fcntl.flock
+
+    def remove_first(fd: int, how: int) -> None:
+        path.unlink()
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    with pytest.raises(BadRequest, match=r"^taken$"):
+        claim(path)
+
+
+def test_what_cannot_be_created_says_why(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"^unwritable: No such file or directory$"):
+        claim(tmp_path / "missing" / "lock")
+
+
+def test_another_run_is_refused(tmp_path: Path) -> None:
+    mine = claim(tmp_path / "lock")
+    mine.refuse_another({"plan": {"a": "Q4_0"}, "size": [2, 3]})
+    with pytest.raises(BadRequest, match=r"^another: \('plan, a', 'Q8_0', 'Q4_0'\)$"):
+        mine.refuse_another({"plan": {"a": "Q8_0"}, "size": [2, 3]})
+    with pytest.raises(BadRequest) as refused:
+        mine.refuse_another({})
+    assert str(refused.value) == f"another: {tuple(Difference('plan', None, {'a': 'Q4_0'}))}"
+    mine.close()
