@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import linear
 
-from convert.config import DeepseekConfig
+from convert.architectures.deepseek2.config import DeepseekConfig
 from imatrix.accumulate import Accumulator
 from imatrix.kernels import sums_of_squares
 from imatrix.model.load import Loader

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from convert.config import DeepseekConfig, Yarn
+from convert.architectures.deepseek2.config import DeepseekConfig, Yarn
 
 
 @dataclass(frozen=True)

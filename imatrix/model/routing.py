@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import linear
 
-from convert.config import DeepseekConfig
+from convert.architectures.deepseek2.config import DeepseekConfig
 from imatrix.model.load import Loader
 
 # What DeepSeek-V3 adds to the sum that it divides by.

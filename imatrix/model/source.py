@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from convert.config import V2, V3, DeepseekConfig, Yarn
+from convert.architectures.deepseek2.config import V2, V3, DeepseekConfig, Yarn
 from convert.tokenizer.tokenizer import read_tokenizer
 from gguf_tools import keys
 from gguf_tools.errors import BadRequest, CheckpointError, FormatError, MissingTensor, UnsupportedCheckpoint

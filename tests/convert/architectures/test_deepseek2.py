@@ -14,9 +14,10 @@ import pytest
 from convert.architectures import ARCHITECTURES, find_architecture, supported
 from convert.architectures.arrange import OutputTensor, Stacked
 from convert.architectures.base import Conversion, Options, build
-from convert.architectures.deepseek2 import ARCHITECTURE, RULES
+from convert.architectures.deepseek2 import ARCHITECTURE
+from convert.architectures.deepseek2.config import DeepseekConfig
+from convert.architectures.deepseek2.rules import RULES
 from convert.checkpoint.checkpoint import Checkpoint
-from convert.config import DeepseekConfig
 from convert.weights import open_weights
 from gguf_tools.errors import (
     BadConfig,

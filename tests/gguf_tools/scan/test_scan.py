@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import convert
-from convert.architectures import deepseek2
+from convert.architectures.deepseek2 import rules
 from gguf_tools import FileLayout, Kind, TensorInfo, Value, open_gguf
 from gguf_tools import ggml_types as types
 from gguf_tools.cli import main
@@ -104,7 +104,7 @@ def test_what_this_project_writes_is_not_suspicious(tmp_path: Path) -> None:
 
 def test_all_tensors_that_a_conversion_writes_have_a_place() -> None:
     outside, in_layer = PLACES["deepseek2"]
-    for rule in deepseek2.RULES:
+    for rule in rules.RULES:
         for output in rule.outputs:
             name = output.name
             assert (name.removeprefix("blk.{layer}.") in in_layer) if "{" in name else (name in outside)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from convert.config import V2, V3, DeepseekConfig, Yarn
+from convert.architectures.deepseek2.config import V2, V3, DeepseekConfig, Yarn
 from gguf_tools.errors import BadConfig, UnsupportedCheckpoint
 from tests.support.checkpoints import STYLES
 

@@ -1,0 +1,76 @@
+"""What to know before running a converted DeepSeek model, and which options a model can't have."""
+
+from __future__ import annotations
+
+from convert.architectures.base import Options
+from convert.architectures.deepseek2.config import DeepseekConfig
+from gguf_tools.errors import BadRequest
+
+
+def notes(config: DeepseekConfig, options: Options) -> tuple[str, ...]:
+    """Return where llama.cpp will not load this model, or compute something else than the original."""
+    return tuple(note for note in (
+        _lite_note(config), _group_note(config), _norm_note(config), _yarn_note(config), _eps_note(config)
+    ) if note)  # fmt: skip
+
+
+def _lite_note(config: DeepseekConfig) -> str | None:
+    # llama.cpp knows "lite" models by their depth (load_arch_hparams of deepseek2), whatever the file says.
+    n_layers = config.num_hidden_layers
+    lite = n_layers in (26, 27) or (n_layers == 48 and config.vocab_size == 128256)
+    if config.q_lora_rank is None and not lite:
+        return (
+            "llama.cpp loads a model without q_lora_rank only when it has 26 or 27 layers; this one has"
+            f" {n_layers}"
+        )
+    if config.q_lora_rank is not None and lite:
+        return (
+            f"llama.cpp takes a model of {n_layers} layers for one without q_lora_rank and will not load this"
+            " one, which has it"
+        )
+    return None
+
+
+def _group_note(config: DeepseekConfig) -> str | None:
+    if config.topk_method != "group_limited_greedy" or config.expert_groups in (None, (1, 1)):
+        return None
+    return (
+        f"{config.n_group} groups of experts: llama.cpp scores a group by its two best experts, this model by"
+        " the best one, so llama.cpp may choose other experts"
+    )
+
+
+def _norm_note(config: DeepseekConfig) -> str | None:
+    if config.norm_requested == config.norm_topk_prob:
+        return None
+    return f"norm_topk_prob is true but {config.architecture} does not normalise expert weights; not written"
+
+
+def _yarn_note(config: DeepseekConfig) -> str | None:
+    # The deepseek2 graph scales the softmax by mscale_all_dim and rotated parts by 1, which fits mscale ==
+    # mscale_all_dim and no explicit attention_factor.
+    yarn = config.yarn
+    if yarn is None or (yarn.mscale_all_dim and abs(yarn.rotary_factor - 1.0) < 1e-6):
+        return None
+    return (
+        f"YaRN with mscale {yarn.mscale}, mscale_all_dim {yarn.mscale_all_dim}, attention_factor"
+        f" {yarn.attention_factor}: llama.cpp takes mscale for equal to mscale_all_dim and will compute other"
+        " attention scores"
+    )
+
+
+def _eps_note(config: DeepseekConfig) -> str | None:
+    if config.rms_norm_eps == 1e-6:
+        return None
+    return (
+        f"rms_norm_eps is {config.rms_norm_eps:g}: the original norms its compressed queries and keys with"
+        " 1e-06, llama.cpp with this one"
+    )
+
+
+def check(config: DeepseekConfig, options: Options) -> None:
+    """Raise BadRequest when the options ask for what the model doesn't have."""
+    if options.mtp and not config.num_nextn_predict_layers:
+        raise BadRequest(
+            "--mtp: config.json has no num_nextn_predict_layers, so there is no MTP layer to keep"
+        )

@@ -1,0 +1,50 @@
+"""Where in a DeepSeek model a rule applies: once, or in which layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from convert.architectures.base import Options
+from convert.architectures.deepseek2.config import DeepseekConfig
+from convert.architectures.rules import Where
+
+
+def once(config: DeepseekConfig, options: Options) -> Iterable[int | None]:
+    return (None,)
+
+
+def layers(config: DeepseekConfig, options: Options) -> range:
+    """Return the layers that the file has: with MTP, those behind the model's own too."""
+    return range(config.num_hidden_layers + (config.num_nextn_predict_layers if options.mtp else 0))
+
+
+def mtp_layers(config: DeepseekConfig, options: Options) -> range:
+    return layers(config, options)[config.num_hidden_layers :]
+
+
+def dense_layers(config: DeepseekConfig, options: Options) -> range:
+    return layers(config, options)[: config.first_k_dense_replace]
+
+
+def moe_layers(config: DeepseekConfig, options: Options) -> range:
+    return layers(config, options)[config.first_k_dense_replace :]
+
+
+def biased_moe_layers(config: DeepseekConfig, options: Options) -> Iterable[int | None]:
+    return moe_layers(config, options) if config.topk_method == "noaux_tc" else ()
+
+
+def lora_q_layers(config: DeepseekConfig, options: Options) -> Iterable[int | None]:
+    return () if config.q_lora_rank is None else layers(config, options)
+
+
+def full_q_layers(config: DeepseekConfig, options: Options) -> Iterable[int | None]:
+    return layers(config, options) if config.q_lora_rank is None else ()
+
+
+def layers_with(mla: str) -> Where:
+    return lambda config, options: layers(config, options) if options.mla == mla else ()
+
+
+def untied(config: DeepseekConfig, options: Options) -> Iterable[int | None]:
+    return () if config.tie_word_embeddings else (None,)
