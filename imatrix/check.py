@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from gguf_tools.errors import BadImportance, PlanError, QuantError
+from gguf_tools.findings import Finding, Level
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
 from imatrix.stats import entry_stats, gap_text
@@ -17,20 +18,6 @@ from quantize.plan.model_facts import ModelFacts
 from quantize.plan.plan import build_plan
 from quantize.plan.recipe_files import find_mixture
 from quantize.roles import Role, in_layer_ranges, tensor_role
-
-
-@dataclass(frozen=True)
-class Complaint:
-    """One thing that was found.
-
-    is_error  whether quantizing with this file would stop, or go wrong; otherwise it is a warning
-    """
-
-    text: str
-    is_error: bool
-
-    def __str__(self) -> str:
-        return f"{'error' if self.is_error else 'warning'}: {self.text}"
 
 
 @dataclass(frozen=True)
@@ -43,65 +30,73 @@ class CheckedModel:
 
 def check(
     contents: ImportanceFile, model: CheckedModel | None = None, recipe: str | None = None
-) -> list[Complaint]:
+) -> list[Finding]:
     """Return what is wrong, errors first.
 
     recipe  a file type or a recipe file; needs the model
     raises  ToolkitError for a recipe that can't be read
     """
-    found = [complaint for name, entry in contents.entries.items() for complaint in _of_numbers(name, entry)]
-    found += [
-        Complaint(f"{entry.name}: {gap_text(entry)}", is_error=False)
+    findings = [bad for name, entry in contents.entries.items() for bad in _check_numbers(name, entry)]
+    findings += [
+        Finding("gaps", f"{entry.name}: {gap_text(entry)}", Level.WARNING, (entry.name,))
         for entry in entry_stats(contents)
         if 0 < entry.n_unseen < entry.n_mats or entry.n_rare or entry.n_zero_columns
     ]
     if model is not None:
-        found += _of_model(contents.entries, model)
+        findings += _check_model(contents.entries, model)
         if recipe is not None:
-            found += _of_recipe(contents.entries, model, recipe)
-    return sorted(found, key=lambda complaint: not complaint.is_error)
+            findings += _check_recipe(contents.entries, model, recipe)
+    return sorted(findings, key=lambda finding: -finding.level)
 
 
-def _of_numbers(name: str, entry: ImportanceEntry) -> Iterator[Complaint]:
+def as_text(finding: Finding) -> str:
+    """Return the finding on one line; with an error, quantizing with the file would stop or go wrong."""
+    return f"{'error' if finding.is_bad else 'warning'}: {finding.text}"
+
+
+def _check_numbers(name: str, entry: ImportanceEntry) -> Iterator[Finding]:
+    def bad(text: str) -> Finding:
+        return Finding("numbers", f"{name}: {text}", Level.BAD, (name,))
+
     sums = entry.read()
     for what, numbers in (("values", sums), ("counts", entry.counts)):
         n_bad = int((~np.isfinite(numbers)).sum())
         if n_bad:
-            yield Complaint(f"{name}: {n_bad} of {numbers.size} {what} are not finite", is_error=True)
+            yield bad(f"{n_bad} of {numbers.size} {what} are not finite")
         n_negative = int((numbers < 0).sum())
         if n_negative:
-            yield Complaint(f"{name}: {n_negative} of {numbers.size} {what} are negative", is_error=True)
+            yield bad(f"{n_negative} of {numbers.size} {what} are negative")
     if not entry.counts.any():
-        yield Complaint(f"{name}: has seen nothing", is_error=True)
+        yield bad("has seen nothing")
     elif not sums.any():
-        yield Complaint(f"{name}: all sums are zero", is_error=True)
+        yield bad("all sums are zero")
 
 
-def _of_model(entries: Importances, model: CheckedModel) -> Iterator[Complaint]:
+def _check_model(entries: Importances, model: CheckedModel) -> Iterator[Finding]:
     names = {tensor.name for tensor in model.tensors}
     used: set[str] = set()
     without: list[str] = []
     for tensor in model.tensors:
         role = tensor_role(tensor.name, tensor.shape)
         try:
-            data = resolve(tensor, entries, model.facts.n_heads)
+            resolved = resolve(tensor, entries, model.facts.n_heads)
         except BadImportance as error:
-            yield Complaint(str(error), is_error=True)
+            yield Finding("unfit data", str(error), Level.BAD, (tensor.name,))
             used.add(tensor.name)
             continue
-        if data is not None:
-            used.add(data.entry)
+        if resolved is not None:
+            used.add(resolved.entry)
         elif role.kept_as is None and role.role not in (Role.TOKEN_EMBD, Role.OUTPUT):
             without.append(tensor.name)
-    for name in in_layer_ranges(without):
-        yield Complaint(f"{name}: no data", is_error=False)
+    for shown in in_layer_ranges(without):
+        yield Finding("no data", f"{shown}: no data", Level.WARNING, (shown,))
     # attn_kv_b is collected for every layout, and a model may well have the other one.
     stray = [name for name in entries if name not in names | used and "attn_kv_b" not in name]
-    for name in in_layer_ranges(stray):
-        yield Complaint(f"{name}: not in the model", is_error=True)
+    for shown in in_layer_ranges(stray):
+        yield Finding("stray data", f"{shown}: not in the model", Level.BAD, (shown,))
 
 
-def _of_recipe(entries: Importances, model: CheckedModel, recipe: str) -> Iterator[Complaint]:
+def _check_recipe(entries: Importances, model: CheckedModel, recipe: str) -> Iterator[Finding]:
     mixture = find_mixture(recipe)
     try:
         plan = build_plan(
@@ -113,16 +108,16 @@ def _of_recipe(entries: Importances, model: CheckedModel, recipe: str) -> Iterat
             allow_problems=True,
         )
     except (PlanError, QuantError) as error:
-        yield Complaint(f"{mixture.name}: {error}", is_error=True)
+        yield Finding("recipe", f"{mixture.name}: {error}", Level.BAD)
         return
     weighed = [tensor for tensor in plan.tensors if tensor.is_weighed and tensor.importance is None]
-    for is_error, names in (
-        (True, [tensor.name for tensor in weighed if tensor.lacks_data]),
-        (False, [tensor.name for tensor in weighed if not tensor.lacks_data]),
+    types = {tensor.name: tensor.target_type.name for tensor in weighed}
+    for level, names in (
+        (Level.BAD, [tensor.name for tensor in weighed if tensor.lacks_data]),
+        (Level.WARNING, [tensor.name for tensor in weighed if not tensor.lacks_data]),
     ):
-        types = {tensor.name: tensor.target_type.name for tensor in weighed}
-        for name in _by_type(names, types):
-            yield Complaint(f"{mixture.name}: {name} without data", is_error=is_error)
+        for shown in _by_type(names, types):
+            yield Finding("recipe", f"{mixture.name}: {shown} without data", level)
 
 
 def _by_type(names: Iterable[str], types: Mapping[str, str]) -> Iterator[str]:

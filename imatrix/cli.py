@@ -283,18 +283,18 @@ def _stats(args: argparse.Namespace) -> None:
 
 
 def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    from imatrix.check import check, read_model
+    from imatrix.check import as_text, check, read_model
     from imatrix.store import load
 
     if args.recipe is not None and args.for_model is None:
         parser.error("--recipe needs --model")
     contents = load(args.file)
     model = None if args.for_model is None else read_model(args.for_model)
-    found = check(contents, model, args.recipe)
-    for complaint in found:
-        print(complaint)
-    n_errors = sum(complaint.is_error for complaint in found)
-    print(f"{args.file}: {n_errors} errors, {len(found) - n_errors} warnings")
+    findings = check(contents, model, args.recipe)
+    for finding in findings:
+        print(as_text(finding))
+    n_errors = sum(finding.is_bad for finding in findings)
+    print(f"{args.file}: {n_errors} errors, {len(findings) - n_errors} warnings")
     return 1 if n_errors else 0
 
 

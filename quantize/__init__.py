@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING
 from gguf_tools.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from gguf_tools.findings import Finding
     from quantize.importance import Importance, ImportanceFile
     from quantize.linting import LintReport, lint
     from quantize.pipeline import quantize
-    from quantize.plan.findings import Finding
     from quantize.plan.overrides import parse_overrides
     from quantize.plan.plan import Plan, PlanOptions, build_plan
     from quantize.plan.recipe_files import Mixture, find_mixture
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Finding": "quantize.plan.findings",
+    "Finding": "gguf_tools.findings",
     "Importance": "quantize.importance",
     "ImportanceFile": "quantize.importance",
     "LintReport": "quantize.linting",

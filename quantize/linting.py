@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from gguf_tools.errors import PlanError, QuantError
+from gguf_tools.findings import Finding
 from gguf_tools.shards import open_gguf
 from gguf_tools.text import size_text
 from quantize.importance import ImportanceFile, Importances
 from quantize.pipeline import default_output, prepare
 from quantize.plan.decide import PlanOptions
-from quantize.plan.findings import Finding, Kind
+from quantize.plan.findings import Kind
 from quantize.plan.recipe_files import Mixture, find_mixture
 from quantize.prepare import Preparation
 from quantize.roles import in_layer_ranges
@@ -47,7 +48,7 @@ class LintReport:
             "stops": self.stops,
             "findings": [
                 {
-                    "kind": finding.kind.value,
+                    "kind": finding.kind,
                     "level": _level(finding),
                     "text": finding.text,
                     "tensors": list(finding.tensors),
@@ -86,7 +87,7 @@ def lint(
                 allow_problems=True,
             )
         except (PlanError, QuantError) as error:
-            refusal = Finding(Kind.REFUSED, str(error), error=type(error))
+            refusal = Finding.stopping(Kind.REFUSED, str(error), type(error))
             return LintReport(mixture, (refusal,), None)
     return LintReport(mixture, preparation.plan.findings, preparation)
 

@@ -77,12 +77,12 @@ def verify(args: argparse.Namespace) -> int:
         data = {
             "ok": not bad,
             "tensors": n_tensors,
-            "findings": [finding.as_json() for finding in findings],
+            "findings": [checks.as_json(finding) for finding in findings],
         }
         print(json_text(data))
     else:
         for finding in findings:
-            print(finding.as_text())
+            print(checks.as_text(finding))
         print(f"{args.file}: {n_tensors} tensors, {f'{len(bad)} bad findings' if bad else 'all good'}")
     return 1 if bad else 0
 

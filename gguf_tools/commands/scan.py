@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gguf_tools import command
 from gguf_tools.errors import GGUFError
+from gguf_tools.findings import Finding, Level
 from gguf_tools.shards import open_gguf
 from gguf_tools.text import json_text, printable
-
-if TYPE_CHECKING:
-    from gguf_tools.scan import Finding
 
 _EPILOG = """\
 levels:
@@ -41,7 +39,7 @@ def add_to(commands: command.Subcommands) -> None:
 
 
 def scan(args: argparse.Namespace) -> int:
-    from gguf_tools.scan import Level
+    from gguf_tools.scan import as_json, as_text
     from gguf_tools.scan import scan as all_findings
 
     try:
@@ -56,18 +54,16 @@ def scan(args: argparse.Namespace) -> int:
     least = Level.WARNING if args.strict else Level.BAD
     is_bad = any(finding.level >= least for finding in findings)
     if args.json:
-        data: dict[str, Any] = {"ok": not is_bad, "findings": [finding.as_json() for finding in findings]}
+        data: dict[str, Any] = {"ok": not is_bad, "findings": [as_json(finding) for finding in findings]}
         print(json_text(data))
     else:
         for finding in findings:
-            print(finding.as_text())
+            print(as_text(finding))
         print(f"{printable(args.file)}: {_summary(findings)}")
     return 1 if is_bad else 0
 
 
 def _summary(findings: list[Finding]) -> str:
-    from gguf_tools.scan import Level
-
     counts = {level: sum(finding.level is level for finding in findings) for level in Level}
     parts = [
         f"{counts[level]} {word if counts[level] == 1 else several}"

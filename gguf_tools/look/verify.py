@@ -6,9 +6,9 @@ nonsense, and things that llama.cpp refuses though the file is readable.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from gguf_tools.findings import Finding, Level
 from gguf_tools.header import MAX_NAME_BYTES, align_up
 from gguf_tools.reader import GGUFFile, GGUFSource
 from gguf_tools.row_chunks import row_chunks
@@ -17,27 +17,19 @@ from gguf_tools.tensors import TensorInfo
 from gguf_tools.text import printable
 from gguf_tools.values import bytes_of
 
+KIND = "data"
 
-@dataclass(frozen=True)
-class Finding:
-    """Something that a check found.
 
-    file, tensor  where; tensor is "" for the file as a whole
-    text          what
-    is_bad        False for what is only worth knowing
-    """
+def as_json(finding: Finding) -> dict[str, Any]:
+    return {
+        "file": finding.file, "tensor": finding.where, "text": finding.text, "bad": finding.is_bad,
+    }  # fmt: skip
 
-    file: str
-    tensor: str
-    text: str
-    is_bad: bool = True
 
-    def as_json(self) -> dict[str, Any]:
-        return {"file": self.file, "tensor": self.tensor, "text": self.text, "bad": self.is_bad}
-
-    def as_text(self) -> str:
-        where = f"{self.file}: {printable(self.tensor)}" if self.tensor else self.file
-        return f"{where}: {self.text}" if self.is_bad else f"{where}: note: {self.text}"
+def as_text(finding: Finding) -> str:
+    """Return the finding on one line."""
+    where = f"{finding.file}: {printable(finding.where)}" if finding.where else finding.file
+    return f"{where}: {finding.text}" if finding.is_bad else f"{where}: note: {finding.text}"
 
 
 def verify(source: GGUFSource) -> list[Finding]:
@@ -59,17 +51,15 @@ def _check_places(file: GGUFFile) -> list[Finding]:
     for info in file.tensors.values():
         offset = file.data_offset(info.name)
         if offset != expected:
-            findings.append(
-                Finding(name, info.name, f"data at byte {offset}, llama.cpp expects them at {expected}")
-            )
+            text = f"data at byte {offset}, llama.cpp expects them at {expected}"
+            findings.append(Finding(KIND, text, Level.BAD, (info.name,), name))
         expected = align_up(offset + info.n_bytes - file.data_start, file.alignment) + file.data_start
         if len(bytes_of(info.name)) > MAX_NAME_BYTES:
-            findings.append(
-                Finding(name, info.name, f"name longer than {MAX_NAME_BYTES} bytes, llama.cpp refuses it")
-            )
+            text = f"name longer than {MAX_NAME_BYTES} bytes, llama.cpp refuses it"
+            findings.append(Finding(KIND, text, Level.BAD, (info.name,), name))
     if file.size_bytes > expected:
         text = f"{file.size_bytes - expected} bytes behind the last tensor belong to nothing"
-        findings.append(Finding(name, "", text, is_bad=False))
+        findings.append(Finding(KIND, text, Level.NOTE, file=name))
     return findings
 
 
@@ -78,7 +68,7 @@ def _check_tensor(file: GGUFFile, info: TensorInfo) -> list[Finding]:
     n_bad, first_row = 0, -1
     if info.n_rows % info.type.rows_interleaved:
         text = f"{info.n_rows} rows, but {info.type.name} keeps {info.type.rows_interleaved} together"
-        return [Finding(str(file.path), info.name, text)]
+        return [Finding(KIND, text, Level.BAD, (info.name,), str(file.path))]
     for start, stop in row_chunks(info):
         rows = file.read_rows(info.name, start, stop)
         count, row = count_nonfinite(info.type, rows, info.row_bytes, file.endian)
@@ -88,9 +78,9 @@ def _check_tensor(file: GGUFFile, info: TensorInfo) -> list[Finding]:
     if n_bad:
         what = "scales" if info.type.is_quantized else "weights"
         text = f"{n_bad:,} {info.type.name} {what} are NaN or infinite, the first in row {first_row}"
-        return [Finding(str(file.path), info.name, text)]
+        return [Finding(KIND, text, Level.BAD, (info.name,), str(file.path))]
     if info.type.is_quantized and info.type.name not in SCALES:
         text = f"scales of {info.type.name} are not checked"
-        return [Finding(str(file.path), info.name, text, is_bad=False)]
+        return [Finding(KIND, text, Level.NOTE, (info.name,), str(file.path))]
     return []
 

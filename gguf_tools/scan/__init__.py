@@ -2,7 +2,7 @@
 
     with open_gguf(path) as source:
         for finding in scan(source):
-            print(finding.as_text())
+            print(as_text(finding))
 
 In reading order: findings.py; hidden.py (bytes that nothing reads), strings.py with characters.py (texts),
 kinds.py, numbers.py, tensors.py, vocabulary.py (what llama.cpp would make of the header); templates/
@@ -12,9 +12,11 @@ kinds.py, numbers.py, tensors.py, vocabulary.py (what llama.cpp would make of th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from gguf_tools.scan.findings import Finding, Level, capped
+from gguf_tools.findings import Finding, Level
+from gguf_tools.scan.findings import as_json, as_text, capped
 from gguf_tools.scan.hidden import check_hidden
 from gguf_tools.scan.kinds import architecture_of, check_kinds
 from gguf_tools.scan.numbers import check_numbers
@@ -24,7 +26,7 @@ from gguf_tools.scan.tensors import check_tensors
 from gguf_tools.scan.vocabulary import check_vocabulary
 from gguf_tools.shards import GGUFSet
 
-__all__ = ["Finding", "Level", "Limits", "scan"]
+__all__ = ["Finding", "Level", "Limits", "as_json", "as_text", "scan"]
 
 
 def scan(source: GGUFSet, *, data: bool = False, limits: Limits | None = None) -> list[Finding]:
@@ -55,6 +57,5 @@ def _all_checks(source: GGUFSet, data: bool, limits: Limits | None) -> Iterator[
 def _check_data(source: GGUFSet) -> Iterator[Finding]:
     from gguf_tools.look.verify import verify  # needs numpy
 
-    for found in verify(source):
-        level = Level.BAD if found.is_bad else Level.NOTE
-        yield Finding(level, "data", found.tensor, found.text, Path(found.file).name)
+    for finding in verify(source):
+        yield replace(finding, file=Path(finding.file).name)

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-from gguf_tools.scan.findings import Level
+from gguf_tools.findings import Level
 
 # What terminals act upon, or readers do not see. Line breaks and tabs are left out.
 _DECEIVING = re.compile(

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from gguf_tools import keys
+from gguf_tools.findings import Finding, Level
 from gguf_tools.header import MAGIC
 from gguf_tools.reader import GGUFFile
-from gguf_tools.scan.findings import Finding, Level, listed
+from gguf_tools.scan.findings import listed
 from gguf_tools.shards import SPLIT_KEYS
 from gguf_tools.text import quoted
 from gguf_tools.values import FIXED_BYTES, Kind, bytes_of
@@ -74,12 +75,12 @@ def check_hidden(files: Iterable[GGUFFile]) -> Iterator[Finding]:
         name = file.path.name
         if number and (unread := sorted(file.metadata.keys() - {*SPLIT_KEYS, keys.ALIGNMENT})):
             text = f"holds metadata, which programs read from the first file only: {listed(unread)}"
-            yield Finding(Level.WARNING, "hidden-data", "", text, name)
+            yield Finding("hidden-data", text, Level.WARNING, file=name)
         for gap in gaps_of(file):
             yield from _check_gap(file, name, gap)
         if entries := _zip_entries(file):
             text = f"the file is a zip archive too, of {entries:,} entries, to programs that open those"
-            yield Finding(Level.BAD, "hidden-data", "", text, name)
+            yield Finding("hidden-data", text, Level.BAD, file=name)
 
 
 def gaps_of(file: GGUFFile) -> list[Gap]:
@@ -127,10 +128,10 @@ def _check_gap(file: GGUFFile, name: str, gap: Gap) -> Iterator[Finding]:
         kind = _kind_of(file, gap, first)
         text = f"{n_used:,} of {n_bytes:,} bytes {gap.where} are not zero, from byte {first:,} on"
         level = Level.BAD if kind else Level.WARNING
-        yield Finding(level, "hidden-data", "", f"{text}; they look like {kind}" if kind else text, name)
+        yield Finding("hidden-data", f"{text}; they look like {kind}" if kind else text, level, file=name)
     elif n_bytes >= file.alignment:
         text = f"{n_bytes:,} bytes {gap.where} belong to nothing; they are zero"
-        yield Finding(Level.NOTE, "unused-bytes", "", text, name)
+        yield Finding("unused-bytes", text, Level.NOTE, file=name)
 
 
 def _count_used(file: GGUFFile, gap: Gap) -> tuple[int, int]:

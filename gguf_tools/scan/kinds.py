@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gguf_tools import keys
-from gguf_tools.scan.findings import Finding, Level
+from gguf_tools.findings import Finding, Level
 from gguf_tools.values import Kind, Metadata
 
 _TEXT = ("string",)
@@ -75,19 +75,19 @@ def check_kinds(metadata: Metadata) -> Iterator[Finding]:
     kind_of_file = metadata.get(keys.TYPE)
     if keys.ARCHITECTURE not in metadata and (kind_of_file is None or kind_of_file.data not in _IS_NO_MODEL):
         text = "is missing: no program can tell what the file is"
-        yield Finding(Level.BAD, "kind", keys.ARCHITECTURE, text)
+        yield Finding("kind", text, Level.BAD, (keys.ARCHITECTURE,))
     for table, level in ((LOADED, Level.BAD), (SHOWN, Level.WARNING)):
         for template, expected in table.items():
             key = template.replace("{arch}", architecture)
             value = metadata.get(key)
             if value is not None and value.type_name not in expected:
                 text = f"is {value.type_name}, llama.cpp expects {' or '.join(expected)}"
-                yield Finding(level, "kind", key, text)
+                yield Finding("kind", text, level, (key,))
     for key, value in metadata.items():
         if key.startswith("tokenizer.chat_template.") and value.kind is not Kind.STRING:
-            yield Finding(Level.BAD, "kind", key, f"is {value.type_name}, llama.cpp expects string")
+            yield Finding("kind", f"is {value.type_name}, llama.cpp expects string", Level.BAD, (key,))
         if value.item is Kind.ARRAY:
-            yield Finding(Level.WARNING, "kind", key, "is an array of arrays, which llama.cpp refuses")
+            yield Finding("kind", "is an array of arrays, which llama.cpp refuses", Level.WARNING, (key,))
 
 
 def architecture_of(metadata: Metadata) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gguf_tools import keys
-from gguf_tools.scan.findings import Finding, Level
+from gguf_tools.findings import Finding, Level
 from gguf_tools.scan.kinds import architecture_of
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Kind, Metadata
@@ -87,7 +87,7 @@ def check_numbers(metadata: Metadata, tensors: Mapping[str, TensorInfo]) -> Iter
     level = Level.BAD if sizes.architecture in KNOWN_ARCHITECTURES else Level.WARNING
     if tensors:
         for where, text in _contradictions(sizes, tensors):
-            yield Finding(level, "contradiction", where, text)
+            yield Finding("contradiction", text, level, (where,))
 
 
 def _check_ranges(sizes: Sizes) -> Iterator[Finding]:
@@ -95,15 +95,15 @@ def _check_ranges(sizes: Sizes) -> Iterator[Finding]:
         outside = [number for number in sizes.all_of(template) if not low <= number <= high]
         if outside:
             text = f"is {outside[0]:,}, expected {low} to {high:,}"
-            yield Finding(Level.BAD, "range", sizes.key(template), text)
+            yield Finding("range", text, Level.BAD, (sizes.key(template),))
     for template in _POSITIVE_REALS:
         value = sizes.metadata.get(sizes.key(template))
         if value is not None and value.kind in _REAL_KINDS and math.isfinite(value.data) and value.data <= 0:
             text = f"is {value.data:g}, expected a positive number"
-            yield Finding(Level.BAD, "range", sizes.key(template), text)
+            yield Finding("range", text, Level.BAD, (sizes.key(template),))
     for key, value in sizes.metadata.items():
         if value.kind in _REAL_KINDS and not math.isfinite(value.data):
-            yield Finding(Level.WARNING, "range", key, f"is {value.data}, expected a finite number")
+            yield Finding("range", f"is {value.data}, expected a finite number", Level.WARNING, (key,))
 
 
 def _check_experts(sizes: Sizes) -> Iterator[Finding]:
@@ -113,16 +113,16 @@ def _check_experts(sizes: Sizes) -> Iterator[Finding]:
     used_groups = sizes.one(keys.EXPERT_GROUP_USED_COUNT) or 0
     if used is not None and used > experts:
         text = f"{used:,} of {experts:,} experts are used"
-        yield Finding(Level.BAD, "contradiction", sizes.key(keys.EXPERT_USED_COUNT), text)
+        yield Finding("contradiction", text, Level.BAD, (sizes.key(keys.EXPERT_USED_COUNT),))
     elif used == 0 and experts:
         text = f"none of {experts:,} experts is used"
-        yield Finding(Level.BAD, "contradiction", sizes.key(keys.EXPERT_USED_COUNT), text)
+        yield Finding("contradiction", text, Level.BAD, (sizes.key(keys.EXPERT_USED_COUNT),))
     if groups > 1 and experts % groups:
         text = f"{experts:,} experts can't be dealt to {groups:,} groups"
-        yield Finding(Level.BAD, "contradiction", sizes.key(keys.EXPERT_GROUP_COUNT), text)
+        yield Finding("contradiction", text, Level.BAD, (sizes.key(keys.EXPERT_GROUP_COUNT),))
     if used_groups > max(groups, 1):
         text = f"{used_groups:,} of {groups:,} groups of experts are used"
-        yield Finding(Level.BAD, "contradiction", sizes.key(keys.EXPERT_GROUP_USED_COUNT), text)
+        yield Finding("contradiction", text, Level.BAD, (sizes.key(keys.EXPERT_GROUP_USED_COUNT),))
 
 
 def _check_layers_and_heads(sizes: Sizes) -> Iterator[Finding]:
@@ -134,11 +134,11 @@ def _check_layers_and_heads(sizes: Sizes) -> Iterator[Finding]:
         count = sizes.one(template)
         if layers is not None and count is not None and count > layers:
             text = f"{count:,} {what} in a model of {layers:,} layers"
-            yield Finding(level, "contradiction", sizes.key(template), text)
+            yield Finding("contradiction", text, level, (sizes.key(template),))
     heads, kv_heads = sizes.one(keys.HEAD_COUNT), sizes.one(keys.HEAD_COUNT_KV)
     if heads and kv_heads and kv_heads > heads:
         text = f"{kv_heads:,} heads of keys and values, but {heads:,} of queries"
-        yield Finding(Level.WARNING, "contradiction", sizes.key(keys.HEAD_COUNT_KV), text)
+        yield Finding("contradiction", text, Level.WARNING, (sizes.key(keys.HEAD_COUNT_KV),))
     width = sizes.one(keys.EMBEDDING_LENGTH)
     head = sizes.one(keys.KEY_LENGTH_MLA) or sizes.one(keys.KEY_LENGTH)
     if not head and width and heads:
@@ -146,7 +146,7 @@ def _check_layers_and_heads(sizes: Sizes) -> Iterator[Finding]:
     rotated = sizes.one(keys.ROPE_DIMENSION_COUNT)
     if head and rotated and rotated > head:
         text = f"{rotated:,} columns of each head are rotated, but it has {head:,}"
-        yield Finding(Level.BAD, "contradiction", sizes.key(keys.ROPE_DIMENSION_COUNT), text)
+        yield Finding("contradiction", text, Level.BAD, (sizes.key(keys.ROPE_DIMENSION_COUNT),))
 
 
 def _contradictions(sizes: Sizes, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, str]]:

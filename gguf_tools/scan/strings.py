@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from gguf_tools import keys
+from gguf_tools.findings import Finding, Level
 from gguf_tools.header import MAX_NAME_BYTES
 from gguf_tools.scan.characters import deceiving_characters, hidden_text, skeleton
-from gguf_tools.scan.findings import Finding, Level, listed
+from gguf_tools.scan.findings import listed
 from gguf_tools.text import MAX_CHARS, quoted
 from gguf_tools.values import Kind, Metadata, Value, bytes_of
 
@@ -57,22 +58,22 @@ def check_names(names: Iterable[str], what: str, max_bytes: int) -> Iterator[Fin
     alike: dict[str, list[str]] = {}
     for name in names:
         for level, phrase in deceiving_characters(name):
-            yield Finding(max(level, Level.WARNING), "name", name, f"a {what} with {phrase}")
+            yield Finding("name", f"a {what} with {phrase}", max(level, Level.WARNING), (name,))
         if len(bytes_of(name)) > max_bytes:
             text = f"a {what} of {len(bytes_of(name)):,} bytes, expected at most {max_bytes}"
-            yield Finding(Level.WARNING if what == "key" else Level.BAD, "name", name[:max_bytes], text)
+            yield Finding("name", text, Level.WARNING if what == "key" else Level.BAD, (name[:max_bytes],))
         elif not name.isascii():
             text = f"a {what} with letters outside of ASCII: {_shown(name)}"
-            yield Finding(Level.WARNING, "name", name, text)
+            yield Finding("name", text, Level.WARNING, (name,))
         alike.setdefault(skeleton(name), []).append(name)
     for seen, twins in alike.items():
         if len(twins) > 1:
             level = Level.WARNING if all(map(str.isascii, twins)) else Level.BAD
             text = f"{len(twins)} {what}s look alike: {', '.join(map(_shown, twins[:5]))}"
-            yield Finding(level, "look-alike", twins[0], text)
+            yield Finding("look-alike", text, level, (twins[0],))
         elif what == "key" and seen in _KNOWN_KEYS and twins[0] != seen:
             text = f"looks like the key {seen}, but is {_shown(twins[0])}"
-            yield Finding(Level.BAD, "look-alike", twins[0], text)
+            yield Finding("look-alike", text, Level.BAD, (twins[0],))
 
 
 def _shown(name: str) -> str:
@@ -94,15 +95,15 @@ def check_texts(metadata: Metadata) -> Iterator[Finding]:
     for where, text in texts_of(metadata):
         yield from _check_characters(where, text)
         if len(text) > _MAX_TEXT_CHARS and where != _TOKENIZER_FILE:
-            yield Finding(Level.WARNING, "huge", where, f"a text of {len(text):,} characters")
+            yield Finding("huge", f"a text of {len(text):,} characters", Level.WARNING, (where,))
         is_link = _LINK_KEY.fullmatch(where) is not None
         if is_link:
             links.append(f"{where} {quoted(text)}")
         if where != _TOKENIZER_FILE:
             found = _check_contents(where, text[:_MAX_TEXT_CHARS])
-            yield from (finding for finding in found if not (is_link and finding.check == "links"))
+            yield from (finding for finding in found if not (is_link and finding.kind == "links"))
     if links:
-        yield Finding(Level.NOTE, "links", "", f"links of the model's maker: {', '.join(links[:20])}")
+        yield Finding("links", f"links of the model's maker: {', '.join(links[:20])}", Level.NOTE)
     yield from _check_sizes(metadata)
 
 
@@ -127,37 +128,37 @@ def _texts_in(key: str, value: Value) -> Iterator[tuple[str, str]]:
 
 def _check_characters(where: str, text: str) -> Iterator[Finding]:
     for level, phrase in deceiving_characters(text):
-        yield Finding(level, "characters", where, f"holds {phrase}")
+        yield Finding("characters", f"holds {phrase}", level, (where,))
     if hidden := hidden_text(text):
-        yield Finding(Level.BAD, "characters", where, f"spells in invisible characters: {quoted(hidden)}")
+        yield Finding("characters", f"spells in invisible characters: {quoted(hidden)}", Level.BAD, (where,))
 
 
 def _check_contents(where: str, text: str) -> Iterator[Finding]:
     if found := sorted({match[0] for match in _LINK.finditer(text)}):
-        yield Finding(Level.NOTE, "links", where, f"links to {listed(found)}")
+        yield Finding("links", f"links to {listed(found)}", Level.NOTE, (where,))
         if any(map(_LOGIN_IN_LINK.search, found)):
-            yield Finding(Level.WARNING, "secret", where, "a link with a user name and a password in it")
+            yield Finding("secret", "a link with a user name and a password in it", Level.WARNING, (where,))
     if match := _UNC.search(text):
-        yield Finding(Level.NOTE, "links", where, f"names a network share: {quoted(match[0])}")
+        yield Finding("links", f"names a network share: {quoted(match[0])}", Level.NOTE, (where,))
     if match := _LOCAL_PATH.search(text):
         said = f"tells a path on its maker's machine: {quoted(match[0])}"
-        yield Finding(Level.NOTE, "path", where, said)
+        yield Finding("path", said, Level.NOTE, (where,))
     if match := _SHELL.search(text):
         said = f"holds what a shell or Python would run: {quoted(match[0])}"
-        yield Finding(Level.NOTE, "shell", where, said)
+        yield Finding("shell", said, Level.NOTE, (where,))
     for kind, pattern in _SECRETS.items():
         if match := pattern.search(text):
             begin = quoted(match[0][:6])
-            yield Finding(Level.WARNING, "secret", where, f"holds what looks like {kind}: {begin}...")
+            yield Finding("secret", f"holds what looks like {kind}: {begin}...", Level.WARNING, (where,))
 
 
 def _check_sizes(metadata: Metadata) -> Iterator[Finding]:
     for key, value in metadata.items():
         if value.item is Kind.STRING and len(value.data) > _MAX_TEXTS and not key.startswith("tokenizer."):
             text = f"{len(value.data):,} texts; only the first {_MAX_TEXTS:,} were read"
-            yield Finding(Level.WARNING, "huge", key, text)
+            yield Finding("huge", text, Level.WARNING, (key,))
         elif key == keys.TOKENIZER_TOKENS and value.item is Kind.STRING:
             longest = max(value.data, key=len, default="")
             if len(longest) > _MAX_TOKEN_CHARS:
                 text = f"a token of {len(longest):,} characters: {quoted(longest, 40)}"
-                yield Finding(Level.WARNING, "huge", key, text)
+                yield Finding("huge", text, Level.WARNING, (key,))

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from gguf_tools import ggml_types
+from gguf_tools.findings import Finding, Level
 from gguf_tools.ggml_types import GGMLType
-from gguf_tools.scan.findings import Finding, Level
 from gguf_tools.tensors import TensorInfo
 
 _LAYER_PREFIX = re.compile(r"blk\.\d{1,9}\.")
@@ -46,14 +46,14 @@ def check_tensors(architecture: str, tensors: Mapping[str, TensorInfo]) -> Itera
         for name in tensors:
             if not _has_place(name, *PLACES[architecture]):
                 text = f"no part of a {architecture} model has such a tensor"
-                yield Finding(Level.WARNING, "tensor", name, text)
+                yield Finding("tensor", text, Level.WARNING, (name,))
     by_type: dict[GGMLType, list[str]] = {}
     for info in tensors.values():
         by_type.setdefault(info.type, []).append(info.name)
     for type_, names in by_type.items():
         if remark := _remark(type_):
             level, text = remark
-            yield Finding(level, "type", names[0], f"{type_.name}, of {len(names):,} tensors, {text}")
+            yield Finding("type", f"{type_.name}, of {len(names):,} tensors, {text}", level, (names[0],))
 
 
 def _has_place(name: str, outside: frozenset[str], in_layer: frozenset[str]) -> bool:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from gguf_tools import keys
-from gguf_tools.scan.findings import Finding, Level, listed
+from gguf_tools.findings import Finding, Level
+from gguf_tools.scan.findings import listed
 from gguf_tools.values import Kind, Metadata
 
 _TOKEN_TYPES = range(7)
@@ -24,7 +25,7 @@ def check_vocabulary(metadata: Metadata) -> Iterator[Finding]:
     if len(known) < len(tokens):
         twice = [text for text, count in Counter(tokens).items() if count > 1]
         text = f"{len(twice):,} tokens are there twice, on which llama.cpp stops: {listed(twice)}"
-        yield Finding(Level.BAD, "vocabulary", keys.TOKENIZER_TOKENS, text)
+        yield Finding("vocabulary", text, Level.BAD, (keys.TOKENIZER_TOKENS,))
     yield from _check_lists(metadata, len(tokens))
     yield from _check_ids(metadata, len(tokens))
     model = metadata.get(keys.TOKENIZER_MODEL)
@@ -44,15 +45,15 @@ def _check_lists(metadata: Metadata, n_tokens: int) -> Iterator[Finding]:
         if value is not None and value.kind is Kind.ARRAY and len(value.data) != n_tokens:
             text = f"has {len(value.data):,} items for {n_tokens:,} tokens"
             level = Level.BAD if len(value.data) < n_tokens else Level.WARNING
-            yield Finding(level, "vocabulary", key, text)
+            yield Finding("vocabulary", text, level, (key,))
     scores = items_of(metadata, keys.TOKENIZER_SCORES, Kind.FLOAT32)
     if n_bad := sum(not math.isfinite(score) for score in scores):
         text = f"{n_bad:,} scores are NaN or infinite"
-        yield Finding(Level.WARNING, "vocabulary", keys.TOKENIZER_SCORES, text)
+        yield Finding("vocabulary", text, Level.WARNING, (keys.TOKENIZER_SCORES,))
     types = items_of(metadata, keys.TOKENIZER_TOKEN_TYPE, Kind.INT32)
     if unknown := sorted({kind for kind in types if kind not in _TOKEN_TYPES}):
         text = f"holds {unknown[0]}, expected 0 to {_TOKEN_TYPES[-1]}"
-        yield Finding(Level.WARNING, "vocabulary", keys.TOKENIZER_TOKEN_TYPE, text)
+        yield Finding("vocabulary", text, Level.WARNING, (keys.TOKENIZER_TOKEN_TYPE,))
 
 
 def _check_ids(metadata: Metadata, n_tokens: int) -> Iterator[Finding]:
@@ -60,7 +61,7 @@ def _check_ids(metadata: Metadata, n_tokens: int) -> Iterator[Finding]:
         is_id = key.startswith("tokenizer.ggml.") and key.endswith("_token_id")
         if is_id and isinstance(value.data, int) and not 0 <= value.data < n_tokens:
             text = f"is {value.data:,}, outside of the {n_tokens:,} tokens"
-            yield Finding(Level.WARNING, "vocabulary", key, text)
+            yield Finding("vocabulary", text, Level.WARNING, (key,))
 
 
 def _check_merges(metadata: Metadata, known: frozenset[str]) -> Iterator[Finding]:
@@ -74,7 +75,7 @@ def _check_merges(metadata: Metadata, known: frozenset[str]) -> Iterator[Finding
             missing.append(merge)
     if malformed:
         text = f"{len(malformed):,} merges are not two texts with a space between: {listed(malformed)}"
-        yield Finding(Level.WARNING, "vocabulary", keys.TOKENIZER_MERGES, text)
+        yield Finding("vocabulary", text, Level.WARNING, (keys.TOKENIZER_MERGES,))
     if missing:
         text = f"{len(missing):,} merges join, or make, what is no token: {listed(missing)}"
-        yield Finding(Level.WARNING, "vocabulary", keys.TOKENIZER_MERGES, text)
+        yield Finding("vocabulary", text, Level.WARNING, (keys.TOKENIZER_MERGES,))

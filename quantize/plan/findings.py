@@ -1,17 +1,17 @@
 """Findings: what a user should know of a plan before it is run, and what would stop the run.
 
-Each is a value with a kind, a sentence and the tensors it is about. Those that stop carry the error that a
-run ends with; the others are notes. `quantize` prints them, `quantize lint` is made of them.
+Findings that stop a run carry the error it ends with; the others are notes. `quantize` prints them, and
+`quantize lint` consists of them.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
-from gguf_tools.errors import BadImportance, BadRequest, NeedsImportance, QuantError, ToolkitError
+from gguf_tools.errors import BadImportance, BadRequest, NeedsImportance, QuantError
+from gguf_tools.findings import Finding
 from gguf_tools.tensors import TensorInfo
 from quantize.formats import available
 from quantize.importance import ONE_ROW_FOR_ALL, Importances
@@ -41,25 +41,6 @@ class Kind(StrEnum):
     QUANTIZED_ALREADY = "quantized already"
     NO_CODEC = "no codec"
     REFUSED = "refused"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was found.
-
-    text     a sentence without an end; names tensors, at least the first few
-    tensors  all that it is about, by their names in the output
-    error    what a run ends with; None when it goes on
-    """
-
-    kind: Kind
-    text: str
-    tensors: tuple[str, ...] = ()
-    error: type[ToolkitError] | None = None
-
-    @property
-    def stops(self) -> bool:
-        return self.error is not None
 
 
 def stop_at_errors(findings: Iterable[Finding]) -> None:
@@ -111,7 +92,7 @@ def without_codec(plans: Sequence[TensorPlan]) -> Iterator[Finding]:
     if found:
         more = f", and {len(found) - 1} more" if len(found) > 1 else ""
         text = f"{next(iter(found))}{more}; known types: {', '.join(available())}"
-        yield Finding(Kind.NO_CODEC, text, tuple(found.values()), QuantError)
+        yield Finding.stopping(Kind.NO_CODEC, text, QuantError, tuple(found.values()))
 
 
 # ---- what stops a run
@@ -120,7 +101,7 @@ def without_codec(plans: Sequence[TensorPlan]) -> Iterator[Finding]:
 def _unfit_data(plans: Sequence[TensorPlan]) -> Iterator[Finding]:
     for plan in plans:
         if plan.unfit_data:
-            yield Finding(Kind.UNFIT_DATA, plan.unfit_data, (plan.name,), BadImportance)
+            yield Finding.stopping(Kind.UNFIT_DATA, plan.unfit_data, BadImportance, (plan.name,))
 
 
 def _quantized_already(plans: Sequence[TensorPlan], options: PlanOptions) -> Iterator[Finding]:
@@ -131,7 +112,7 @@ def _quantized_already(plans: Sequence[TensorPlan], options: PlanOptions) -> Ite
             f"{len(again)} of {len(plans)} tensors are quantized already: {shown}; start from a file in"
             " F32, F16 or BF16, or pass --allow-requantize and lose quality"
         )
-        yield Finding(Kind.QUANTIZED_ALREADY, text, tuple(p.name for p in again), BadRequest)
+        yield Finding.stopping(Kind.QUANTIZED_ALREADY, text, BadRequest, tuple(p.name for p in again))
 
 
 def _missing_data(plans: Sequence[TensorPlan], has_importances: bool) -> Iterator[Finding]:
@@ -140,7 +121,7 @@ def _missing_data(plans: Sequence[TensorPlan], has_importances: bool) -> Iterato
         remedy = "it has no data for them" if has_importances else "pass one with --imatrix"
         names = ", ".join(f"{plan.name} ({plan.target_type.name})" for plan in lacking)
         text = f"{len(lacking)} of {len(plans)} tensors need an importance matrix, {remedy}: {names}"
-        yield Finding(Kind.MISSING_DATA, text, tuple(p.name for p in lacking), NeedsImportance)
+        yield Finding.stopping(Kind.MISSING_DATA, text, NeedsImportance, tuple(p.name for p in lacking))
 
 
 # ---- what is worth knowing
@@ -178,7 +159,7 @@ def _idle(what: str, options: PlanOptions, names: Sequence[str]) -> Iterator[Fin
             others = ", ".join(f"'{other.text}'" for other in idle.shadowed_by)
             shown = _first_few(in_layer_ranges(idle.names))
             text = f"{rule} is shadowed by {others}, which came first: {shown}"
-            yield Finding(Kind.RULE_SHADOWED, text, idle.names)
+            yield Finding(Kind.RULE_SHADOWED, text, about=idle.names)
 
 
 def fallbacks(plans: Sequence[TensorPlan]) -> Iterator[Finding]:
@@ -219,14 +200,14 @@ def _uses_of_data(
 def _about(kind: Kind, what: str, names: Sequence[str], total: int) -> Iterator[Finding]:
     if names:
         shown = _first_few(in_layer_ranges(names))
-        yield Finding(kind, f"{what}: {len(names)} of {total} tensors: {shown}", tuple(names))
+        yield Finding(kind, f"{what}: {len(names)} of {total} tensors: {shown}", about=tuple(names))
 
 
 def _each_about(kind: Kind, what: str, remarks: dict[str, str], total: int) -> Iterator[Finding]:
     """Yield one finding about tensors with a remark of its own for each."""
     if remarks:
         shown = _first_few([f"{name} ({remark})" for name, remark in remarks.items()])
-        yield Finding(kind, f"{what}: {len(remarks)} of {total} tensors: {shown}", tuple(remarks))
+        yield Finding(kind, f"{what}: {len(remarks)} of {total} tensors: {shown}", about=tuple(remarks))
 
 
 def _first_few(names: Sequence[str]) -> str:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gguf_tools.errors import BadImportance
+from gguf_tools.findings import Finding
 from gguf_tools.tensors import TensorInfo
 from quantize.importance import Importances, resolve
 from quantize.plan.decide import Candidate, Decision, PlanOptions, decide
-from quantize.plan.findings import Finding, find_all, stop_at_errors
+from quantize.plan.findings import find_all, stop_at_errors
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.pruning import Pruning
 from quantize.plan.recipes import Recipe

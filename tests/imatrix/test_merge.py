@@ -10,7 +10,8 @@ import pytest
 
 import convert
 from gguf_tools.errors import BadImportance
-from imatrix.check import Complaint, check, read_model
+from gguf_tools.findings import Finding
+from imatrix.check import as_text, check, read_model
 from imatrix.cli import main
 from imatrix.merge import merge
 from imatrix.repair import repair
@@ -98,8 +99,8 @@ def test_llama_cpp_reads_what_is_merged(tmp_path: Path) -> None:
 # ---- check
 
 
-def texts(found: list[Complaint]) -> list[str]:
-    return [str(complaint) for complaint in found]
+def texts(findings: list[Finding]) -> list[str]:
+    return [as_text(finding) for finding in findings]
 
 
 def test_check_of_numbers() -> None:

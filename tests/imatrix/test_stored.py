@@ -18,7 +18,7 @@ from gguf_tools.layout import FileLayout
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
 from gguf_tools.writer import GGUFWriter
-from imatrix.check import check
+from imatrix.check import as_text, check
 from imatrix.describe import description_lines
 from imatrix.merge import merge
 from imatrix.repair import repair
@@ -103,7 +103,7 @@ def test_values_are_a_name_for_users_that_nothing_here_uses(
     save(tmp_path / "again", repair(found, n_heads=4).importances)
     assert list(stats_lines(found))
     assert list(description_lines(found))
-    assert [str(complaint) for complaint in check(found)] == [
+    assert [as_text(finding) for finding in check(found)] == [
         f"warning: {EXPERTS.name}: 1 of 4 matrices never seen"
     ]
     infos = [EXPERTS, HEADS, QUERY]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gguf_tools.scan.findings import Finding, Level, listed
+from gguf_tools.findings import Finding, Level
+from gguf_tools.scan.findings import listed
 from gguf_tools.text import quoted
 
 CHECK = "template"
@@ -54,11 +55,11 @@ def search_text(key: str, template: str) -> Iterator[Finding]:
     """Report what a search finds between {{ and }} and {% and %}, for want of a parser."""
     blocks = [_unescaped(block) for block in _BLOCK.findall(template)]
     if found := sorted({name for block in blocks for name in _DUNDER.findall(block)}):
-        yield Finding(Level.BAD, CHECK, key, f"names {listed(found)}")
+        yield Finding(CHECK, f"names {listed(found)}", Level.BAD, (key,))
     if any(map(_ATTR_FILTER.search, blocks)):
-        yield Finding(Level.WARNING, CHECK, key, "uses the filter attr, which reaches for any attribute")
+        yield Finding(CHECK, "uses the filter attr, which reaches for any attribute", Level.WARNING, (key,))
     if any(map(_LOADS.match, blocks)):
-        yield Finding(Level.BAD, CHECK, key, "loads other templates")
+        yield Finding(CHECK, "loads other templates", Level.BAD, (key,))
 
 
 def _unescaped(code: str) -> str:

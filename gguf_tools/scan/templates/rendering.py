@@ -21,9 +21,9 @@ from jinja2.runtime import Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment, modifies_known_mutable
 from jinja2.utils import Namespace
 
+from gguf_tools.findings import Level
 from gguf_tools.scan.characters import deceiving_characters
 from gguf_tools.scan.conversations import CONVERSATIONS, Conversation
-from gguf_tools.scan.findings import Level
 from gguf_tools.text import quoted
 
 Remark = tuple[Level, str]

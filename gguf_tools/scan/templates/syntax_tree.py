@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from jinja2 import nodes
 from jinja2.sandbox import SandboxedEnvironment
 
+from gguf_tools.findings import Level
 from gguf_tools.scan.characters import deceiving_characters
-from gguf_tools.scan.findings import Level
 from gguf_tools.scan.templates.constants import MAX_CHARS, Folder, NotConstant
 from gguf_tools.scan.templates.names import dunder_in, has_format_field, leads_out
 from gguf_tools.scan.templates.triggers import Triggers

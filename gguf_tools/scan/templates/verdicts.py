@@ -20,7 +20,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from gguf_tools import keys
-from gguf_tools.scan.findings import Finding, Level, listed
+from gguf_tools.findings import Finding, Level
+from gguf_tools.scan.findings import listed
 from gguf_tools.scan.templates.names import CHECK, search_text
 from gguf_tools.scan.vocabulary import items_of
 from gguf_tools.text import printable, quoted
@@ -68,19 +69,19 @@ def check_templates(metadata: Metadata, limits: Limits | None = None) -> Iterato
     installed = _jinja2_version()
     if installed is None:
         text = f"chat templates were only searched as text, for want of jinja2: {_INSTALL}"
-        yield Finding(Level.NOTE, CHECK, "", text)
+        yield Finding(CHECK, text, Level.NOTE)
     elif installed < _SAFE_JINJA2:
         found, safe = (".".join(map(str, numbers)) for numbers in (installed, _SAFE_JINJA2))
         text = f"chat templates were read, not run: the sandbox of jinja2 {found} has holes, install {safe}"
-        yield Finding(Level.NOTE, CHECK, "", text)
+        yield Finding(CHECK, text, Level.NOTE)
     for number, (key, template) in enumerate(templates.items()):
         if number == MAX_TEMPLATES:
             text = f"{len(templates):,} chat templates; only the first {MAX_TEMPLATES} were looked at"
-            yield Finding(Level.WARNING, CHECK, key, text)
+            yield Finding(CHECK, text, Level.WARNING, (key,))
             return
         if len(template) > MAX_TEMPLATE_CHARS:
             text = f"a chat template of {len(template):,} characters; it was only searched as text"
-            yield Finding(Level.BAD, CHECK, key, text)
+            yield Finding(CHECK, text, Level.BAD, (key,))
         if installed is None or len(template) > MAX_TEMPLATE_CHARS:
             yield from search_text(key, template)
         else:
@@ -102,12 +103,12 @@ def _try(key: str, template: str, metadata: Metadata, limits: Limits, run: bool)
         "cpu_seconds": limits.cpu_seconds, "memory_bytes": limits.memory_bytes,
     }, limits)  # fmt: skip
     for level, text in dict.fromkeys(answer.remarks):
-        yield Finding(level, CHECK, key, text)
+        yield Finding(CHECK, text, level, (key,))
     if answer.ending:
-        yield Finding(answer.level, CHECK, key, answer.ending)
+        yield Finding(CHECK, answer.ending, answer.level, (key,))
     if answer.broken:
         text = f"is no template that jinja2 can read: {answer.broken}"
-        yield Finding(Level.WARNING, CHECK, key, text)
+        yield Finding(CHECK, text, Level.WARNING, (key,))
     if answer.broken or answer.ending:
         yield from search_text(key, template)
     yield from _check_tokens(key, answer, metadata)
@@ -118,16 +119,16 @@ def _check_tokens(key: str, answer: Answer, metadata: Metadata) -> Iterator[Find
     is_stopped = any(level is Level.BAD for level, _ in answer.remarks)
     if answer.n_prompts == 0 and answer.error and not is_stopped:
         text = f"takes none of the usual conversations; the first one ends with {answer.error}"
-        yield Finding(Level.NOTE, CHECK, key, text)
+        yield Finding(CHECK, text, Level.NOTE, (key,))
     known = frozenset(items_of(metadata, keys.TOKENIZER_TOKENS, Kind.STRING))
     unknown = [text for text in answer.emits if text not in known]
     if known and unknown:
         text = f"puts out what looks like tokens, but is none: {listed(unknown)}"
-        yield Finding(Level.WARNING, CHECK, key, text)
+        yield Finding(CHECK, text, Level.WARNING, (key,))
     add_bos = metadata.get(keys.TOKENIZER_ADD_BOS)
     if answer.begins_with_bos and add_bos is not None and add_bos.data is True:
         text = f"begins with BOS, and {keys.TOKENIZER_ADD_BOS} adds another: some programs send both"
-        yield Finding(Level.NOTE, CHECK, key, text)
+        yield Finding(CHECK, text, Level.NOTE, (key,))
 
 
 def special_tokens(metadata: Metadata) -> dict[str, str]:

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from jinja2.exceptions import TemplateSyntaxError
 
-from gguf_tools.scan.findings import Level
+from gguf_tools.findings import Level
 from gguf_tools.scan.templates import rendering, syntax_tree
 from gguf_tools.text import quoted
 

@@ -21,7 +21,7 @@ from gguf_tools import FileLayout, Kind, TensorInfo, Value, open_gguf
 from gguf_tools import ggml_types as types
 from gguf_tools.cli import main
 from gguf_tools.header import decode_header
-from gguf_tools.scan import Finding, Level, scan
+from gguf_tools.scan import Finding, Level, as_text, scan
 from gguf_tools.scan.characters import deceiving_characters, skeleton
 from gguf_tools.scan.findings import capped
 from gguf_tools.scan.hidden import gaps_of
@@ -72,7 +72,7 @@ MODEL_TENSORS = (
 
 def found_in(path: Path) -> list[str]:
     with open_gguf(path) as source:
-        return [finding.as_text() for finding in scan(source)]
+        return [as_text(finding) for finding in scan(source)]
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_no_finding_drives_a_terminal_and_no_header_has_a_gap(path: Path, metada
     with open_gguf(path) as source:
         assert all(gap.stop - gap.start < 32 for gap in gaps_of(source.shards[0]))
         found = scan(source)
-    assert all(finding.as_text().isprintable() for finding in found)
+    assert all(as_text(finding).isprintable() for finding in found)
     assert any("terminal escape sequences" in finding.text for finding in found)
 
 
@@ -295,9 +295,9 @@ def test_long_names_are_cut_short_on_the_terminal(findings: Callable[..., list[s
 
 
 def test_many_findings_of_a_kind_are_counted() -> None:
-    found = list(capped(Finding(Level.NOTE, "x", str(number), "y") for number in range(25)))
+    found = list(capped(Finding("x", "y", Level.NOTE, (str(number),)) for number in range(25)))
     assert len(found) == 11
-    assert found[-1].as_text() == "note: 15 more of the kind (x) are not shown"
+    assert as_text(found[-1]) == "note: 15 more of the kind (x) are not shown"
 
 
 # --- sizes and kinds ------------------------------------------------------------------------

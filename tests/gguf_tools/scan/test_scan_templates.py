@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gguf_tools import FileLayout, Value
+from gguf_tools.findings import Finding
 from gguf_tools.scan import Level, Limits
-from gguf_tools.scan.findings import Finding
+from gguf_tools.scan.findings import as_text
 from gguf_tools.scan.templates import verdicts
 from gguf_tools.scan.templates.names import search_text
 from gguf_tools.scan.templates.verdicts import Answer, ask_worker, check_templates
@@ -211,7 +212,7 @@ def vocabulary(**changes: Value) -> dict[str, Value]:
 
 def test_tokens_that_the_vocabulary_lacks() -> None:
     template = "{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}"
-    assert [finding.as_text() for finding in check(template, **vocabulary())] == [
+    assert [as_text(finding) for finding in check(template, **vocabulary())] == [
         "warning: tokenizer.chat_template: puts out what looks like tokens, but is none: '<|end|>'"
     ]
     assert check(template) == []
@@ -241,7 +242,7 @@ def test_named_templates_are_tried_too_and_many_are_not(monkeypatch: pytest.Monk
 
 def test_without_jinja2_templates_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdicts, "_jinja2_version", lambda: None)
-    assert [finding.as_text() for finding in check(HONEST["like V3's"])] == [
+    assert [as_text(finding) for finding in check(HONEST["like V3's"])] == [
         "note: chat templates were only searched as text, for want of jinja2: pip install 'gguf-tools[scan]'"
     ]
     assert "names '__class__'" in said(check("{{ ''.__class__ }}"), Level.BAD)
