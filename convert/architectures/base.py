@@ -40,7 +40,7 @@ class Options:
 class Key:
     """One metadata key of a family.
 
-    name   without the family's name before it: "attention.head_count"
+    name   a template of gguf_tools.keys: "{arch}.attention.head_count"
     kind   Value.u32, Value.f32 ...
     value  (config, options) -> the value, None to leave the key out
     """
@@ -127,7 +127,9 @@ def metadata_of(architecture: Architecture, config: Any, options: Options) -> Ma
     """Return the family's own keys for a model."""
     values = ((key, key.value(config, options)) for key in architecture.metadata)
     return MappingProxyType({
-        f"{architecture.gguf_name}.{key.name}": key.kind(value) for key, value in values if value is not None
+        key.name.format(arch=architecture.gguf_name): key.kind(value)
+        for key, value in values
+        if value is not None
     })  # fmt: skip
 
 

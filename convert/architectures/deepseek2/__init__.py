@@ -3,7 +3,7 @@
     config    what config.json says, checked and complete
     places    where in the model a rule applies
     rules     which weights become which tensors, and which are left out
-    metadata  the keys deepseek2.*
+    metadata  the keys deepseek2.*, written and read back
     notes     what to know before running the file
 """
 
@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from convert.architectures.base import Architecture
 from convert.architectures.deepseek2.config import V2, V3, DeepseekConfig
-from convert.architectures.deepseek2.metadata import METADATA
+from convert.architectures.deepseek2.metadata import GGUF_NAME, METADATA
 from convert.architectures.deepseek2.notes import check, notes
 from convert.architectures.deepseek2.rules import RULES, drops
 
 ARCHITECTURE = Architecture(
     hf_names=(V2, V3),
-    gguf_name="deepseek2",
+    gguf_name=GGUF_NAME,
     read_config=DeepseekConfig.from_dict,
     n_experts=lambda config: config.n_routed_experts,
     rules=RULES,

@@ -1,4 +1,4 @@
-"""The keys deepseek2.* and how each follows from the configuration.
+"""The keys deepseek2.*: METADATA writes them from a configuration, and `read_metadata` is its inverse.
 
 What the keys say of the heads depends on the layout of attention:
 
@@ -18,16 +18,35 @@ Where this deliberately differs from llama.cpp's own converter:
     yarn_beta_*          always written with YaRN.
     block_count          counts the MTP layers that are kept; the loader splits them off again by
                          nextn_predict_layers.
+
+The keys can't say everything that config.json says. `read_metadata` fills in what llama.cpp computes with:
+
+    architecture    V3 where a layer has a selection bias, V2 otherwise
+    topk_method     V3's noaux_tc or V2's group_limited_greedy. V2's greedy is written as one group
+    n_group         1 where the choice of experts isn't restricted
+    mscale          taken for equal to mscale_all_dim
+    norm_requested  what the model does
+    MTP layers      none where the file has none
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 from convert.architectures.base import Key, Options
-from convert.architectures.deepseek2.config import DeepseekConfig
+from convert.architectures.deepseek2.config import V2, V3, DeepseekConfig, Yarn
 from convert.architectures.deepseek2.places import layers, mtp_layers
-from gguf_tools.values import Value
+from gguf_tools import keys
+from gguf_tools.errors import BadRequest, FormatError, MissingTensor, UnsupportedCheckpoint
+from gguf_tools.values import Metadata, Value
+
+GGUF_NAME = "deepseek2"
+"""Name of the family in general.architecture."""
 
 GATING_FUNCTIONS = {"softmax": 1, "sigmoid": 2}
+"""Number in expert_gating_func for each scoring function."""
 
 
 def _uncompressed(options: Options) -> bool:
@@ -58,39 +77,180 @@ def _log_multiplier(config: DeepseekConfig, options: Options) -> float | None:
 _u32, _f32, _bool, _string = Value.u32, Value.f32, Value.bool_, Value.string
 
 METADATA: tuple[Key, ...] = (
-    Key("block_count", _u32, lambda c, o: len(layers(c, o))),
-    Key("context_length", _u32, lambda c, o: c.max_position_embeddings),
-    Key("embedding_length", _u32, lambda c, o: c.hidden_size),
-    Key("feed_forward_length", _u32, lambda c, o: c.intermediate_size),
-    Key("attention.head_count", _u32, lambda c, o: c.num_attention_heads),
-    Key("attention.head_count_kv", _u32, lambda c, o: c.num_attention_heads if _uncompressed(o) else 1),
-    Key("rope.scaling.type", _string, lambda c, o: c.yarn and "yarn"),
-    Key("rope.scaling.factor", _f32, lambda c, o: c.yarn and c.yarn.factor),
-    Key("rope.scaling.original_context_length", _u32, lambda c, o: c.yarn and c.yarn.original_context),
-    Key("rope.scaling.yarn_attn_factor", _f32, lambda c, o: c.yarn and c.yarn.attention_factor),
-    Key("rope.scaling.yarn_beta_fast", _f32, lambda c, o: c.yarn and c.yarn.beta_fast),
-    Key("rope.scaling.yarn_beta_slow", _f32, lambda c, o: c.yarn and c.yarn.beta_slow),
-    Key("rope.freq_base", _f32, lambda c, o: c.rope_theta),
-    Key("attention.layer_norm_rms_epsilon", _f32, lambda c, o: c.rms_norm_eps),
-    Key("expert_count", _u32, lambda c, o: c.n_routed_experts),
-    Key("expert_used_count", _u32, lambda c, o: c.num_experts_per_tok),
-    Key("expert_group_count", _u32, lambda c, o: c.expert_groups and c.expert_groups[0]),
-    Key("expert_group_used_count", _u32, lambda c, o: c.expert_groups and c.expert_groups[1]),
-    Key("expert_gating_func", _u32, lambda c, o: GATING_FUNCTIONS[c.scoring_func]),
-    Key("attention.key_length", _u32, _key_length),
-    Key("attention.value_length", _u32, _value_length),
-    Key("leading_dense_block_count", _u32, lambda c, o: c.first_k_dense_replace),
-    Key("vocab_size", _u32, lambda c, o: c.vocab_size),
-    Key("attention.q_lora_rank", _u32, lambda c, o: c.q_lora_rank),
-    Key("attention.kv_lora_rank", _u32, lambda c, o: c.kv_lora_rank),
+    Key(keys.BLOCK_COUNT, _u32, lambda c, o: len(layers(c, o))),
+    Key(keys.CONTEXT_LENGTH, _u32, lambda c, o: c.max_position_embeddings),
+    Key(keys.EMBEDDING_LENGTH, _u32, lambda c, o: c.hidden_size),
+    Key(keys.FEED_FORWARD_LENGTH, _u32, lambda c, o: c.intermediate_size),
+    Key(keys.HEAD_COUNT, _u32, lambda c, o: c.num_attention_heads),
+    Key(keys.HEAD_COUNT_KV, _u32, lambda c, o: c.num_attention_heads if _uncompressed(o) else 1),
+    Key(keys.ROPE_SCALING_TYPE, _string, lambda c, o: c.yarn and "yarn"),
+    Key(keys.ROPE_SCALING_FACTOR, _f32, lambda c, o: c.yarn and c.yarn.factor),
+    Key(keys.ROPE_SCALING_ORIG_CTX_LEN, _u32, lambda c, o: c.yarn and c.yarn.original_context),
+    Key(keys.ROPE_SCALING_YARN_ATTN_FACTOR, _f32, lambda c, o: c.yarn and c.yarn.attention_factor),
+    Key(keys.ROPE_SCALING_YARN_BETA_FAST, _f32, lambda c, o: c.yarn and c.yarn.beta_fast),
+    Key(keys.ROPE_SCALING_YARN_BETA_SLOW, _f32, lambda c, o: c.yarn and c.yarn.beta_slow),
+    Key(keys.ROPE_FREQ_BASE, _f32, lambda c, o: c.rope_theta),
+    Key(keys.LAYERNORM_RMS_EPS, _f32, lambda c, o: c.rms_norm_eps),
+    Key(keys.EXPERT_COUNT, _u32, lambda c, o: c.n_routed_experts),
+    Key(keys.EXPERT_USED_COUNT, _u32, lambda c, o: c.num_experts_per_tok),
+    Key(keys.EXPERT_GROUP_COUNT, _u32, lambda c, o: c.expert_groups and c.expert_groups[0]),
+    Key(keys.EXPERT_GROUP_USED_COUNT, _u32, lambda c, o: c.expert_groups and c.expert_groups[1]),
+    Key(keys.EXPERT_GATING_FUNC, _u32, lambda c, o: GATING_FUNCTIONS[c.scoring_func]),
+    Key(keys.KEY_LENGTH, _u32, _key_length),
+    Key(keys.VALUE_LENGTH, _u32, _value_length),
+    Key(keys.LEADING_DENSE_BLOCK_COUNT, _u32, lambda c, o: c.first_k_dense_replace),
+    Key(keys.VOCAB_SIZE, _u32, lambda c, o: c.vocab_size),
+    Key(keys.Q_LORA_RANK, _u32, lambda c, o: c.q_lora_rank),
+    Key(keys.KV_LORA_RANK, _u32, lambda c, o: c.kv_lora_rank),
     # These two tell llama.cpp that the heads are compressed.
-    Key("attention.key_length_mla", _u32, lambda c, o: None if _uncompressed(o) else c.qk_head_dim),
-    Key("attention.value_length_mla", _u32, lambda c, o: None if _uncompressed(o) else c.v_head_dim),
-    Key("expert_feed_forward_length", _u32, lambda c, o: c.moe_intermediate_size),
-    Key("expert_shared_count", _u32, lambda c, o: c.n_shared_experts),
-    Key("expert_weights_scale", _f32, lambda c, o: c.routed_scaling_factor),
-    Key("expert_weights_norm", _bool, _norm),
-    Key("rope.dimension_count", _u32, lambda c, o: c.qk_rope_head_dim),
-    Key("rope.scaling.yarn_log_multiplier", _f32, _log_multiplier),
-    Key("nextn_predict_layers", _u32, lambda c, o: len(mtp_layers(c, o)) or None),
+    Key(keys.KEY_LENGTH_MLA, _u32, lambda c, o: None if _uncompressed(o) else c.qk_head_dim),
+    Key(keys.VALUE_LENGTH_MLA, _u32, lambda c, o: None if _uncompressed(o) else c.v_head_dim),
+    Key(keys.EXPERT_FEED_FORWARD_LENGTH, _u32, lambda c, o: c.moe_intermediate_size),
+    Key(keys.EXPERT_SHARED_COUNT, _u32, lambda c, o: c.n_shared_experts),
+    Key(keys.EXPERT_WEIGHTS_SCALE, _f32, lambda c, o: c.routed_scaling_factor),
+    Key(keys.EXPERT_WEIGHTS_NORM, _bool, _norm),
+    Key(keys.ROPE_DIMENSION_COUNT, _u32, lambda c, o: c.qk_rope_head_dim),
+    Key(keys.ROPE_SCALING_YARN_LOG_MUL, _f32, _log_multiplier),
+    Key(keys.NEXTN_PREDICT_LAYERS, _u32, lambda c, o: len(mtp_layers(c, o)) or None),
 )
+
+
+# ---- reading them back
+
+
+def read_metadata(
+    metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
+) -> DeepseekConfig:
+    """Return what the keys and tensors of a GGUF file say about the model.
+
+    shapes  tensor name -> shape, rows first
+    path    the file, for messages
+    raises  FormatError, MissingTensor, UnsupportedCheckpoint, BadRequest, naming the file and the key
+    """
+    read = _Keys(metadata, path)
+    n_mtp = read.size(keys.NEXTN_PREDICT_LAYERS, 0)
+    n_layers = read.size(keys.BLOCK_COUNT) - n_mtp
+    heads = read.size(keys.HEAD_COUNT)
+    rope = read.size(keys.ROPE_DIMENSION_COUNT)
+    qk_head = read.size(keys.KEY_LENGTH_MLA, 0) or read.size(keys.KEY_LENGTH)
+    value_head = read.size(keys.VALUE_LENGTH_MLA, 0) or read.size(keys.VALUE_LENGTH)
+    if min(n_layers, heads, rope, value_head) < 1 or qk_head <= rope:
+        raise FormatError(
+            f"{path}: {n_layers} layers, {heads} heads, {rope} of {qk_head} key columns rotated,"
+            f" {value_head} value columns: expected a deepseek2 model"
+        )
+    is_v3 = any(name.endswith("exp_probs_b.bias") for name in shapes)
+    groups = read.size(keys.EXPERT_GROUP_COUNT, 1) or 1
+    used_groups = read.size(keys.EXPERT_GROUP_USED_COUNT, groups) or groups
+    experts = read.size(keys.EXPERT_COUNT, 0)
+    if experts % groups or used_groups > groups:
+        raise FormatError(f"{path}: {experts} experts in {groups} groups of which {used_groups} are used")
+    if "token_embd.weight" not in shapes:
+        raise MissingTensor(f"{path}: no tensor token_embd.weight")
+    normalised = bool(read.value(keys.EXPERT_WEIGHTS_NORM))
+    has_q_lora = any(name.endswith("attn_q_a.weight") for name in shapes)
+    return DeepseekConfig(
+        architecture=V3 if is_v3 else V2,
+        vocab_size=shapes["token_embd.weight"][0],
+        hidden_size=read.size(keys.EMBEDDING_LENGTH),
+        intermediate_size=read.size(keys.FEED_FORWARD_LENGTH, 0),
+        moe_intermediate_size=read.size(keys.EXPERT_FEED_FORWARD_LENGTH, 0),
+        num_hidden_layers=n_layers,
+        num_attention_heads=heads,
+        q_lora_rank=read.size(keys.Q_LORA_RANK) if has_q_lora else None,
+        kv_lora_rank=read.size(keys.KV_LORA_RANK),
+        qk_nope_head_dim=qk_head - rope,
+        qk_rope_head_dim=rope,
+        v_head_dim=value_head,
+        n_routed_experts=experts,
+        n_shared_experts=read.size(keys.EXPERT_SHARED_COUNT, 0),
+        num_experts_per_tok=read.size(keys.EXPERT_USED_COUNT, 0),
+        first_k_dense_replace=read.size(keys.LEADING_DENSE_BLOCK_COUNT, 0),
+        n_group=groups,
+        topk_group=used_groups,
+        topk_method="noaux_tc" if is_v3 else "group_limited_greedy",
+        scoring_func=_scoring_function(read),
+        norm_topk_prob=normalised,
+        norm_requested=normalised,
+        # llama.cpp takes 0 for "no scaling" too.
+        routed_scaling_factor=read.number(keys.EXPERT_WEIGHTS_SCALE, 1.0) or 1.0,
+        rms_norm_eps=read.number(keys.LAYERNORM_RMS_EPS, 1e-6),
+        max_position_embeddings=read.size(keys.CONTEXT_LENGTH, 0),
+        rope_theta=read.number(keys.ROPE_FREQ_BASE, 10000.0),
+        yarn=_read_yarn(read),
+        tie_word_embeddings="output.weight" not in shapes,
+        num_nextn_predict_layers=n_mtp,
+    )
+
+
+def _scoring_function(read: _Keys) -> str:
+    softmax = GATING_FUNCTIONS["softmax"]
+    number = read.size(keys.EXPERT_GATING_FUNC, softmax) or softmax
+    for name, known in GATING_FUNCTIONS.items():
+        if number == known:
+            return name
+    raise UnsupportedCheckpoint(
+        f"{read.path}: {keys.EXPERT_GATING_FUNC.format(arch=GGUF_NAME)} is {number},"
+        f" expected {' or '.join(f'{known} ({name})' for name, known in GATING_FUNCTIONS.items())}"
+    )
+
+
+def _read_yarn(read: _Keys) -> Yarn | None:
+    kind = read.value(keys.ROPE_SCALING_TYPE)
+    if kind in (None, "none"):
+        return None
+    if kind != "yarn":
+        raise UnsupportedCheckpoint(f"{read.path}: RoPE scaled by {kind!r:.40}, expected 'yarn' or none")
+    tenth = read.number_or_none(keys.ROPE_SCALING_YARN_LOG_MUL)
+    mscale = None if tenth is None else 10 * tenth
+    context = read.size(keys.CONTEXT_LENGTH, 4096)
+    yarn = Yarn(
+        factor=read.number(keys.ROPE_SCALING_FACTOR, 1.0),
+        original_context=read.size(keys.ROPE_SCALING_ORIG_CTX_LEN, context) or context,
+        beta_fast=read.number(keys.ROPE_SCALING_YARN_BETA_FAST, 32.0),
+        beta_slow=read.number(keys.ROPE_SCALING_YARN_BETA_SLOW, 1.0),
+        mscale=mscale,
+        mscale_all_dim=mscale,
+        attention_factor=read.number_or_none(keys.ROPE_SCALING_YARN_ATTN_FACTOR),
+    )
+    if min(yarn.factor, yarn.original_context, yarn.beta_fast, yarn.beta_slow) <= 0:
+        raise BadRequest(f"{read.path}: YaRN with a factor, context or beta that is not positive")
+    return yarn
+
+
+class _Keys:
+    """Typed access to the keys deepseek2.*; every error names the file and the key."""
+
+    def __init__(self, metadata: Metadata, path: str | Path) -> None:
+        self._metadata, self.path = metadata, path
+
+    def value(self, template: str) -> Any:
+        value = self._metadata.get(template.format(arch=GGUF_NAME))
+        return None if value is None else value.data
+
+    def size(self, template: str, default: int | None = None) -> int:
+        """Return a whole number; of one per layer, the first that isn't 0."""
+        size = self.value(template)
+        if isinstance(size, tuple):
+            size = next((number for number in size if number), None)
+        if size is None:
+            size = default
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 2**31:
+            raise self._unexpected(template, size, "a whole number")
+        return size
+
+    def number(self, template: str, default: float) -> float:
+        number = self.number_or_none(template)
+        return default if number is None else number
+
+    def number_or_none(self, template: str) -> float | None:
+        number = self.value(template)
+        if number is None:
+            return None
+        if not isinstance(number, int | float) or isinstance(number, bool):
+            raise self._unexpected(template, number, "a number")
+        return float(number)
+
+    def _unexpected(self, template: str, value: object, expected: str) -> FormatError:
+        key = template.format(arch=GGUF_NAME)
+        return FormatError(f"{self.path}: {key} is {value!r:.60}, expected {expected}")

@@ -1,0 +1,198 @@
+"""The keys deepseek2.*, written and read back: what a file can say of a configuration survives."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from convert.architectures.base import Options, metadata_of
+from convert.architectures.deepseek2 import ARCHITECTURE
+from convert.architectures.deepseek2.config import DeepseekConfig, Yarn
+from convert.architectures.deepseek2.metadata import read_metadata
+from convert.architectures.deepseek2.rules import RULES
+from gguf_tools.errors import BadRequest, FormatError, MissingTensor, UnsupportedCheckpoint
+from gguf_tools.values import Metadata, Value
+from tests.support.checkpoints import STYLES
+
+LAYOUTS = ("split", "both", "none")
+SIZES = st.integers(1, 2**15)
+NUMBERS = st.floats(2.0**-20, 2.0**20, width=32)
+FACTORS = st.floats(0, 4, width=32)
+
+
+def shapes_of(config: DeepseekConfig, options: Options) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of the file by name; only the embedding's shape matters, and which there are."""
+    names = {
+        output.name.format(layer=layer)
+        for rule in RULES
+        for layer in rule.where(config, options)
+        for output in rule.outputs
+    }
+    return dict.fromkeys(names, (config.vocab_size, config.hidden_size))
+
+
+def written(config: DeepseekConfig, options: Options) -> Metadata:
+    return metadata_of(ARCHITECTURE, config, options)
+
+
+def read_back(config: DeepseekConfig, options: Options) -> DeepseekConfig:
+    return read_metadata(written(config, options), shapes_of(config, options), "model.gguf")
+
+
+def as_a_file_says(config: DeepseekConfig, options: Options) -> DeepseekConfig:
+    """Return `config` without what no key and no tensor can express."""
+    groups = config.expert_groups or (1, 1)
+    return replace(
+        config,
+        topk_method="noaux_tc" if config.is_v3 else "group_limited_greedy",
+        n_group=groups[0],
+        topk_group=groups[1],
+        norm_requested=config.norm_topk_prob,
+        yarn=config.yarn and replace(config.yarn, mscale=config.yarn.mscale_all_dim),
+        num_nextn_predict_layers=config.num_nextn_predict_layers if options.mtp else 0,
+    )
+
+
+@st.composite
+def yarns(draw: st.DrawFn) -> Yarn:
+    some = st.none() | FACTORS
+    return Yarn(draw(NUMBERS), draw(SIZES), draw(NUMBERS), draw(NUMBERS), draw(some), draw(some), draw(some))
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> DeepseekConfig:
+    """A configuration as `DeepseekConfig.from_dict` could return it, with a layer of experts."""
+    base = DeepseekConfig.from_dict(STYLES[draw(st.sampled_from(sorted(STYLES)))])
+    n_layers = draw(st.integers(1, 100))
+    per_group, n_group = draw(st.integers(2, 32)), draw(st.integers(1, 16))
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_attention_heads",
+             "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_shared_experts",
+             "max_position_embeddings")  # fmt: skip
+    requested = draw(st.booleans())
+    changes: dict[str, Any] = {
+        **{name: draw(SIZES) for name in sizes},
+        "num_hidden_layers": n_layers,
+        "first_k_dense_replace": draw(st.integers(0, n_layers - 1)),
+        "q_lora_rank": draw(st.none() | SIZES),
+        "n_routed_experts": per_group * n_group,
+        "num_experts_per_tok": draw(st.integers(1, per_group * n_group)),
+        "n_group": n_group,
+        "topk_group": draw(st.integers(1, n_group)),
+        "norm_requested": requested,
+        "norm_topk_prob": base.is_v3 and requested,
+        "routed_scaling_factor": draw(NUMBERS),
+        "rms_norm_eps": draw(NUMBERS),
+        "rope_theta": draw(NUMBERS),
+        "yarn": draw(st.none() | yarns()),
+        "tie_word_embeddings": draw(st.booleans()),
+        "num_nextn_predict_layers": draw(st.integers(1, 3)),
+    }
+    if not base.is_v3:
+        changes["topk_method"] = draw(st.sampled_from(("greedy", "group_limited_greedy")))
+        if changes["topk_method"] == "greedy" and draw(st.booleans()):
+            changes |= {"n_group": None, "topk_group": None}
+    return replace(base, **changes)
+
+
+OPTIONS = st.builds(Options, st.sampled_from(LAYOUTS), st.booleans())
+
+
+@settings(deadline=None)
+@given(configs(), OPTIONS)
+def test_reading_is_the_inverse_of_writing(config: DeepseekConfig, options: Options) -> None:
+    expected, found = as_a_file_says(config, options), read_back(config, options)
+    for field in fields(DeepseekConfig):
+        if field.name != "yarn":
+            assert getattr(found, field.name) == getattr(expected, field.name), field.name
+    # The file has a tenth of mscale_all_dim, as float32.
+    assert numbers_of(found.yarn) == pytest.approx(numbers_of(expected.yarn))
+
+
+def numbers_of(yarn: Yarn | None) -> dict[str, Any]:
+    return {} if yarn is None else asdict(yarn)
+
+
+@settings(deadline=None)
+@given(configs(), OPTIONS)
+def test_writing_what_was_read_gives_the_same_keys(config: DeepseekConfig, options: Options) -> None:
+    keys = dict(written(config, options))
+    if config.expert_groups is None:
+        keys |= {f"deepseek2.expert_group_{end}": Value.u32(1) for end in ("count", "used_count")}
+    assert dict(written(read_back(config, options), options)) == keys
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("mla", LAYOUTS)
+def test_the_small_models_read_back_whole(style: str, mla: Any) -> None:
+    config = DeepseekConfig.from_dict(STYLES[style])
+    found, expected = read_back(config, Options(mla)), as_a_file_says(config, Options(mla))
+    exact = {"rms_norm_eps": float(np.float32(config.rms_norm_eps)), "yarn": found.yarn}
+    assert found == replace(expected, **exact)
+
+
+# ---- files of others
+
+
+def small() -> tuple[dict[str, Value], dict[str, tuple[int, ...]]]:
+    config, options = DeepseekConfig.from_dict(STYLES["v2"]), Options()
+    return dict(written(config, options)), shapes_of(config, options)
+
+
+def test_what_an_older_file_leaves_out_is_filled_in() -> None:
+    metadata, shapes = small()
+    for key in ("expert_gating_func", "expert_group_count", "expert_group_used_count", "rope.freq_base",
+                "rope.scaling.type"):  # fmt: skip
+        del metadata[f"deepseek2.{key}"]
+    config = read_metadata(metadata, shapes, "model.gguf")
+    assert (config.scoring_func, config.norm_topk_prob, config.expert_groups) == ("softmax", False, (1, 1))
+    assert (config.rope_theta, config.yarn) == (10000.0, None)
+
+
+@pytest.mark.parametrize("key", ["block_count", "attention.head_count", "embedding_length",
+                                 "attention.kv_lora_rank", "rope.dimension_count"])  # fmt: skip
+def test_a_missing_size_names_file_and_key(key: str) -> None:
+    metadata, shapes = small()
+    del metadata[f"deepseek2.{key}"]
+    with pytest.raises(FormatError, match=rf"^model\.gguf: deepseek2\.{key} is None, expected a whole"):
+        read_metadata(metadata, shapes, "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error", "words"),
+    [
+        ("block_count", Value.string("3"), FormatError, "block_count is '3', expected a whole number"),
+        ("attention.head_count", Value.u32s([0, 0]), FormatError, "head_count is None"),
+        ("rope.freq_base", Value.string("x"), FormatError, "rope.freq_base is 'x', expected a number"),
+        ("rope.scaling.yarn_attn_factor", Value.bool_(True), FormatError, "is True, expected a number"),
+        ("rope.scaling.type", Value.string("linear"), UnsupportedCheckpoint, "scaled by 'linear'"),
+        ("rope.scaling.factor", Value.f32(0.0), BadRequest, "not positive"),
+        ("expert_gating_func", Value.u32(3), UnsupportedCheckpoint, r"1 \(softmax\) or 2 \(sigmoid\)"),
+        ("expert_group_count", Value.u32(3), FormatError, "8 experts in 3 groups"),
+        ("rope.dimension_count", Value.u32(48), FormatError, "48 of 48 key columns rotated"),
+    ],
+)
+def test_a_senseless_value_names_file_and_key(
+    key: str, value: Value, error: type[Exception], words: str
+) -> None:
+    metadata, shapes = small()
+    with pytest.raises(error, match=words) as caught:
+        read_metadata(metadata | {f"deepseek2.{key}": value}, shapes, "model.gguf")
+    assert str(caught.value).startswith("model.gguf: ")
+
+
+def test_one_number_per_layer_counts_by_its_first_that_is_not_zero() -> None:
+    metadata, shapes = small()
+    per_layer = metadata | {"deepseek2.attention.head_count": Value.u32s([0, 4, 4])}
+    assert read_metadata(per_layer, shapes, "model.gguf").num_attention_heads == 4
+
+
+def test_a_file_without_an_embedding_is_refused() -> None:
+    metadata, shapes = small()
+    del shapes["token_embd.weight"]
+    with pytest.raises(MissingTensor, match=r"model\.gguf: no tensor token_embd\.weight"):
+        read_metadata(metadata, shapes, "model.gguf")
