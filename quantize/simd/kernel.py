@@ -10,12 +10,12 @@ no parallel   the executor owns the cores
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from numba import njit
+
+from quantize.simd.import_closure import closure_hash
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 
@@ -37,20 +37,11 @@ def kernel(function: Callable[..., Any]) -> Any:
     """Return `function` compiled, and cached on disk.
 
     numba drops a cached kernel when the file of the kernel itself changes. Ours are made of parts from
-    several files, so the mark of freshness is a hash of all sources of simd/ and formats/, and of the
-    kernel's own where that is elsewhere. Times and version numbers are no part of it: an upgrade that
-    leaves the kernels as they are compiles nothing.
+    several files, so the mark of freshness is a hash of the import closure of the kernel's module: a change
+    to one codec compiles that codec's kernels and no other's. Times and version numbers are no part of it,
+    so an upgrade that leaves the kernels as they are compiles nothing.
     """
     dispatcher = njit(cache=True, **OPTIONS)(function)
-    dispatcher._cache._cache_file._source_stamp = sources_hash(Path(function.__code__.co_filename))
+    stamp = closure_hash(function.__module__, Path(function.__code__.co_filename))
+    dispatcher._cache._cache_file._source_stamp = stamp
     return dispatcher
-
-
-@cache
-def sources_hash(path: Path) -> str:
-    """Return a hash of what a kernel in the file `path` is made of."""
-    digest = sha256()
-    quantize = Path(__file__).parents[1]
-    for source in sorted({path, *quantize.glob("simd/*.py"), *quantize.glob("formats/**/*.py")}):
-        digest.update(source.read_bytes())
-    return digest.hexdigest()

@@ -383,13 +383,15 @@ def test_an_upgrade_that_leaves_the_kernels_alone_compiles_nothing(
     assert installed.run()[1:] == ["1", "0"]
 
 
-def test_a_change_of_any_source_makes_the_cached_kernel_stale(
+def test_a_change_of_what_a_kernel_is_made_of_makes_it_stale(
     installed: Installed, first_run: list[str]
 ) -> None:
     lanes = installed.site / "quantize" / "simd" / "lanes.py"
     before = lanes.read_text()
     try:
         lanes.write_text(before + "\n# changed\n")
+        assert installed.run()[1:] == ["1", "0"]
+        lanes.write_text(before + "\nCHANGED = 1\n")
         assert installed.run()[1:] == ["0", "1"]
     finally:
         lanes.write_text(before)

@@ -1,0 +1,105 @@
+"""The mark of a cached kernel changes with what the kernel is made of, and with nothing else."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quantize.simd import import_closure
+from quantize.simd.import_closure import closure_hash
+
+REPOSITORY = Path(__file__).parents[3]
+
+MODULES = (
+    "quantize.formats.k_quants.q4_k",
+    "quantize.formats.k_quants.q5_k",
+    "quantize.formats.iq.iq2_xs",
+    "quantize.fill.nonfinite",
+    "convert.weights.kernels",
+)
+
+
+class Copy:
+    """A copy of the packages whose files a test may change."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, module: str) -> Path:
+        return self.root.joinpath(*module.split(".")).with_suffix(".py")
+
+    def edit(self, module: str, change: Callable[[str], str]) -> None:
+        path = self.path(module)
+        before = path.read_text()
+        path.write_text(change(before))
+        assert path.read_text() != before
+
+    def marks(self) -> dict[str, str]:
+        """Return the mark of each of MODULES, as a process that starts now finds it."""
+        for cached in (import_closure._imports, import_closure._code, import_closure._hash_of_code):
+            cached.cache_clear()
+        return {module: closure_hash(module, self.path(module)) for module in MODULES}
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copy:
+    for package in ("gguf_tools", "quantize", "convert"):
+        shutil.copytree(
+            REPOSITORY / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    monkeypatch.setattr(import_closure, "_ROOT", tmp_path)
+    return Copy(tmp_path)
+
+
+def add_constant(source: str) -> str:
+    return source + "\n_ADDED = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("changed", "stale"),
+    [
+        ("quantize.formats.k_quants.q4_k", {"quantize.formats.k_quants.q4_k"}),
+        ("quantize.formats.k_quants.super_block", set(MODULES[:3])),
+        ("quantize.simd.lanes", set(MODULES)),
+        ("quantize.simd.kernel", set(MODULES)),
+        ("quantize.formats.iq.grids.neighbours", {"quantize.formats.iq.iq2_xs"}),
+        ("quantize.formats.fp4.mxfp4", set()),
+        ("gguf_tools.ggml_types", set()),
+    ],
+)
+def test_a_change_marks_what_is_made_of_it(copy: Copy, changed: str, stale: set[str]) -> None:
+    before = copy.marks()
+    copy.edit(changed, add_constant)
+    after = copy.marks()
+    assert {module for module in MODULES if after[module] != before[module]} == stale
+
+
+def test_a_module_imported_as_a_name_of_its_package_is_part_of_the_closure(copy: Copy) -> None:
+    before = copy.marks()
+    copy.edit("quantize.formats.iq.grids.__init__", add_constant)  # `from quantize.formats.iq import grids`
+    assert copy.marks()["quantize.formats.iq.iq2_xs"] != before["quantize.formats.iq.iq2_xs"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda source: source + "\n# A comment.\n",
+        lambda source: source.replace('"""', '"""Said otherwise.\n\n    ', 1),
+        lambda source: source.replace("LANES = 16\n", 'LANES = 16\n"""How many."""\n'),
+        lambda source: source.replace('"""Return Ints 0, 1, ... LANES - 1."""', '"""Return Ints."""'),
+    ],
+    ids=["comment", "docstring of the module", "docstring of a constant", "docstring of a function"],
+)
+def test_an_edit_of_prose_leaves_every_mark(copy: Copy, change: Callable[[str], str]) -> None:
+    before = copy.marks()
+    copy.edit("quantize.simd.lanes", change)
+    assert copy.marks() == before
+
+
+def test_the_value_of_a_constant_inside_a_function_counts(copy: Copy) -> None:
+    before = copy.marks()
+    copy.edit("quantize.simd.lanes", lambda source: source.replace('"llvm.fabs"', '"llvm.sqrt"'))
+    assert copy.marks() != before
