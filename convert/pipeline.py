@@ -199,7 +199,7 @@ def prepare(
     path = _output_path(folder, outfile, general, plan.file_type, vocab_only=False)
     sources = {tensor.name: tensor for tensor in conversion.tensors}
     plan = replace(plan, notes=(*plan.notes, *_encoded_again(plan, sources)))
-    job = fill_job(plan, sources, options.importances, metadata)
+    job = fill_job(plan, sources)
     return Preparation(plan, _outputs(path, metadata, plan, options), source_bytes(plan)), job
 
 
@@ -222,18 +222,16 @@ def _one_pass(
 ) -> tuple[Plan, Metadata]:
     """Return plan and metadata of what converting to F32 and quantizing that would give."""
     mixture = find_mixture(options.outtype).with_options(options.types)
-    stored = {info.name: info.type for info in infos}
-    plan, metadata = decide_file(
+    return decide_file(
         model.metadata(F32.name),
-        in_file_order(replace(info, type=F32) for info in infos),
+        in_file_order(infos),
         mixture.recipe,
         importances=options.importances,
         options=mixture.options,
         provenance=options.provenance,
         allow_problems=allow_problems,
+        as_if=F32,
     )
-    tensors = tuple(replace(tensor, source_type=stored[tensor.source_name]) for tensor in plan.tensors)
-    return replace(plan, tensors=tensors), metadata
 
 
 def prepare_vocab(

@@ -110,7 +110,7 @@ def _check_recipe(entries: Importances, model: CheckedModel, recipe: str) -> Ite
     except (PlanError, QuantError) as error:
         yield Finding("recipe", f"{mixture.name}: {error}", Level.BAD)
         return
-    weighed = [tensor for tensor in plan.tensors if tensor.is_weighed and tensor.importance is None]
+    weighed = [tensor for tensor in plan.tensors if tensor.is_weighed and tensor.entry is None]
     types = {tensor.name: tensor.target_type.name for tensor in weighed}
     for level, names in (
         (Level.BAD, [tensor.name for tensor in weighed if tensor.lacks_data]),

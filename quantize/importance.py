@@ -147,7 +147,7 @@ class ResolvedImportance:
     """The importances of one tensor, fitted to its rows.
 
     entry             name of the data that is used
-    importance        sums (n_groups, n_cols) and counts (n_groups,)
+    matrix            sums (n_groups, n_cols) and counts (n_groups,)
     rows_per_weights  how many of the tensor's rows (counted over all matrices) share a row of values:
                       row r uses number r // rows_per_weights
     n_neutral         how many of the groups have seen nothing and weigh every column alike
@@ -155,18 +155,18 @@ class ResolvedImportance:
     """
 
     entry: str
-    importance: ImportanceEntry
+    matrix: ImportanceEntry
     rows_per_weights: int
     n_neutral: int
     reason: str
 
     def weights(self) -> npt.NDArray[np.float32]:
         """Return the weights of all groups, float32 (n_groups, n_cols)."""
-        return self.importance.weights()
+        return self.matrix.weights()
 
     def weights_of_row(self, row: int) -> npt.NDArray[np.float32]:
         """Return the weights, float32 (n_cols,), of the tensor's row number `row`."""
-        return self.importance.row(row // self.rows_per_weights).weights()[0]
+        return self.matrix.row(row // self.rows_per_weights).weights()[0]
 
 
 def resolve(
@@ -197,7 +197,7 @@ def resolve(
         fitted, serves, n_groups, n_neutral = _mean_over_groups(fitted), "mean over heads", 1, 0
     return ResolvedImportance(
         entry=entry,
-        importance=fitted,
+        matrix=fitted,
         rows_per_weights=tensor.n_rows // n_groups,
         n_neutral=n_neutral,
         reason=", ".join(part for part in ("" if entry == tensor.name else f"from {entry}", serves) if part),

@@ -128,7 +128,7 @@ def quantize(
             provenance=provenance,
         )
         sources = {name: GGUFTensor(opened, name) for name in opened.tensors}
-        job = fill_job(preparation.plan, sources, importances, opened.metadata)
+        job = fill_job(preparation.plan, sources)
         report = progress(preparation) if progress else no_progress
         written = write_outputs(
             preparation.outputs,

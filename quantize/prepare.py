@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gguf_tools import keys
+from gguf_tools.ggml_types import GGMLType
 from gguf_tools.header import Endian
 from gguf_tools.shards import SPLIT_KEYS, layouts_of, shard_paths
 from gguf_tools.tensors import TensorInfo
@@ -20,7 +21,7 @@ from quantize.fill.encode import FillJob
 from quantize.fill.outputs import Output, Written
 from quantize.fill.provenance import PROVENANCE_KEY, UNKNOWN, provenance_value
 from quantize.fill.sources import SourceTensor
-from quantize.importance import ImportanceFile, refuse_nonfinite, resolve
+from quantize.importance import ImportanceFile, refuse_nonfinite
 from quantize.plan.findings import stop_at_errors, without_codec
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.plan import Plan, PlanOptions, build_plan
@@ -77,8 +78,12 @@ def decide_file(
     kv_overrides: Iterable[tuple[str, Value]] = (),
     provenance: bool = True,
     allow_problems: bool = False,
+    as_if: GGMLType | None = None,
 ) -> tuple[Plan, Metadata]:
-    """Return plan and metadata of what a file with `metadata` and `tensors` becomes; see `prepare`."""
+    """Return plan and metadata of what a file with `metadata` and `tensors` becomes.
+
+    The arguments are those of `quantize` and of `build_plan`.
+    """
     options = options or PlanOptions()
     kv_overrides = tuple(kv_overrides)
     entries = importances.entries if importances else {}
@@ -90,12 +95,13 @@ def decide_file(
         importances=entries,
         options=options,
         allow_problems=allow_problems,
+        as_if=as_if,
     )
     plan = replace(plan, findings=(*without_codec(plan.tensors), *plan.findings))
     if not allow_problems:
         stop_at_errors(plan.findings)
     output = _output_metadata(metadata, recipe, importances, kv_overrides, plan, options)
-    if provenance and not all(tensor.is_copied for tensor in plan.tensors):
+    if provenance and not all(tensor.stays for tensor in plan.tensors):
         output[PROVENANCE_KEY] = provenance_value([UNKNOWN] * len(plan.tensors))
     return plan, output
 
@@ -114,23 +120,12 @@ def source_bytes(plan: Plan) -> int:
     return sum(tensor.source_info.n_bytes for tensor in plan.tensors)
 
 
-def fill_job(
-    plan: Plan, sources: Mapping[str, SourceTensor], importances: ImportanceFile | None, metadata: Metadata
-) -> FillJob:
+def fill_job(plan: Plan, sources: Mapping[str, SourceTensor]) -> FillJob:
     """Return what the plan's chunks refer to.
 
     sources   by their name in the input
-    metadata  of the model
     """
-    entries = importances.entries if importances else {}
-    n_heads = ModelFacts.from_metadata(metadata).n_heads
-    resolved = {
-        tensor.name: found
-        for tensor in plan.tensors
-        if tensor.importance is not None
-        and (found := resolve(tensor.source_info, entries, n_heads)) is not None
-    }
-    return FillJob({tensor.name: sources[tensor.source_name] for tensor in plan.tensors}, resolved)
+    return FillJob({tensor.name: sources[tensor.source_name] for tensor in plan.tensors}, plan.weighed)
 
 
 def _output_metadata(

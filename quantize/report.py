@@ -30,7 +30,7 @@ def _types_text(tensor: TensorPlan) -> str:
 
 
 def _why(tensor: TensorPlan) -> str:
-    if tensor.importance is None:
+    if tensor.entry is None:
         return tensor.reason
     weighting = f": {tensor.weighting}" if tensor.weighting else ""
     return f"{tensor.reason} [importances{weighting}]"

@@ -50,7 +50,7 @@ def describe_run(layouts: Mapping[str, FileLayout], job: FillJob, inputs: Iterab
         "source of": {info.name: job.sources[info.name].name for info in tensors},
         "importances of": {
             name: _digest(*(np.ascontiguousarray(numbers).data for numbers in (entry.read(), entry.counts)))
-            for name, entry in ((name, resolved.importance) for name, resolved in job.importances.items())
+            for name, entry in ((name, resolved.matrix) for name, resolved in job.importances.items())
         },
         "metadata": {key: _told(value) for key, value in metadata.items()},
         "output": {name: _digest(layout.header) for name, layout in layouts.items()},

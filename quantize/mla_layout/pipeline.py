@@ -219,7 +219,7 @@ def _tensor_plan(move: Move, data: ResolvedImportance | None) -> TensorPlan:
         target_type=move.info.type,
         decider=Decider.KEPT if kept else Decider.RULES if move.rule is None else Decider.OVERRIDE,
         reason=move.how.value,
-        importance=None if data is None else data.entry,
+        entry=None if data is None else data.entry,
         weighting="" if data is None else data.reason,
         n_neutral=0 if data is None else data.n_neutral,
     )

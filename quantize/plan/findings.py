@@ -105,7 +105,7 @@ def _unfit_data(plans: Sequence[TensorPlan]) -> Iterator[Finding]:
 
 
 def _quantized_already(plans: Sequence[TensorPlan], options: PlanOptions) -> Iterator[Finding]:
-    again = [p for p in plans if p.source_type.is_quantized and not p.is_copied]
+    again = [p for p in plans if p.counts_as.is_quantized and not p.stays]
     if again and not options.allow_requantize:
         shown = _first_few([f"{p.name} ({_types_text(p)})" for p in again])
         text = (
@@ -180,9 +180,9 @@ def _uses_of_data(
         return
     weighed = [p for p in plans if p.is_weighed]
     total = len(weighed)
-    without = [p.name for p in weighed if p.importance is None and not p.lacks_data and not p.unfit_data]
-    borrowed = {p.name: p.weighting for p in weighed if p.importance not in (None, p.source_name)}
-    shared = [p.name for p in weighed if p.importance == p.source_name and p.weighting == ONE_ROW_FOR_ALL]
+    without = [p.name for p in weighed if p.entry is None and not p.lacks_data and not p.unfit_data]
+    borrowed = {p.name: p.weighting for p in weighed if p.entry not in (None, p.source_name)}
+    shared = [p.name for p in weighed if p.entry == p.source_name and p.weighting == ONE_ROW_FOR_ALL]
     neutral = {p.name: f"matrices: {p.n_neutral}" for p in weighed if p.n_neutral}
     known = {tensor.name for tensor in source}
     strange = [n for n in importances if n not in known and sibling_with_same_activations(n) not in known]

@@ -7,14 +7,15 @@ should know becomes a finding.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gguf_tools.errors import BadImportance
 from gguf_tools.findings import Finding
+from gguf_tools.ggml_types import GGMLType
 from gguf_tools.tensors import TensorInfo
-from quantize.importance import Importances, resolve
+from quantize.importance import Importances, ResolvedImportance, resolve
 from quantize.plan.decide import Candidate, Decision, PlanOptions, decide
 from quantize.plan.findings import find_all, stop_at_errors
 from quantize.plan.model_facts import ModelFacts
@@ -32,15 +33,17 @@ class Plan:
 
     file_type  name of the recipe
     tensors    in the order of the output
-    notes      what the maker of the plan has to say besides
+    notes      other remarks, of whoever made the plan
     findings   what a user should know: rules without effect, fallbacks, importances borrowed or missing; a
                plan with one that stops can't be run
+    weighed    the importances of each tensor that has an `entry`, fitted to its rows
     """
 
     file_type: str
     tensors: tuple[TensorPlan, ...]
     notes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
+    weighed: Mapping[str, ResolvedImportance] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -81,7 +84,7 @@ class Plan:
                     "from": tensor.source_type.name,
                     "to": tensor.target_type.name,
                     "reason": tensor.reason,
-                    "importance": tensor.importance,
+                    "importance": tensor.entry,
                 }
                 for tensor in self.tensors
             ],
@@ -105,11 +108,13 @@ def build_plan(
     importances: Importances | None = None,
     options: PlanOptions | None = None,
     allow_problems: bool = False,
+    as_if: GGMLType | None = None,
 ) -> Plan:
     """Return the plan for `tensors`, in their order, without those of pruned layers.
 
     importances     by tensor name, with the layer numbers of the input; None or empty: there are none
-    allow_problems  return also a plan that can't be run, as a dry run does; its findings say why
+    allow_problems  return even a plan that can't be run, as a dry run does; its findings say why
+    as_if           decide as if every tensor were stored in this type; None: each in its own
     raises  NoFallback, BadOverride  when rows fit no type, listing every such tensor
             BadImportance            when data does not fit its tensor
             BadRequest               when quantized tensors would be quantized again without leave
@@ -118,13 +123,24 @@ def build_plan(
     options = options or PlanOptions()
     kept = _kept_layers(tensors, options)
     candidates = tuple(
-        Candidate(replace(source, name=name), tensor_role(name, source.shape)) for source, name in kept
+        Candidate(TensorInfo(name, source.shape, as_if or source.type), tensor_role(name, source.shape))
+        for source, name in kept
     )
     decisions = decide(candidates, recipe, facts, bool(importances), options)
-    plans = tuple(
-        _tensor_plan(source, candidate, decision, recipe, importances or {}, facts.n_heads)
-        for (source, _), candidate, decision in zip(kept, candidates, decisions, strict=True)
-    )
+    weighed: dict[str, ResolvedImportance] = {}
+    plans = []
+    for (source, _), candidate, decision in zip(kept, candidates, decisions, strict=True):
+        plan, data = _tensor_plan(source, candidate, decision, as_if), None
+        if plan.is_weighed:
+            try:
+                data = resolve(source, importances or {}, facts.n_heads)
+            except BadImportance as error:
+                plans.append(replace(plan, unfit_data=str(error)))
+                continue
+        if data is not None:
+            weighed[plan.name] = data
+            plan = replace(plan, entry=data.entry, weighting=data.reason, n_neutral=data.n_neutral)
+        plans.append(replace(plan, lacks_data=data is None and _needs_data(plan, recipe)))
     findings = find_all(
         plans,
         facts,
@@ -135,7 +151,7 @@ def build_plan(
     )
     if not allow_problems:
         stop_at_errors(findings)
-    return Plan(recipe.name, plans, findings=findings)
+    return Plan(recipe.name, tuple(plans), findings=findings, weighed=weighed)
 
 
 def _kept_layers(tensors: Sequence[TensorInfo], options: PlanOptions) -> tuple[tuple[TensorInfo, str], ...]:
@@ -147,14 +163,10 @@ def _kept_layers(tensors: Sequence[TensorInfo], options: PlanOptions) -> tuple[t
 
 
 def _tensor_plan(
-    source: TensorInfo,
-    candidate: Candidate,
-    decision: Decision,
-    recipe: Recipe,
-    importances: Importances,
-    n_heads: int | None,
+    source: TensorInfo, candidate: Candidate, decision: Decision, as_if: GGMLType | None
 ) -> TensorPlan:
-    plan = TensorPlan(
+    """Return the plan of a tensor, before anyone has looked for its importances."""
+    return TensorPlan(
         name=candidate.name,
         shape=source.shape,
         role=candidate.role.role,
@@ -164,18 +176,12 @@ def _tensor_plan(
         decider=decision.decider,
         reason=decision.reason,
         fell_from=decision.fell_from,
+        as_if=as_if,
     )
-    try:
-        data = resolve(source, importances, n_heads) if plan.is_weighed else None
-    except BadImportance as error:
-        return replace(plan, unfit_data=str(error))
-    if data is None:
-        return replace(plan, lacks_data=_needs_data(plan, recipe))
-    return replace(plan, importance=data.entry, weighting=data.reason, n_neutral=data.n_neutral)
 
 
 def _needs_data(plan: TensorPlan, recipe: Recipe) -> bool:
-    if plan.is_copied:
+    if plan.stays:
         return False
     target = plan.target_type.name
     if plan.role in (Role.TOKEN_EMBD, Role.OUTPUT):

@@ -24,11 +24,13 @@ class TensorPlan:
 
     name, shape   in the output, rows first
     source_name   in the input; another layer's number when layers are pruned
+    as_if         the type that the source counts as where types are decided, if not its own: a conversion in
+                  one pass decides what quantizing the F32 file would
     decider       who chose the type
     reason        why this type, in a phrase
     fell_from     the type that was chosen, when rows do not fit it and another took its place
-    importance    name of the data that weighs its columns, or None
-    weighting     how that data came to this tensor, in a phrase; empty in the plain case
+    entry         name of the importances that weigh its columns, or None
+    weighting     how those importances came to this tensor, in a phrase; empty in the plain case
     n_neutral     how many of its matrices have seen nothing and get neutral weights
     lacks_data    its type needs importances, and there are none
     unfit_data    what is wrong with the importances that have its name; empty when nothing is
@@ -43,7 +45,8 @@ class TensorPlan:
     decider: Decider
     reason: str
     fell_from: GGMLType | None = None
-    importance: str | None = None
+    as_if: GGMLType | None = None
+    entry: str | None = None
     weighting: str = ""
     n_neutral: int = 0
     lacks_data: bool = False
@@ -61,9 +64,20 @@ class TensorPlan:
 
     @property
     def is_copied(self) -> bool:
+        """Whether its bytes go into the output as they are stored."""
         return self.source_type == self.target_type
+
+    @property
+    def counts_as(self) -> GGMLType:
+        """The type that the source counts as where types are decided."""
+        return self.as_if or self.source_type
+
+    @property
+    def stays(self) -> bool:
+        """Whether the decision leaves its type alone."""
+        return self.counts_as == self.target_type
 
     @property
     def is_weighed(self) -> bool:
         """Whether importances would make a difference to its bytes."""
-        return not self.is_copied and self.target_type.name not in IGNORE_IMPORTANCES
+        return not self.stays and self.target_type.name not in IGNORE_IMPORTANCES

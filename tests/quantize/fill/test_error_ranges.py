@@ -165,7 +165,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[npt.NDArray,
             source = job.sources[name]
             if source.shape[-1] % 256 == 0:
                 step = min(found.rows_per_weights, 64)
-                for start in (0, found.rows_per_weights * (found.importance.shape[0] - 1)):
+                for start in (0, found.rows_per_weights * (found.matrix.shape[0] - 1)):
                     rows = source.read_rows(start, start + step).astype(np.float32)
                     matrices.append((rows, found.weights_of_row(start)))
     return matrices

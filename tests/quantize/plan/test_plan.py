@@ -291,7 +291,7 @@ def test_pruned_layers_close_the_gap_and_keep_their_importances() -> None:
     found = {tensor.name: tensor for tensor in plan.tensors}
     assert {t.name.split(".")[1] for t in plan.tensors if t.name.startswith("blk.")} == {"0", "1"}
     moved = found["blk.1.ffn_up_exps.weight"]
-    assert moved.source_name == moved.importance == "blk.2.ffn_up_exps.weight"
+    assert moved.source_name == moved.entry == "blk.2.ffn_up_exps.weight"
     for pruned in ((3,), (0, 1, 2)):
         with pytest.raises(BadRequest, match="can't prune"):
             build_plan(

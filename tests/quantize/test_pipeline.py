@@ -1,0 +1,57 @@
+"""What a plan promises, the run does: the quantizer's front from metadata to bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+import quantize
+from gguf_tools import open_gguf
+from gguf_tools.ggml_types import F32, by_name
+from gguf_tools.layout import FileLayout
+from gguf_tools.tensors import TensorInfo
+from gguf_tools.values import Value
+from gguf_tools.writer import GGUFWriter
+from quantize.formats import get_format
+from quantize.importance import Importance
+
+HEADS = "deepseek2.attention.head_count"
+KEYS = TensorInfo("blk.0.attn_k_b.weight", (8 * 16, 32), F32)
+"""A 2-D attn_k_b: sixteen rows for each of eight heads."""
+
+
+def write_model(path: Path, n_heads: int) -> np.ndarray:
+    """Write a model of nothing but KEYS whose metadata give it `n_heads` heads; return its rows."""
+    rows = np.random.default_rng(0).standard_normal(KEYS.shape, np.float32)
+    metadata = {
+        "general.architecture": Value.string("deepseek2"),
+        "deepseek2.block_count": Value.u32(1),
+        HEADS: Value.u32(n_heads),
+    }
+    layout = FileLayout.of(metadata, [KEYS])
+    with GGUFWriter(path, layout) as writer:
+        writer.write(layout.offset_of(KEYS.name), rows)
+        writer.publish()
+    return rows
+
+
+def test_importances_are_those_of_the_plan_also_where_metadata_are_overridden(tmp_path: Path) -> None:
+    """The matrix has data for eight heads, the file says four, and the user knows better."""
+    rows = write_model(tmp_path / "in.gguf", n_heads=4)
+    values = np.random.default_rng(1).uniform(0.01, 5, (8, 32)).astype(np.float32)
+    data = Importance(values, np.ones(8, np.float32))
+    result = quantize.quantize(
+        tmp_path / "in.gguf",
+        tmp_path / "out.gguf",
+        "Q4_0",
+        importances={KEYS.name: data},
+        kv_overrides=[(HEADS, Value.u32(8))],
+    )
+    (planned,) = result.preparation.plan.tensors
+    assert planned.weighting == "one row per head"
+    codec = get_format(by_name("Q4_0"))
+    heads = zip(rows.reshape(8, 16, 32), values, strict=True)
+    expected = b"".join(codec.quantize(head, weights).tobytes() for head, weights in heads)
+    with open_gguf(tmp_path / "out.gguf") as file:
+        assert bytes(file.raw(KEYS.name)) == expected
