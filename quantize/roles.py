@@ -1,11 +1,11 @@
-"""Roles: what a tensor's name says about it.
+"""What the name of a tensor says about it.
 
-The only module that reads tensor names. Everything else asks for a `TensorRole`: which part of the model
-the tensor is, which layer it belongs to, and why it must not be quantized, if so.
+This is the only module that reads tensor names. Everything else asks for a `TensorRole`: which part of the
+model the tensor is, which layer it belongs to, and why it must not be quantized, if that is so.
 
-The names and the list of tensors that stay as they are are facts of llama.cpp's quantizer
-(llama-quant.cpp: tensor_get_category, tensor_allows_quantization), which looks for substrings: so
-`ffn_down` covers the dense, the stacked and the shared experts' matrices alike.
+The names and the list of tensors that are never quantized are facts of llama.cpp's quantizer
+(llama-quant.cpp: tensor_get_category, tensor_allows_quantization). It looks for substrings, so `ffn_down`
+covers the dense, the stacked and the shared experts' matrices alike.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _WHOLE_NAMES: dict[str, Role] = {
     "per_layer_token_embd.weight": Role.TOKEN_EMBD,
 }
 
-# Searched in this order, anywhere in the name; the first hit decides.
+# Tried in this order, anywhere in the name; the first match decides.
 _PARTS: tuple[tuple[str, Role], ...] = (
     ("attn_qkv.weight", Role.ATTN_QKV),
     ("attn_kv_b.weight", Role.ATTN_KV_B),
@@ -93,7 +93,7 @@ _KEPT_NAMES: dict[str, str] = {
     "token_types.weight": "token types",
 }
 
-# The second half of each head's rows of attn_kv_b is attn_v_b, so what one has seen serves the other.
+# The second half of each head's rows in attn_kv_b is attn_v_b, so the activations of one serve the other.
 _SAME_ACTIVATIONS: tuple[tuple[str, str], ...] = (
     ("attn_v_b.weight", "attn_kv_b.weight"),
     ("attn_kv_b.weight", "attn_v_b.weight"),
@@ -102,10 +102,10 @@ _SAME_ACTIVATIONS: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True)
 class TensorRole:
-    """What is known of a tensor by its name and number of dimensions.
+    """What a tensor's name and number of dimensions say about it.
 
-    layer      the N of `blk.N.`, or None outside of the layers
-    kept_as    why it is never quantized, in a phrase; None when it may be
+    layer    the N of `blk.N.`, or None outside the layers
+    kept_as  why it is never quantized, in a phrase; None when it may be
     """
 
     role: Role
@@ -137,7 +137,8 @@ def _kept_as(name: str, shape: tuple[int, ...]) -> str | None:
 def float32_reason(name: str, shape: tuple[int, ...]) -> str | None:
     """Return why the converter stores a tensor as F32 whatever the output type, or None.
 
-    Facts of llama.cpp's converter (conversion/base.py: prepare_tensors); here leading dimensions of 1 count.
+    Facts of llama.cpp's converter (conversion/base.py: prepare_tensors). Unlike in `n_dims`, leading
+    dimensions of 1 count here.
     """
     if len(shape) < 2:
         return "1-D"
@@ -151,7 +152,7 @@ def float32_reason(name: str, shape: tuple[int, ...]) -> str | None:
 
 
 def n_dims(shape: tuple[int, ...]) -> int:
-    """Return the number of dimensions as ggml counts them: leading ones do not count.
+    """Return the number of dimensions as ggml counts them: without leading dimensions of 1.
 
     >>> n_dims((1, 64)), n_dims((16, 1, 64)), n_dims((1, 1))
     (1, 3, 1)
@@ -169,7 +170,8 @@ def layer_of(name: str) -> int | None:
 def file_order(names: Iterable[str]) -> list[str]:
     """Return `names` in the order in which llama-quantize writes (and visits) tensors.
 
-    Tensors outside of the layers come first, then layer by layer; within one, by the bytes of the name.
+    Tensors outside the layers come first, then layer by layer. Within a layer, the order is by the bytes of
+    the name.
     """
 
     def place(name: str) -> tuple[int, bytes]:
@@ -185,7 +187,7 @@ def in_layer(name: str, layer: int) -> str:
 
 
 def in_layer_ranges(names: Iterable[str]) -> list[str]:
-    """Return `names` with those that differ only in the layer written as one, for people to read.
+    """Return `names` for people to read: names that differ only in the layer become one.
 
     >>> in_layer_ranges(["output.weight", "blk.0.attn_q.weight", "blk.1.attn_q.weight"])
     ['output.weight', 'blk.0-1.attn_q.weight']
@@ -196,11 +198,14 @@ def in_layer_ranges(names: Iterable[str]) -> list[str]:
         layers.setdefault(name if layer is None else _LAYER.sub("blk.{}", name, count=1), [])
         if layer is not None:
             layers[_LAYER.sub("blk.{}", name, count=1)].append(layer)
-    return [name.replace("{}", _spans(sorted(found)), 1) if found else name for name, found in layers.items()]
+    return [
+        name.replace("{}", _spans(sorted(numbers)), 1) if numbers else name
+        for name, numbers in layers.items()
+    ]
 
 
 def _spans(numbers: Sequence[int]) -> str:
-    """Return sorted numbers in short: 0, 1, 2, 5 is "0-2,5"."""
+    """Return sorted numbers as ranges: 0, 1, 2, 5 is "0-2,5"."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and number == spans[-1][-1] + 1:
@@ -213,7 +218,7 @@ def _spans(numbers: Sequence[int]) -> str:
 def sibling_with_same_activations(name: str) -> str | None:
     """Return the name of the tensor that multiplies the same activations as `name`, in another layout.
 
-    `attn_v_b` and `attn_kv_b` are each other's sibling; other tensors have none.
+    `attn_v_b` and `attn_kv_b` are each other's siblings; other tensors have none.
     """
     for part, other in _SAME_ACTIVATIONS:
         if name.endswith(part):

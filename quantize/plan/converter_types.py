@@ -1,7 +1,8 @@
-"""Output types of the converter: the plan behind --outtype.
+"""The plan of the converter: which type each tensor gets under --outtype.
 
-llama.cpp's converter (conversion/base.py: prepare_tensors) is simpler than its quantizer: small and delicate
-tensors are F32, everything else is the one type asked for, and a row that Q8_0 can't hold is F16.
+llama.cpp's converter (conversion/base.py: prepare_tensors) is simpler than its quantizer. Small and delicate
+tensors become F32, and everything else the one type that was asked for. Where Q8_0 can't hold a row, the
+tensor becomes F16.
 """
 
 from __future__ import annotations
@@ -17,19 +18,22 @@ from quantize.plan.plan import Plan, TensorPlan
 from quantize.roles import float32_reason, tensor_role
 
 OUTTYPES: dict[str, GGMLType] = {"f32": F32, "f16": F16, "bf16": BF16, "q8_0": Q8_0}
-"""What --outtype may name, besides `auto`."""
+"""Types that --outtype may name, besides `auto`."""
 
 
 def is_outtype(name: str) -> bool:
-    """Whether `name` is one of the converter's output types, and not a file type of the quantizer."""
+    """Return whether `name` is one of the converter's output types, not a file type of the quantizer."""
     return name == "auto" or name in OUTTYPES
 
 
 def resolve_outtype(outtype: str, tensors: Iterable[TensorInfo], *, decoded: bool = False) -> GGMLType:
-    """Return the type that --outtype means for these tensors, given as they are stored in the checkpoint.
+    """Return the type that --outtype means for a checkpoint.
 
-    `auto` is the type of the first matrix stored in 16 bits, and F16 when there is none. Where weights are
-    `decoded` from a quantized format it is BF16, whatever the others are in: it has their range.
+    tensors  the tensors as they are stored
+    decoded  whether weights are decoded from a quantized format
+
+    `auto` is the type of the first matrix stored in 16 bits, and F16 when there is none. With `decoded` it is
+    BF16, which has the range of decoded weights.
     raises  BadRequest for an unknown name
     """
     if outtype == "auto" and decoded:
@@ -43,9 +47,9 @@ def resolve_outtype(outtype: str, tensors: Iterable[TensorInfo], *, decoded: boo
 
 
 def outtype_plan(tensors: Sequence[TensorInfo], wanted: GGMLType) -> Plan:
-    """Return the plan for tensors of a checkpoint, in their order, under the output type `wanted`.
+    """Return the plan for a checkpoint's tensors, in their order, under the output type `wanted`.
 
-    The plan's file type has the name of the recipe with the same number in `general.file_type`.
+    The plan's file type is named like the recipe with the same number in `general.file_type`.
     """
     plans = tuple(_tensor_plan(tensor, wanted) for tensor in tensors)
     return Plan(wanted.name, plans, findings=tuple(fallbacks(plans)))

@@ -1,20 +1,20 @@
-"""Decide: who says which type a tensor gets, and where it stands when position matters.
+"""Decide which type each tensor gets.
 
-The first of these that has a say (facts of llama.cpp, llama-quant.cpp: llama_tensor_get_type):
+The first of these that applies decides (facts of llama.cpp, llama-quant.cpp: llama_tensor_get_type):
 
   1. the tensor stays as it is: 1-D, norm, expert router, ..., or every tensor under COPY
   2. --token-embedding-type, --output-tensor-type
   3. a recipe of a float type (F32, F16, BF16): that type
-  4. the first --tensor-type whose expression is found in the name
+  4. the first --tensor-type whose expression matches somewhere in the name
   5. --pure: the recipe's default type
   6. the recipe's rules
 
-Then a row that is no whole number of blocks makes the type fall back: to what the first --fallback whose
-expression is found in the name says, else to what llama-quantize would take.
+A type whose blocks do not divide the rows then falls back to another: the type of the first --fallback whose
+expression matches, or else the one that llama-quantize would take.
 
-Some rules ask how many tensors of a kind came before. llama-quantize counts while it works; here the count is
-a column that is known up front, so the order of work changes nothing. Only tensors that the rules decide are
-counted, in the order of the file that llama-quantize would write.
+Some rules ask how many tensors of a kind came before. llama-quantize counts while it works. Here the counts
+are known up front, so the order of work changes nothing. Only tensors that the rules decide are counted, in
+the order of the file that llama-quantize would write.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ class PlanOptions:
     """What a user may decide besides the recipe; the defaults are llama-quantize's.
 
     overrides         --tensor-type; the first that matches wins
-    fallbacks         --fallback: types for rows that do not fit; the first that matches wins
-    pure              the file type's default for all, no mixture
-    leave_output      output.weight stays as it is
-    output_type       of output.weight, also of token_embd.weight when the two are one
-    embedding_type    of token_embd.weight
+    fallbacks         --fallback, types for rows that do not fit; the first that matches wins
+    pure              give every tensor the file type's default type, no mixture
+    leave_output      keep output.weight as it is
+    output_type       type of output.weight, also of token_embd.weight when the two are one
+    embedding_type    type of token_embd.weight
     prune_layers      numbers of layers to leave out
-    allow_requantize  quantize what is quantized already
-    keep_order        count positions in the order given (llama-quantize --keep-split), not by layer and name
+    allow_requantize  quantize tensors that are quantized already
+    keep_order        count positions in the order of the input (llama-quantize --keep-split), not by layer
+                      and name
     """
 
     overrides: tuple[Override, ...] = ()
@@ -64,8 +65,8 @@ class PlanOptions:
 class Candidate:
     """A tensor that needs a type.
 
-    info  under its name in the output, with the type it has
-    role  what the name says
+    info  its name in the output, its shape, and the type that it has now
+    role  what its name says about it
     """
 
     info: TensorInfo
@@ -77,7 +78,7 @@ class Candidate:
 
 
 class Decider(Enum):
-    """Who decided about a tensor."""
+    """What decided the type of a tensor."""
 
     KEPT = "kept"
     OPTION = "option"
@@ -89,9 +90,11 @@ class Decider(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """The type a tensor gets, who decided so, and why in a phrase.
+    """The type that a tensor gets, and why.
 
-    fell_from  the type that was decided, when a row does not fit it and another took its place
+    decider    which step of the module's list decided
+    reason     the same in a phrase
+    fell_from  the type that was decided first, when rows do not fit it and `type` took its place
     """
 
     type: GGMLType
@@ -102,7 +105,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor stands among its kind; see Situation."""
+    """Position of a tensor among its kind; see Situation."""
 
     n_visited: int = 0
     position: int = 0
@@ -118,16 +121,16 @@ def decide(
 ) -> tuple[Decision, ...]:
     """Return one decision per tensor, in the same order.
 
-    raises  NoFallback   when rows fit no type, listing every such tensor
-            BadOverride  when rows do not fit the fallback that the user names, listing every such tensor
+    raises  NoFallback   when no fallback is known for some rows; lists every such tensor
+            BadOverride  when rows do not fit the user's fallback either; lists every such tensor
             BadRequest   when a name has a layer that the metadata does not know
     """
-    early = [_without_rules(tensor, recipe, options) for tensor in tensors]
-    to_rules = [tensor for tensor, decision in zip(tensors, early, strict=True) if decision is None]
-    places = _places(to_rules, tensors, facts, options.keep_order)
+    early = [_decide_without_rules(tensor, recipe, options) for tensor in tensors]
+    undecided = [tensor for tensor, decision in zip(tensors, early, strict=True) if decision is None]
+    places = _places(undecided, tensors, facts, options.keep_order)
     tied = all(tensor.role.role is not Role.OUTPUT for tensor in tensors)
 
-    def by_rules(tensor: Candidate) -> Decision:
+    def decide_by_rules(tensor: Candidate) -> Decision:
         role = tensor.role.role
         if tied and role is Role.TOKEN_EMBD:
             role = Role.OUTPUT
@@ -147,12 +150,12 @@ def decide(
         type_name, reason = recipe.choose(situation)
         return Decision(by_name(type_name), Decider.RULES, reason)
 
-    wanted = [decision or by_rules(tensor) for tensor, decision in zip(tensors, early, strict=True)]
-    return _fitted(tensors, wanted, options.fallbacks)
+    wanted = [decision or decide_by_rules(tensor) for tensor, decision in zip(tensors, early, strict=True)]
+    return _fit_rows(tensors, wanted, options.fallbacks)
 
 
-def _without_rules(tensor: Candidate, recipe: Recipe, options: PlanOptions) -> Decision | None:
-    """Return what is decided before the recipe's rules are asked, or None."""
+def _decide_without_rules(tensor: Candidate, recipe: Recipe, options: PlanOptions) -> Decision | None:
+    """Return the decision of steps 1 to 5, or None when the recipe's rules decide."""
     role = tensor.role.role
     kept_as = "COPY" if recipe.default is None else tensor.role.kept_as
     if options.leave_output and tensor.name == "output.weight":
@@ -160,9 +163,9 @@ def _without_rules(tensor: Candidate, recipe: Recipe, options: PlanOptions) -> D
     if kept_as is not None:
         return Decision(tensor.info.type, Decider.KEPT, kept_as)
     override = find_override(options.overrides, tensor.name)
-    # The embeddings that some models have per layer follow the option unless an override names them.
-    named = override is not None and tensor.name != "token_embd.weight"
-    if role is Role.TOKEN_EMBD and options.embedding_type is not None and not named:
+    # Some models have embeddings per layer. These follow the option too, unless an override names them.
+    is_overridden = override is not None and tensor.name != "token_embd.weight"
+    if role is Role.TOKEN_EMBD and options.embedding_type is not None and not is_overridden:
         return Decision(options.embedding_type, Decider.OPTION, "--token-embedding-type")
     if role is Role.OUTPUT and options.output_type is not None:
         return Decision(options.output_type, Decider.OPTION, "--output-tensor-type")
@@ -183,20 +186,23 @@ def _default(recipe: Recipe) -> GGMLType:
 
 
 def _places(
-    to_rules: Sequence[Candidate], everything: Sequence[Candidate], facts: ModelFacts, keep_order: bool
+    undecided: Sequence[Candidate], everything: Sequence[Candidate], facts: ModelFacts, keep_order: bool
 ) -> dict[str, _Place]:
-    """Return where each of the tensors `to_rules` stands, by name.
+    """Return the place of each of the tensors `undecided`, by name.
 
-    Of attention values there are as many as tensors of that kind; of each feed-forward matrix as many as
-    layers. In a mixture of experts the layer is the position, because its tensors come in several per layer.
+    For attention values the total is the number of such tensors; for feed-forward matrices it is the number
+    of layers. In a mixture of experts the position is the layer, because a layer may have several matrices
+    of one kind.
+
+    raises  BadRequest  when a name has a layer that the metadata does not know
     """
     n_values = sum(tensor.role.role in V_LIKE for tensor in everything)
-    in_order = {tensor.name: tensor for tensor in to_rules}
-    names = list(in_order) if keep_order else file_order(in_order)
+    candidates = {tensor.name: tensor for tensor in undecided}
+    names = list(candidates) if keep_order else file_order(candidates)
     visited: Counter[Role] = Counter()
     places = {}
     for name in names:
-        role = in_order[name].role.role
+        role = candidates[name].role.role
         if role in V_LIKE:
             n_visited = visited[Role.ATTN_V]
             visited[Role.ATTN_V] += 1
@@ -204,7 +210,7 @@ def _places(
         elif role in (Role.FFN_DOWN, Role.FFN_GATE, Role.FFN_UP):
             n_visited = visited[role]
             visited[role] += 1
-            position = _layer(in_order[name], facts) if facts.n_experts > 1 else n_visited
+            position = _layer(candidates[name], facts) if facts.n_experts > 1 else n_visited
             places[name] = _Place(n_visited, position, facts.n_layers)
         else:
             places[name] = _Place()
@@ -221,27 +227,30 @@ def _layer(tensor: Candidate, facts: ModelFacts) -> int:
     return layer
 
 
-def _fitted(
+def _fit_rows(
     tensors: Sequence[Candidate], wanted: Sequence[Decision], fallbacks: Sequence[Override]
 ) -> tuple[Decision, ...]:
-    """Return the decisions with types that can hold the rows."""
+    """Return the decisions `wanted`, with a fallback wherever the type can't hold the rows.
+
+    raises  NoFallback, BadOverride  as `decide`
+    """
     fitted: list[Decision] = []
     undefined: dict[str, list[str]] = {}
     misnamed: dict[str, list[str]] = {}
     for tensor, decision in zip(tensors, wanted, strict=True):
         n_cols, type_ = tensor.info.n_cols, decision.type
-        named = find_override(fallbacks, tensor.name)
-        found = fit(type_, n_cols, named)
-        if found is not None:
-            reason = f"{decision.reason}; {found.reason}"
-            fell = found.reason is not None
-            fitted.append(Decision(found.type, decision.decider, reason, type_) if fell else decision)
+        fallback = find_override(fallbacks, tensor.name)
+        fitting = fit(type_, n_cols, fallback)
+        if fitting is not None:
+            reason = f"{decision.reason}; {fitting.reason}"
+            fell = fitting.reason is not None
+            fitted.append(Decision(fitting.type, decision.decider, reason, type_) if fell else decision)
             continue
         misfit = f"{type_.name}: row length {n_cols} is no multiple of {type_.block_elems}"
-        if named is None:
+        if fallback is None:
             undefined.setdefault(misfit, []).append(tensor.name)
         else:
-            either = f"{misfit}; fallback {named.text}: no multiple of {named.type.block_elems} either"
+            either = f"{misfit}; fallback {fallback.text}: no multiple of {fallback.type.block_elems} either"
             misnamed.setdefault(either, []).append(tensor.name)
     if misnamed:
         raise BadOverride(f"rows do not fit the fallback that is named for {_with_remarks(misnamed)}")
@@ -253,5 +262,5 @@ def _fitted(
 
 
 def _with_remarks(names: Mapping[str, Sequence[str]]) -> str:
-    """Return names by remark as one text, each group with its remark behind it."""
+    """Return names by remark as one text, each group followed by its remark."""
     return ", ".join(f"{', '.join(in_layer_ranges(group))} ({remark})" for remark, group in names.items())

@@ -1,4 +1,4 @@
-"""Facts about a model that decide types, read from the metadata of its GGUF file."""
+"""Facts about a model that the choice of types depends on, read from its GGUF metadata."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from gguf_tools.errors import BadRequest
 from gguf_tools.values import Metadata
 
-# llama.cpp's recipes have rules of their own for these; ours treat them like any other model.
 ARCHITECTURES_WITH_OWN_RULES = frozenset({"falcon", "glm5-next", "bailingmoe3"})
+"""Architectures for which llama.cpp's recipes have special rules; ours treat them like any other model."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
     """What the choice of types depends on, besides the tensors themselves.
 
-    n_layers    `block_count`, layers for multi-token prediction included
+    n_layers    `block_count`, which includes layers for multi-token prediction
     n_experts   routed experts per layer; 0 for a dense model
     n_heads     attention heads, None when the metadata does not say
-    n_kv_heads  heads of keys and values: 1 when the file has the compressed MLA layout
+    n_kv_heads  heads of keys and values; 1 when the file has the compressed MLA layout
     """
 
     architecture: str
@@ -51,14 +51,14 @@ class ModelFacts:
 
     @property
     def n_gqa(self) -> int:
-        """How many query heads share one head of keys and values; 0 when unknown."""
+        """Number of query heads that share one head of keys and values; 0 when unknown."""
         if not self.n_heads or not self.n_kv_heads:
             return 0
         return self.n_heads // self.n_kv_heads
 
     @property
     def is_llama_70b(self) -> bool:
-        """Whether llama.cpp would take this for Llama 70B, whose attn_v it gives more bits."""
+        """Whether llama.cpp would take this model for Llama 70B, whose attn_v it gives more bits."""
         return self.architecture == "llama" and self.n_layers == 80 and self.n_heads != self.n_kv_heads
 
 
@@ -68,7 +68,10 @@ def _data(metadata: Metadata, key: str) -> object:
 
 
 def _number(metadata: Metadata, key: str) -> int | None:
-    """Return an integer; of an array with one number per layer, the first, as llama.cpp does."""
+    """Return the integer at `key`, or None.
+
+    Of an array with one number per layer it is the first, as in llama.cpp.
+    """
     data = _data(metadata, key)
     if isinstance(data, tuple):
         data = data[0] if data else None

@@ -1,11 +1,12 @@
-"""Overrides: what a user sets by hand, parsed from command line words.
+"""Types and metadata values that a user sets by hand, parsed from command line words.
 
-`REGEX=TYPE` gives every tensor whose name the expression is found in a type of its own (`--tensor-type`), or
-a type for when its rows do not fit the one it has (`--fallback`); the first that matches wins.
+`REGEX=TYPE` is for every tensor whose name contains a match. It names the tensor's type (`--tensor-type`), or
+the type to fall back to when rows do not fit (`--fallback`); the first expression that matches wins.
 `KEY=TYPE:VALUE` sets a metadata value.
+
 Both are llama-quantize's notations (quantize.cpp: parse_tensor_type; common.cpp: string_parse_kv_override).
-llama-quantize lowers the case of a pattern; we ignore case instead, which is the same for the lower-case
-names of tensors and leaves expressions like `\\S` whole.
+llama-quantize lowers the case of a pattern; we ignore case instead. For the lower-case names of tensors that
+is the same, and expressions like `\\S` keep their meaning.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
 @dataclass(frozen=True)
 class Override:
-    """Tensors whose name contains a match of `pattern` become `type`; `text` is how the user wrote it."""
+    """A type for tensors whose names contain a match of `pattern`; `text` is how the user wrote it."""
 
     pattern: re.Pattern[str]
     type: GGMLType
@@ -51,36 +52,42 @@ def parse_override(text: str) -> Override:
 
 
 def parse_overrides(words: Iterable[str]) -> tuple[Override, ...]:
-    """Return one override per word, in order."""
+    """Return one override per word, in order.
+
+    raises  BadOverride, as `parse_override`
+    """
     return tuple(parse_override(word) for word in words)
 
 
 def parse_override_file(content: str) -> tuple[Override, ...]:
-    """Return the overrides of a file of `REGEX=TYPE` words, separated by spaces or line ends."""
+    """Return the overrides in a file of `REGEX=TYPE` words, separated by spaces or line ends.
+
+    raises  BadOverride, as `parse_override`
+    """
     return parse_overrides(content.split())
 
 
 def parse_type(name: str, text: str | None = None) -> GGMLType:
-    """Return the ggml type of that name, in any case.
+    """Return the ggml type called `name`, in any case.
 
-    text    the option that it is a part of, for the message
-    raises  BadOverride for an unknown type, and for one that no program runs in a file
+    text    the option that the name is a part of, for the message
+    raises  BadOverride for an unknown type, and for a type that files can't use (`is_internal`)
     """
     try:
-        found = by_name(name)
+        type_ = by_name(name)
     except FormatError as error:
         raise BadOverride(f"{text or name!r}: {name!r} is not a ggml type, expected one like Q4_K") from error
-    if found.is_internal:
-        raise BadOverride(f"{text or name!r}: {found.name} is {found.note}; expected a type like Q4_K")
-    return found
+    if type_.is_internal:
+        raise BadOverride(f"{text or name!r}: {type_.name} is {type_.note}; expected a type like Q4_K")
+    return type_
 
 
 @dataclass(frozen=True)
 class IdleOverride:
     """An override that decides nothing.
 
-    names        the tensors that it matches
-    shadowed_by  the earlier overrides that decide these
+    names        tensors that it matches
+    shadowed_by  earlier overrides that decide these tensors
     """
 
     override: Override
@@ -89,15 +96,15 @@ class IdleOverride:
 
 
 def idle_overrides(overrides: Sequence[Override], names: Sequence[str]) -> Iterator[IdleOverride]:
-    """Yield the overrides that decide nothing about the tensors `names`.
+    """Yield the overrides that decide none of the tensors `names`.
 
-    names  the tensors that overrides may decide
+    names  tensors that overrides may decide
     """
     for number, override in enumerate(overrides):
-        mine = tuple(name for name in names if override.matches(name))
-        deciders = {_number_of_first(overrides, name) for name in mine}
+        matching = tuple(name for name in names if override.matches(name))
+        deciders = {_number_of_first(overrides, name) for name in matching}
         if number not in deciders:
-            yield IdleOverride(override, mine, tuple(overrides[i] for i in sorted(deciders)))
+            yield IdleOverride(override, matching, tuple(overrides[i] for i in sorted(deciders)))
 
 
 def _number_of_first(overrides: Sequence[Override], name: str) -> int:
@@ -110,10 +117,10 @@ def find_override(overrides: Sequence[Override], name: str) -> Override | None:
 
 
 def parse_kv_override(text: str) -> tuple[str, Value]:
-    """Return (key, value) of `KEY=TYPE:VALUE`, TYPE one of int, float, bool, str.
+    """Return (key, value) of `KEY=TYPE:VALUE`, where TYPE is int, float, bool or str.
 
     An int is stored as uint32 and a float as float32, as llama-quantize does.
-    raises  BadOverride for a missing part, an unknown type or a value out of its range
+    raises  BadOverride for a missing part, an unknown type or a value out of range
     """
     key, equals, rest = text.partition("=")
     kind, colon, data = rest.partition(":")
@@ -149,9 +156,9 @@ def _parse_float(data: str, text: str) -> float:
 
 
 def parse_layers(text: str) -> tuple[int, ...]:
-    """Return the layer numbers of a list like `3,4,17`, sorted, each once.
+    """Return the layer numbers in a list like `3,4,17`, sorted and without repetitions.
 
-    raises  BadOverride for anything that is not a whole number
+    raises  BadOverride for anything that is not a list of whole numbers
     """
     words = text.split(",")
     if not all(re.fullmatch(r"\s*[0-9]+\s*", word) for word in words):

@@ -1,7 +1,7 @@
-"""Pruning: leaving whole layers out and closing the gap.
+"""Pruning: leaving out whole layers and closing the gaps.
 
-The layers that stay are numbered anew from 0 in their old order, and importances are looked up by the old
-name. The file's `block_count` becomes the number of layers that stay.
+The layers that stay are renumbered from 0 in their old order. Importances are still looked up by the old
+names. The file's `block_count` becomes the number of layers that stay.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from quantize.roles import in_layer, layer_of
 class Pruning:
     """Which layers stay.
 
-    kept  old numbers of the layers that stay; the place in the tuple is the new number
+    kept  old numbers of the layers that stay; a layer's place in the tuple is its new number
     """
 
     kept: tuple[int, ...]
 
     @classmethod
     def of(cls, names: Iterable[str], pruned: Sequence[int]) -> Pruning:
-        """Return the pruning that drops the layers `pruned` of a model with tensors `names`.
+        """Return the pruning that drops the layers `pruned` from a model with the tensors `names`.
 
         raises  BadRequest for a layer that the model does not have, or when none would stay
         """
@@ -38,7 +38,7 @@ class Pruning:
         return cls(kept)
 
     def new_name(self, name: str) -> str | None:
-        """Return the name of a tensor in the output, or None when its layer is dropped."""
+        """Return the output's name for the tensor `name`, or None when its layer is dropped."""
         layer = layer_of(name)
         if layer is None:
             return name

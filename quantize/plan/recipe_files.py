@@ -1,10 +1,11 @@
-"""Recipe files: a file type with what else is set by hand, kept in a file.
+"""Recipe files: a file type and the options that go with it, kept in a file.
 
-JSON or YAML, by the name's ending: .json, .yaml or .yml. It stands where a file type stands, on the command
-line and in `quantize.quantize`. Its keys are the command's options, in the command's own notation:
+The file is JSON or YAML, by the ending of its name: .json, .yaml or .yml. It can stand wherever a file type
+can, on the command line and in `quantize.quantize`. Its keys are the command's options, in the command's own
+notation:
 
-    name: attention-8bit                # for people and for the default output's name; else the file's name
-    file_type: Q4_K_M                   # required: what decides about all that the rest leaves open
+    name: attention-8bit                # for people and the default output's name; by default the file's name
+    file_type: Q4_K_M                   # required: decides everything that the other keys leave open
     tensor-type:                        # REGEX=TYPE, the first that matches wins
       - attn_(q|k|v|kv|output)=Q8_0
       - ffn_down_exps=Q6_K
@@ -16,9 +17,9 @@ line and in `quantize.quantize`. Its keys are the command's options, in the comm
     leave-output-tensor: false
 
 Rules are lists and not mappings because their order counts. An unknown key, a key given twice and a value
-of the wrong kind are errors that name the file and the key: a rule that is silently left out costs a day of
-quantizing. Options of the command line come on top: their rules are asked first, their types win, flags
-add up.
+of the wrong kind are errors that name the file and the key: a rule that is silently ignored costs a day of
+quantizing. Options on the command line come first: their rules are tried before the file's, and their types
+win. A flag is on if either sets it.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ _NAME = re.compile(r"[\w.+-]+")
 
 @dataclass(frozen=True)
 class Mixture:
-    """Which type for which tensor: what a word like Q4_K_M stands for, or a recipe file.
+    """Which tensor gets which type: the meaning of a word like Q4_K_M, or of a recipe file.
 
-    name     of the file type, or of the recipe file
+    name     name of the file type, or of the recipe file
     recipe   the file type's rules
-    options  what is set by hand; its overrides go before the rules
+    options  what the recipe file sets; its overrides are tried before the rules
     """
 
     name: str
@@ -54,26 +55,28 @@ class Mixture:
     options: PlanOptions = field(default_factory=PlanOptions)
 
     def with_options(self, options: PlanOptions | None) -> Mixture:
-        """Return the mixture with `options` on top: their rules first, then its own."""
+        """Return the mixture with `options` on top: their rules are tried before its own."""
         if options is None:
             return self
-        mine = self.options
+        own = self.options
         merged = replace(
             options,
-            overrides=(*options.overrides, *mine.overrides),
-            fallbacks=(*options.fallbacks, *mine.fallbacks),
-            pure=options.pure or mine.pure,
-            leave_output=options.leave_output or mine.leave_output,
-            output_type=options.output_type or mine.output_type,
-            embedding_type=options.embedding_type or mine.embedding_type,
+            overrides=(*options.overrides, *own.overrides),
+            fallbacks=(*options.fallbacks, *own.fallbacks),
+            pure=options.pure or own.pure,
+            leave_output=options.leave_output or own.leave_output,
+            output_type=options.output_type or own.output_type,
+            embedding_type=options.embedding_type or own.embedding_type,
         )
         return replace(self, options=merged)
 
 
 def find_mixture(text: str) -> Mixture:
-    """Return what `text` names: a file type (Q4_K_M, 15), or a recipe file (mine.yaml).
+    """Return the mixture that `text` names: a file type (Q4_K_M, 15), or a recipe file (mine.yaml).
 
-    raises  BadRequest for an unknown file type, BadOverride or OSError for a recipe file
+    raises  BadRequest   for an unknown file type
+            BadOverride  for a recipe file that is wrong
+            OSError      for a recipe file that can't be read
     """
     if is_recipe_file(text):
         return read_recipe_file(Path(text))
@@ -82,14 +85,15 @@ def find_mixture(text: str) -> Mixture:
 
 
 def is_recipe_file(text: str) -> bool:
-    """Return whether `text` is a name of a recipe file, by its ending."""
+    """Return whether `text` is the name of a recipe file, by its ending."""
     return text.lower().endswith(_SUFFIXES)
 
 
 def read_recipe_file(path: Path) -> Mixture:
     """Return the mixture that a recipe file describes.
 
-    raises  BadOverride, naming the file and the key; OSError when it can't be read
+    raises  BadOverride  naming the file and the key
+            OSError      when the file can't be read
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -101,22 +105,22 @@ def read_recipe_file(path: Path) -> Mixture:
         raise BadOverride(f"{path}: unknown key {unknown[0]!r}, expected one of {', '.join(_READERS)}")
     if "file_type" not in entries:
         raise BadOverride(f"{path}: file_type is missing, expected a file type such as Q4_K_M")
-    found = {}
+    values = {}
     for key, value in entries.items():
         try:
-            found[key] = _READERS[key](value)
+            values[key] = _READERS[key](value)
         except (BadOverride, BadRequest) as error:
             raise BadOverride(f"{path}: {key}: {error}") from error
     return Mixture(
-        name=found.get("name", path.stem),
-        recipe=found["file_type"],
+        name=values.get("name", path.stem),
+        recipe=values["file_type"],
         options=PlanOptions(
-            overrides=found.get("tensor-type", ()),
-            fallbacks=found.get("fallback", ()),
-            pure=found.get("pure", False),
-            leave_output=found.get("leave-output-tensor", False),
-            output_type=found.get("output-tensor-type"),
-            embedding_type=found.get("token-embedding-type"),
+            overrides=values.get("tensor-type", ()),
+            fallbacks=values.get("fallback", ()),
+            pure=values.get("pure", False),
+            leave_output=values.get("leave-output-tensor", False),
+            output_type=values.get("output-tensor-type"),
+            embedding_type=values.get("token-embedding-type"),
         ),
     )
 
@@ -179,11 +183,11 @@ def _entries(path: Path, text: str) -> dict[str, Any]:
 
 
 def _parse_json(path: Path, text: str) -> Any:
-    def once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    def refuse_repetition(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         return _without_repetition(path, pairs)
 
     try:
-        return json.loads(text, object_pairs_hook=once)
+        return json.loads(text, object_pairs_hook=refuse_repetition)
     except json.JSONDecodeError as error:
         raise BadOverride(f"{path}: line {error.lineno}, column {error.colno}: {error.msg}") from error
     except RecursionError as error:

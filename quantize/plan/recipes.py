@@ -1,9 +1,9 @@
-"""Recipes: which type each kind of tensor gets under a file type.
+"""The recipe of each file type: which type each kind of tensor gets.
 
 A recipe is data: a default type and a list of rules, of which the first that applies wins. A rule names
 roles, a type and the conditions that must hold. The tables are facts of llama.cpp (llama-quant.cpp:
-llama_ftype_get_default_type, llama_tensor_get_type_impl), turned from one ladder for all file types into
-one list per file type; plans recorded from llama-quantize are the test.
+llama_ftype_get_default_type, llama_tensor_get_type_impl). There they are one ladder for all file types, here
+one list per file type. Plans recorded from llama-quantize test them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from quantize.roles import Role
 
 @dataclass(frozen=True)
 class Situation:
-    """What a rule may look at, for one tensor.
+    """What a rule may know about a tensor.
 
     role             a tied `token_embd` counts as the output
-    n_visited        how many tensors of its kind the recipe decides before this one, in file order
-    position, total  where it stands: the layer of n_layers for matrices of a mixture of experts,
-                     else n_visited of all of its kind
+    n_visited        tensors of its kind that the rules decide before this one, in file order
+    position, total  place among its kind. For attention values: n_visited, and the number of such tensors.
+                     For feed-forward matrices: n_visited (in a mixture of experts, the layer), and the
+                     number of layers
     fits_default     whether a row is a whole number of blocks of the recipe's default type
     is_stacked       whether it holds several matrices (experts, MLA heads)
     """
@@ -40,7 +41,7 @@ class Situation:
 
 @dataclass(frozen=True)
 class Condition:
-    """A named test; the phrase goes into the plan."""
+    """A test of a situation, and the phrase for it in the plan."""
 
     phrase: str
     holds: Callable[[Situation], bool]
@@ -74,12 +75,12 @@ V_LIKE = (Role.ATTN_V, Role.ATTN_QKV, Role.ATTN_KV_B)
 EVERY_ROLE = tuple(Role)
 
 NEED_IMPORTANCES = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"})
-"""Types that llama-quantize refuses to make without importances (but for token_embd and output)."""
+"""Types that llama-quantize refuses to make without importances (except for token_embd and output)."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Tensors of these roles get `type` where all the conditions hold."""
+    """Gives tensors of some roles `type` where all the conditions hold."""
 
     roles: tuple[Role, ...]
     type: str
@@ -97,8 +98,8 @@ def _rule(roles: Role | tuple[Role, ...], type_: str, *when: Condition) -> Rule:
 class Recipe:
     """A file type of llama-quantize.
 
-    file_type         the number stored as `general.file_type`; None: the input's stays
-    default           type of tensors that no rule claims; None: every tensor stays as it is
+    file_type         the number stored as `general.file_type`; None keeps the input's
+    default           type of tensors that no rule claims; None keeps every tensor as it is
     rules             the first that applies wins
     need_importances  target types that are refused without importances
     """
@@ -110,7 +111,10 @@ class Recipe:
     need_importances: frozenset[str] = NEED_IMPORTANCES
 
     def choose(self, situation: Situation) -> tuple[str, str]:
-        """Return (type, reason) for a tensor that may be quantized."""
+        """Return (name of a type, reason) for a tensor that may be quantized.
+
+        raises  BadRequest for COPY, which chooses no type
+        """
         if self.default is None:
             raise BadRequest(f"{self.name}: copies every tensor and chooses no type")
         for rule in self.rules:
@@ -130,12 +134,12 @@ _V_70B = _rule(V_LIKE, "Q5_K", LLAMA_70B)
 
 
 def _common(*rules: Rule, output: str = "Q6_K") -> tuple[Rule, ...]:
-    """Return the rules of most recipes: a better output matrix, Q8_0 for what 8 experts share."""
+    """Return the rules of most recipes: more bits for the output matrix, Q8_0 for what 8 experts share."""
     return (*_output(output), *_EIGHT, *rules)
 
 
 def _tiny(embeddings: str, v: str, early_down: str, attn_output: str | None) -> tuple[Rule, ...]:
-    """Return the rules of the 1- and 2-bit recipes, which spend bits where few weights are."""
+    """Return the rules of the 1- and 2-bit recipes, which spend bits on the small tensors."""
     kept = () if attn_output is None else (_rule(Role.ATTN_OUTPUT, attn_output),)
     return (
         *_output("Q5_K"),
@@ -317,7 +321,7 @@ ALIASES: dict[str, str] = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 def find_recipe(text: str) -> Recipe:
     """Return the recipe that llama-quantize means by a name (in any case), an alias or a number.
 
-    raises  BadRequest for an unknown one, listing those that there are
+    raises  BadRequest for an unknown file type; lists the known ones
     """
     name = text.upper()
     name = ALIASES.get(name, name)
