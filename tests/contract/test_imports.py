@@ -1,46 +1,99 @@
-"""Imports point one way: gguf_tools <- quantize <- convert <- imatrix; cli.py files may import anything."""
+"""Imports point down, never in a circle; commands start without anything heavy."""
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-ORDER = ["gguf_tools", "quantize", "convert", "imatrix"]
-MODULES = sorted(path for package in ORDER for path in (ROOT / package).rglob("*.py"))
-COMMANDS = ["gguf_tools.cli", "quantize.cli", "convert.cli", "imatrix.cli"]
+from tests.contract.import_graph import (
+    FLOORS,
+    PACKAGES,
+    ROOT,
+    files_of,
+    find_circle,
+    imports_of,
+    name_of,
+    top,
+)
+
+MODULES = [path for package in PACKAGES for path in files_of(package)]
+TESTS = files_of("tests")
+COMMANDS = [name_of(path) for path in MODULES if path.name == "cli.py" and len(path.parts) == 2]
 HEAVY = ["numba", "torch", "transformers", "llvmlite"]
 
+OPEN_CIRCLES = frozenset(
+    {
+        ("quantize.fill.encode", "quantize.fill.provenance"),
+        ("quantize.fill.executors", "quantize.fill.executors.serial"),
+        ("quantize.fill.executors", "quantize.fill.executors.threads"),
+        ("imatrix.collect", "imatrix.run"),
+    }
+)
+"""Imports, importer first, that close a circle today."""
 
-def imported_packages(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text())
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names.update(alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import on line {node.lineno}"
-            names.add((node.module or "").split(".")[0])
-    return names
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_point_one_way(path: Path) -> None:
-    if path.name == "cli.py":
-        return
-    package = path.relative_to(ROOT).parts[0]
-    above = set(ORDER[ORDER.index(package) + 1 :])
-    assert not imported_packages(path) & above
+FLOOR_OF_TESTS = {"support": "gguf_tools", "naive": "quantize"}
+"""Floors of folders of tests that are not named after theirs."""
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_packages_never_import_tests_or_test_dependencies(path: Path) -> None:
+def above(floor: str) -> set[str]:
+    return set(FLOORS[FLOORS.index(floor) + 1 :])
+
+
+def test_imports_point_down() -> None:
+    """A cli.py may import what is above it: it puts the packages together."""
+    up = {
+        str(path): found
+        for path in MODULES
+        if path.name != "cli.py" and (found := importing(path, above(path.parts[0])))
+    }
+    assert up == {}
+
+
+def test_packages_never_import_tests_or_what_tests_need() -> None:
     foreign = {"tests", "scripts", "pytest", "hypothesis", "xllamacpp", "gguf", "transformers"}
-    assert not imported_packages(path) & foreign
+    assert {str(path): found for path in MODULES if (found := importing(path, foreign))} == {}
+
+
+def importing(path: Path, packages: set[str]) -> list[str]:
+    return sorted(module for module in imports_of(path) if top(module) in packages)
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    graph = {}
+    for path in MODULES:
+        name = name_of(path)
+        targets = {module for module in imports_of(path) if top(module) in PACKAGES}
+        graph[name] = {target for target in targets if (name, target) not in OPEN_CIRCLES}
+    assert find_circle(graph) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert find_circle({"a": ["b"], "b": ["c", "d"], "d": ["b"]}) in (["b", "d", "b"], ["d", "b", "d"])
+
+
+def test_tests_of_a_package_do_without_those_above_it() -> None:
+    up = {}
+    for path in TESTS:
+        floor = FLOOR_OF_TESTS.get(path.parts[1], path.parts[1])
+        if floor in FLOORS:
+            found = {module for module in reached_by_test(path, {path}) if top(module) in above(floor)}
+            if found:
+                up[str(path)] = sorted(found)
+    assert up == {}
+
+
+def reached_by_test(path: Path, seen: set[Path]) -> Iterator[str]:
+    """Yield what a test imports, also through other modules of the tests."""
+    for module in imports_of(path):
+        yield module
+        inner = Path(*module.split(".")).with_suffix(".py")
+        if top(module) == "tests" and inner in TESTS and inner not in seen:
+            seen.add(inner)
+            yield from reached_by_test(inner, seen)
 
 
 @pytest.mark.parametrize("module", COMMANDS)

@@ -1,0 +1,101 @@
+"""What a package promises: public names that are there, files in the wheel, none too long to read."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.import_graph import PACKAGES, ROOT, files_of, name_of
+
+MODULES = [path for package in PACKAGES for path in files_of(package)]
+MAX_LINES = 400
+
+
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_files_are_short_enough_to_read() -> None:
+    others = [path for folder in ("scripts", "tests/support", "tests/contract") for path in files_of(folder)]
+    assert {
+        str(path): n_lines
+        for path in (*MODULES, *others)
+        if (n_lines := len((ROOT / path).read_text().splitlines())) > MAX_LINES
+    } == {}
+
+
+def test_every_folder_of_modules_is_in_the_wheel() -> None:
+    patterns = pyproject()["tool"]["setuptools"]["packages"]["find"]["include"]
+    for folder in {path.parent for path in MODULES}:
+        assert (ROOT / folder / "__init__.py").is_file(), folder
+        assert any(fnmatch(".".join(folder.parts), pattern) for pattern in patterns), folder
+
+
+def test_every_package_is_typed_and_checked() -> None:
+    assert sorted(pyproject()["tool"]["mypy"]["packages"]) == sorted(PACKAGES)
+    assert [package for package in PACKAGES if not (ROOT / package / "py.typed").is_file()] == []
+
+
+def test_every_command_is_installed() -> None:
+    homes = {home.partition(":")[0] for home in pyproject()["project"]["scripts"].values()}
+    assert homes == {f"{package}.cli" for package in PACKAGES if (ROOT / package / "cli.py").is_file()}
+
+
+LAZY = [path for path in MODULES if path.name == "__init__.py" and "_HOMES" in (ROOT / path).read_text()]
+
+
+@pytest.mark.parametrize("path", LAZY, ids=str)
+def test_lazy_names_say_the_same_three_times(path: Path) -> None:
+    """`__all__`, `_HOMES` and the imports for type checkers, and what is in the homes."""
+    tree = ast.parse((ROOT / path).read_text())
+    homes: dict[str, str] = _literal(tree, "_HOMES")
+    assert sorted(homes) == sorted(_literal(tree, "__all__"))
+    checked = {
+        alias.asname or alias.name: node.module
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert checked == homes
+    for name, home in homes.items():
+        assert name in _bound_names(home), f"{home} has no {name}"
+
+
+def test_public_names_are_there() -> None:
+    for path in set(MODULES) - set(LAZY):
+        names = _literal(ast.parse((ROOT / path).read_text()), "__all__")
+        if names is not None:
+            assert names == sorted(names), path
+            assert set(names) <= _bound_names(name_of(path)), path
+
+
+def _literal(tree: ast.Module, name: str) -> Any:
+    """Return the value that a module gives a name, if that is a literal; None if it has no such name."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [name]:
+            return ast.literal_eval(node.value)
+    return None
+
+
+def _bound_names(module: str) -> set[str]:
+    """Return the names that a module binds at its top level."""
+    path = ROOT.joinpath(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    names = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            names.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Assign):
+            names.update(ast.unparse(target) for target in node.targets)
+        elif isinstance(node, ast.AnnAssign):
+            names.add(ast.unparse(node.target))
+    return names

@@ -1,0 +1,191 @@
+"""llama.cpp's models: from token ids to logits, and from text to token ids."""
+
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.support.oracle.library import LOG, Signatures, declared
+
+
+class ModelParams(c.Structure):
+    """struct llama_model_params"""
+
+    _fields_ = (
+        ("devices", c.c_void_p),
+        ("tensor_buft_overrides", c.c_void_p),
+        ("n_gpu_layers", c.c_int32),
+        ("split_mode", c.c_int),
+        ("load_mode", c.c_int),
+        ("lazy_mode", c.c_int),
+        ("main_gpu", c.c_int32),
+        ("tensor_split", c.c_void_p),
+        ("progress_callback", c.c_void_p),
+        ("progress_callback_user_data", c.c_void_p),
+        ("kv_overrides", c.c_void_p),
+        ("vocab_only", c.c_bool),
+        ("check_tensors", c.c_bool),
+        ("use_extra_bufts", c.c_bool),
+        ("no_host", c.c_bool),
+        ("no_alloc", c.c_bool),
+        ("load_mtp", c.c_bool),
+    )
+
+
+class ContextParams(c.Structure):
+    """struct llama_context_params"""
+
+    _fields_ = (
+        ("n_ctx", c.c_uint32),
+        ("n_batch", c.c_uint32),
+        ("n_ubatch", c.c_uint32),
+        ("n_seq_max", c.c_uint32),
+        ("n_rs_seq", c.c_uint32),
+        ("n_outputs_max", c.c_uint32),
+        ("n_outputs_max_per_seq", c.c_uint32),
+        ("n_threads", c.c_int32),
+        ("n_threads_batch", c.c_int32),
+        ("ctx_type", c.c_int),
+        ("rope_scaling_type", c.c_int),
+        ("pooling_type", c.c_int),
+        ("attention_type", c.c_int),
+        ("flash_attn_type", c.c_int),
+        ("rope_freq_base", c.c_float),
+        ("rope_freq_scale", c.c_float),
+        ("yarn_ext_factor", c.c_float),
+        ("yarn_attn_factor", c.c_float),
+        ("yarn_beta_fast", c.c_float),
+        ("yarn_beta_slow", c.c_float),
+        ("yarn_orig_ctx", c.c_uint32),
+        ("defrag_thold", c.c_float),
+        ("cb_eval", c.c_void_p),
+        ("cb_eval_user_data", c.c_void_p),
+        ("type_k", c.c_int),
+        ("type_v", c.c_int),
+        ("abort_callback", c.c_void_p),
+        ("abort_callback_data", c.c_void_p),
+        ("unnamed", c.c_void_p),  # the wheel's struct has 8 more bytes here than the header at hand; 0
+        ("embeddings", c.c_bool),
+        ("offload_kqv", c.c_bool),
+        ("no_perf", c.c_bool),
+        ("op_offload", c.c_bool),
+        ("swa_full", c.c_bool),
+        ("kv_unified", c.c_bool),
+        ("samplers", c.c_void_p),
+        ("n_samplers", c.c_size_t),
+        ("ctx_other", c.c_void_p),
+    )
+
+
+class Batch(c.Structure):
+    """struct llama_batch; pos and seq_id left NULL mean: positions 0, 1, ... of sequence 0"""
+
+    _fields_ = (
+        ("n_tokens", c.c_int32),
+        ("token", c.POINTER(c.c_int32)),
+        ("embd", c.c_void_p),
+        ("pos", c.c_void_p),
+        ("n_seq_id", c.c_void_p),
+        ("seq_id", c.c_void_p),
+        ("logits", c.POINTER(c.c_int8)),
+    )
+
+
+class Model:
+    """A GGUF model loaded by llama.cpp on the CPU; a context manager."""
+
+    def __init__(self, path: str | Path, *, vocab_only: bool = False) -> None:
+        """Load `path`; raises RuntimeError with llama.cpp's log when it refuses."""
+        lib = library()
+        LOG.clear()
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = 0
+        params.vocab_only = vocab_only
+        params.use_extra_bufts = False  # no repacking: the plain kernels are the most exact
+        self._model = lib.llama_model_load_from_file(str(path).encode(), params)
+        if not self._model:
+            raise RuntimeError(f"{path}: llama.cpp can't load it: {''.join(LOG).strip()}")
+        self._vocab = lib.llama_model_get_vocab(self._model)
+        self.n_vocab: int = lib.llama_vocab_n_tokens(self._vocab)
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._model:
+            library().llama_model_free(self._model)
+            self._model = None
+
+    def logits(self, token_ids: Sequence[int], *, n_threads: int = 2) -> npt.NDArray[np.float32]:
+        """Return the logits after each token, float32 (n_tokens, n_vocab).
+
+        The cache is float32 and attention is the plain one: llama.cpp at its most exact.
+        """
+        lib = library()
+        n_tokens = len(token_ids)
+        params = lib.llama_context_default_params()
+        params.n_ctx = params.n_batch = params.n_ubatch = max(n_tokens, 32)
+        params.n_threads = params.n_threads_batch = n_threads
+        params.flash_attn_type = 0
+        params.type_k = params.type_v = 0
+        context = lib.llama_init_from_model(self._model, params)
+        if not context:
+            raise RuntimeError(f"llama.cpp can't make a context: {''.join(LOG[-10:]).strip()}")
+        try:
+            batch = Batch(
+                n_tokens=n_tokens,
+                token=(c.c_int32 * n_tokens)(*token_ids),
+                logits=(c.c_int8 * n_tokens)(*[1] * n_tokens),
+            )
+            status = lib.llama_decode(context, batch)
+            if status:
+                raise RuntimeError(f"llama_decode returned {status}: {''.join(LOG[-10:]).strip()}")
+            values = np.ctypeslib.as_array(lib.llama_get_logits(context), (n_tokens, self.n_vocab))
+            return values.copy()
+        finally:
+            lib.llama_free(context)
+
+    def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
+        """Return the token ids of `text`."""
+        lib = library()
+        data = text.encode()
+        ids = (c.c_int32 * (len(data) + 8))()
+        n_ids = lib.llama_tokenize(self._vocab, data, len(data), ids, len(ids), add_special, parse_special)
+        if n_ids < 0:
+            raise RuntimeError(f"llama_tokenize returned {n_ids}")
+        return list(ids[:n_ids])
+
+
+SIGNATURES: Signatures = {
+    "llama_model_default_params": (ModelParams, []),
+    "llama_context_default_params": (ContextParams, []),
+    "llama_model_load_from_file": (c.c_void_p, [c.c_char_p, ModelParams]),
+    "llama_model_free": (None, [c.c_void_p]),
+    "llama_model_get_vocab": (c.c_void_p, [c.c_void_p]),
+    "llama_vocab_n_tokens": (c.c_int32, [c.c_void_p]),
+    "llama_init_from_model": (c.c_void_p, [c.c_void_p, ContextParams]),
+    "llama_free": (None, [c.c_void_p]),
+    "llama_decode": (c.c_int32, [c.c_void_p, Batch]),
+    "llama_get_logits": (c.POINTER(c.c_float), [c.c_void_p]),
+    "llama_tokenize": (
+        c.c_int32,
+        [c.c_void_p, c.c_char_p, c.c_int32, c.POINTER(c.c_int32), c.c_int32, c.c_bool, c.c_bool],
+    ),
+}
+
+
+@cache
+def library() -> c.CDLL:
+    """Return the library with the functions of models declared."""
+    return declared(SIGNATURES)
