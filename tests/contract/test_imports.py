@@ -22,6 +22,7 @@ from tests.contract.import_graph import (
 
 MODULES = [path for package in PACKAGES for path in files_of(package)]
 TESTS = files_of("tests")
+FILES_OF_TESTS = {name_of(path): path for path in TESTS}
 COMMANDS = [name_of(path) for path in MODULES if path.name == "cli.py" and len(path.parts) == 2]
 HEAVY = ["numba", "torch", "transformers", "llvmlite"]
 
@@ -90,8 +91,8 @@ def reached_by_test(path: Path, seen: set[Path]) -> Iterator[str]:
     """Yield what a test imports, also through other modules of the tests."""
     for module in imports_of(path):
         yield module
-        inner = Path(*module.split(".")).with_suffix(".py")
-        if top(module) == "tests" and inner in TESTS and inner not in seen:
+        inner = FILES_OF_TESTS.get(module)
+        if inner is not None and inner not in seen:
             seen.add(inner)
             yield from reached_by_test(inner, seen)
 

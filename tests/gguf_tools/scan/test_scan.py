@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import struct
 import zipfile
 from collections.abc import Callable
@@ -15,8 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import convert
-from convert.architectures.deepseek2 import rules
 from gguf_tools import FileLayout, Kind, TensorInfo, Value, open_gguf
 from gguf_tools import ggml_types as types
 from gguf_tools.cli import main
@@ -25,11 +22,7 @@ from gguf_tools.scan import Finding, Level, as_text, scan
 from gguf_tools.scan.characters import deceiving_characters, skeleton
 from gguf_tools.scan.findings import capped
 from gguf_tools.scan.hidden import gaps_of
-from gguf_tools.scan.tensors import PLACES
 from tests.gguf_tools.sample_files import METADATA, TENSORS, write_file
-from tests.support.tokenizer_files import copy_tokenizer
-
-GOLDEN = Path(__file__).parents[2] / "golden"
 
 SIZES = {
     "vocab_size": 6, "context_length": 4096, "embedding_length": 64, "block_count": 2,
@@ -93,21 +86,6 @@ def findings(path: Path) -> Callable[..., list[str]]:
 
 def test_honest_model_is_not_suspicious(findings: Callable[..., list[str]]) -> None:
     assert findings() == []
-
-
-def test_what_this_project_writes_is_not_suspicious(tmp_path: Path) -> None:
-    folder = tmp_path / "tiny"
-    shutil.copytree(GOLDEN / "tiny-deepseek-v3", folder)
-    convert.convert(copy_tokenizer("tiny", folder), tmp_path / "tiny.gguf", outtype="bf16")
-    assert found_in(tmp_path / "tiny.gguf") == []
-
-
-def test_all_tensors_that_a_conversion_writes_have_a_place() -> None:
-    outside, in_layer = PLACES["deepseek2"]
-    for rule in rules.RULES:
-        for output in rule.outputs:
-            name = output.name
-            assert (name.removeprefix("blk.{layer}.") in in_layer) if "{" in name else (name in outside)
 
 
 # --- hidden bytes ---------------------------------------------------------------------------

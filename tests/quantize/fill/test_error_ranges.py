@@ -1,37 +1,21 @@
-"""The limits of errors, measured: what codecs do to generated rows and to those of the trained model."""
+"""The limits of errors, measured: what codecs do to generated rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-import imatrix
-from convert.checkpoint.checkpoint import Checkpoint
-from convert.pipeline import ConvertOptions, prepare
 from gguf_tools.scales import SCALES
 from quantize.fill.error_ranges import ERROR_RANGES, is_ordinary
 from quantize.formats import available, get_format
 from quantize.formats.base import ImportanceUse, QuantFormat, Weights
+from tests.quantize.fill.error_shares import LARGEST_SHARES, share_of_limit
 from tests.support import samples
-from tests.support.tokenizer_files import copy_tokenizer
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 N_COLS = 1024
-
-LARGEST_SHARES = {
-    "IQ1_M": 0.9,
-    "F16": 1.01,
-    "BF16": 1.01,
-    "TQ1_0": 0.85,
-    "TQ2_0": 0.85,
-    "Q2_0": 0.8,
-    "Q1_0": 0.8,
-}
-"""Of the limit, where it is what rounding can do at most, or where 1 is near what the type does."""
 
 Floats = npt.NDArray[np.float64]
 Sample = Callable[[np.random.Generator, tuple[int, int]], npt.NDArray]
@@ -77,20 +61,6 @@ def importance_kinds(format_: QuantFormat) -> Iterator[Weights]:
     if format_.importance is not ImportanceUse.IGNORED:
         for make in IMPORTANCES.values():
             yield np.ascontiguousarray(make(np.random.default_rng(1), (1, N_COLS))[0], np.float32)
-
-
-def share_of_limit(format_: QuantFormat, rows: npt.NDArray, weights: Weights) -> float:
-    """Return the relative error of the ordinary ones of `rows`, as a share of the type's limit."""
-    limits = ERROR_RANGES[format_.type.name]
-    exact = rows.astype(np.float64)
-    kept = is_ordinary(exact)
-    decoded = format_.dequantize(format_.quantize(rows, weights)).astype(np.float64)
-    costs = np.ones(rows.shape[1]) if weights is None else weights.astype(np.float64)
-    lost = float((costs * (exact - decoded) ** 2)[kept].sum())
-    total = float((costs * exact**2)[kept].sum())
-    if not lost:
-        return 0.0
-    return (lost / total) ** 0.5 / limits.relative if limits.relative else np.inf
 
 
 @pytest.fixture(scope="module")
@@ -149,37 +119,3 @@ def test_the_absolute_error_is_half_the_least_half_times_the_largest_multiple(na
     multiple = ERROR_RANGES[name].absolute * 2**25
     # Of d * q - m both roundings count; Q8_0 has a code -128, which is never written.
     assert 0.75 * multiple <= largest <= multiple * (128 / 127 if name == "Q8_0" else 1)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[npt.NDArray, Weights]]:
-    """Some rows of every matrix of the trained model whose rows fit every type, with their importances."""
-    folder = copy_tokenizer("tiny", tmp_path_factory.mktemp("trained"))
-    for name in ("config.json", "model.safetensors"):
-        (folder / name).symlink_to(GOLDEN / "tiny-deepseek-v3" / name)
-    data = imatrix.load(GOLDEN / "imatrix" / "tiny-deepseek-v3.imatrix.gguf")
-    with Checkpoint(folder) as checkpoint:
-        _, job = prepare(checkpoint, None, ConvertOptions(outtype="Q2_K", importances=data))
-        matrices = []
-        for name, found in job.importances.items():
-            source = job.sources[name]
-            if source.shape[-1] % 256 == 0:
-                step = min(found.rows_per_weights, 64)
-                for start in (0, found.rows_per_weights * (found.matrix.shape[0] - 1)):
-                    rows = source.read_rows(start, start + step).astype(np.float32)
-                    matrices.append((rows, found.weights_of_row(start)))
-    return matrices
-
-
-@pytest.mark.parametrize("name", available())
-def test_trained_rows_stay_well_inside(name: str, trained: list[tuple[npt.NDArray, Weights]]) -> None:
-    format_ = get_format(name)
-    assert len(trained) > 50
-    assert np.mean([is_ordinary(rows.astype(np.float64)).mean() for rows, _ in trained]) > 0.99
-    shares = []
-    for rows, weights in trained:
-        if format_.importance is not ImportanceUse.REQUIRED:
-            shares.append(share_of_limit(format_, rows, None))
-        if format_.importance is not ImportanceUse.IGNORED:
-            shares.append(share_of_limit(format_, rows, weights))
-    assert max(shares) < LARGEST_SHARES.get(name, 0.67)

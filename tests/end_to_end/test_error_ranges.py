@@ -1,0 +1,54 @@
+"""The limits of errors, measured: what codecs do to the rows of the trained model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import imatrix
+from convert.checkpoint.checkpoint import Checkpoint
+from convert.pipeline import ConvertOptions, prepare
+from quantize.fill.error_ranges import is_ordinary
+from quantize.formats import available, get_format
+from quantize.formats.base import ImportanceUse, Weights
+from tests.quantize.fill.error_shares import LARGEST_SHARES, share_of_limit
+from tests.support.tokenizer_files import copy_tokenizer
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[npt.NDArray, Weights]]:
+    """Some rows of every matrix of the trained model whose rows fit every type, with their importances."""
+    folder = copy_tokenizer("tiny", tmp_path_factory.mktemp("trained"))
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).symlink_to(GOLDEN / "tiny-deepseek-v3" / name)
+    data = imatrix.load(GOLDEN / "imatrix" / "tiny-deepseek-v3.imatrix.gguf")
+    with Checkpoint(folder) as checkpoint:
+        _, job = prepare(checkpoint, None, ConvertOptions(outtype="Q2_K", importances=data))
+        matrices = []
+        for name, found in job.importances.items():
+            source = job.sources[name]
+            if source.shape[-1] % 256 == 0:
+                step = min(found.rows_per_weights, 64)
+                for start in (0, found.rows_per_weights * (found.matrix.shape[0] - 1)):
+                    rows = source.read_rows(start, start + step).astype(np.float32)
+                    matrices.append((rows, found.weights_of_row(start)))
+    return matrices
+
+
+@pytest.mark.parametrize("name", available())
+def test_trained_rows_stay_well_inside(name: str, trained: list[tuple[npt.NDArray, Weights]]) -> None:
+    format_ = get_format(name)
+    assert len(trained) > 50
+    assert np.mean([is_ordinary(rows.astype(np.float64)).mean() for rows, _ in trained]) > 0.99
+    shares = []
+    for rows, weights in trained:
+        if format_.importance is not ImportanceUse.REQUIRED:
+            shares.append(share_of_limit(format_, rows, None))
+        if format_.importance is not ImportanceUse.IGNORED:
+            shares.append(share_of_limit(format_, rows, weights))
+    assert max(shares) < LARGEST_SHARES.get(name, 0.67)

@@ -1,0 +1,31 @@
+"""`gguf-tools scan` on what this project writes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import convert
+from convert.architectures.deepseek2 import rules
+from gguf_tools import open_gguf
+from gguf_tools.scan import as_text, scan
+from gguf_tools.scan.tensors import PLACES
+from tests.support.tokenizer_files import copy_tokenizer
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def test_what_this_project_writes_is_not_suspicious(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    shutil.copytree(GOLDEN / "tiny-deepseek-v3", folder)
+    convert.convert(copy_tokenizer("tiny", folder), tmp_path / "tiny.gguf", outtype="bf16")
+    with open_gguf(tmp_path / "tiny.gguf") as source:
+        assert [as_text(finding) for finding in scan(source)] == []
+
+
+def test_all_tensors_that_a_conversion_writes_have_a_place() -> None:
+    outside, in_layer = PLACES["deepseek2"]
+    for rule in rules.RULES:
+        for output in rule.outputs:
+            name = output.name
+            assert (name.removeprefix("blk.{layer}.") in in_layer) if "{" in name else (name in outside)
