@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from convert.architectures import declared_options
+from convert.architectures.options import add_flags, read_flags
 from gguf_tools import __version__, command
 from quantize.arguments import (
     add_matrix_arguments,
@@ -61,17 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         " for a quantized one (default); or a file type of quantize (Q4_K_M ...) or a recipe file: quantized"
         " in the same pass, with the bytes of converting to f32 and quantizing that",
     )  # fmt: skip
-    parser.add_argument(
-        "--mla",
-        default="split",
-        choices=["split", "both", "none"],
-        help="layout of attention (default: split)",
-    )
-    parser.add_argument(
-        "--mtp",
-        action="store_true",
-        help="keep the multi-token-prediction layers, which are left out otherwise",
-    )
+    add_flags(parser, declared_options())
     parser.add_argument("--vocab-only", action="store_true", help="write the tokenizer and no tensors")
     parser.add_argument(
         "--allow-pickle", action="store_true",
@@ -158,8 +150,7 @@ def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Conve
         outtype=args.outtype,
         importances=importances,
         types=types,
-        mla=args.mla,
-        mtp=args.mtp,
+        family=read_flags(args, declared_options()),
         model_name=args.model_name,
         metadata_file=args.metadata,
         pre_tokenizer=args.pre_tokenizer,

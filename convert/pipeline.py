@@ -14,7 +14,7 @@ from pathlib import Path
 
 from convert.architectures import find_architecture
 from convert.architectures.arrange import OutputTensor
-from convert.architectures.base import Options, build, metadata_of
+from convert.architectures.base import build, metadata_of, options_of
 from convert.checkpoint.checkpoint import Checkpoint, read_config
 from convert.metadata.metadata import GeneralMetadata, general_metadata
 from convert.metadata.naming import fill_outfile_template
@@ -60,6 +60,8 @@ class ConvertOptions:
     types            for such a file type, what is set by hand
     mla              "split" for llama.cpp, "both" for ik_llama.cpp, "none" for plain attention
     mtp              keep the multi-token-prediction layers
+    family           other options of the model's family, by name; one that the family hasn't declared is
+                     refused. None, here or for mla and mtp: the family's default
     model_name       general.name
     metadata_file    JSON file with general.* values that win over what the folder says
     pre_tokenizer    name to write when the tokenizer's own rules are not recognised
@@ -74,8 +76,8 @@ class ConvertOptions:
     outtype: str = "auto"
     importances: ImportanceFile | None = None
     types: PlanOptions | None = None
-    mla: MLALayout = "split"
-    mtp: bool = False
+    mla: MLALayout | None = None
+    mtp: bool | None = None
     model_name: str | None = None
     metadata_file: Path | None = None
     pre_tokenizer: str | None = None
@@ -85,6 +87,13 @@ class ConvertOptions:
     split_max_bytes: int | None = None
     split_max_tensors: int | None = None
     provenance: bool = True
+    family: Mapping[str, object] | None = None
+
+    @property
+    def family_choices(self) -> dict[str, object]:
+        """The options of the family that are given, by name."""
+        choices = {"mla": self.mla, "mtp": self.mtp, **(self.family or {})}
+        return {name: value for name, value in choices.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -179,7 +188,7 @@ def prepare(
     folder = checkpoint.folder
     architecture = find_architecture(checkpoint.config, checkpoint.config_path)
     weights = open_weights(checkpoint)
-    conversion = build(architecture, weights, mla=options.mla, mtp=options.mtp)
+    conversion = build(architecture, weights, options.family_choices)
     infos = [TensorInfo(tensor.name, tensor.shape, tensor.type) for tensor in conversion.tensors]
     general = general_metadata(
         folder,
@@ -247,7 +256,7 @@ def prepare_vocab(
     family = metadata_of(
         architecture,
         architecture.read_config(config, folder / "config.json"),
-        Options(options.mla, options.mtp),
+        options_of(architecture, options.family_choices, config),
     )
     model = _Model(general, family, architecture.gguf_name, tokenizer)
     outtype = options.outtype if is_outtype(options.outtype) else "auto"

@@ -17,7 +17,10 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType({
     "DeepseekV2ForCausalLM": "convert.architectures.deepseek2",
     "DeepseekV3ForCausalLM": "convert.architectures.deepseek2",
 })  # fmt: skip
-"""Name in `architectures` of config.json -> module with its ARCHITECTURE."""
+"""Name in `architectures` of config.json -> the family's package.
+
+Its module `family` has the ARCHITECTURE; its module `options`, quick to import, has the dataclass Options.
+"""
 
 
 def supported() -> tuple[str, ...]:
@@ -38,5 +41,11 @@ def find_architecture(config: Mapping[str, Any], path: str | Path = "config.json
         raise UnsupportedCheckpoint(
             f"{path}: architecture {names[0]}, expected one of {', '.join(supported())}"
         )
-    architecture: Architecture = import_module(ARCHITECTURES[names[0]]).ARCHITECTURE
+    architecture: Architecture = import_module(f"{ARCHITECTURES[names[0]]}.family").ARCHITECTURE
     return architecture
+
+
+def declared_options() -> tuple[type[Any], ...]:
+    """Return the dataclass of options of every family."""
+    packages = dict.fromkeys(ARCHITECTURES.values())
+    return tuple(import_module(f"{package}.options").Options for package in packages)

@@ -1,9 +1,10 @@
 """What a model family is, and the one function that turns a checkpoint of it into tensors and metadata.
 
-A family is two tables and a configuration reader:
+A family is two tables, a configuration reader and the options that it declares:
 
     rules     which weights become which tensors (convert.architectures.rules)
     metadata  the keys of the family's name: how each follows from the configuration
+    options   what the user may choose (convert.architectures.options)
 """
 
 from __future__ import annotations
@@ -15,25 +16,13 @@ from types import MappingProxyType
 from typing import Any
 
 from convert.architectures.arrange import OutputTensor
+from convert.architectures.options import make_options
 from convert.architectures.rules import Drop, Rule, match
 from convert.weights.base import Weights
-from gguf_tools.errors import BadRequest
 from gguf_tools.values import Value
-from quantize.mla_layout.layouts import LAYOUTS, MLALayout
 
-
-@dataclass(frozen=True)
-class Options:
-    """What the user chooses about a conversion.
-
-    mla  "split"  attn_k_b and attn_v_b, a matrix per head: what llama.cpp wants
-         "both"   attn_kv_b as well, all three as one matrix: what ik_llama.cpp wants
-         "none"   only attn_kv_b: plain attention, with its large cache
-    mtp  keep the multi-token-prediction layers
-    """
-
-    mla: MLALayout = "split"
-    mtp: bool = False
+_NONE: Mapping[str, object] = MappingProxyType({})
+"""No choices: every option keeps its default."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +36,7 @@ class Key:
 
     name: str
     kind: Callable[[Any], Value]
-    value: Callable[[Any, Options], Any]
+    value: Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -56,20 +45,24 @@ class Architecture:
 
     hf_names     what config.json calls it in `architectures`
     gguf_name    what general.architecture calls it
+    options      the frozen dataclass of its options
     read_config  config.json and its path -> the family's configuration
     n_experts    configuration -> how many weights a source with {expert} stands for
+    drops        (config, options) -> what a checkpoint may hold that the file doesn't need
     notes        (config, options) -> what the user should know about running the result
+    check        (config, options) -> nothing; raises BadRequest for options that don't fit the model
     """
 
     hf_names: tuple[str, ...]
     gguf_name: str
+    options: type[Any]
     read_config: Callable[[Mapping[str, Any], Path], Any]
     n_experts: Callable[[Any], int]
     rules: tuple[Rule, ...]
-    drops: Callable[[Any, Options], tuple[Drop, ...]]
+    drops: Callable[[Any, Any], tuple[Drop, ...]]
     metadata: tuple[Key, ...]
-    notes: Callable[[Any, Options], tuple[str, ...]]
-    check: Callable[[Any, Options], None]
+    notes: Callable[[Any, Any], tuple[str, ...]]
+    check: Callable[[Any, Any], None]
 
 
 @dataclass(frozen=True)
@@ -90,18 +83,15 @@ class Conversion:
     dropped: Mapping[str, str]
 
 
-def build(
-    architecture: Architecture, model: Weights, *, mla: MLALayout = "split", mtp: bool = False
-) -> Conversion:
+def build(architecture: Architecture, model: Weights, choices: Mapping[str, object] = _NONE) -> Conversion:
     """Return what the checkpoint behind `model` becomes; reads headers and config.json, no weight.
 
-    raises  BadConfig, UnsupportedCheckpoint, MissingTensor, UnexpectedTensors, CheckpointError for wrong
-            shapes, BadRequest for options that don't fit the model
+    choices  option of the family -> value; an option that isn't there keeps the family's default
+    raises   BadConfig, UnsupportedCheckpoint, MissingTensor, UnexpectedTensors, CheckpointError for wrong
+             shapes, BadRequest for an option that the family hasn't declared or that doesn't fit the model
     """
-    if mla not in LAYOUTS:
-        raise BadRequest(f"MLA layout {mla!r}, expected {', '.join(LAYOUTS)}")
-    options = Options(mla, mtp)
     checkpoint = model.checkpoint
+    options = options_of(architecture, choices, checkpoint.config)
     config = architecture.read_config(checkpoint.config, checkpoint.config_path)
     architecture.check(config, options)
     tensors, dropped = match(
@@ -123,7 +113,18 @@ def build(
     )
 
 
-def metadata_of(architecture: Architecture, config: Any, options: Options) -> Mapping[str, Value]:
+def options_of(
+    architecture: Architecture, choices: Mapping[str, object], raw_config: Mapping[str, Any]
+) -> Any:
+    """Return the family's options with what the user chose.
+
+    raw_config  config.json, which names the architecture
+    raises      BadRequest for an option that the family hasn't declared
+    """
+    return make_options(architecture.options, choices, raw_config["architectures"][0])
+
+
+def metadata_of(architecture: Architecture, config: Any, options: Any) -> Mapping[str, Value]:
     """Return the family's own keys for a model."""
     values = ((key, key.value(config, options)) for key in architecture.metadata)
     return MappingProxyType({

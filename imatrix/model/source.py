@@ -86,7 +86,7 @@ def _open_folder(folder: Path) -> ModelSource:
     checkpoint = Checkpoint(folder)
     try:
         architecture = find_architecture(checkpoint.config, checkpoint.config_path)
-        conversion = build(architecture, open_weights(checkpoint), mla="none")
+        conversion = build(architecture, open_weights(checkpoint), {"mla": "none"})
         if not isinstance(conversion.config, DeepseekConfig):
             raise UnsupportedCheckpoint(f"{folder}: {architecture.gguf_name}, expected deepseek2")
         return ModelSource(

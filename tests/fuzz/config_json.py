@@ -7,7 +7,8 @@ import random
 from pathlib import Path
 
 from convert.architectures import find_architecture
-from convert.architectures.base import Options, metadata_of
+from convert.architectures.base import metadata_of
+from convert.architectures.deepseek2.options import Options
 from convert.checkpoint.checkpoint import read_config
 from gguf_tools.layout import FileLayout
 from tests.fuzz import mutate, scratch

@@ -35,8 +35,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from convert.architectures.base import Key, Options
+from convert.architectures.base import Key
 from convert.architectures.deepseek2.config import V2, V3, DeepseekConfig, Yarn
+from convert.architectures.deepseek2.options import Options
 from convert.architectures.deepseek2.places import layers, mtp_layers
 from gguf_tools import keys
 from gguf_tools.errors import BadRequest, FormatError, MissingTensor, UnsupportedCheckpoint

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from convert.architectures.base import Options
 from convert.architectures.deepseek2.config import DeepseekConfig
+from convert.architectures.deepseek2.options import Options
 from gguf_tools.errors import BadRequest
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from convert.architectures.base import Options
 from convert.architectures.deepseek2.config import DeepseekConfig
+from convert.architectures.deepseek2.options import Options
 from convert.architectures.rules import Where
 
 

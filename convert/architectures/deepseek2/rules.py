@@ -24,8 +24,8 @@ from dataclasses import replace
 from typing import Any
 
 from convert.architectures.arrange import HeadRows, OutputTensor, TransposedHeadRows, row_type
-from convert.architectures.base import Options
 from convert.architectures.deepseek2.config import DeepseekConfig
+from convert.architectures.deepseek2.options import Options
 from convert.architectures.deepseek2.places import (
     biased_moe_layers,
     dense_layers,

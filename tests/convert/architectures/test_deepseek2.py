@@ -13,9 +13,10 @@ import pytest
 
 from convert.architectures import ARCHITECTURES, find_architecture, supported
 from convert.architectures.arrange import OutputTensor, Stacked
-from convert.architectures.base import Conversion, Options, build
-from convert.architectures.deepseek2 import ARCHITECTURE
+from convert.architectures.base import Conversion, build
 from convert.architectures.deepseek2.config import DeepseekConfig
+from convert.architectures.deepseek2.family import ARCHITECTURE
+from convert.architectures.deepseek2.options import Options
 from convert.architectures.deepseek2.rules import RULES
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights import open_weights
@@ -49,7 +50,7 @@ OUTTYPES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 def converted(folder: Path, **options: Any) -> Conversion:
     """Build from `folder`; the checkpoint stays open, the test is short."""
     checkpoint = Checkpoint(folder)
-    return build(find_architecture(checkpoint.config), open_weights(checkpoint), **options)
+    return build(find_architecture(checkpoint.config), open_weights(checkpoint), options)
 
 
 def n_rows(tensor: OutputTensor) -> int:

@@ -44,7 +44,7 @@ TOKENS = [int(n) for n in np.random.RandomState(7).randint(0, 320, 48)]
 def write_f32(folder: Path, path: Path, **options: Any) -> Path:
     """Write the model in `folder` as an F32 file without a tokenizer."""
     with Checkpoint(folder) as checkpoint:
-        conversion = build(find_architecture(checkpoint.config), open_weights(checkpoint), **options)
+        conversion = build(find_architecture(checkpoint.config), open_weights(checkpoint), options)
         metadata = {
             "general.architecture": Value.string("deepseek2"),
             **conversion.metadata,

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convert.architectures.base import Options, metadata_of
-from convert.architectures.deepseek2 import ARCHITECTURE
+from convert.architectures.base import metadata_of
 from convert.architectures.deepseek2.config import DeepseekConfig, Yarn
+from convert.architectures.deepseek2.family import ARCHITECTURE
 from convert.architectures.deepseek2.metadata import read_metadata
+from convert.architectures.deepseek2.options import Options
 from convert.architectures.deepseek2.rules import RULES
 from gguf_tools.errors import BadRequest, FormatError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.values import Metadata, Value
