@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -243,7 +242,6 @@ def test_long_copies_show_a_bar_on_a_terminal(
     with Bar("copying") as bar:
         advance = bar.start(2048)
         advance(1024)
-        time.sleep(0.11)
         advance(1024)
     assert "copying: 100%" in capsys.readouterr().err
     with Bar("copying") as bar:
