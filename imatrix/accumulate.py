@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from gguf_tools.errors import BadImportance
-from imatrix.kernels import sums_of_squares
+from forward.kernels import sums_of_squares
 from quantize.importance import Importance
 
 

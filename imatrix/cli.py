@@ -11,7 +11,7 @@ from gguf_tools import __version__, command
 
 if TYPE_CHECKING:
     from imatrix.collect import CollectOptions
-    from imatrix.perplexity import Perplexity
+    from forward.perplexity import Perplexity
     from quantize.importance import ImportanceFile, ImportanceFormat
 
 DESCRIPTION = """\
@@ -221,7 +221,7 @@ def _refuse_overwriting(args: argparse.Namespace) -> None:
 
 def _collect_options(args: argparse.Namespace, earlier: Sequence[ImportanceFile]) -> CollectOptions:
     from imatrix.collect import CollectOptions
-    from imatrix.text import Cut
+    from forward.text import Cut
 
     return CollectOptions(
         cut=Cut(args.ctx_size, args.from_chunk, None if args.chunks < 0 else args.chunks, args.parse_special),

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from gguf_tools.errors import BadRequest
 from imatrix.merge import merge
-from imatrix.text import Cut, Text, read_text
+from forward.text import Cut, Text, read_text
 from quantize.importance import ImportanceFile, refuse_nonfinite
 
 if TYPE_CHECKING:
-    from imatrix.model.source import ModelSource
-    from imatrix.perplexity import Perplexity
+    from forward.open import ModelSource
+    from forward.perplexity import Perplexity
 
 DType = Literal["float32", "bfloat16"]
 
@@ -100,8 +100,8 @@ def collect(
     require_torch()
     import torch
 
-    from imatrix.journal import Journal
-    from imatrix.model.source import open_model
+    from forward.work_folder import Journal
+    from forward.open import open_model
     from imatrix.run import run
 
     if options.n_threads is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 from gguf_tools.progress import Bar, Unit
 
 if TYPE_CHECKING:
-    from imatrix.perplexity import Perplexity
+    from forward.perplexity import Perplexity
     from quantize.importance import ImportanceFile
 
 LAYERS = Unit("layer", pattern="{l_bar}{bar}| {n:.1f}/{total_fmt} [{elapsed}<{remaining}]{postfix}")

@@ -15,16 +15,16 @@ import torch
 from gguf_tools.errors import BadImportance
 from imatrix.accumulate import Accumulator
 from imatrix.collect import Collected, CollectOptions, Reporter, device_name
-from imatrix.journal import EMBEDDING, Journal
-from imatrix.model.layer import Sweep, run_layer
-from imatrix.model.load import Loader
-from imatrix.model.norm import rms_norm
-from imatrix.model.rope import rotation
-from imatrix.model.source import ModelSource
-from imatrix.perplexity import Perplexity, measure
-from imatrix.states import FileStates, MemoryStates, States, copy
-from imatrix.text import Text
-from imatrix.workers import threads_for
+from forward.work_folder import EMBEDDING, Journal
+from forward.layer import Sweep, run_layer
+from forward.load import Loader
+from forward.norm import rms_norm
+from forward.rope import rotation
+from forward.open import ModelSource
+from forward.perplexity import Perplexity, measure
+from forward.hidden_states import FileStates, MemoryStates, States, copy
+from forward.text import Text
+from forward.workers import threads_for
 from quantize.importance import Importance, ImportanceFile
 
 OUTPUT = "output.weight"

@@ -66,13 +66,13 @@ def plain_loop(model: str, text: str, n_chunks: str, n_threads: str, dtype: str)
     """Compute the same sums a chunk at a time."""
     import torch
 
-    from imatrix.model.layer import Sweep, run_layer
-    from imatrix.model.load import Loader
-    from imatrix.model.rope import rotation
-    from imatrix.model.source import open_model
+    from forward.layer import Sweep, run_layer
+    from forward.load import Loader
+    from forward.rope import rotation
+    from forward.open import open_model
     from imatrix.run import embed
-    from imatrix.states import MemoryStates
-    from imatrix.text import Cut, Text, read_text
+    from forward.hidden_states import MemoryStates
+    from forward.text import Cut, Text, read_text
 
     torch.set_num_threads(int(n_threads))
     with open_model(model) as source:

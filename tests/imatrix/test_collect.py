@@ -213,7 +213,7 @@ def test_a_disk_that_fails_leaves_what_a_rerun_needs(
     layer: int, memory: str, tiny_folder: Path, calibration: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    from imatrix.states import FileStates
+    from forward.hidden_states import FileStates
 
     options = [*SMALL, "--no-ppl", "--memory", memory]
     expected = collect(tiny_folder, calibration, tmp_path / "whole.gguf", *options)
@@ -250,7 +250,7 @@ def test_another_run_in_the_same_place_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     import imatrix.run
-    from imatrix.journal import Journal
+    from forward.work_folder import Journal
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

@@ -38,7 +38,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep to one thread, and out of inference mode, which does not know such tensors."""
     from imatrix import run
 
-    for module in ("imatrix.workers", "imatrix.run", "imatrix.model.layer"):
+    for module in ("forward.workers", "imatrix.run", "forward.layer"):
         monkeypatch.setattr(f"{module}.ThreadPoolExecutor", _AtOnce)
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
     for function in (run.run_layer, run.measure):

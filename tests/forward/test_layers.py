@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from imatrix.model.source import open_model
+from forward.open import open_model
 from tests.convert.architectures.test_deepseek2_logits import write_f32
-from tests.imatrix.small_models import CHUNKS, V2_GROUPED, YARN_WITH_MSCALE, run_all_layers
+from tests.forward.small_models import CHUNKS, V2_GROUPED, YARN_WITH_MSCALE, run_all_layers
 from tests.support.checkpoints import load_transformers, to_fp8, to_older_spelling, transformers_checkpoint
 
 torch = pytest.importorskip("torch")
@@ -88,7 +88,7 @@ def test_bfloat16_is_near(tmp_path: Path) -> None:
 
 def test_long_chunks_go_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of queries and groups of heads give what one go gives."""
-    from imatrix.model import attention
+    from forward.attention import mla
 
     folder = transformers_checkpoint(tmp_path / "hf", "v3", num_hidden_layers=2)
     with open_model(folder) as model:

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn.functional import linear
 
-from imatrix.model.load import Loader
-from imatrix.model.norm import rms_norm
-from imatrix.states import States
-from imatrix.text import Text
-from imatrix.workers import Workers
+from forward.load import Loader
+from forward.norm import rms_norm
+from forward.hidden_states import States
+from forward.text import Text
+from forward.workers import Workers
 
 _SLICE_ROWS = 8192
 _LARGEST_LOSS = 700.0

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from imatrix.workers import Workers, threads_for  # noqa: E402
+from forward.workers import Workers, threads_for  # noqa: E402
 
 CPU = torch.device("cpu")
 

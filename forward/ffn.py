@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import linear, silu
 
 from imatrix.accumulate import Accumulator
-from imatrix.model.load import Loader
+from forward.load import Loader
 
 
 @dataclass(frozen=True)

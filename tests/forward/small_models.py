@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from imatrix.accumulate import Accumulator
-from imatrix.model.source import ModelSource
+from forward.open import ModelSource
 
 N_TOKENS = 48
 CHUNKS = np.random.RandomState(7).randint(0, 320, (3, N_TOKENS))
@@ -28,13 +28,13 @@ def run_all_layers(model: ModelSource, chunks: np.ndarray, **options: Any) -> tu
     """Return the logits, (n_chunks, n_tokens, n_vocab), and what all layers have seen."""
     import torch
 
-    from imatrix.model.layer import Sweep, run_layer
-    from imatrix.model.load import Loader
-    from imatrix.model.norm import rms_norm
-    from imatrix.model.rope import rotation
+    from forward.layer import Sweep, run_layer
+    from forward.load import Loader
+    from forward.norm import rms_norm
+    from forward.rope import rotation
     from imatrix.run import embed
-    from imatrix.states import MemoryStates
-    from imatrix.text import Text
+    from forward.hidden_states import MemoryStates
+    from forward.text import Text
 
     torch.set_num_threads(1)  # the models are so small that threads mostly wait for each other
     config = model.config

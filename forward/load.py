@@ -15,7 +15,7 @@ import torch
 
 from gguf_tools.errors import ShapeError
 from gguf_tools.ggml_types import BF16
-from imatrix.model.source import ModelSource
+from forward.open import ModelSource
 from quantize.fill.sources import SourceTensor
 
 _RUN_BYTES = 32 << 20

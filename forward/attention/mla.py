@@ -22,10 +22,10 @@ from torch.nn.functional import linear
 
 from convert.architectures.deepseek2.config import DeepseekConfig
 from imatrix.accumulate import Accumulator
-from imatrix.kernels import sums_of_squares
-from imatrix.model.load import Loader
-from imatrix.model.norm import rms_norm
-from imatrix.model.rope import Rotation, softmax_scale
+from forward.kernels import sums_of_squares
+from forward.load import Loader
+from forward.norm import rms_norm
+from forward.rope import Rotation, softmax_scale
 
 # In the original the norms of compressed queries and latents have this epsilon, whatever rms_norm_eps is.
 LATENT_NORM_EPS = 1e-6

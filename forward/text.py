@@ -23,7 +23,7 @@ from convert.tokenizer.vocab import TokenType
 from gguf_tools import keys
 from gguf_tools.errors import BadRequest, BadTokenizer
 from gguf_tools.values import Metadata
-from imatrix.sentence_pieces import SentencePieces
+from forward.sentence_pieces import SentencePieces
 
 # Values of tokenizer.ggml.model, and what llama.cpp takes for a missing bos_token_id of the second.
 _BYTE_LEVEL, _SENTENCEPIECE = "gpt2", "llama"

@@ -10,7 +10,7 @@ import pytest
 from convert.tokenizer.tokenizer import read_tokenizer
 from gguf_tools.errors import BadRequest, BadTokenizer
 from gguf_tools.values import Value
-from imatrix.text import Cut, bos_of, cut_into_chunks, make_encoder
+from forward.text import Cut, bos_of, cut_into_chunks, make_encoder
 from tests.convert.tokenizer.small_tokenizers import TEXT, write_vocab_file
 from tests.support import oracle
 from tests.support.tokenizer_files import NAMES, VOCAB_SIZES, copy_tokenizer

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from gguf_tools.errors import OutputError
-from imatrix.kernels import add_weighted
+from forward.kernels import add_weighted
 
 _COPY_BYTES = 32 << 20
 

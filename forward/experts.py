@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import linear
 
-from convert.architectures.deepseek2.config import DeepseekConfig
-from imatrix.model.load import Loader
+from convert.config import DeepseekConfig
+from forward.load import Loader
 
 # What DeepSeek-V3 adds to the sum that it divides by.
 _TINY = 1e-20

@@ -19,15 +19,15 @@ from torch.nn.functional import linear
 
 from gguf_tools.errors import BadImportance
 from imatrix.accumulate import Accumulator
-from imatrix.kernels import sums_of_squares
-from imatrix.model.attention import load_attention
-from imatrix.model.ffn import FeedForward, load_expert, load_ffn, names_of
-from imatrix.model.load import Loader
-from imatrix.model.norm import rms_norm
-from imatrix.model.rope import Rotation
-from imatrix.model.routing import load_router
-from imatrix.states import States
-from imatrix.workers import Workers
+from forward.kernels import sums_of_squares
+from forward.attention.mla import load_attention
+from forward.ffn import FeedForward, load_expert, load_ffn, names_of
+from forward.load import Loader
+from forward.norm import rms_norm
+from forward.rope import Rotation
+from forward.experts import load_router
+from forward.hidden_states import States
+from forward.workers import Workers
 
 _PIECE_ROWS = 1024
 """How many tokens an expert takes at a time: with fewer, matrix products are slower."""

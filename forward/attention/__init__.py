@@ -1,0 +1,1 @@
+"""How tokens look at each other: one module for each kind of attention."""
