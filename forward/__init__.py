@@ -1,1 +1,1 @@
-"""The forward pass of DeepSeek V2 and V3, layer by layer, in torch."""
+"""The forward pass of a model, layer by layer in torch: for whoever watches activations or reads logits."""

@@ -1,72 +1,147 @@
-"""Which experts a token goes to, and with which weight.
+"""Routed experts: which of them a token goes to, and with which weight.
 
-    greedy                the best experts by score
-    group_limited_greedy  experts in groups; a group counts as its best expert, the best groups take part (V2)
-    noaux_tc              a group counts as the sum of its two best, and a bias per expert is added to the
-                          scores for choosing only (V3)
+Scores are a softmax or sigmoids of the router's output, in float32. The experts with the highest scores are
+chosen; a model may add a bias per expert for choosing only. The weights of the chosen experts are their
+scores without bias, normalised to a sum of one where the model does that, and scaled.
 
-Scores are a softmax (V2) or sigmoids (V3) of the router's output, in float32. The weights of the chosen
-experts are their scores without bias, normalised to a sum of one where the model says so, and scaled.
+Where experts are in groups, only the experts of the best groups can be chosen. A group's score is the sum of
+its best one (DeepSeek-V2) or two (V3).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch.nn.functional import linear
 
-from convert.config import DeepseekConfig
+from forward.ffn import BlockNames, FeedForward
 from forward.load import Loader
 
-# What DeepSeek-V3 adds to the sum that it divides by.
+Scoring = Literal["softmax", "sigmoid"]
+
 _TINY = 1e-20
+"""The number that DeepSeek-V3 adds to the sum that it divides by."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """How experts are grouped.
+
+    count   groups, all of the same size
+    used    groups whose experts a token may choose
+    n_best  experts of a group whose scores are added up as the group's
+    """
+
+    count: int
+    used: int
+    n_best: int
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How a model routes tokens.
+
+    n_used     experts per token
+    groups     None where every expert can be chosen
+    normalise  make the weights of a token's experts add up to one
+    scale      what the weights are multiplied by
+    """
+
+    n_used: int
+    scoring: Scoring
+    groups: Groups | None
+    normalise: bool
+    scale: float
 
 
 @dataclass(frozen=True)
 class Router:
     """The router of one layer.
 
+    name    of its matrix
     weight  float32 (n_experts, hidden_size)
     bias    float32 (n_experts,), None where there is none
     """
 
-    config: DeepseekConfig
+    name: str
+    routing: Routing
     weight: torch.Tensor
     bias: torch.Tensor | None
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the chosen experts, int64, and their weights, float32; both (n_tokens, n_chosen)."""
-        config = self.config
+        """Return the chosen experts, int64, and their weights, float32; both (n_tokens, n_used)."""
+        routing = self.routing
         logits = linear(x.float(), self.weight)
-        scores = torch.softmax(logits, -1) if config.scoring_func == "softmax" else torch.sigmoid(logits)
+        scores = torch.softmax(logits, -1) if routing.scoring == "softmax" else torch.sigmoid(logits)
         choice = scores if self.bias is None else scores + self.bias
-        chosen = torch.topk(self._within_groups(choice), config.num_experts_per_tok, -1, sorted=True).indices
+        if routing.groups is not None:
+            choice = _within_groups(choice, routing.groups)
+        chosen = torch.topk(choice, routing.n_used, -1, sorted=True).indices
         weights = scores.gather(-1, chosen)
-        if config.norm_topk_prob:
+        if routing.normalise:
             weights = weights / (weights.sum(-1, keepdim=True) + _TINY)
-        return chosen, weights * config.routed_scaling_factor
-
-    def _within_groups(self, choice: torch.Tensor) -> torch.Tensor:
-        """Return `choice` with -inf for the experts of groups that do not take part."""
-        n_groups, n_used = self.config.expert_groups or (1, 1)
-        if n_groups == n_used:
-            return choice
-        grouped = choice.unflatten(-1, (n_groups, -1))
-        n_best = 2 if self.config.topk_method == "noaux_tc" else 1
-        best = grouped.topk(n_best, -1).values.sum(-1).topk(n_used, -1).indices
-        left_out = torch.ones(grouped.shape[:-1], dtype=torch.bool, device=choice.device)
-        left_out.scatter_(-1, best, False)
-        return grouped.masked_fill(left_out[..., None], float("-inf")).flatten(-2)
+        return chosen, weights * routing.scale
 
 
-def load_router(load: Loader, layer: int) -> Router:
-    """Return the router of a layer with its weights."""
-    config, name = load.model.config, f"blk.{layer}"
-    n_experts = config.n_routed_experts
-    bias = f"{name}.exp_probs_b.bias"
-    return Router(
-        config,
-        load.float32(f"{name}.ffn_gate_inp.weight", n_experts, config.hidden_size),
-        load.float32(bias, n_experts) if load.has(bias) else None,
-    )
+def _within_groups(choice: torch.Tensor, groups: Groups) -> torch.Tensor:
+    """Return `choice` with -inf for the experts of groups that can't be chosen."""
+    grouped = choice.unflatten(-1, (groups.count, -1))
+    best = grouped.topk(groups.n_best, -1).values.sum(-1).topk(groups.used, -1).indices
+    left_out = torch.ones(grouped.shape[:-1], dtype=torch.bool, device=choice.device)
+    left_out.scatter_(-1, best, False)
+    return grouped.masked_fill(left_out[..., None], float("-inf")).flatten(-2)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The routed experts of one layer: their router, and stacks from which each expert is read.
+
+    names  of the stacks, (n_experts, width, hidden_size) and for down (n_experts, hidden_size, width)
+    """
+
+    load: Loader
+    router: Router
+    names: BlockNames
+    n_experts: int
+    hidden_size: int
+    width: int
+
+    @property
+    def work(self) -> int:
+        """Multiplications per token and expert."""
+        return 3 * self.width * self.hidden_size
+
+    def read(self, expert: int) -> FeedForward:
+        """Return one expert."""
+        names, n_experts, hidden, width = self.names, self.n_experts, self.hidden_size, self.width
+        return FeedForward(
+            names,
+            self.load.stacked(names.gate, expert, n_experts, width, hidden),
+            self.load.stacked(names.up, expert, n_experts, width, hidden),
+            self.load.stacked(names.down, expert, n_experts, hidden, width),
+        )
+
+    def read_ahead(self) -> Iterator[tuple[int, FeedForward]]:
+        """Yield every expert; the next one is read while its predecessor is in use."""
+        with ThreadPoolExecutor(1) as reader:
+            coming = reader.submit(self.read, 0)
+            for expert in range(self.n_experts):
+                block = coming.result()
+                if expert + 1 < self.n_experts:
+                    coming = reader.submit(self.read, expert + 1)
+                yield expert, block
+                del block
+
+
+def load_experts(
+    load: Loader, layer: int, routing: Routing, n_experts: int, hidden_size: int, width: int
+) -> Experts:
+    """Return the experts of a layer with its router; of the experts, no weight is read."""
+    name, bias = f"blk.{layer}.ffn_gate_inp.weight", f"blk.{layer}.exp_probs_b.bias"
+    weight = load.float32(name, n_experts, hidden_size)
+    router = Router(name, routing, weight, load.float32(bias, n_experts) if load.has(bias) else None)
+    return Experts(load, router, BlockNames.of(layer, "_exps"), n_experts, hidden_size, width)

@@ -1,6 +1,6 @@
-"""Hidden states of all tokens, (n_rows, n_cols): in memory, or in a file when that is too much.
+"""Hidden states of all tokens, (n_rows, n_cols), in memory or, when they take too much of it, in a file.
 
-Several threads may work on different rows at a time.
+Several threads may work on different rows at the same time.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from gguf_tools.errors import OutputError
 from forward.kernels import add_weighted
+from gguf_tools.errors import OutputError
 
 _COPY_BYTES = 32 << 20
 
@@ -25,7 +25,7 @@ class States(Protocol):
     n_cols: int
 
     def read(self, start: int, stop: int) -> torch.Tensor:
-        """Return rows `start` to `stop`; not to be written to."""
+        """Return rows `start` to `stop`; the caller must not change them."""
         ...
 
     def write(self, start: int, rows: torch.Tensor) -> None: ...
@@ -60,7 +60,7 @@ class MemoryStates:
 
 
 class FileStates:
-    """Rows in a file, read and written, not mapped: what a map has touched counts as memory.
+    """Rows in a file, which is read and written. Pages of a memory map would count as memory.
 
     raises  OutputError when the file can't be read or written
     """
@@ -130,7 +130,7 @@ def copy(source: States, target: States) -> None:
 
 
 def _runs(numbers: torch.Tensor) -> list[tuple[int, int, int]]:
-    """Return (index of the first, its number, how many) for every run of successive numbers.
+    """Return (index of the first, its number, length) for every run of consecutive numbers.
 
     >>> _runs(torch.tensor([3, 4, 7]))
     [(0, 3, 2), (2, 7, 1)]

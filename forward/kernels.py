@@ -1,4 +1,4 @@
-"""What happens to activations beside matrix products, in one pass each, where torch would make three."""
+"""What is done to activations besides matrix products. Each kernel makes one pass where torch makes three."""
 
 from __future__ import annotations
 
@@ -9,28 +9,35 @@ from quantize.simd.kernel import kernel
 from quantize.simd.tiles import read_item
 
 _ROWS = 256
-"""How many squares are added up in float32; what they give is added up in float64."""
+"""Number of squares that are added up in float32; the sums of so many are added up in float64."""
 
 _COLS = 256
-"""How many columns are added up at a time: their sums stay in the first-level cache."""
+"""Number of columns that are added up at a time: their sums stay in the first-level cache."""
 
 
 def sums_of_squares(stack: torch.Tensor) -> torch.Tensor:
     """Return the sum over the rows of the squares, float64 (n_mats, n_cols), on the CPU.
 
-    stack  float32 or bfloat16 (n_mats, n_rows, n_cols), on any device
+    stack  float32 or bfloat16 (n_mats, n_rows, n_cols), on any device. Matrices and rows may lie any distance
+           apart, as the heads of a query do; nothing is copied as long as the columns lie side by side
     """
     if stack.device.type != "cpu":
         return squared_by_torch(stack)
-    out = np.zeros((stack.shape[0], stack.shape[2]))
-    _square(_as_items(stack), out)
+    n_mats, n_rows, n_cols = stack.shape
+    out = np.zeros((n_mats, n_cols))
+    if stack.numel():
+        if stack.stride(2) != 1 and n_cols > 1:
+            stack = stack.contiguous()
+        mat_step, row_step, _ = stack.stride()
+        n_items = (n_mats - 1) * mat_step + (n_rows - 1) * row_step + n_cols
+        _square(_as_items(stack.as_strided((n_items,), (1,))), mat_step, row_step, n_rows, out)
     return torch.from_numpy(out)
 
 
 def squared_by_torch(stack: torch.Tensor) -> torch.Tensor:
-    """Return the same from any device."""
-    parts = [rows.float().square().sum(1) for rows in stack.split(_ROWS, 1)]
-    return torch.stack(parts).sum(0, dtype=torch.float64).cpu()
+    """Return the same as `sums_of_squares`, computed on the stack's own device."""
+    blocks = [rows.float().square().sum(1) for rows in stack.split(_ROWS, 1)]
+    return torch.stack(blocks).sum(0, dtype=torch.float64).cpu()
 
 
 def add_weighted(
@@ -47,14 +54,14 @@ def add_weighted(
 
 
 def _as_items(rows: torch.Tensor) -> np.ndarray:
-    """Return rows, float32 or bfloat16, as an array for `read_item`."""
+    """Return float32 or bfloat16 rows as an array for `read_item`."""
     rows = rows.contiguous()
     return (rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).numpy()
 
 
 @kernel
-def _square(stack: np.ndarray, out: np.ndarray) -> None:
-    n_mats, n_rows, n_cols = stack.shape
+def _square(items: np.ndarray, mat_step: int, row_step: int, n_rows: int, out: np.ndarray) -> None:
+    n_mats, n_cols = out.shape
     part = np.empty(_COLS, np.float32)
     for mat in range(n_mats):
         for first_row in range(0, n_rows, _ROWS):
@@ -62,7 +69,8 @@ def _square(stack: np.ndarray, out: np.ndarray) -> None:
                 width = min(_COLS, n_cols - first_col)
                 part[:] = np.float32(0)
                 for row in range(first_row, min(n_rows, first_row + _ROWS)):
-                    values = stack[mat, row, first_col : first_col + width]
+                    start = mat * mat_step + row * row_step + first_col
+                    values = items[start : start + width]
                     for i in range(width):
                         value = read_item(values, i)
                         part[i] += value * value

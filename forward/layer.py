@@ -1,81 +1,122 @@
 """One layer, over all chunks: its weights are read once.
 
-Two sweeps. The first goes chunk by chunk: attention, then the dense block, or router and shared experts.
-The second goes expert by expert: each is read, applied to the tokens of all chunks that were routed
-to it, and forgotten. Between them stand, per token, the normalised hidden state that experts multiply
-(`middle`), the sum so far (`after`), and who goes where with which weight.
+A layer is computed in two sweeps. The first goes chunk by chunk: attention, then the dense block, or the
+router and the shared experts. The second goes expert by expert: each is read, applied to the tokens of all
+chunks that were routed to it, and forgotten. Three things per token stand between the sweeps: the normalised
+hidden state that experts multiply (`middle`), the sum so far (`after`), and the chosen experts with weights.
 
-Threads take chunks, and pieces of an expert's tokens. What they give is added up in order.
+Threads take chunks in the first sweep, and pieces of an expert's tokens in the second. Their results are
+added up in order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.nn.functional import linear
 
-from gguf_tools.errors import BadImportance
-from imatrix.accumulate import Accumulator
-from forward.kernels import sums_of_squares
-from forward.attention.mla import load_attention
-from forward.ffn import FeedForward, load_expert, load_ffn, names_of
-from forward.load import Loader
-from forward.norm import rms_norm
-from forward.rope import Rotation
-from forward.experts import load_router
+from forward.experts import Experts
+from forward.ffn import FeedForward
 from forward.hidden_states import States
+from forward.norm import RMSNorm
+from forward.observe import Observer
 from forward.workers import Workers
+from gguf_tools.errors import BadActivation
 
 _PIECE_ROWS = 1024
-"""How many tokens an expert takes at a time: with fewer, matrix products are slower."""
+"""Number of tokens that an expert takes at a time: with fewer, matrix products are slower."""
+
+
+class Attention(Protocol):
+    """The attention of one layer, with its norm."""
+
+    def __call__(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
+        """Return what attention adds to one chunk's hidden states, float32 (n_tokens, hidden_size)."""
+        ...
+
+    def work(self, n_tokens: int) -> int:
+        """Return about how many multiplications a token of a chunk of `n_tokens` takes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer with its weights; those of routed experts are read when it is their turn.
+
+    name     "blk.3", the beginning of its tensors' names
+    norm     of what the block and the experts multiply
+    block    what every token goes through: a dense block, or shared experts; None where there is neither
+    experts  routed experts, None where the layer is dense
+    """
+
+    name: str
+    attention: Attention
+    norm: RMSNorm
+    block: FeedForward | None
+    experts: Experts | None
 
 
 @dataclass(frozen=True)
 class Sweep:
     """What stays the same for all layers.
 
-    load         reads weights
+    build        layer number -> the layer, with its weights
+    device       where layers are computed
+    dtype        the type that matrices are multiplied in
     chunk_size   tokens per chunk
-    rotate       of the positions of a chunk
-    all_experts  show every token to every expert, for the sums only
+    all_experts  show the observer every token for every expert
     advance      called with the share of a layer, 0 to 1, that has been computed since the last call
     n_workers    threads that take chunks and pieces
     """
 
-    load: Loader
+    build: Callable[[int], Layer]
+    device: torch.device
+    dtype: torch.dtype
     chunk_size: int
-    rotate: Rotation
     all_experts: bool
     advance: Callable[[float], None]
     n_workers: int = 1
 
 
 @torch.inference_mode()
-def run_layer(sweep: Sweep, layer: int, before: States, middle: States, after: States) -> Accumulator:
-    """Compute one layer from `before` into `after`, and return what its matrices have seen.
+def run_layer(
+    sweep: Sweep, number: int, before: States, middle: States, after: States, observer: Observer
+) -> None:
+    """Compute one layer from `before` into `after`, and show the observer what its matrices multiply.
 
     before  hidden states of all tokens; may be the same object as `middle`, and is then overwritten
-    raises  BadImportance naming layer and tensor when NaN or infinity turns up
+    raises  BadActivation naming layer and tensor when NaN or infinity turns up
     """
     with Workers(sweep.n_workers) as workers:
-        work = _Layer(sweep, workers, layer, before, middle, after, Accumulator())
-        routes = work.first_sweep()
-        work.seen.refuse_nonfinite()
-        if routes is not None:
-            work.second_sweep(routes)
-            work.seen.refuse_nonfinite()
-    return work.seen
+        work = _LayerRun(sweep, workers, before, middle, after, observer)
+        routed = work.first_sweep(number)
+        observer.refuse_nonfinite()
+        if routed is not None:
+            work.second_sweep(routed)
+            observer.refuse_nonfinite()
 
 
 @dataclass(frozen=True)
 class _Routes:
-    """experts, weights: (n_tokens, n_chosen), on the CPU"""
+    """Where tokens go: experts, int64, and weights, float32, both (n_tokens, n_used) on the CPU."""
 
     experts: torch.Tensor
     weights: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Routed:
+    """What is left to do for the second sweep.
+
+    share  of the layer's work, 0 to 1
+    """
+
+    experts: Experts
+    routes: _Routes
+    share: float
 
 
 @dataclass(frozen=True)
@@ -83,7 +124,7 @@ class _Piece:
     """Some of the tokens that an expert sees.
 
     tokens   their numbers, ascending
-    weights  of the expert's output for each; 0 where it is only shown the token
+    weights  of the expert's output for each token; 0 where the observer alone is to see the token
     """
 
     expert: int
@@ -94,100 +135,101 @@ class _Piece:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What an expert makes of a piece, on the CPU.
+    """What an expert makes of a piece.
 
-    sums_in, sums_inner  sums of squares of what gate and up, and what down multiplies, float64 (n_cols,)
-    routed               which tokens of the piece have a weight
-    output               of the expert for each of those
+    observer  has seen the piece
+    weighted  which tokens of the piece have a weight
+    output    of the expert for each of those, on the CPU
     """
 
     piece: _Piece
-    sums_in: torch.Tensor
-    sums_inner: torch.Tensor
-    routed: torch.Tensor
+    observer: Observer
+    weighted: torch.Tensor
     output: torch.Tensor
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _LayerRun:
     """One layer at work."""
 
     sweep: Sweep
     workers: Workers
-    number: int
     before: States
     middle: States
     after: States
-    seen: Accumulator
+    observer: Observer
 
-    def first_sweep(self) -> _Routes | None:
-        """Fill `middle`, and `after` but for the routed experts; return the routes if the layer has any."""
-        load, config, chunk_size = self.sweep.load, self.sweep.load.model.config, self.sweep.chunk_size
-        is_dense = self.number < config.first_k_dense_replace
-        attention = load_attention(load, self.number)
-        norm = load.float32(f"blk.{self.number}.ffn_norm.weight", config.hidden_size)
-        router = None if is_dense else load_router(load, self.number)
-        block, names = _block_of_all_tokens(load, self.number, is_dense)
+    def first_sweep(self, number: int) -> _Routed | None:
+        """Fill `middle`, and `after` except for the routed experts.
 
-        def take_chunk(start: int) -> tuple[Accumulator, _Routes | None]:
-            seen, routes = Accumulator(), None
-            hidden = self.before.read(start, start + chunk_size).to(load.device)
-            hidden = attention(hidden, self.sweep.rotate, seen).add_(hidden)
-            _refuse_nonfinite(hidden, f"blk.{self.number}.attn_output.weight")
-            x = rms_norm(hidden, norm, config.rms_norm_eps)
-            if router is not None:
-                seen.add((f"blk.{self.number}.ffn_gate_inp.weight",), x)
-                experts, weights = router(x)
-                routes = _Routes(experts.cpu(), weights.cpu())
-            x = x.to(load.dtype)
-            if block is not None:
-                hidden += block.observed(x, names, seen)
-                _refuse_nonfinite(hidden, names[2])
+        Returns what is left to do, None for a dense layer. All weights but the router's are free again.
+        """
+        sweep, layer = self.sweep, self.sweep.build(number)
+
+        def take_chunk(start: int) -> tuple[Observer, _Routes | None]:
+            observer, routes = self.observer.fresh(), None
+            hidden = self.before.read(start, start + sweep.chunk_size).to(sweep.device)
+            hidden = layer.attention(hidden, observer).add_(hidden)
+            _refuse_nonfinite(hidden, f"{layer.name}.attn_output.weight")
+            x = layer.norm(hidden)
+            if layer.experts is not None:
+                router = layer.experts.router
+                observer.rows((router.name,), x)
+                chosen, weights = router(x)
+                routes = _Routes(chosen.cpu(), weights.cpu())
+            x = x.to(sweep.dtype)
+            if layer.block is not None:
+                hidden += layer.block(x, observer)
+                _refuse_nonfinite(hidden, layer.block.names.down)
             self.middle.write(start, x.cpu())
             self.after.write(start, hidden.cpu())
-            return seen, routes
+            return observer, routes
 
-        share = _chunks_share(self.sweep, is_dense) / (self.before.n_rows // chunk_size)
-        found = []
-        for seen, routes in self.workers.each(take_chunk, range(0, self.before.n_rows, chunk_size)):
-            self.seen.merge(seen)
+        share = _share_of_first_sweep(layer, sweep)
+        n_chunks = self.before.n_rows // sweep.chunk_size
+        by_chunk = []
+        for observer, routes in self.workers.each(take_chunk, range(0, self.before.n_rows, sweep.chunk_size)):
+            self.observer.merge(observer)
             if routes is not None:
-                found.append(routes)
-            self.sweep.advance(share)
-        if not found:
+                by_chunk.append(routes)
+            sweep.advance(share / n_chunks)
+        if layer.experts is None or not by_chunk:
             return None
-        return _Routes(torch.cat([r.experts for r in found]), torch.cat([r.weights for r in found]))
+        routes = _Routes(
+            torch.cat([routes.experts for routes in by_chunk]),
+            torch.cat([routes.weights for routes in by_chunk]),
+        )
+        return _Routed(layer.experts, routes, 1 - share)
 
-    def second_sweep(self, routes: _Routes) -> None:
-        """Add what the routed experts give to `after`."""
-        load, config = self.sweep.load, self.sweep.load.model.config
-        n_experts = config.n_routed_experts
-        gate, up, down = names_of(self.number, "_exps")
+    def second_sweep(self, routed: _Routed) -> None:
+        """Add the output of the routed experts to `after`."""
+        sweep, experts, names = self.sweep, routed.experts, routed.experts.names
 
         def take_piece(piece: _Piece) -> _Outcome:
-            x = self.middle.rows(piece.tokens).to(load.device, load.dtype)
+            observer = self.observer.fresh()
+            x = self.middle.rows(piece.tokens).to(sweep.device, sweep.dtype)
             inner = piece.block.inner(x)
-            sums_in, sums_inner = sums_of_squares(x[None])[0], sums_of_squares(inner[None])[0]
-            routed = torch.nonzero(piece.weights)[:, 0]
-            if len(routed) < len(inner):
-                inner = inner[routed.to(load.device)]
+            observer.expert((names.gate, names.up), piece.expert, experts.n_experts, x)
+            observer.expert((names.down,), piece.expert, experts.n_experts, inner)
+            weighted = torch.nonzero(piece.weights)[:, 0]
+            if len(weighted) < len(inner):
+                inner = inner[weighted.to(sweep.device)]
             output = linear(inner, piece.block.down).cpu()
-            _refuse_nonfinite(output, f"{down}, expert {piece.expert}")
-            return _Outcome(piece, sums_in, sums_inner, routed, output)
+            _refuse_nonfinite(output, f"{names.down}, expert {piece.expert}")
+            return _Outcome(piece, observer, weighted, output)
 
-        n_seen = n_experts if self.sweep.all_experts else config.num_experts_per_tok
-        share = (1 - _chunks_share(self.sweep, is_dense=False)) / (self.middle.n_rows * n_seen)
-        for done in self.workers.each(take_piece, self._pieces(routes)):
-            piece, count = done.piece, len(done.piece.tokens)
-            for name, sums in ((gate, done.sums_in), (up, done.sums_in), (down, done.sums_inner)):
-                self.seen.add_expert(name, piece.expert, n_experts, sums, count)
-            self.after.add(piece.tokens[done.routed], done.output, piece.weights[done.routed])
-            self.sweep.advance(share * count)
+        share = routed.share / (self.middle.n_rows * _experts_shown(experts, sweep))
+        for outcome in self.workers.each(take_piece, self._pieces(experts, routed.routes)):
+            piece = outcome.piece
+            self.observer.merge(outcome.observer)
+            weighted = outcome.weighted
+            self.after.add(piece.tokens[weighted], outcome.output, piece.weights[weighted])
+            sweep.advance(share * len(piece.tokens))
 
-    def _pieces(self, routes: _Routes) -> Iterator[_Piece]:
-        """Yield all that the second sweep has to do, expert by expert."""
-        n_experts, n_tokens = self.sweep.load.model.config.n_routed_experts, len(routes.experts)
-        for expert, block in _experts_ahead(self.sweep.load, self.number, n_experts):
+    def _pieces(self, experts: Experts, routes: _Routes) -> Iterator[_Piece]:
+        """Yield all pieces of the second sweep, expert by expert."""
+        n_tokens = len(routes.experts)
+        for expert, block in experts.read_ahead():
             tokens, slots = torch.nonzero(routes.experts == expert, as_tuple=True)
             weights = routes.weights[tokens, slots]
             if self.sweep.all_experts:
@@ -197,44 +239,23 @@ class _Layer:
                 yield _Piece(expert, block, some, theirs)
 
 
-def _block_of_all_tokens(
-    load: Loader, layer: int, is_dense: bool
-) -> tuple[FeedForward | None, tuple[str, str, str]]:
-    """Return the dense block or the shared experts, whichever the layer has."""
-    config = load.model.config
-    names = names_of(layer, "" if is_dense else "_shexp")
-    width = config.intermediate_size if is_dense else config.shared_intermediate_size
-    return (load_ffn(load, names, width) if width else None), names
+def _experts_shown(experts: Experts, sweep: Sweep) -> int:
+    """Return how many experts are shown each token."""
+    return experts.n_experts if sweep.all_experts else experts.router.routing.n_used
 
 
-def _chunks_share(sweep: Sweep, is_dense: bool) -> float:
-    """Return about how much of a layer's work the first sweep is."""
-    config = sweep.load.model.config
-    if is_dense:
+def _share_of_first_sweep(layer: Layer, sweep: Sweep) -> float:
+    """Return about how much of a layer's work the first sweep is, 0 to 1."""
+    if layer.experts is None:
         return 1.0
-    n_experts = config.n_routed_experts if sweep.all_experts else config.num_experts_per_tok
-    routed = 3 * n_experts * config.moe_intermediate_size * config.hidden_size
-    latent = config.kv_lora_rank * config.num_attention_heads
-    attended = latent * (config.qk_nope_head_dim + config.v_head_dim + sweep.chunk_size)
-    projected = config.hidden_size * (config.attention_cols + config.q_rows // 2)
-    shared = 3 * config.shared_intermediate_size * config.hidden_size
-    rest = attended + projected + shared
-    return rest / (rest + routed)
+    block = 0 if layer.block is None else layer.block.work
+    first = layer.attention.work(sweep.chunk_size) + block
+    second = layer.experts.work * _experts_shown(layer.experts, sweep)
+    return first / (first + second)
 
 
-def _experts_ahead(load: Loader, layer: int, n_experts: int) -> Iterator[tuple[int, FeedForward]]:
-    """Yield every expert; the next one is read meanwhile."""
-    with ThreadPoolExecutor(1) as reader:
-        coming = reader.submit(load_expert, load, layer, 0)
-        for expert in range(n_experts):
-            block = coming.result()
-            if expert + 1 < n_experts:
-                coming = reader.submit(load_expert, load, layer, expert + 1)
-            yield expert, block
-            del block
-
-
-def _refuse_nonfinite(states: torch.Tensor, after: str) -> None:
-    # A sum has NaN or infinity when a state has, and is one pass over them.
+def _refuse_nonfinite(states: torch.Tensor, name: str) -> None:
+    """Raise BadActivation naming the tensor that the hidden states come from."""
+    # A sum has NaN or infinity when a state has, and takes one pass.
     if not bool(torch.isfinite(states.sum())):
-        raise BadImportance(f"{after}: the hidden states after it have NaN or infinity")
+        raise BadActivation(f"{name}: the hidden states after it have NaN or infinity")

@@ -1,21 +1,21 @@
-"""Weights as torch tensors: bfloat16 as it is stored, all else converted or decoded in runs of rows.
+"""Weights as torch tensors. Bfloat16 is taken as it is stored; all else is decoded in runs of rows.
 
-Nothing but that tensor and one run of rows is in memory at a time.
+Only the tensor and one run of rows are in memory at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from math import prod
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import torch
 
-from gguf_tools.errors import ShapeError
+from gguf_tools.errors import MissingTensor, ShapeError
 from gguf_tools.ggml_types import BF16
-from forward.open import ModelSource
 from quantize.fill.sources import SourceTensor
 
 _RUN_BYTES = 32 << 20
@@ -25,42 +25,52 @@ _RUN_BYTES = 32 << 20
 class Loader:
     """Reads the weights of one model.
 
-    device  where the tensors are wanted
-    dtype   what matrices are multiplied in: float32 or bfloat16; vectors and routers are always float32
+    path     of the model, for messages
+    tensors  GGUF name -> tensor, unread
+    device   where the weights are wanted
+    dtype    the type that matrices are multiplied in, float32 or bfloat16; vectors and routers are float32
     """
 
-    model: ModelSource
+    path: Path
+    tensors: Mapping[str, SourceTensor]
     device: torch.device
     dtype: torch.dtype
+
+    def tensor(self, name: str) -> SourceTensor:
+        """Return the tensor called `name`; MissingTensor if there is none."""
+        try:
+            return self.tensors[name]
+        except KeyError:
+            raise MissingTensor(f"{self.path}: no tensor {name}") from None
+
+    def has(self, name: str) -> bool:
+        return name in self.tensors
 
     def matrix(self, name: str, *shape: int) -> torch.Tensor:
         """Return the whole tensor `name` in `shape`, which must have as many elements.
 
         raises  MissingTensor, ShapeError
         """
-        tensor = self.model.tensor(name)
+        tensor = self.tensor(name)
         if prod(tensor.shape) != prod(shape) or tensor.shape[-1] != shape[-1]:
             raise ShapeError(
-                f"{self.model.path}: {name}: found shape {_shown(tensor.shape)}, expected {_shown(shape)}"
+                f"{self.path}: {name}: found shape {_shown(tensor.shape)}, expected {_shown(shape)}"
             )
         return self.rows(tensor, 0, prod(tensor.shape[:-1]), self.dtype).view(shape)
 
     def float32(self, name: str, *shape: int) -> torch.Tensor:
-        """Return the tensor `name` in float32, whatever matrices are multiplied in."""
-        return Loader(self.model, self.device, torch.float32).matrix(name, *shape)
+        """Return the tensor `name` in float32, whatever type matrices are multiplied in."""
+        return replace(self, dtype=torch.float32).matrix(name, *shape)
 
     def stacked(self, name: str, index: int, n_mats: int, n_rows: int, n_cols: int) -> torch.Tensor:
         """Return one matrix, (n_rows, n_cols), of a stack of n_mats."""
-        tensor = self.model.tensor(name)
+        tensor = self.tensor(name)
         if tensor.shape != (n_mats, n_rows, n_cols):
             raise ShapeError(
-                f"{self.model.path}: {name}: found shape {_shown(tensor.shape)},"
+                f"{self.path}: {name}: found shape {_shown(tensor.shape)},"
                 f" expected {_shown((n_mats, n_rows, n_cols))}"
             )
         return self.rows(tensor, index * n_rows, (index + 1) * n_rows, self.dtype)
-
-    def has(self, name: str) -> bool:
-        return name in self.model.tensors
 
     def rows(self, tensor: SourceTensor, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
         """Return rows `start` to `stop` of a tensor, (stop - start, n_cols)."""
@@ -76,12 +86,11 @@ class Loader:
 
     def picked_rows(self, name: str, wanted: Iterable[int]) -> torch.Tensor:
         """Return the rows with these sorted numbers, float32; neighbours are read together."""
-        tensor = self.model.tensor(name)
+        tensor = self.tensor(name)
         numbers = np.fromiter(wanted, np.int64)
         breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
         runs = np.split(numbers, breaks) if numbers.size else []
-        parts = [self.rows(tensor, int(run[0]), int(run[-1]) + 1, torch.float32) for run in runs]
-        return torch.cat(parts)
+        return torch.cat([self.rows(tensor, int(run[0]), int(run[-1]) + 1, torch.float32) for run in runs])
 
 
 def as_torch(rows: np.ndarray) -> torch.Tensor:

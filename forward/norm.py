@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return rows of `x` scaled to a mean square of one and by `weight`; computed in float32."""
-    x = x.float()
-    mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
-    return (x * mean_square.add_(eps).rsqrt_()).mul_(weight)
+@dataclass(frozen=True)
+class RMSNorm:
+    """A norm with its weight, float32 (n_cols,)."""
+
+    weight: torch.Tensor
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the rows of `x` scaled to a mean square of one and by the weight; computed in float32."""
+        x = x.float()
+        mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
+        return (x * mean_square.add_(self.eps).rsqrt_()).mul_(self.weight)

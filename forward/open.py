@@ -1,11 +1,8 @@
-"""Where the forward pass gets its weights: a Hugging Face folder, or a GGUF file of any MLA layout.
+"""Where the forward pass gets its weights: a Hugging Face folder, or a GGUF file with any layout of MLA.
 
-Both are seen the same way: a configuration, and tensors under their GGUF names, unread.
-
-    attention   a folder is taken as a conversion with plain attention, which has attn_kv_b. A GGUF file may
-                have attn_kv_b, or attn_k_b and attn_v_b, as stacks of heads or as one matrix
-    config      a GGUF file says less than config.json; what it leaves open is filled in as llama.cpp does,
-                and a selection bias among the tensors means noaux_tc
+Both are seen the same way: a network, and tensors under their GGUF names, unread. A folder is taken as the
+conversion that the converter would make of it with plain attention, which has attn_kv_b. A GGUF file may have
+attn_kv_b, or attn_k_b and attn_v_b, as stacks of heads or as one matrix.
 """
 
 from __future__ import annotations
@@ -17,11 +14,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from convert.architectures.deepseek2.config import DeepseekConfig
-from convert.architectures.deepseek2.metadata import read_metadata
+import torch
+
+from convert.architectures import find_architecture
+from convert.architectures.base import build
+from convert.checkpoint.checkpoint import Checkpoint
 from convert.tokenizer.tokenizer import read_tokenizer
+from convert.weights import open_weights
+from forward.device import device_name
+from forward.families import Network, find_family
+from forward.load import Loader
+from forward.options import ForwardOptions
 from gguf_tools import keys
-from gguf_tools.errors import CheckpointError, MissingTensor, UnsupportedCheckpoint
+from gguf_tools.errors import CheckpointError
 from gguf_tools.shards import open_gguf
 from gguf_tools.values import Metadata
 from quantize.fill.sources import GGUFTensor, SourceTensor
@@ -31,14 +36,14 @@ from quantize.fill.sources import GGUFTensor, SourceTensor
 class ModelSource:
     """An open model: a context manager that closes its files.
 
-    config   sizes and habits
+    network  how its layers are put together
     tensors  GGUF name -> tensor, unread
-    vocab    gives the keys tokenizer.*, read when they are wanted
+    vocab    returns the keys tokenizer.*
     paths    the files that hold weights, in reading order
     """
 
     path: Path
-    config: DeepseekConfig
+    network: Network
     tensors: Mapping[str, SourceTensor]
     vocab: Callable[[], Metadata]
     paths: tuple[Path, ...]
@@ -52,12 +57,13 @@ class ModelSource:
     ) -> None:
         self.opened.close()
 
-    def tensor(self, name: str) -> SourceTensor:
-        """Return the tensor called `name`; MissingTensor if there is none."""
-        try:
-            return self.tensors[name]
-        except KeyError:
-            raise MissingTensor(f"{self.path}: no tensor {name}") from None
+    def loader(self, device: torch.device, dtype: torch.dtype) -> Loader:
+        """Return what reads weights to `device`, matrices as `dtype`."""
+        return Loader(self.path, self.tensors, device, dtype)
+
+    def loader_for(self, options: ForwardOptions) -> Loader:
+        """Return what reads weights to the device, and as the dtype, of the options."""
+        return self.loader(torch.device(device_name(options.device)), getattr(torch, options.dtype))
 
 
 class Closeable(Protocol):
@@ -78,21 +84,15 @@ def open_model(path: str | os.PathLike[str]) -> ModelSource:
 
 
 def _open_folder(folder: Path) -> ModelSource:
-    from convert.architectures import find_architecture
-    from convert.architectures.base import build
-    from convert.checkpoint.checkpoint import Checkpoint
-    from convert.weights import open_weights
-
     checkpoint = Checkpoint(folder)
     try:
         architecture = find_architecture(checkpoint.config, checkpoint.config_path)
         conversion = build(architecture, open_weights(checkpoint), {"mla": "none"})
-        if not isinstance(conversion.config, DeepseekConfig):
-            raise UnsupportedCheckpoint(f"{folder}: {architecture.gguf_name}, expected deepseek2")
+        tensors = {tensor.name: tensor for tensor in conversion.tensors}
         return ModelSource(
             path=folder,
-            config=conversion.config,
-            tensors={tensor.name: tensor for tensor in conversion.tensors},
+            network=find_family(folder, architecture.gguf_name).build(conversion.config),
+            tensors=tensors,
             vocab=lambda: read_tokenizer(folder, checkpoint.config).metadata(),
             paths=tuple(sorted({checkpoint.raw(name).path for name in checkpoint.names()})),
             opened=checkpoint,
@@ -105,16 +105,18 @@ def _open_folder(folder: Path) -> ModelSource:
 def _open_gguf(path: Path) -> ModelSource:
     file = open_gguf(path)
     try:
-        architecture = file.get(keys.ARCHITECTURE)
-        if architecture != "deepseek2":
-            raise UnsupportedCheckpoint(
-                f"{path}: general.architecture is {architecture!r}, expected 'deepseek2'"
-            )
+        family = find_family(path, file.get(keys.ARCHITECTURE))
         tensors = {name: GGUFTensor(file, name) for name in file.tensors}
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        config = read_metadata(file.metadata, shapes, path)
         vocab = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
-        return ModelSource(path, config, tensors, lambda: vocab, tuple(file.paths), file)
+        return ModelSource(
+            path=path,
+            network=family.build(family.read(file.metadata, shapes, path)),
+            tensors=tensors,
+            vocab=lambda: vocab,
+            paths=tuple(file.paths),
+            opened=file,
+        )
     except BaseException:
         file.close()
         raise

@@ -1,31 +1,25 @@
-"""How well the model predicts its calibration text, as llama-imatrix measures it.
+"""How well a model predicts a text, measured as llama-imatrix does.
 
-Each token of a chunk's second half is predicted from what stands before it in the chunk. Perplexity is the
-exponential of the mean negative log probability; its error follows from that mean's standard error.
+Each token of a chunk's second half is predicted from what precedes it in the chunk. Perplexity is the
+exponential of the mean negative log probability; its error follows from the standard error of that mean.
 
-The output matrix is read once, some rows of the vocabulary at a time, for all chunks; per token only the
-logarithm of the sum of exponentials and the right token's logit are kept. With the last rows the chunks
-are done one after the other, and the running perplexity is known.
+Per token, only the logarithm of the sum of exponentials and the right token's logit are kept. As chunks are
+finished one after the other, the running perplexity is known.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch.nn.functional import linear
 
-from forward.load import Loader
-from forward.norm import rms_norm
-from forward.hidden_states import States
+from forward.logits import Head, Positions, sweep_vocabulary
 from forward.text import Text
-from forward.workers import Workers
 
-_SLICE_ROWS = 8192
 _LARGEST_LOSS = 700.0
-"""A little below what exp() can take; no model that makes sense comes near."""
+"""Mean loss a little below what exp() can take; no model that makes sense comes near."""
 
 
 @dataclass
@@ -64,46 +58,45 @@ class Perplexity:
         return math.sqrt(variance / (self.count - 1)) * self.value
 
 
-@torch.inference_mode()
-def measure(
-    load: Loader,
-    text: Text,
-    states: States,
-    norm: torch.Tensor,
-    report: Callable[[Perplexity], None],
-    n_workers: int = 1,
-) -> Perplexity:
+class PerplexityVisitor:
+    """A LogitVisitor that measures the perplexity of a single model.
+
+    report  called with the running perplexity after every chunk
+    """
+
+    def __init__(self, text: Text, device: torch.device, report: Callable[[Perplexity], None]) -> None:
+        self.positions = predicted_positions(text)
+        self.perplexity = Perplexity()
+        self._report = report
+        self._targets = torch.from_numpy(text.tokens[:, self.positions.first + 1 :]).to(device)
+        shape = self._targets.shape
+        self._log_sums = torch.full(shape, float("-inf"), dtype=torch.float64, device=device)
+        self._right = torch.zeros(shape, dtype=torch.float64, device=device)
+
+    def visit(self, chunk: int, first: int, logits: Sequence[torch.Tensor]) -> None:
+        (only,) = logits
+        log_sums, targets = self._log_sums[chunk], self._targets[chunk]
+        self._log_sums[chunk] = torch.logaddexp(log_sums, torch.logsumexp(only, -1).double())
+        here = (targets >= first) & (targets < first + only.shape[1])
+        self._right[chunk, here] = only[here, targets[here] - first].double()
+
+    def finish_chunk(self, chunk: int) -> None:
+        if self._targets.shape[1]:
+            self.perplexity.add_chunk((self._log_sums[chunk] - self._right[chunk]).cpu())
+            self._report(self.perplexity)
+
+
+def predicted_positions(text: Text) -> Positions:
+    """Return the positions whose next token is predicted: each chunk's second half but the last token."""
+    return Positions(text.n_chunks, text.chunk_size, text.chunk_size // 2, text.chunk_size - 1)
+
+
+def measure(head: Head, text: Text, report: Callable[[Perplexity], None], n_workers: int = 1) -> Perplexity:
     """Return the perplexity of `text`; `report` is called after every chunk.
 
-    states     the last layer's output
-    norm       weight of the output norm
+    head       the model's, with the hidden states of the whole text
     n_workers  threads that take chunks
     """
-    config, first = load.model.config, text.chunk_size // 2
-    tensor = load.model.tensor("token_embd.weight" if config.tie_word_embeddings else "output.weight")
-    targets = torch.from_numpy(text.tokens[:, first + 1 :]).to(load.device)
-    log_sums = torch.full(targets.shape, float("-inf"), dtype=torch.float64, device=load.device)
-    right = torch.zeros(targets.shape, dtype=torch.float64, device=load.device)
-    found = Perplexity()
-
-    def take_chunk(part: tuple[int, int, torch.Tensor]) -> int:
-        chunk, low, weight = part
-        start = chunk * text.chunk_size
-        hidden = states.read(start + first, start + text.chunk_size - 1).to(load.device)
-        x = rms_norm(hidden, norm, config.rms_norm_eps)
-        logits = linear(x.to(load.dtype), weight).float()
-        log_sums[chunk] = torch.logaddexp(log_sums[chunk], torch.logsumexp(logits, -1).double())
-        here = (targets[chunk] >= low) & (targets[chunk] < low + len(weight))
-        right[chunk, here] = logits[here, targets[chunk, here] - low].double()
-        return chunk
-
-    with Workers(n_workers) as workers:
-        for low in range(0, tensor.shape[0], _SLICE_ROWS):
-            high = min(tensor.shape[0], low + _SLICE_ROWS)
-            weight = load.rows(tensor, low, high, load.dtype)
-            parts = ((chunk, low, weight) for chunk in range(text.n_chunks))
-            for chunk in workers.each(take_chunk, parts):
-                if high == tensor.shape[0] and targets.shape[1]:
-                    found.add_chunk((log_sums[chunk] - right[chunk]).cpu())
-                    report(found)
-    return found
+    visitor = PerplexityVisitor(text, head.load.device, report)
+    sweep_vocabulary([head], visitor.positions, [visitor], n_workers)
+    return visitor.perplexity

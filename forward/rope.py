@@ -1,9 +1,8 @@
-"""RoPE on interleaved pairs: columns 2i and 2i + 1 are rotated by position * frequency[i]; with YaRN.
+"""RoPE on interleaved pairs: columns 2i and 2i + 1 are rotated by position * frequency[i].
 
-YaRN slows down the frequencies that turn rarely within the original context by its factor, leaves those
-that turn often, and blends in between (arXiv 2309.00071, section 3.2). Attention is made up for twice:
-rotated parts are multiplied by `Yarn.rotary_factor`, and the softmax scale by the square of
-0.1 * mscale_all_dim * ln(factor) + 1.
+YaRN slows down the frequencies that turn rarely within the original context by its factor. It leaves those
+that turn often, and blends in between (arXiv 2309.00071, section 3.2). Attention gets sharper in return: what
+is rotated may be scaled by `magnitude`, and scores by the square of `attention_factor`.
 """
 
 from __future__ import annotations
@@ -13,12 +12,56 @@ from dataclasses import dataclass
 
 import torch
 
-from convert.architectures.deepseek2.config import DeepseekConfig, Yarn
+
+@dataclass(frozen=True)
+class Yarn:
+    """How YaRN stretches frequencies.
+
+    factor                how much longer the context has become
+    original_context      its length before, in tokens
+    beta_fast, beta_slow  turns within the original context: above the first a frequency stays, below the
+                          second it is slowed down by the whole factor
+    """
+
+    factor: float
+    original_context: int
+    beta_fast: float
+    beta_slow: float
+
+
+@dataclass(frozen=True)
+class Rope:
+    """The rotation of a model.
+
+    n_cols     columns that are rotated, two for each frequency
+    theta      base of the frequencies
+    yarn       None for plain RoPE
+    magnitude  what rotated columns are multiplied by
+    """
+
+    n_cols: int
+    theta: float
+    yarn: Yarn | None = None
+    magnitude: float = 1.0
+
+    def frequencies(self) -> torch.Tensor:
+        """Return the angle per position of each pair, float32 (n_cols / 2,)."""
+        exponents = torch.arange(0, self.n_cols, 2, dtype=torch.float32) / self.n_cols
+        plain = 1.0 / self.theta**exponents
+        if self.yarn is None:
+            return plain
+        slow = _share_slowed(self.yarn, self.n_cols, self.theta)
+        return plain / self.yarn.factor * slow + plain * (1 - slow)
+
+    def rotation(self, n_positions: int, device: torch.device) -> Rotation:
+        """Return the rotation of positions 0 to n_positions - 1."""
+        angles = torch.outer(torch.arange(n_positions, dtype=torch.float32), self.frequencies())
+        return Rotation(torch.polar(torch.full_like(angles, self.magnitude), angles).to(device))
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """By which complex number each pair is multiplied, complex64 (n_positions, n_cols / 2)."""
+    """The complex number that each pair is multiplied by, complex64 (n_positions, n_cols / 2)."""
 
     turns: torch.Tensor
 
@@ -28,21 +71,9 @@ class Rotation:
         return torch.view_as_real(pairs * self.turns[:, None]).flatten(-2)
 
 
-def rotation(config: DeepseekConfig, n_positions: int, device: torch.device) -> Rotation:
-    """Return the rotation of positions 0 to n_positions - 1."""
-    angles = torch.outer(torch.arange(n_positions, dtype=torch.float32), frequencies(config))
-    factor = 1.0 if config.yarn is None else config.yarn.rotary_factor
-    return Rotation(torch.polar(torch.full_like(angles, factor), angles).to(device))
-
-
-def frequencies(config: DeepseekConfig) -> torch.Tensor:
-    """Return the angle per position of each pair, float32 (qk_rope_head_dim / 2,)."""
-    n_cols = config.qk_rope_head_dim
-    plain = 1.0 / config.rope_theta ** (torch.arange(0, n_cols, 2, dtype=torch.float32) / n_cols)
-    if config.yarn is None:
-        return plain
-    slow = _share_slowed(config.yarn, n_cols, config.rope_theta)
-    return plain / config.yarn.factor * slow + plain * (1 - slow)
+def attention_factor(factor: float, weight: float) -> float:
+    """Return how much sharper YaRN makes attention: 0.1 * weight * ln(factor) + 1, never below 1."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def _share_slowed(yarn: Yarn, n_cols: int, theta: float) -> torch.Tensor:
@@ -56,13 +87,3 @@ def _share_slowed(yarn: Yarn, n_cols: int, theta: float) -> torch.Tensor:
     last = min(math.ceil(pair_that_turns(yarn.beta_slow)), n_cols - 1)
     width = max(last - first, 1e-3)
     return ((torch.arange(n_cols // 2, dtype=torch.float32) - first) / width).clamp(0, 1)
-
-
-def softmax_scale(config: DeepseekConfig) -> float:
-    """Return what scores are multiplied with before the softmax."""
-    scale = config.qk_head_dim**-0.5
-    yarn = config.yarn
-    if yarn is None or not yarn.mscale_all_dim or yarn.factor <= 1:
-        return scale
-    mscale = 0.1 * yarn.mscale_all_dim * math.log(yarn.factor) + 1.0
-    return scale * mscale * mscale

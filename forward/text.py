@@ -20,10 +20,10 @@ import numpy.typing as npt
 
 from convert.tokenizer.pretokenizers import KNOWN
 from convert.tokenizer.vocab import TokenType
+from forward.sentence_pieces import SentencePieces
 from gguf_tools import keys
 from gguf_tools.errors import BadRequest, BadTokenizer
 from gguf_tools.values import Metadata
-from forward.sentence_pieces import SentencePieces
 
 # Values of tokenizer.ggml.model, and what llama.cpp takes for a missing bos_token_id of the second.
 _BYTE_LEVEL, _SENTENCEPIECE = "gpt2", "llama"

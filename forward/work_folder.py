@@ -1,48 +1,48 @@
-"""What a run leaves behind so that the next one can go on: a folder beside the output.
+"""What an interrupted run leaves behind so that the next one can resume: a folder beside the output.
 
     OUT.work/
-      run.json              what the run is about: model, text, options
+      run.json              what decides the run's numbers: model, text, options
       hidden.0, hidden.1    hidden states after the latest even and odd layer
       middle                scratch, where hidden states don't fit in memory
-      sums.00012.npz        what layer 12 has seen; its appearing means that the layer is done
+      sums.00012.npz        what the observer kept of layer 12; once this file exists, the layer is done
 
-A layer reads one of the two files of hidden states and writes the other, so a run that is killed at any
-moment has the input of the layer it was in.
+A layer reads one of the two files of hidden states and writes the other. So a run that is killed at any
+moment still has the input of the layer that it was computing.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-import torch
 
+from forward.observe import Arrays
 from gguf_tools.claim import Refusals, claim_run
 from gguf_tools.errors import BadRequest, OutputError
-from imatrix.accumulate import Accumulator
 
 VERSION = 1
-"""Changes whenever a run could give other numbers, or the folder gets another form."""
+"""Number of the folder's format; it also changes whenever a run could give other numbers."""
 
 EMBEDDING = -1
-"""The layer before the first: hidden states are the tokens' embeddings."""
+"""Number of the step before layer 0, which looks up the embeddings of the tokens."""
 
 
-class Journal:
-    """An open work folder; nobody else can use it meanwhile.
+class WorkFolder:
+    """An open work folder; no other run can open it until it is closed.
 
-    about   what the run is about, as JSON data
-    done    the last layer that is done, EMBEDDING - 1 when not even the embeddings are there
-    raises  BadRequest when the folder is in use or belongs to a run about something else
+    about   what decides the run's numbers, as JSON data
+    done    the last layer that is done; EMBEDDING - 1 when the embeddings are missing, too
+    raises  BadRequest when another run has the folder open, or began it with another `about`
     """
 
     def __init__(self, output: Path, about: Mapping[str, Any], *, restart: bool = False) -> None:
-        self.folder = output.with_name(output.name + ".work")
+        self.folder = _folder_of(output)
         try:
             self.folder.mkdir(parents=False, exist_ok=True)
         except OSError as error:
@@ -81,14 +81,13 @@ class Journal:
 
     @property
     def middle_path(self) -> Path:
+        """The scratch file for hidden states between the two halves of a layer."""
         return self.folder / "middle"
 
-    def finish_layer(self, layer: int, seen: Accumulator) -> None:
-        """Remember that `layer` is done; its hidden states must be in their file."""
-        path = self._sums_path(layer)
+    def finish_layer(self, layer: int, arrays: Arrays) -> None:
+        """Record that `layer` is done, and what was kept of it; its hidden states must be in their file."""
+        path = self._layer_path(layer)
         partial = path.with_suffix(".partial")
-        arrays = {f"sums:{name}": sums.numpy() for name, sums in seen.sums.items()}
-        arrays |= {f"counts:{name}": counts for name, counts in seen.counts.items()}
         try:
             with partial.open("wb") as file:
                 np.savez(file, **arrays)  # type: ignore[arg-type]
@@ -99,20 +98,17 @@ class Journal:
             raise OutputError(f"{path}: can't be written ({error.strerror})") from error
         self.done = layer
 
-    def seen(self, layer: int) -> Accumulator:
-        """Return what `layer` has seen."""
-        with np.load(self._sums_path(layer)) as stored:
-            return Accumulator(
-                {name[5:]: torch.from_numpy(stored[name]) for name in stored if name.startswith("sums:")},
-                {name[7:]: stored[name] for name in stored if name.startswith("counts:")},
-            )
+    def arrays(self, layer: int) -> Arrays:
+        """Return what was kept of `layer`."""
+        with np.load(self._layer_path(layer)) as stored:
+            return dict(stored)
 
-    def _sums_path(self, layer: int) -> Path:
+    def _layer_path(self, layer: int) -> Path:
         return self.folder / ("embedding.npz" if layer == EMBEDDING else f"sums.{layer:05d}.npz")
 
     def _last_done(self) -> int:
         layer = EMBEDDING - 1
-        while self._sums_path(layer + 1).exists():
+        while self._layer_path(layer + 1).exists():
             layer += 1
         return layer
 
@@ -136,3 +132,12 @@ def _write_whole(path: Path, data: bytes) -> None:
         partial.replace(path)
     except OSError as error:
         raise OutputError(f"{path}: can't be written ({error.strerror})") from error
+
+
+def forget(output: Path) -> None:
+    """Delete the work folder of `output`, which is finished."""
+    shutil.rmtree(_folder_of(output), ignore_errors=True)
+
+
+def _folder_of(output: Path) -> Path:
+    return output.with_name(output.name + ".work")

@@ -1,8 +1,8 @@
-"""Threads that share the parts of a layer's work, where torch would share every operation.
+"""Threads that each take a task of their own, where torch would have them share every operation.
 
-Most operations on a chunk are short: threads that share each of them mostly wait for each other. So every
-thread takes parts of its own, and computes them alone. Results come in the order of the parts, so what is
-made of them does not depend on how many threads there are.
+Most operations on a chunk are short, and threads that share a short operation mostly wait for each other. So
+every thread takes whole tasks and computes them alone. Results come back in the order of the tasks, so what
+is made of them does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Self, TypeVar
 
 import torch
 
-Part = TypeVar("Part")
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 class Workers:
-    """A context manager; tasks that have not begun when it ends never do."""
+    """A pool of threads, and a context manager; a task that has not begun when it ends never does."""
 
     def __init__(self, n_threads: int) -> None:
         self._n_threads = n_threads
@@ -36,12 +36,12 @@ class Workers:
     ) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def each(self, task: Callable[[Part], Result], parts: Iterable[Part]) -> Iterator[Result]:
-        """Yield what `task` returns for every part, in order, without gradients; a few parts ahead."""
+    def each(self, task: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """Yield what `task` returns for every item, in order. Tasks run without gradients, a few ahead."""
         begun: deque[Future[Result]] = deque()
         without_gradients = torch.inference_mode()(task)
-        for part in parts:
-            begun.append(self._pool.submit(without_gradients, part))
+        for item in items:
+            begun.append(self._pool.submit(without_gradients, item))
             if len(begun) > 2 * self._n_threads:
                 yield begun.popleft().result()
         while begun:
@@ -49,14 +49,14 @@ class Workers:
 
 
 @contextmanager
-def threads_for(n_parts: int, device: torch.device) -> Iterator[int]:
-    """Give how many threads `n_parts` parts get, at most as many as torch has.
+def threads_for(n_tasks: int, device: torch.device) -> Iterator[int]:
+    """Give the number of threads for `n_tasks` tasks, at most as many as torch has.
 
-    With fewer parts than threads, each operation is shared by what is left, and torch may round otherwise.
-    Other devices than the CPU are fed by one thread.
+    With fewer tasks than threads, several threads share each operation, and torch may round differently. A
+    device other than the CPU is fed by one thread.
     """
     n_threads = torch.get_num_threads()
-    n_workers = min(n_threads, n_parts) if device.type == "cpu" else 1
+    n_workers = min(n_threads, n_tasks) if device.type == "cpu" else 1
     torch.set_num_threads(n_threads // n_workers)
     try:
         yield n_workers

@@ -107,6 +107,10 @@ class BadWeights(QuantError):
     pass
 
 
+class BadActivation(BadImportance):
+    """NaN or infinity came up while a model was computed."""
+
+
 class PlanError(ToolkitError):
     pass
 

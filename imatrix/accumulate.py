@@ -1,72 +1,146 @@
-"""Sums of squared activations, per tensor of the model, in float64."""
+"""Sums of squared activations in float64, for every matrix of the model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from gguf_tools.errors import BadImportance
 from forward.kernels import sums_of_squares
+from forward.observe import Arrays
+from gguf_tools.errors import BadActivation
 from quantize.importance import Importance
 
 
-@dataclass
-class Accumulator:
-    """Sums that grow while a layer is computed.
+@dataclass(frozen=True)
+class Sums:
+    """What one tensor has seen.
 
-    sums    name -> float64 (n_mats, n_cols)
-    counts  name -> int64 (n_counts,): a count per expert, or a single one for what is not routed
+    squares  float64 (n_mats, n_cols)
+    counts   int64: rows per expert, (n_mats,); for any other tensor rows per matrix, (1,)
     """
 
-    sums: dict[str, torch.Tensor] = field(default_factory=dict)
-    counts: dict[str, np.ndarray] = field(default_factory=dict)
+    squares: npt.NDArray[np.float64]
+    counts: npt.NDArray[np.int64]
 
-    def add(self, names: Iterable[str], rows: torch.Tensor) -> None:
-        """Count the rows, (n_rows, n_cols), that each of the matrices `names` multiplies."""
-        sums = sums_of_squares(rows[None])
+    def importance(self) -> Importance:
+        """Return the sums as an importance matrix file holds them: heads end to end in one row."""
+        values = self.squares.reshape(len(self.counts), -1)
+        return Importance(values.astype(np.float32), self.counts.astype(np.float32))
+
+
+@dataclass
+class _Matrices:
+    """Sums of an ordinary tensor, or of a stack of heads, all of which see every row.
+
+    squares  float64 (n_mats, n_cols)
+    """
+
+    squares: torch.Tensor
+    count: int = 0
+
+
+@dataclass
+class _Experts:
+    """Sums of a stack of experts; those that have seen nothing take no memory.
+
+    seen  expert -> [squares float64 (n_cols,), count]
+    """
+
+    n_experts: int
+    n_cols: int
+    seen: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)
+
+    def add(self, expert: int, squares: torch.Tensor, count: int) -> None:
+        before = self.seen.get(expert)
+        self.seen[expert] = (squares, count) if before is None else (before[0] + squares, before[1] + count)
+
+
+class Accumulator:
+    """An Observer that keeps the sum of the squares of every column."""
+
+    def __init__(self) -> None:
+        self._matrices: dict[str, _Matrices] = {}
+        self._experts: dict[str, _Experts] = {}
+
+    def rows(self, names: Sequence[str], x: torch.Tensor) -> None:
+        squares = sums_of_squares(x[None])
         for name in names:
-            self.add_heads(name, sums, len(rows))
+            self._add(name, 0, 1, squares, len(x))
 
-    def add_heads(self, name: str, sums: torch.Tensor, count: int) -> None:
-        """Count `count` rows per head with these sums of squares, float64 (n_heads, n_cols)."""
-        self._grow(name, 1, *sums.shape)
-        self.sums[name] += sums
-        self.counts[name] += count
+    def heads(self, name: str, first: int, n_heads: int, x: torch.Tensor) -> None:
+        # All heads see the same rows, so those of the first head are counted for all.
+        self._add(name, first, n_heads, sums_of_squares(x.transpose(0, 1)), 0 if first else len(x))
 
-    def add_expert(self, name: str, expert: int, n_experts: int, sums: torch.Tensor, count: int) -> None:
-        """Count `count` rows with these sums of squares, float64 (n_cols,), for one expert of a stack."""
-        self._grow(name, n_experts, n_experts, sums.shape[-1])
-        self.sums[name][expert] += sums
-        self.counts[name][expert] += count
+    def expert(self, names: Sequence[str], expert: int, n_experts: int, x: torch.Tensor) -> None:
+        (squares,) = sums_of_squares(x[None])
+        for name in names:
+            self._stack(name, n_experts, len(squares)).add(expert, squares, len(x))
 
-    def merge(self, other: Accumulator) -> None:
-        """Add what `other` has seen."""
-        for name, sums in other.sums.items():
-            counts = other.counts[name]
-            self._grow(name, len(counts), *sums.shape)
-            self.sums[name] += sums
-            self.counts[name] += counts
+    def fresh(self) -> Self:
+        return type(self)()
 
-    def _grow(self, name: str, n_counts: int, n_mats: int, n_cols: int) -> None:
-        if name not in self.sums:
-            self.sums[name] = torch.zeros((n_mats, n_cols), dtype=torch.float64)
-            self.counts[name] = np.zeros(n_counts, np.int64)
+    def merge(self, other: Self) -> None:
+        for name, matrices in other._matrices.items():
+            self._add(name, 0, len(matrices.squares), matrices.squares, matrices.count)
+        for name, stack in other._experts.items():
+            mine = self._stack(name, stack.n_experts, stack.n_cols)
+            for expert, (squares, count) in stack.seen.items():
+                mine.add(expert, squares, count)
+
+    def _add(self, name: str, first: int, n_mats: int, squares: torch.Tensor, count: int) -> None:
+        n_some, n_cols = squares.shape
+        matrices = self._matrices.get(name)
+        if matrices is None:
+            matrices = _Matrices(torch.zeros((n_mats, n_cols), dtype=torch.float64))
+            self._matrices[name] = matrices
+        matrices.squares[first : first + n_some] += squares
+        matrices.count += count
+
+    def _stack(self, name: str, n_experts: int, n_cols: int) -> _Experts:
+        stack = self._experts.get(name)
+        if stack is None:
+            stack = self._experts[name] = _Experts(n_experts, n_cols)
+        return stack
 
     def refuse_nonfinite(self) -> None:
-        """Raise BadImportance naming the first tensor, as they are computed, that saw NaN or infinity."""
-        for name, sums in self.sums.items():
-            if not bool(torch.isfinite(sums).all()):
-                raise BadImportance(f"{name}: its input has NaN or infinity")
+        for name, matrices in self._matrices.items():
+            _refuse_nonfinite(name, matrices.squares)
+        for name, stack in self._experts.items():
+            for squares, _ in stack.seen.values():
+                _refuse_nonfinite(name, squares)
 
-    def importances(self) -> dict[str, Importance]:
-        """Return the sums as an importance matrix file holds them: heads end to end in one row."""
-        return {
-            name: Importance(
-                sums.numpy().reshape(len(self.counts[name]), -1).astype(np.float32),
-                self.counts[name].astype(np.float32),
-            )
-            for name, sums in self.sums.items()
+    def sums(self) -> dict[str, Sums]:
+        """Return the sums by tensor, in the order in which tensors were first seen."""
+        sums = {
+            name: Sums(matrices.squares.numpy(), np.array([matrices.count], np.int64))
+            for name, matrices in self._matrices.items()
         }
+        for name, stack in self._experts.items():
+            squares = np.zeros((stack.n_experts, stack.n_cols))
+            counts = np.zeros(stack.n_experts, np.int64)
+            for expert, (row, count) in stack.seen.items():
+                squares[expert], counts[expert] = row.numpy(), count
+            sums[name] = Sums(squares, counts)
+        return sums
+
+    def arrays(self) -> Arrays:
+        """Return the sums as `sums_of` takes them."""
+        sums = self.sums()
+        squares = {f"sums:{name}": tensor.squares for name, tensor in sums.items()}
+        return squares | {f"counts:{name}": tensor.counts for name, tensor in sums.items()}
+
+
+def sums_of(arrays: Arrays) -> dict[str, Sums]:
+    """Return the sums by tensor; the inverse of `Accumulator.arrays`."""
+    names = [name.removeprefix("sums:") for name in arrays if name.startswith("sums:")]
+    return {name: Sums(arrays[f"sums:{name}"], arrays[f"counts:{name}"]) for name in names}
+
+
+def _refuse_nonfinite(name: str, squares: torch.Tensor) -> None:
+    if not bool(torch.isfinite(squares).all()):
+        raise BadActivation(f"{name}: its input has NaN or infinity")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from gguf_tools import __version__, command
 
 if TYPE_CHECKING:
-    from imatrix.collect import CollectOptions
     from forward.perplexity import Perplexity
+    from imatrix.options import CollectOptions
     from quantize.importance import ImportanceFile, ImportanceFormat
 
 DESCRIPTION = """\
@@ -187,11 +187,14 @@ def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     for option, value in (("-m", args.model), ("-f", args.text)):
         if value is None:
             parser.error(f"{option} is missing (or a COMMAND; see --help)")
-    from imatrix.collect import collect, forget, require_torch
+    from forward.device import require_torch
+
+    require_torch("collecting importances")
+    from forward.work_folder import forget
+    from imatrix.collect import collect
     from imatrix.progress import LayerBar
     from imatrix.store import not_held, save
 
-    require_torch()
     _refuse_overwriting(args)
     options = _collect_options(args, [load(path) for path in args.in_file])
 
@@ -220,19 +223,22 @@ def _refuse_overwriting(args: argparse.Namespace) -> None:
 
 
 def _collect_options(args: argparse.Namespace, earlier: Sequence[ImportanceFile]) -> CollectOptions:
-    from imatrix.collect import CollectOptions
+    from forward.options import ForwardOptions
     from forward.text import Cut
+    from imatrix.options import CollectOptions
 
     return CollectOptions(
         cut=Cut(args.ctx_size, args.from_chunk, None if args.chunks < 0 else args.chunks, args.parse_special),
         process_output=args.process_output,
         perplexity=not args.no_ppl,
-        all_experts=args.all_experts,
         dataset=args.dataset_name,
-        device=args.device,
-        dtype=args.dtype,
-        n_threads=args.threads,
-        memory_bytes=args.memory,
+        forward=ForwardOptions(
+            device=args.device,
+            dtype=args.dtype,
+            n_threads=args.threads,
+            memory_bytes=args.memory,
+            all_experts=args.all_experts,
+        ),
         restart=args.restart,
         earlier=earlier,
     )

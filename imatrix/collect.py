@@ -1,92 +1,20 @@
 """Collect importances from a model: every layer's weights are read once, for all chunks of text.
 
-    tokens -> embeddings -> layer 0 (all chunks) -> layer 1 (all chunks) -> ... -> output
-
-What is kept between layers is a hidden state per token. Memory is that, or a file when it is above the
-budget, plus one layer's attention, and per thread a chunk's activations and one or two experts.
+Between layers a hidden state per token is kept, in memory or in a file when it is above the budget. The rest
+of the memory is one layer's attention and, per thread, a chunk's activations and one or two experts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any
 
-from gguf_tools.errors import BadRequest
+from forward.device import device_name, require_torch
+from forward.text import Text, read_text
 from imatrix.merge import merge
-from forward.text import Cut, Text, read_text
-from quantize.importance import ImportanceFile, refuse_nonfinite
-
-if TYPE_CHECKING:
-    from forward.open import ModelSource
-    from forward.perplexity import Perplexity
-
-DType = Literal["float32", "bfloat16"]
-
-
-class Reporter(Protocol):
-    """Is told how far a collection has come."""
-
-    def start(self, n_layers: int, done: int) -> None: ...
-
-    def advance(self, layers: float) -> None:
-        """So much of a layer has been computed since the last call."""
-        ...
-
-    def layer_done(self, layer: int, seen: Callable[[], ImportanceFile]) -> None:
-        """A layer is done; `seen` gives what is known now."""
-        ...
-
-    def perplexity(self, found: Perplexity) -> None:
-        """One more chunk has been taken in."""
-        ...
-
-
-@dataclass(frozen=True)
-class CollectOptions:
-    """What to collect, and how.
-
-    process_output  count what output.weight multiplies, too
-    perplexity      measure it
-    all_experts     show every token to every expert; what the model computes stays the same
-    dataset         name of the text in the file
-    device          "cpu", "cuda" ...; None: CUDA where there is one
-    dtype           what matrices are multiplied in
-    n_threads       threads that torch uses; None: as it likes
-    memory_bytes    hidden states above this go to a file
-    restart         don't go on with what an earlier run has left
-    earlier         importances to add to
-    """
-
-    cut: Cut = field(default_factory=Cut)
-    process_output: bool = False
-    perplexity: bool = True
-    all_experts: bool = False
-    dataset: str | None = None
-    device: str | None = None
-    dtype: DType = "float32"
-    n_threads: int | None = None
-    memory_bytes: int = 4 << 30
-    restart: bool = False
-    earlier: Sequence[ImportanceFile] = ()
-
-
-@dataclass(frozen=True)
-class Collected:
-    """Importances, the perplexity if it was measured, and lines for the report."""
-
-    importances: ImportanceFile
-    perplexity: Perplexity | None
-    notes: tuple[str, ...]
-
-
-def require_torch() -> None:
-    """Raise BadRequest saying what to install where torch is missing."""
-    from importlib.util import find_spec
-
-    if find_spec("torch") is None:
-        raise BadRequest("collecting importances needs torch: pip install 'gguf-tools[torch]'")
+from imatrix.options import Collected, CollectOptions, NoReport, Reporter
+from quantize.importance import refuse_nonfinite
 
 
 def collect(
@@ -94,72 +22,39 @@ def collect(
 ) -> Collected:
     """Return the importances that `text` gives the weights of `model`.
 
-    output  where they will be saved; beside it, layers are remembered until `forget` is called
-    raises  ToolkitError; what was done stays for the next run
+    output  where they will be saved. The folder beside it keeps finished layers until
+            `forward.work_folder.forget` deletes it
+    raises  ToolkitError; finished layers stay for the next run
     """
-    require_torch()
+    require_torch("collecting importances")
     import torch
 
-    from forward.work_folder import Journal
     from forward.open import open_model
+    from forward.work_folder import WorkFolder
     from imatrix.run import run
 
-    if options.n_threads is not None:
-        torch.set_num_threads(options.n_threads)
+    if options.forward.n_threads is not None:
+        torch.set_num_threads(options.forward.n_threads)
     with open_model(model) as source:
-        chunks = read_text(text, source.vocab(), source.config.vocab_size, options.cut)
-        about = _about(source, chunks, options)
-        with Journal(output, about, restart=options.restart) as journal:
-            found = run(source, chunks, options, journal, report or _Silent(), options.dataset or text.name)
-    refuse_nonfinite(found.importances.entries)
-    merged = merge([*options.earlier, found.importances])
-    return replace(found, importances=merged.importances, notes=(*found.notes, *merged.notes))
+        chunks = read_text(text, source.vocab(), source.network.vocab_size, options.cut)
+        about = _about(source.paths, chunks, options)
+        with WorkFolder(output, about, restart=options.restart) as folder:
+            dataset = options.dataset or text.name
+            collected = run(source, chunks, options, folder, report or NoReport(), dataset)
+    refuse_nonfinite(collected.importances.entries)
+    merged = merge([*options.earlier, collected.importances])
+    return replace(collected, importances=merged.importances, notes=(*collected.notes, *merged.notes))
 
 
-def forget(output: Path) -> None:
-    """Delete what layers have left beside `output`, which has been saved."""
-    import shutil
-
-    shutil.rmtree(output.with_name(output.name + ".work"), ignore_errors=True)
-
-
-def _about(source: ModelSource, text: Text, options: CollectOptions) -> dict[str, Any]:
-    """Return what decides about the numbers of a run."""
-    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in source.paths]
+def _about(paths: tuple[Path, ...], text: Text, options: CollectOptions) -> dict[str, Any]:
+    """Return what decides the numbers of a run."""
+    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     return {
         "model": files,
         "text": text.digest(),
         "chunks": text.n_chunks,
         "context": text.chunk_size,
-        "dtype": options.dtype,
-        "device": device_name(options.device),
-        "all_experts": options.all_experts,
+        "dtype": options.forward.dtype,
+        "device": device_name(options.forward.device),
+        "all_experts": options.forward.all_experts,
     }
-
-
-def device_name(wanted: str | None) -> str:
-    """Return the torch device to use; BadRequest if torch can't use the wanted one."""
-    import torch
-
-    if wanted is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(1, device=wanted)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise BadRequest(f"--device {wanted}: torch can't use it ({reason})") from error
-    return wanted
-
-
-class _Silent:
-    def start(self, n_layers: int, done: int) -> None:
-        pass
-
-    def advance(self, layers: float) -> None:
-        pass
-
-    def layer_done(self, layer: int, seen: Callable[[], ImportanceFile]) -> None:
-        pass
-
-    def perplexity(self, found: Perplexity) -> None:
-        pass

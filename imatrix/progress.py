@@ -36,12 +36,12 @@ class LayerBar:
     def advance(self, layers: float) -> None:
         self._bar.advance(layers)
 
-    def layer_done(self, layer: int, seen: Callable[[], ImportanceFile]) -> None:
+    def layer_done(self, layer: int, contents: Callable[[], ImportanceFile]) -> None:
         if self._every and (layer + 1) % self._every == 0:
-            self._save(seen())
+            self._save(contents())
 
-    def perplexity(self, measured: Perplexity) -> None:
-        self._bar.remark(f" perplexity {measured.value:.4f} +/- {measured.error:.4f}")
+    def perplexity(self, running: Perplexity) -> None:
+        self._bar.remark(f" perplexity {running.value:.4f} +/- {running.error:.4f}")
 
     def __enter__(self) -> Self:
         return self

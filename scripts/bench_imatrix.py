@@ -66,27 +66,33 @@ def plain_loop(model: str, text: str, n_chunks: str, n_threads: str, dtype: str)
     """Compute the same sums a chunk at a time."""
     import torch
 
-    from forward.layer import Sweep, run_layer
-    from forward.load import Loader
-    from forward.rope import rotation
-    from forward.open import open_model
-    from imatrix.run import embed
     from forward.hidden_states import MemoryStates
+    from forward.layer import Sweep, run_layer
+    from forward.open import open_model
+    from forward.run import embed
     from forward.text import Cut, Text, read_text
+    from imatrix.accumulate import Accumulator
 
     torch.set_num_threads(int(n_threads))
     with open_model(model) as source:
-        cut = Cut(CONTEXT, n_chunks=int(n_chunks))
-        chunks = read_text(Path(text), source.vocab(), source.config.vocab_size, cut)
-        load = Loader(source, torch.device("cpu"), getattr(torch, dtype))
-        rotate = rotation(source.config, CONTEXT, load.device)
-        sweep = Sweep(load, CONTEXT, rotate, all_experts=False, advance=lambda share: None)
+        network, cut = source.network, Cut(CONTEXT, n_chunks=int(n_chunks))
+        chunks = read_text(Path(text), source.vocab(), network.vocab_size, cut)
+        load = source.loader(torch.device("cpu"), getattr(torch, dtype))
+        rotate = network.rope.rotation(CONTEXT, load.device)
+        sweep = Sweep(
+            build=lambda number: network.build(load, number, rotate),
+            device=load.device,
+            dtype=load.dtype,
+            chunk_size=CONTEXT,
+            all_experts=False,
+            advance=lambda share: None,
+        )
         for chunk in range(chunks.n_chunks):
-            here, there = (MemoryStates(CONTEXT, source.config.hidden_size) for _ in range(2))
+            here, there = (MemoryStates(CONTEXT, network.hidden_size) for _ in range(2))
             one = slice(chunk, chunk + 1)
             embed(load, Text(chunks.tokens[one], chunks.inputs[one]), here)
-            for layer in range(source.config.num_hidden_layers):
-                run_layer(sweep, layer, here, here, there)
+            for layer in range(network.n_layers):
+                run_layer(sweep, layer, here, here, there, Accumulator())
                 here, there = there, here
 
 

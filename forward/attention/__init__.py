@@ -1,1 +1,1 @@
-"""How tokens look at each other: one module for each kind of attention."""
+"""Attention: how tokens look at each other. One module for each kind."""

@@ -31,7 +31,6 @@ OPEN_CIRCLES = frozenset(
         ("quantize.fill.encode", "quantize.fill.provenance"),
         ("quantize.fill.executors", "quantize.fill.executors.serial"),
         ("quantize.fill.executors", "quantize.fill.executors.threads"),
-        ("imatrix.collect", "imatrix.run"),
     }
 )
 """Imports, importer first, that close a circle today."""

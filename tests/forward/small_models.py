@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from imatrix.accumulate import Accumulator
 from forward.open import ModelSource
+from tests.forward.observers import NaiveSums, Sums
 
 N_TOKENS = 48
 CHUNKS = np.random.RandomState(7).randint(0, 320, (3, N_TOKENS))
@@ -24,38 +24,40 @@ YARN_WITH_MSCALE = {
 }  # fmt: skip
 
 
-def run_all_layers(model: ModelSource, chunks: np.ndarray, **options: Any) -> tuple[np.ndarray, Accumulator]:
-    """Return the logits, (n_chunks, n_tokens, n_vocab), and what all layers have seen."""
+def run_all_layers(
+    model: ModelSource, chunks: np.ndarray, **options: Any
+) -> tuple[np.ndarray, dict[str, Sums]]:
+    """Return the logits, (n_chunks, n_tokens, n_vocab), and the sums of squares of all layers."""
     import torch
 
-    from forward.layer import Sweep, run_layer
-    from forward.load import Loader
-    from forward.norm import rms_norm
-    from forward.rope import rotation
-    from imatrix.run import embed
+    from forward.families import OUTPUT_NORM
     from forward.hidden_states import MemoryStates
+    from forward.layer import Sweep, run_layer
+    from forward.norm import RMSNorm
+    from forward.run import embed
     from forward.text import Text
 
     torch.set_num_threads(1)  # the models are so small that threads mostly wait for each other
-    config = model.config
-    load = Loader(model, torch.device("cpu"), options.pop("dtype", torch.float32))
+    network = model.network
+    load = model.loader(torch.device("cpu"), options.pop("dtype", torch.float32))
+    rotate = network.rope.rotation(chunks.shape[1], load.device)
     sweep = Sweep(
-        load=load,
+        build=lambda number: network.build(load, number, rotate),
+        device=load.device,
+        dtype=load.dtype,
         chunk_size=chunks.shape[1],
-        rotate=rotation(config, chunks.shape[1], load.device),
         all_experts=options.pop("all_experts", False),
         advance=lambda share: None,
     )
-    here, there = (MemoryStates(chunks.size, config.hidden_size) for _ in range(2))
+    here, there = (MemoryStates(chunks.size, network.hidden_size) for _ in range(2))
     embed(load, Text(chunks, chunks), here)
-    seen = Accumulator()
-    for layer in range(config.num_hidden_layers):
-        found = run_layer(sweep, layer, here, here, there)
-        seen.sums |= found.sums
-        seen.counts |= found.counts
+    sums: dict[str, Sums] = {}
+    for layer in range(network.n_layers):
+        observer = NaiveSums()
+        run_layer(sweep, layer, here, here, there, observer)
+        sums |= observer.sums
         here, there = there, here
-    norm = load.float32("output_norm.weight", config.hidden_size)
-    name = "token_embd.weight" if config.tie_word_embeddings else "output.weight"
-    output = load.float32(name, config.vocab_size, config.hidden_size)
-    logits = rms_norm(here.read(0, chunks.size), norm, config.rms_norm_eps) @ output.T
-    return logits.numpy().reshape(*chunks.shape, -1), seen
+    norm = RMSNorm(load.float32(OUTPUT_NORM, network.hidden_size), network.norm_eps)
+    output = load.float32(network.output, network.vocab_size, network.hidden_size)
+    logits = norm(here.read(0, chunks.size)) @ output.T
+    return logits.numpy().reshape(*chunks.shape, -1), sums

@@ -74,9 +74,9 @@ def test_a_gguf_file_of_any_layout_computes_the_same(style: str, mla: str, tmp_p
     with open_model(write_f32(folder, tmp_path / "model.gguf", mla=mla)) as model:
         logits, seen = run_all_layers(model, CHUNKS)
     assert relative_error(logits, expected) < 1e-6
-    assert seen.sums.keys() == expected_sums.sums.keys()
-    for name, sums in expected_sums.sums.items():
-        assert relative_error(seen.sums[name].numpy(), sums.numpy()) < 1e-6, name
+    assert seen.keys() == expected_sums.keys()
+    for name, sums in expected_sums.items():
+        assert relative_error(seen[name].squares, sums.squares) < 1e-6, name
 
 
 def test_bfloat16_is_near(tmp_path: Path) -> None:
@@ -88,17 +88,18 @@ def test_bfloat16_is_near(tmp_path: Path) -> None:
 
 def test_long_chunks_go_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of queries and groups of heads give what one go gives."""
+
     from forward.attention import mla
 
     folder = transformers_checkpoint(tmp_path / "hf", "v3", num_hidden_layers=2)
     with open_model(folder) as model:
         expected, expected_seen = run_all_layers(model, CHUNKS)
-        monkeypatch.setattr(attention, "_QUERY_BLOCK", 20)
-        monkeypatch.setattr(attention, "_SCORES_BYTES", 4 * 20 * 48 * 3)  # three of four heads
+        monkeypatch.setattr(mla, "_QUERY_BLOCK", 20)
+        monkeypatch.setattr(mla, "_SCORES_BYTES", 4 * 20 * 48 * 3)  # three of four heads
         logits, seen = run_all_layers(model, CHUNKS)
     assert relative_error(logits, expected) < 1e-6
-    for name, sums in expected_seen.sums.items():
-        assert relative_error(seen.sums[name].numpy(), sums.numpy()) < 1e-6, name
+    for name, sums in expected_seen.items():
+        assert relative_error(seen[name].squares, sums.squares) < 1e-6, name
 
 
 # ---- sums against forward hooks
@@ -185,13 +186,13 @@ def test_sums_equal_those_of_forward_hooks(style: str, changes: dict[str, Any], 
         reference(torch.from_numpy(CHUNKS))
     with open_model(folder) as model:
         _, seen = run_all_layers(model, CHUNKS)
-    assert seen.sums.keys() == hooks.sums.keys()
+    assert seen.keys() == hooks.sums.keys()
     for name, expected in hooks.sums.items():
-        assert relative_error(seen.sums[name].numpy(), expected) < 1e-5, name
+        assert relative_error(seen[name].squares, expected) < 1e-5, name
         if name in hooks.counts:
-            assert seen.counts[name].tolist() == hooks.counts[name].tolist(), name
+            assert seen[name].counts.tolist() == hooks.counts[name].tolist(), name
         else:
-            assert seen.counts[name].tolist() == [CHUNKS.size]
+            assert seen[name].counts.tolist() == [CHUNKS.size]
 
 
 def test_all_experts_changes_what_is_seen_and_not_what_is_computed(tmp_path: Path) -> None:
@@ -201,7 +202,7 @@ def test_all_experts_changes_what_is_seen_and_not_what_is_computed(tmp_path: Pat
         logits, seen = run_all_layers(model, CHUNKS, all_experts=True)
     assert relative_error(logits, expected) < 1e-6
     experts = "blk.1.ffn_gate_exps.weight"
-    assert routed.counts[experts].sum() == CHUNKS.size * 3
-    assert seen.counts[experts].tolist() == [CHUNKS.size] * 8
-    every = seen.sums["blk.1.ffn_gate_inp.weight"].numpy()
-    assert relative_error(seen.sums[experts].numpy(), np.repeat(every, 8, axis=0)) < 1e-6
+    assert routed[experts].counts.sum() == CHUNKS.size * 3
+    assert seen[experts].counts.tolist() == [CHUNKS.size] * 8
+    every = seen["blk.1.ffn_gate_inp.weight"].squares
+    assert relative_error(seen[experts].squares, np.repeat(every, 8, axis=0)) < 1e-6

@@ -250,7 +250,7 @@ def test_another_run_in_the_same_place_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     import imatrix.run
-    from forward.work_folder import Journal
+    from forward.work_folder import WorkFolder
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
@@ -266,7 +266,7 @@ def test_another_run_in_the_same_place_is_refused(
 
     about = json.loads((tmp_path / "m.gguf.work" / "run.json").read_text())
     about.pop("version")
-    with Journal(out, about):
+    with WorkFolder(out, about):
         assert "another run is writing this output" in fails(capsys, *arguments)
     collect(tiny_folder, calibration, out, *SMALL, "--all-experts", "--restart")
 

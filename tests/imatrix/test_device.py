@@ -36,13 +36,13 @@ class _AtOnce:
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep to one thread, and out of inference mode, which does not know such tensors."""
-    from imatrix import run
+    from forward import logits, perplexity, run
 
-    for module in ("forward.workers", "imatrix.run", "forward.layer"):
+    for module in ("forward.workers", "forward.run", "forward.experts"):
         monkeypatch.setattr(f"{module}.ThreadPoolExecutor", _AtOnce)
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
-    for function in (run.run_layer, run.measure):
-        monkeypatch.setattr(run, function.__name__, torch.no_grad()(function.__wrapped__))
+    for module, function in ((run, run.run_layer), (perplexity, logits.sweep_vocabulary)):
+        monkeypatch.setattr(module, function.__name__, torch.no_grad()(function.__wrapped__))
 
 
 @pytest.mark.usefixtures("one_thread")

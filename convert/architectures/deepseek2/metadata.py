@@ -33,7 +33,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from convert.architectures.base import Key
 from convert.architectures.deepseek2.config import V2, V3, DeepseekConfig, Yarn
@@ -41,6 +40,7 @@ from convert.architectures.deepseek2.options import Options
 from convert.architectures.deepseek2.places import layers, mtp_layers
 from gguf_tools import keys
 from gguf_tools.errors import BadRequest, FormatError, MissingTensor, UnsupportedCheckpoint
+from gguf_tools.hparams import HParams, read_hparams
 from gguf_tools.values import Metadata, Value
 
 GGUF_NAME = "deepseek2"
@@ -128,130 +128,93 @@ def read_metadata(
     path    the file, for messages
     raises  FormatError, MissingTensor, UnsupportedCheckpoint, BadRequest, naming the file and the key
     """
-    read = _Keys(metadata, path)
-    n_mtp = read.size(keys.NEXTN_PREDICT_LAYERS, 0)
-    n_layers = read.size(keys.BLOCK_COUNT) - n_mtp
-    heads = read.size(keys.HEAD_COUNT)
-    rope = read.size(keys.ROPE_DIMENSION_COUNT)
-    qk_head = read.size(keys.KEY_LENGTH_MLA, 0) or read.size(keys.KEY_LENGTH)
-    value_head = read.size(keys.VALUE_LENGTH_MLA, 0) or read.size(keys.VALUE_LENGTH)
+    hparams = read_hparams(metadata, GGUF_NAME, path)
+    size = hparams.size
+    n_mtp = size("nextn_predict_layers", 0)
+    n_layers = size("block_count") - n_mtp
+    heads = size("head_count")
+    rope = size("rope_dimension_count")
+    qk_head = size("key_length_mla", 0) or size("key_length")
+    value_head = size("value_length_mla", 0) or size("value_length")
     if min(n_layers, heads, rope, value_head) < 1 or qk_head <= rope:
         raise FormatError(
             f"{path}: {n_layers} layers, {heads} heads, {rope} of {qk_head} key columns rotated,"
             f" {value_head} value columns: expected a deepseek2 model"
         )
     is_v3 = any(name.endswith("exp_probs_b.bias") for name in shapes)
-    groups = read.size(keys.EXPERT_GROUP_COUNT, 1) or 1
-    used_groups = read.size(keys.EXPERT_GROUP_USED_COUNT, groups) or groups
-    experts = read.size(keys.EXPERT_COUNT, 0)
+    groups = size("expert_group_count", 1) or 1
+    used_groups = size("expert_group_used_count", groups) or groups
+    experts = size("expert_count", 0)
     if experts % groups or used_groups > groups:
         raise FormatError(f"{path}: {experts} experts in {groups} groups of which {used_groups} are used")
     if "token_embd.weight" not in shapes:
         raise MissingTensor(f"{path}: no tensor token_embd.weight")
-    normalised = bool(read.value(keys.EXPERT_WEIGHTS_NORM))
+    normalised = bool(hparams.expert_weights_norm)
     has_q_lora = any(name.endswith("attn_q_a.weight") for name in shapes)
     return DeepseekConfig(
         architecture=V3 if is_v3 else V2,
         vocab_size=shapes["token_embd.weight"][0],
-        hidden_size=read.size(keys.EMBEDDING_LENGTH),
-        intermediate_size=read.size(keys.FEED_FORWARD_LENGTH, 0),
-        moe_intermediate_size=read.size(keys.EXPERT_FEED_FORWARD_LENGTH, 0),
+        hidden_size=size("embedding_length"),
+        intermediate_size=size("feed_forward_length", 0),
+        moe_intermediate_size=size("expert_feed_forward_length", 0),
         num_hidden_layers=n_layers,
         num_attention_heads=heads,
-        q_lora_rank=read.size(keys.Q_LORA_RANK) if has_q_lora else None,
-        kv_lora_rank=read.size(keys.KV_LORA_RANK),
+        q_lora_rank=size("q_lora_rank") if has_q_lora else None,
+        kv_lora_rank=size("kv_lora_rank"),
         qk_nope_head_dim=qk_head - rope,
         qk_rope_head_dim=rope,
         v_head_dim=value_head,
         n_routed_experts=experts,
-        n_shared_experts=read.size(keys.EXPERT_SHARED_COUNT, 0),
-        num_experts_per_tok=read.size(keys.EXPERT_USED_COUNT, 0),
-        first_k_dense_replace=read.size(keys.LEADING_DENSE_BLOCK_COUNT, 0),
+        n_shared_experts=size("expert_shared_count", 0),
+        num_experts_per_tok=size("expert_used_count", 0),
+        first_k_dense_replace=size("leading_dense_block_count", 0),
         n_group=groups,
         topk_group=used_groups,
         topk_method="noaux_tc" if is_v3 else "group_limited_greedy",
-        scoring_func=_scoring_function(read),
+        scoring_func=_scoring_function(hparams),
         norm_topk_prob=normalised,
         norm_requested=normalised,
         # llama.cpp takes 0 for "no scaling" too.
-        routed_scaling_factor=read.number(keys.EXPERT_WEIGHTS_SCALE, 1.0) or 1.0,
-        rms_norm_eps=read.number(keys.LAYERNORM_RMS_EPS, 1e-6),
-        max_position_embeddings=read.size(keys.CONTEXT_LENGTH, 0),
-        rope_theta=read.number(keys.ROPE_FREQ_BASE, 10000.0),
-        yarn=_read_yarn(read),
+        routed_scaling_factor=hparams.number("expert_weights_scale", 1.0) or 1.0,
+        rms_norm_eps=hparams.number("layer_norm_rms_epsilon", 1e-6),
+        max_position_embeddings=size("context_length", 0),
+        rope_theta=hparams.number("rope_freq_base", 10000.0),
+        yarn=_read_yarn(hparams),
         tie_word_embeddings="output.weight" not in shapes,
         num_nextn_predict_layers=n_mtp,
     )
 
 
-def _scoring_function(read: _Keys) -> str:
+def _scoring_function(hparams: HParams) -> str:
     softmax = GATING_FUNCTIONS["softmax"]
-    number = read.size(keys.EXPERT_GATING_FUNC, softmax) or softmax
+    number = hparams.size("expert_gating_func", softmax) or softmax
     for name, known in GATING_FUNCTIONS.items():
         if number == known:
             return name
     raise UnsupportedCheckpoint(
-        f"{read.path}: {keys.EXPERT_GATING_FUNC.format(arch=GGUF_NAME)} is {number},"
+        f"{hparams.path}: {hparams.key('expert_gating_func')} is {number},"
         f" expected {' or '.join(f'{known} ({name})' for name, known in GATING_FUNCTIONS.items())}"
     )
 
 
-def _read_yarn(read: _Keys) -> Yarn | None:
-    kind = read.value(keys.ROPE_SCALING_TYPE)
+def _read_yarn(hparams: HParams) -> Yarn | None:
+    kind = hparams.rope_scaling_type
     if kind in (None, "none"):
         return None
     if kind != "yarn":
-        raise UnsupportedCheckpoint(f"{read.path}: RoPE scaled by {kind!r:.40}, expected 'yarn' or none")
-    tenth = read.number_or_none(keys.ROPE_SCALING_YARN_LOG_MUL)
+        raise UnsupportedCheckpoint(f"{hparams.path}: RoPE scaled by {kind!r:.40}, expected 'yarn' or none")
+    tenth = hparams.rope_scaling_yarn_log_multiplier
     mscale = None if tenth is None else 10 * tenth
-    context = read.size(keys.CONTEXT_LENGTH, 4096)
+    context = hparams.size("context_length", 4096)
     yarn = Yarn(
-        factor=read.number(keys.ROPE_SCALING_FACTOR, 1.0),
-        original_context=read.size(keys.ROPE_SCALING_ORIG_CTX_LEN, context) or context,
-        beta_fast=read.number(keys.ROPE_SCALING_YARN_BETA_FAST, 32.0),
-        beta_slow=read.number(keys.ROPE_SCALING_YARN_BETA_SLOW, 1.0),
+        factor=hparams.number("rope_scaling_factor", 1.0),
+        original_context=hparams.size("rope_scaling_original_context_length", context) or context,
+        beta_fast=hparams.number("rope_scaling_yarn_beta_fast", 32.0),
+        beta_slow=hparams.number("rope_scaling_yarn_beta_slow", 1.0),
         mscale=mscale,
         mscale_all_dim=mscale,
-        attention_factor=read.number_or_none(keys.ROPE_SCALING_YARN_ATTN_FACTOR),
+        attention_factor=hparams.rope_scaling_yarn_attn_factor,
     )
     if min(yarn.factor, yarn.original_context, yarn.beta_fast, yarn.beta_slow) <= 0:
-        raise BadRequest(f"{read.path}: YaRN with a factor, context or beta that is not positive")
+        raise BadRequest(f"{hparams.path}: YaRN with a factor, context or beta that is not positive")
     return yarn
-
-
-class _Keys:
-    """Typed access to the keys deepseek2.*; every error names the file and the key."""
-
-    def __init__(self, metadata: Metadata, path: str | Path) -> None:
-        self._metadata, self.path = metadata, path
-
-    def value(self, template: str) -> Any:
-        value = self._metadata.get(template.format(arch=GGUF_NAME))
-        return None if value is None else value.data
-
-    def size(self, template: str, default: int | None = None) -> int:
-        """Return a whole number; of one per layer, the first that isn't 0."""
-        size = self.value(template)
-        if isinstance(size, tuple):
-            size = next((number for number in size if number), None)
-        if size is None:
-            size = default
-        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 2**31:
-            raise self._unexpected(template, size, "a whole number")
-        return size
-
-    def number(self, template: str, default: float) -> float:
-        number = self.number_or_none(template)
-        return default if number is None else number
-
-    def number_or_none(self, template: str) -> float | None:
-        number = self.value(template)
-        if number is None:
-            return None
-        if not isinstance(number, int | float) or isinstance(number, bool):
-            raise self._unexpected(template, number, "a number")
-        return float(number)
-
-    def _unexpected(self, template: str, value: object, expected: str) -> FormatError:
-        key = template.format(arch=GGUF_NAME)
-        return FormatError(f"{self.path}: {key} is {value!r:.60}, expected {expected}")

@@ -1,0 +1,153 @@
+"""Model families: how the layers of each are put together from attention, blocks, experts and norms.
+
+A family is a row of FAMILIES: the name that GGUF files give it, what reads its configuration from a file's
+metadata, and what makes a `Network` of that configuration. A folder has the configuration itself, which may
+say more than metadata can. All that follows sees the network alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from convert.architectures.deepseek2.config import DeepseekConfig
+from convert.architectures.deepseek2.metadata import read_metadata
+from forward.attention.mla import LatentSizes, load_latent_attention
+from forward.experts import Groups, Routing, load_experts
+from forward.ffn import BlockNames, load_ffn
+from forward.layer import Layer
+from forward.load import Loader
+from forward.norm import RMSNorm
+from forward.rope import Rope, Rotation, Yarn, attention_factor
+from gguf_tools.errors import UnsupportedCheckpoint
+from gguf_tools.values import Metadata
+
+EMBEDDINGS, OUTPUT, OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model as the forward pass sees it.
+
+    n_layers    layers to compute; those for multi-token prediction are left out
+    output      name of the matrix that makes logits of hidden states
+    norm_eps    epsilon of the norm before it
+    build       (loader, layer number, rotation) -> the layer with its weights
+    """
+
+    n_layers: int
+    hidden_size: int
+    vocab_size: int
+    output: str
+    norm_eps: float
+    rope: Rope
+    build: Callable[[Loader, int, Rotation], Layer]
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the embeddings are the output matrix, too."""
+        return self.output == EMBEDDINGS
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model family.
+
+    read   (metadata, tensor name -> shape, path) -> the family's configuration
+    build  configuration -> the network
+    """
+
+    read: Callable[[Metadata, Mapping[str, tuple[int, ...]], Path], Any]
+    build: Callable[[Any], Network]
+
+
+def find_family(path: Path, name: object) -> Family:
+    """Return the family that GGUF files call `name`; UnsupportedCheckpoint if it can't be computed."""
+    family = FAMILIES.get(name) if isinstance(name, str) else None
+    if family is None:
+        known = " or ".join(map(repr, FAMILIES))
+        raise UnsupportedCheckpoint(f"{path}: general.architecture is {name!r}, expected {known}")
+    return family
+
+
+# ---- DeepSeek V2 and V3
+
+_LATENT_NORM_EPS = 1e-6
+"""Epsilon of the norms of compressed queries and latents in DeepSeek's code, whatever rms_norm_eps is."""
+
+
+def _deepseek2(config: DeepseekConfig) -> Network:
+    """Return the network of a DeepSeek model: latent attention, then a dense block or experts."""
+    hidden, eps = config.hidden_size, config.rms_norm_eps
+    sizes = LatentSizes(
+        hidden=hidden,
+        n_heads=config.num_attention_heads,
+        nope=config.qk_nope_head_dim,
+        rope=config.qk_rope_head_dim,
+        value=config.v_head_dim,
+        kv_lora=config.kv_lora_rank,
+        q_lora=config.q_lora_rank,
+    )
+    scale, routing = _softmax_scale(config), _routing(config)
+
+    def build(load: Loader, number: int, rotate: Rotation) -> Layer:
+        name, is_dense = f"blk.{number}", number < config.first_k_dense_replace
+        attention = load_latent_attention(
+            load, number, sizes, rotate, scale=scale, eps=eps, latent_eps=_LATENT_NORM_EPS
+        )
+        norm = RMSNorm(load.float32(f"{name}.ffn_norm.weight", hidden), eps)
+        width = config.intermediate_size if is_dense else config.shared_intermediate_size
+        names = BlockNames.of(number, "" if is_dense else "_shexp")
+        block = load_ffn(load, names, hidden, width) if width else None
+        if is_dense:
+            return Layer(name, attention, norm, block, experts=None)
+        n_experts, expert_width = config.n_routed_experts, config.moe_intermediate_size
+        experts = load_experts(load, number, routing, n_experts, hidden, expert_width)
+        return Layer(name, attention, norm, block, experts)
+
+    return Network(
+        n_layers=config.num_hidden_layers,
+        hidden_size=hidden,
+        vocab_size=config.vocab_size,
+        output=EMBEDDINGS if config.tie_word_embeddings else OUTPUT,
+        norm_eps=eps,
+        rope=_rope(config),
+        build=build,
+    )
+
+
+def _routing(config: DeepseekConfig) -> Routing:
+    n_groups, n_used = config.expert_groups or (1, 1)
+    # V2 scores a group by its best expert, V3 by its two best.
+    n_best = 2 if config.topk_method == "noaux_tc" else 1
+    return Routing(
+        n_used=config.num_experts_per_tok,
+        scoring="softmax" if config.scoring_func == "softmax" else "sigmoid",
+        groups=None if n_groups == n_used else Groups(n_groups, n_used, n_best),
+        normalise=config.norm_topk_prob,
+        scale=config.routed_scaling_factor,
+    )
+
+
+def _rope(config: DeepseekConfig) -> Rope:
+    yarn, n_cols = config.yarn, config.qk_rope_head_dim
+    if yarn is None:
+        return Rope(n_cols, config.rope_theta)
+    stretch = Yarn(yarn.factor, yarn.original_context, yarn.beta_fast, yarn.beta_slow)
+    return Rope(n_cols, config.rope_theta, stretch, yarn.rotary_factor)
+
+
+def _softmax_scale(config: DeepseekConfig) -> float:
+    """Return what scores are multiplied by before the softmax."""
+    scale = config.qk_head_dim**-0.5
+    yarn = config.yarn
+    if yarn is None or not yarn.mscale_all_dim:
+        return scale
+    sharper = attention_factor(yarn.factor, yarn.mscale_all_dim)
+    return scale * sharper * sharper
+
+
+FAMILIES: Mapping[str, Family] = {"deepseek2": Family(read_metadata, _deepseek2)}
+"""Families that can be computed, by the name that general.architecture gives them."""

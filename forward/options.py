@@ -1,0 +1,26 @@
+"""How a forward pass is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+DType = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class ForwardOptions:
+    """How a forward pass is computed.
+
+    device        "cpu", "cuda" ...; None: CUDA where there is one, else the CPU
+    dtype         the type that matrices are multiplied in
+    n_threads     threads that torch uses; None: torch decides
+    memory_bytes  budget for hidden states; beyond it they are kept in a file
+    all_experts   show the observer every token for every expert; what the model computes stays the same
+    """
+
+    device: str | None = None
+    dtype: DType = "float32"
+    n_threads: int | None = None
+    memory_bytes: int = 4 << 30
+    all_experts: bool = False

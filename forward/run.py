@@ -1,0 +1,184 @@
+"""A forward pass over a whole text: embeddings, then layer after layer.
+
+    tokens -> embeddings -> layer 0 (all chunks) -> layer 1 (all chunks) -> ... -> last hidden states
+
+Every layer's weights are read once, for all chunks. Between layers a hidden state per token is kept, in
+memory or, above the budget, in a file. Finished layers stay in a work folder, where an interrupted pass
+resumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from forward.families import EMBEDDINGS, OUTPUT_NORM
+from forward.hidden_states import FileStates, MemoryStates, States, copy
+from forward.layer import Sweep, run_layer
+from forward.load import Loader
+from forward.norm import RMSNorm
+from forward.observe import Observer
+from forward.open import ModelSource
+from forward.options import ForwardOptions
+from forward.text import Text
+from forward.work_folder import EMBEDDING, WorkFolder
+from forward.workers import threads_for
+from gguf_tools.errors import BadActivation
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """A model and a text on the way through it.
+
+    n_workers  threads that take chunks
+    """
+
+    source: ModelSource
+    text: Text
+    load: Loader
+    folder: WorkFolder
+    sweep: Sweep
+    states: LayerStates
+
+    @property
+    def n_workers(self) -> int:
+        return self.sweep.n_workers
+
+    def layers(self, observe: Callable[[], Observer]) -> Iterator[int]:
+        """Compute the layers that are not done, and yield each once it is on disk.
+
+        observe  returns an observer for a layer; what it keeps goes to the work folder
+        raises   BadActivation naming layer and tensor for NaN or infinity; finished layers stay
+
+        With hidden states in memory, a layer is written while the next one is computed.
+        """
+
+        def save(layer: int, observer: Observer) -> int:
+            self.states.save(layer)
+            self.folder.finish_layer(layer, observer.arrays())
+            return layer
+
+        with ThreadPoolExecutor(1) as writer:
+            saving: Future[int] | None = None
+            for layer in range(self.folder.done + 1, self.source.network.n_layers):
+                observer = observe()
+                try:
+                    run_layer(self.sweep, layer, *self.states.around(layer), observer)
+                except BadActivation as error:
+                    kept = f"the {layer} layers before stay in {self.folder.folder}"
+                    raise BadActivation(f"{error}; {kept}") from error
+                if saving is not None:
+                    yield saving.result()
+                saving = writer.submit(save, layer, observer)
+                if not self.states.in_memory:
+                    # The next layer writes to the file that a rerun begins with until this one is done.
+                    saving.result()
+            if saving is not None:
+                yield saving.result()
+
+    def last(self) -> States:
+        """Return the hidden states after the last layer."""
+        return self.states.after(self.source.network.n_layers - 1)
+
+    def output_norm(self) -> RMSNorm:
+        """Return the norm between the last hidden states and the output matrix."""
+        network = self.source.network
+        return RMSNorm(self.load.float32(OUTPUT_NORM, network.hidden_size), network.norm_eps)
+
+
+@contextmanager
+def forward_pass(
+    source: ModelSource,
+    text: Text,
+    options: ForwardOptions,
+    folder: WorkFolder,
+    advance: Callable[[float], None],
+) -> Iterator[ForwardPass]:
+    """Give a pass of `text` through `source`, which resumes what the work folder has.
+
+    advance  called with the share of a layer, 0 to 1, that has been computed since the last call
+    raises   BadActivation for NaN or infinity in the embeddings
+    """
+    load, network = source.loader_for(options), source.network
+    with ExitStack() as opened:
+        n_workers = opened.enter_context(threads_for(text.n_chunks, load.device))
+        states = LayerStates(load, text, network.hidden_size, folder, options.memory_bytes, opened)
+        rotate = network.rope.rotation(text.chunk_size, load.device)
+        sweep = Sweep(
+            build=lambda number: network.build(load, number, rotate),
+            device=load.device,
+            dtype=load.dtype,
+            chunk_size=text.chunk_size,
+            all_experts=options.all_experts,
+            advance=advance,
+            n_workers=n_workers,
+        )
+        yield ForwardPass(source, text, load, folder, sweep, states)
+
+
+class LayerStates:
+    """Where hidden states are kept: two sets that change places with each layer, and what experts multiply.
+
+    Within the budget the sets are in memory, and each layer's output is copied to the work folder's files.
+    Above the budget, layers work on those files themselves.
+    """
+
+    def __init__(
+        self,
+        load: Loader,
+        text: Text,
+        hidden_size: int,
+        folder: WorkFolder,
+        memory_bytes: int,
+        opened: ExitStack,
+    ) -> None:
+        size = text.inputs.size, hidden_size
+        self.in_memory = prod(size) * (4 + 4 + load.dtype.itemsize) <= memory_bytes
+
+        def file(path: Path, dtype: torch.dtype = torch.float32) -> FileStates:
+            return opened.enter_context(closing(FileStates(path, *size, dtype)))
+
+        self._files = file(folder.hidden_path(0)), file(folder.hidden_path(1))
+        if folder.done < EMBEDDING:
+            embed(load, text, self._files[EMBEDDING % 2])
+            self._files[EMBEDDING % 2].sync()
+            folder.finish_layer(EMBEDDING, {})
+        self._sets: tuple[States, States] = self._files
+        self._middle: States
+        if self.in_memory:
+            self._sets = MemoryStates(*size), MemoryStates(*size)
+            self._middle = MemoryStates(*size, load.dtype)
+            copy(self._files[folder.done % 2], self.after(folder.done))
+        else:
+            self._middle = file(folder.middle_path, load.dtype)
+
+    def after(self, layer: int) -> States:
+        """Return where a layer puts its output, float32."""
+        return self._sets[layer % 2]
+
+    def around(self, layer: int) -> tuple[States, States, States]:
+        """Return where a layer finds its input, keeps what experts multiply, and puts its output."""
+        return self.after(layer - 1), self._middle, self.after(layer)
+
+    def save(self, layer: int) -> None:
+        """See to it that the layer's output is on the disk itself."""
+        if self.in_memory:
+            copy(self.after(layer), self._files[layer % 2])
+        self._files[layer % 2].sync()
+
+
+def embed(load: Loader, text: Text, states: States) -> None:
+    """Write the embeddings of all tokens to `states`; each chunk reads the rows of its own tokens."""
+    for chunk, tokens in enumerate(text.inputs):
+        unique, places = np.unique(tokens, return_inverse=True)
+        rows = load.picked_rows(EMBEDDINGS, unique.tolist()).cpu()
+        if not bool(torch.isfinite(rows).all()):
+            raise BadActivation(f"{EMBEDDINGS}: has NaN or infinity")
+        states.write(chunk * text.chunk_size, rows[torch.from_numpy(places)])
