@@ -79,7 +79,7 @@ def test_unread_importances_are_those_that_were_read(tmp_path: Path, form: str) 
         assert unread is not None
         assert read is not None
         assert (unread.rows_per_weights, unread.n_neutral) == (read.rows_per_weights, read.n_neutral)
-        assert unread.importance.shape == read.importance.shape
+        assert unread.matrix.shape == read.matrix.shape
         np.testing.assert_array_equal(unread.weights(), read.weights())
         for row in range(tensor.n_rows):
             np.testing.assert_array_equal(unread.weights_of_row(row), read.weights_of_row(row))
