@@ -7,14 +7,14 @@ The model is DeepSeek-V3-style with 32 experts a layer, of which 4 are used, and
 2 billion in 10 layers. Each run is a process of its own, on the same files, chunks of 512 tokens:
 
     layer by layer   what `imatrix -m -f` does: a layer's weights are read once for all chunks
-    plain loop       the same arithmetic a chunk at a time, as a program does whose memory holds one layer:
+    plain loop       the same arithmetic a chunk at a time, as in a program whose memory holds only one layer:
                      every weight is read for every chunk
-    llama.cpp        decodes a chunk at a time in BF16, collecting nothing (needs the xllamacpp wheel)
+    llama.cpp        decodes a chunk at a time in BF16 and collects nothing (needs the xllamacpp wheel)
 
-The first two are run in both dtypes, unless --dtype names one.
+The first two run in both dtypes, unless --dtype names one.
 
-On a machine that others use too, tokens per second of CPU time say more than those per second; with
---threads 1 they hold no waiting of one thread for another.
+On a shared machine, tokens per second of CPU time say more than tokens per second. With --threads 1 they
+include no waiting of one thread for another.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ CONTEXT = 512
 
 @dataclass(frozen=True)
 class Speed:
+    """One run: its time by the clock and by the processors, and its largest resident memory."""
+
     what: str
     dtype: str
     n_chunks: int
@@ -53,7 +55,7 @@ class Speed:
 
 
 def write_text(path: Path, n_chunks: int) -> None:
-    """Write a text of at least so many chunks: random words, for the weights are random too."""
+    """Write a text of at least `n_chunks` chunks. Random words will do, as the weights are random too."""
     rng = np.random.default_rng(0)
     letters = np.array(list("etaoinshrdlu"))
     words = (
@@ -107,7 +109,7 @@ def llama(gguf: str, n_chunks: str, n_threads: str) -> None:
 
 
 def measure(folder: Path, args: argparse.Namespace) -> list[Speed]:
-    """Make the model in `folder`, and run each on it."""
+    """Make the model in `folder`, and time every run on it."""
     model, text = args.model or folder / "model", folder / "text.txt"
     if args.model is None:
         make_model(model, args.layers)
@@ -130,14 +132,14 @@ def measure(folder: Path, args: argparse.Namespace) -> list[Speed]:
         run("convert", [sys.executable, "-m", "convert.cli", str(model), *to_gguf])
         decode = [*this, "--llama", str(gguf), str(args.llama_chunks), threads]
         runs.append(("llama.cpp", "bfloat16", args.llama_chunks, decode))
-    found = []
+    speeds = []
     for what, dtype, n_chunks, words in runs:
         if n_chunks:
             before = cpu_seconds()
             done = run(what, words)
             used = cpu_seconds() - before
-            found.append(Speed(what, dtype, n_chunks, done.seconds, used, done.peak_bytes))
-    return found
+            speeds.append(Speed(what, dtype, n_chunks, done.seconds, used, done.peak_bytes))
+    return speeds
 
 
 def cpu_seconds() -> float:
@@ -156,7 +158,7 @@ def main() -> None:
     parser.add_argument("--llama-chunks", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "both"], default="both")
-    parser.add_argument("--model", type=Path, help="a model that is there already")
+    parser.add_argument("--model", type=Path, help="an existing model to use")
     parser.add_argument("--folder", type=Path, help="where the files go (removed afterwards)")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--plain", nargs=5, help=argparse.SUPPRESS)

@@ -2,9 +2,9 @@
 
     python scripts/bench_kernels.py [--json] [--decode] [--types Q4_K Q6_K] [--cols 2048] [--seconds 0.5]
 
-Rows are random normal weights, importances random; ours and the reference take turns on the same rows, and
-the best turn of each counts. Compiling is not counted, nor is F32, which passes through. Needs the xllamacpp
-wheel: pip install ".[test]".
+Rows are random normal weights, and importances are random. Ours and the reference take turns on the same
+rows, and the best turn of each counts. Compiling is not counted. F32, which passes through, is left out.
+Needs the xllamacpp wheel: pip install ".[test]".
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.support import oracle
 
 OURS_ROWS = 512
 SLOW = 100
-"""Million weights a second below which the reference gets fewer rows, so that a turn stays short."""
+"""Speed, in million weights a second, below which the reference gets fewer rows to keep its turns short."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,10 @@ def seconds(call: Callable[[], object]) -> float:
 def speeds(
     ours: Callable[[int], object], reference: Callable[[int], object], n_cols: int, budget: float
 ) -> tuple[float, float]:
-    """Return the best speed of each, taking turns for `budget` seconds; a call gets a number of rows."""
+    """Return the best speed of each in million weights a second, taking turns for `budget` seconds.
+
+    ours, reference  are called with a number of rows
+    """
     ours(OURS_ROWS)  # compiles
     probe = 16 * n_cols / seconds(lambda: reference(16)) / 1e6
     reference_rows = OURS_ROWS // 8 if probe < SLOW else OURS_ROWS
@@ -113,7 +116,7 @@ def timings(names: list[str], n_cols: int, budget: float, decode: bool) -> Itera
 
 
 def machine() -> dict[str, str]:
-    """Return what the numbers depend on."""
+    """Return the facts about this machine that the numbers depend on."""
     cpu_info = Path("/proc/cpuinfo")
     lines = cpu_info.read_text().splitlines() if cpu_info.exists() else []
     fields = dict(line.split(":", 1) for line in lines if ":" in line)
@@ -145,12 +148,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     facts = machine()
-    found = []
+    measured = []
     if not args.json:
         print(", ".join(f"{key} {value}" for key, value in facts.items()))
         print(f"{'type':8} {'importances':12} {'ours':>8} {'ggml':>8} {'ratio':>7}   million weights/s")
     for timing in timings(args.types, args.cols, args.seconds, args.decode):
-        found.append(timing)
+        measured.append(timing)
         if not args.json:
             kind = "with" if timing.importances else "without"
             print(
@@ -159,11 +162,11 @@ def main() -> None:
             )
     means = {}
     for kind, weighted in (("without", False), ("with", True)):
-        ratios = [timing.ratio for timing in found if timing.importances == weighted]
+        ratios = [timing.ratio for timing in measured if timing.importances == weighted]
         if ratios:
             means[kind] = geometric_mean(ratios)
     if args.json:
-        rows = [{**asdict(t), "ratio": t.ratio} for t in found]
+        rows = [{**asdict(t), "ratio": t.ratio} for t in measured]
         print(json.dumps({"machine": facts, "timings": rows, "geometric_mean_ratio": means}, indent=1))
     else:
         print(

@@ -2,9 +2,9 @@
 
     python scripts/bench_loaders.py [--json] [--formats fp8 int4] [--rows 4096] [--cols 7168] [--seconds 1]
 
-A checkpoint with one random matrix is written for each format, and read as a conversion reads it: a few MiB
-of rows at a time, into float32, from the page cache. The best pass counts. One weight is 2 bytes of BF16,
-whatever the type that a conversion writes. Compiling is not counted.
+For each format, a checkpoint with one random matrix is written and then read as a conversion reads it: a few
+MiB of rows at a time, into float32, from the page cache. The best pass counts. Every weight counts as 2 bytes
+of BF16, whatever type a conversion would write. Compiling is not counted.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def scales(dtype: Any, *shape: int) -> np.ndarray:
 
 
 def floats(n_rows: int, n_cols: int) -> np.ndarray:
-    """Return random 8-bit floats without NaN, whose arithmetic may be slower."""
+    """Return random 8-bit floats without NaN, as arithmetic with NaN may be slower."""
     return (random_bytes(n_rows, n_cols) & np.uint8(0xF7)).view(ml_dtypes.float8_e4m3fn)
 
 
@@ -74,7 +74,7 @@ def gptq(bits: int, n_rows: int, n_cols: int, *, act_order: bool = False) -> Ten
 
 
 def exl2(widths: Sequence[int], n_rows: int, n_cols: int) -> Tensors:
-    """Return a matrix whose groups of 128 columns have these widths in turn, widest first."""
+    """Return a matrix whose groups of 128 columns share out the bit widths `widths`, widest first."""
     bits = np.sort(np.resize(widths, n_cols // 128))[::-1]
     starts = np.concatenate([[0], np.cumsum(4 * bits)])
     return {
@@ -118,7 +118,11 @@ def hqq(bits: int, n_rows: int, n_cols: int) -> Tensors:
 
 @dataclass(frozen=True)
 class Case:
-    """quantization_config, and (n_rows, n_cols) -> what is stored: suffix of the module's name -> array."""
+    """A format to time.
+
+    config   the quantization_config
+    tensors  (n_rows, n_cols) -> stored tensors: suffix to the module's name -> array
+    """
 
     config: dict[str, Any]
     tensors: Callable[[int, int], Tensors]
@@ -270,12 +274,12 @@ CASES: dict[str, Case] = {
     "hqq 2": Case({"quant_method": "hqq"}, partial(hqq, 2)),
     "hqq 4": Case({"quant_method": "hqq"}, partial(hqq, 4)),
 }  # fmt: skip
-"""One line of the result each; a format is added by a row."""
+"""Formats by name, each one line of the result. A row here adds a format."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """gb_per_s counts 2 bytes for every weight."""
+    """The decoding speed of a format; gb_per_s counts 2 bytes for every weight."""
 
     format: str
     stored_as: str

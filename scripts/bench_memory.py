@@ -2,19 +2,19 @@
 
     python scripts/bench_memory.py [--threads 2] [--seconds 90] [--layers 4] [--folder DIR] [--json]
 
-The sources are sparse: their headers are real, their weights are zeros that take no space. Made are
+The sources are sparse: their headers are real, and their weights are zeros that take no space. They are
 
-    the checkpoint   61 layers, 256 experts, 671 billion weights in FP8 with scales, 163 files as published
+    a checkpoint     61 layers, 256 experts, 671 billion weights in FP8 with scales, 163 files as published
     a GGUF file      the same in BF16, 1.3 TB
-    importances      of every matrix and expert, random, 1 GB; in both forms
+    importances      for every matrix and expert, random, 1 GB; in both forms
 
-and of --layers layers (three of them dense) as well. Each command is a process of its own. Those on all 61
-layers are killed after --seconds: by then they have read and checked the headers, decided, taken the
-fingerprint of the run and are in the middle of the first experts. Those on --layers layers run to the end,
-which takes 8 GB of disk in --folder, with experts as large as they get: 256 times 2048 x 7168.
+and the same again with --layers layers, three of them dense. Each command is a process of its own. Commands
+on all 61 layers are killed after --seconds: by then they have read and checked the headers, decided, taken
+the fingerprint of the run, and reached the middle of the first experts. Commands on --layers layers run to
+the end, which takes 8 GB of disk in --folder; their experts have full size, 256 times 2048 x 7168.
 
-Only what is killed runs with one change: its output takes its space as it grows, because no disk that is at
-hand has 400 GB for it.
+The commands that will be killed run with one change: their output takes its space as it grows, because it
+would need 400 GB of disk.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ CONFIG: dict[str, Any] = STYLES["v3"] | {
 
 
 def make_checkpoint(folder: Path, n_layers: int) -> Path:
-    """Write the headers of a checkpoint, and files as large as they say."""
+    """Write a checkpoint of shards with real headers and holes for the data; return `folder`."""
     config = CONFIG | {"num_hidden_layers": n_layers}
     copy_tokenizer("deepseek-v3", folder)
     (folder / "config.json").write_text(json.dumps(config))
@@ -92,7 +92,7 @@ def make_checkpoint(folder: Path, n_layers: int) -> Path:
 
 
 def stored(config: dict[str, Any]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Yield name, dtype and shape of what DeepSeek stores: projections as FP8 with scales by blocks."""
+    """Yield name, dtype and shape of what DeepSeek stores: projections as FP8, with a scale per block."""
     for name, shape in shapes(config):
         if name.endswith(("_proj.weight", "_proj_with_mqa.weight")):
             yield name, "F8_E4M3", shape
@@ -114,7 +114,7 @@ def write_sparse_shard(path: Path, tensors: dict[str, tuple[str, tuple[int, ...]
 
 
 def make_gguf(checkpoint: Path, path: Path) -> Path:
-    """Write the header of the GGUF file that the checkpoint becomes, and a file as large as it says."""
+    """Write the GGUF file that the checkpoint becomes, with a real header and a hole for the data."""
     with Checkpoint(checkpoint) as opened:
         preparation, _ = prepare(opened, path, ConvertOptions(outtype="bf16", provenance=False))
     (output,) = preparation.outputs
@@ -125,7 +125,7 @@ def make_gguf(checkpoint: Path, path: Path) -> Path:
 
 
 def make_matrix(gguf: Path, path: Path) -> Path:
-    """Write importances for every matrix of a model, one row for each of a stack."""
+    """Write importances for every matrix of a model, one row for each matrix of a stack."""
     with open_gguf(gguf) as file:
         matrices = [info for info in file.tensors.values() if len(info.shape) > 1]
     infos = [
@@ -156,7 +156,7 @@ def make_matrix(gguf: Path, path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Run:
-    """One command: wall seconds, the largest resident memory of its process, whether it came to its end."""
+    """One command: wall seconds, largest resident memory of its process, and whether it ran to its end."""
 
     what: str
     seconds: float
@@ -165,7 +165,10 @@ class Run:
 
 
 def run(what: str, words: Sequence[str], seconds: float | None = None) -> Run:
-    """Run a command, at most for so many seconds; raises CalledProcessError when it fails."""
+    """Run a command for at most `seconds`.
+
+    raises  CalledProcessError with the command's output when it fails
+    """
     started = time.perf_counter()
     peak_bytes = 0
     ended = True
@@ -190,7 +193,10 @@ def run(what: str, words: Sequence[str], seconds: float | None = None) -> Run:
 
 
 def command(how: str, words: Sequence[str]) -> int:
-    """Be a command of the toolkit; "killed": its output takes no space beforehand."""
+    """Be a command of the toolkit, and return its exit code.
+
+    how  "killed": don't allocate the output's space at the start; "whole": run as usual
+    """
     import gguf_tools.writer
 
     if how == "killed":
@@ -208,7 +214,7 @@ def command(how: str, words: Sequence[str]) -> int:
 
 
 def measure(folder: Path, n_layers: int, n_threads: int, seconds: float) -> Iterator[Run]:
-    """Make the models in `folder` and run everything."""
+    """Make the models in `folder`, and yield a run of every command on them."""
     for layers, limit in ((N_LAYERS, seconds), (n_layers, None)):
         model = make_checkpoint(folder / f"{layers}", layers)
         gguf = make_gguf(model, folder / f"{layers}.gguf")

@@ -1,15 +1,15 @@
-"""Time whole commands on a generated DeepSeek-V3-style model, ours and the reference: seconds, peak memory.
+"""Time whole commands, ours and the reference, on a generated DeepSeek-V3-style model.
 
     python scripts/bench_pipeline.py [--layers 8] [--threads 2] [--types Q4_K_M Q2_K] [--folder DIR] [--json]
 
-The model has 32 experts a layer and random weights, about 0.2 billion weights a layer. Measured in one run,
-on the same files, each command a process of its own:
+The model has 32 experts a layer and random weights, about 0.2 billion weights a layer. Seconds and peak
+memory are measured in one run on the same files, each command in a process of its own:
 
-    cp          the checkpoint's files, for scale
-    convert     convert-hf-to-gguf to BF16; cp and it take turns, and the best of three counts
-    quantize    the BF16 file to each file type, with importances; the second of two runs, so that kernels are
-                compiled
-    one pass    the checkpoint to the same file type at once
+    cp          copies the checkpoint's files, for scale
+    convert     convert-hf-to-gguf to BF16; it takes turns with cp, and the best of three counts
+    quantize    the BF16 file to each file type, with importances; the second of two runs counts, when the
+                kernels are compiled
+    one pass    the checkpoint to the same file type directly
     reference   the same plan and weights through ggml_quantize_chunk in as many threads, with reading and
                 writing: what llama-quantize does besides printing
 
@@ -64,7 +64,7 @@ REPETITIONS = 3
 
 @dataclass(frozen=True)
 class Run:
-    """One command: wall seconds and the largest resident memory of its process."""
+    """One command: its wall seconds, and the largest resident memory of its process."""
 
     what: str
     seconds: float
@@ -72,12 +72,15 @@ class Run:
 
 
 def run(what: str, words: Sequence[str]) -> Run:
-    """Run a command to its end; raises CalledProcessError with its output when it fails."""
+    """Run a command to its end.
+
+    raises  CalledProcessError with the command's output when it fails
+    """
     started = time.perf_counter()
     peak_bytes = 0
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
-        # Not rusage: that one counts the memory of this process, of which the command is a fork, too.
+        # rusage won't do: the command is a fork of this process, and its maximum includes this one's memory.
         while process.poll() is None:
             peak_bytes = max(peak_bytes, high_water(process.pid))
             time.sleep(0.02)
@@ -141,15 +144,16 @@ def reference(source: str, matrix: str, output: str, file_type: str, n_threads: 
             if tensor.is_copied:
                 out.write(rows.raw_rows(0, tensor.info.n_rows).data)
                 continue
-            found = resolve(tensor.source_info, data.entries, n_heads)
-            for blocks in pool.map(partial(encode, rows, tensor.target_type.id, found), parts(tensor, found)):
+            resolved = resolve(tensor.source_info, data.entries, n_heads)
+            encode_part = partial(encode, rows, tensor.target_type.id, resolved)
+            for blocks in pool.map(encode_part, parts(tensor, resolved)):
                 out.write(blocks.tobytes())
 
 
-def parts(tensor: TensorPlan, found: ResolvedImportance | None) -> Iterator[tuple[int, int]]:
-    """Yield row ranges of about a million weights, each under one row of importances."""
+def parts(tensor: TensorPlan, resolved: ResolvedImportance | None) -> Iterator[tuple[int, int]]:
+    """Yield row ranges (start, stop) of about a million weights, each with one row of importances."""
     n_rows = tensor.info.n_rows
-    span = n_rows if found is None else found.rows_per_weights
+    span = n_rows if resolved is None else resolved.rows_per_weights
     step = max(1, min(span, (1 << 20) // tensor.info.n_cols))
     for first in range(0, n_rows, span):
         for start in range(first, first + span, step):
@@ -157,15 +161,15 @@ def parts(tensor: TensorPlan, found: ResolvedImportance | None) -> Iterator[tupl
 
 
 def encode(
-    rows: GGUFTensor, type_id: int, found: ResolvedImportance | None, part: tuple[int, int]
+    rows: GGUFTensor, type_id: int, resolved: ResolvedImportance | None, part: tuple[int, int]
 ) -> np.ndarray:
-    """Return rows as ggml's blocks."""
-    weights = None if found is None else found.weights_of_row(part[0])
+    """Return a range of rows as ggml's blocks, uint8 (n_rows, bytes of a row)."""
+    weights = None if resolved is None else resolved.weights_of_row(part[0])
     return oracle.quantize(type_id, f32.quantize(rows.read_rows(*part), None), weights)
 
 
 def measure(folder: Path, n_layers: int, n_threads: int, file_types: Sequence[str]) -> list[Run]:
-    """Make the model in `folder` and run everything."""
+    """Make the model in `folder`, and time every command on it."""
     model, gguf, matrix = folder / "model", folder / "model.gguf", folder / "matrix.gguf"
     make_model(model, n_layers)
     python = [sys.executable, "-m"]
@@ -194,7 +198,7 @@ def measure(folder: Path, n_layers: int, n_threads: int, file_types: Sequence[st
 
 
 def copy_and_convert(folder: Path, convert: Sequence[str]) -> list[Run]:
-    """Return the best of some runs of cp and of the conversion, which leaves its output."""
+    """Return the best runs of cp and of the conversion, which leaves its output behind."""
     files = [str(path) for path in sorted((folder / "model").glob("*.safetensors"))]
     copy = folder / "copy"
     runs: dict[str, list[Run]] = {"cp": [], "convert to BF16": []}
@@ -203,7 +207,7 @@ def copy_and_convert(folder: Path, convert: Sequence[str]) -> list[Run]:
         runs["cp"].append(run("cp", ["cp", *files, str(copy)]))
         shutil.rmtree(copy)
         runs["convert to BF16"].append(run("convert to BF16", convert))
-    return [min(found, key=lambda r: r.seconds) for found in runs.values()]
+    return [min(repetitions, key=lambda r: r.seconds) for repetitions in runs.values()]
 
 
 def main() -> None:

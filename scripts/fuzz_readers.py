@@ -1,11 +1,12 @@
-"""Read very many nearly valid files with all readers, and keep those that make one fail.
+"""Read very many nearly valid files with all readers, and keep the files that make a reader fail.
 
     python scripts/fuzz_readers.py --inputs 1000000
     python scripts/fuzz_readers.py --inputs 50000 --targets gguf imatrix --processes 2 --seed 7
 
 A reader may succeed or raise a ToolkitError, within 2 seconds of processor time and 200 MB more than its
-process had before. What fails is written to --out, with its traceback; so is what kills a process or hangs
-it. Input number i of a target follows from target, seed and i alone. The exit code is 1 if anything failed.
+process had before. An input that fails is written to --out with its traceback, and so is an input that kills
+a process or makes it hang. Input number i of a target depends on the target, the seed and i alone. The exit
+code is 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MEMORY_BYTES = 200_000_000
 HANGS_AFTER_SECONDS = 60.0
 CHUNK_INPUTS = 2000
 
-#: Of a thousand inputs: more for the readers that are met most, and are fast.
+#: Inputs out of a thousand for each reader: more for readers that are used most or are fast.
 SHARES = {
     "gguf": 260, "gguf_set": 100, "safetensors": 200, "checkpoint": 60, "config_json": 120,
     "tokenizer_json": 70, "tokenizer_config": 40, "tokenizer_model": 70, "model_card": 40, "imatrix": 40,
@@ -48,12 +49,12 @@ SHARES = {
 
 
 class TookTooLongError(BaseException):
-    """No Exception, so that no reader takes it for one of its own."""
+    """A reader ran out of time. It is no Exception, so that no reader catches it as one of its own."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Inputs start..stop of a target, for one process."""
+    """The inputs start..stop of a target, read by one process."""
 
     target: str
     seed: int
@@ -66,7 +67,7 @@ class Chunk:
 
 @dataclass
 class Tally:
-    """How many inputs ended how, the names of those that failed, and the time that all took."""
+    """How the inputs ended: counts by ending, the names of failed inputs, and the seconds that all took."""
 
     endings: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
@@ -85,9 +86,9 @@ def run_chunk(chunk: Chunk, out: Path, place: Any, results: Connection) -> None:
     """Read the inputs of `chunk`, and send a Tally.
 
     out    folder for inputs that fail
-    place  shared with the main process: the number of the input that is being read
+    place  number of the input that is being read, shared with the main process
     """
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries' own words about what is wrong with an input
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what libraries print about an input
     signal.signal(signal.SIGPROF, _raise_took_too_long)
     mapped_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped_bytes + MEMORY_BYTES,) * 2)
@@ -126,7 +127,7 @@ def _raise_took_too_long(_signal: int, _frame: FrameType | None) -> None:
 
 
 def keep(out: Path, chunk: Chunk, index: int, data: bytes, why: str) -> str:
-    """Write an input, and why it failed; return its name."""
+    """Write an input, and the reason why it failed; return its name."""
     out.mkdir(parents=True, exist_ok=True)
     name = f"{chunk.target}-{chunk.seed}-{index}"
     (out / name).write_bytes(data)
@@ -148,7 +149,7 @@ class Worker:
     seen_at: float = 0.0
 
     def hangs(self) -> bool:
-        """Whether it has been reading the same input for a minute."""
+        """Return whether it has been reading the same input for a minute."""
         now = time.monotonic()
         if self.place.value != self.seen:
             self.seen, self.seen_at = self.place.value, now
@@ -156,7 +157,7 @@ class Worker:
 
 
 def run(chunks: deque[Chunk], n_processes: int, out: Path) -> Iterator[tuple[str, Tally]]:
-    """Read all chunks, yielding (target, Tally); where a process dies, another goes on behind that input."""
+    """Read all chunks and yield (target, Tally). If a process dies, another resumes after the fatal input."""
     workers: dict[Connection, Worker] = {}
     while chunks or workers:
         while chunks and len(workers) < n_processes:
@@ -186,7 +187,10 @@ def start(chunk: Chunk, out: Path) -> tuple[Connection, Worker]:
 
 
 def died(worker: Worker, out: Path) -> Tally:
-    """What is known of a chunk whose process died: the last input killed it; how the others ended is lost."""
+    """Return the tally of a chunk whose process died.
+
+    The last input killed the process. How the inputs before it ended is lost.
+    """
     chunk, index = worker.chunk, worker.place.value
     why = f"the process ended with code {worker.process.exitcode}\n"
     name = keep(out, chunk, index, chunk.input(index), why)
@@ -194,7 +198,7 @@ def died(worker: Worker, out: Path) -> Tally:
 
 
 def chunks_of(n_inputs: int, targets: list[str], seed: int) -> deque[Chunk]:
-    """Share the inputs out, in chunks of all targets in turn."""
+    """Return `n_inputs` inputs in chunks, shared out among the targets, which take turns."""
     whole = sum(SHARES[target] for target in targets)
     chunks = []
     for target in targets:
@@ -207,7 +211,7 @@ def chunks_of(n_inputs: int, targets: list[str], seed: int) -> deque[Chunk]:
 
 
 def table(tallies: dict[str, Tally]) -> Iterator[str]:
-    """Yield the results as a table in Markdown."""
+    """Yield the lines of a Markdown table of the results."""
     yield "| reader | inputs | a second | read | refused | failed |"
     yield "|---|---|---|---|---|---|"
     total = Tally()

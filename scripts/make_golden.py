@@ -1,11 +1,11 @@
-"""Record what ggml's codecs make of small samples: a file per type in tests/golden/formats.
+"""Record the blocks that ggml's codecs make from small samples: a file per type in tests/golden/formats.
 
     python scripts/make_golden.py [TYPE ...]
 
-Without types everything is made anew. With types the samples stay and only those types are recorded. The
-rows and importances are kept too, so that the bytes stay valid when numpy's generators change:
+Without types, everything is recorded again. With types, the samples stay and only those types are recorded.
+The rows and importances are stored too, so that the bytes stay valid when numpy's generators change:
 
-    samples.npz   rows              float32 (n_rows, 256), one row of each kind of tests/support/samples.py
+    samples.npz   rows              float32 (n_rows, 256), one row of each kind in tests/support/samples.py
                   KIND              float32 (256,), importances of this kind
     TYPE.npz      none, KIND        uint8 (n_rows, bytes of a row), from ggml_quantize_chunk without and with
                                     importances; zeros for a row on which it aborts
@@ -35,6 +35,7 @@ IMPORTANCE_KINDS = ("random", "sparse")
 
 
 def make_samples() -> None:
+    """Write samples.npz."""
     rows = np.concatenate([samples.rows(kind, (1, N_COLS), seed) for seed, kind in enumerate(samples.ROWS)])
     importances = {kind: samples.importances(kind, N_COLS) for kind in IMPORTANCE_KINDS}
     np.savez_compressed(SAMPLES, rows=rows, **importances)
@@ -43,6 +44,7 @@ def make_samples() -> None:
 def encode(
     type_id: int, rows: npt.NDArray[np.float32], weights: npt.NDArray[np.float32] | None
 ) -> npt.NDArray[np.uint8]:
+    """Return ggml's blocks of float32 `rows`, uint8 (n_rows, bytes of a row); zeros where ggml aborts."""
     encoded = oracle.quantize(type_id, np.zeros_like(rows), weights)
     encoded[:] = 0
     for row, kind in enumerate(samples.ROWS):

@@ -1,14 +1,14 @@
-"""Record what llama.cpp's (or ik_llama.cpp's) own converter makes of the micro checkpoints.
+"""Record the files that llama.cpp's (or ik_llama.cpp's) own converter makes from the micro checkpoints.
 
     python scripts/record_converter_golden.py split LLAMA_CPP_CHECKOUT
     python scripts/record_converter_golden.py both IK_LLAMA_CPP_CHECKOUT
 
-Writes tests/golden/convert/CASE.json for the cases of tests/convert/cases.py in that layout: metadata,
+Writes tests/golden/convert/CASE.json for each case of tests/convert/cases.py in that layout: the metadata,
 and for every tensor, in file order, [type, shape with columns first, sha256 of its bytes]. Needs torch and
-transformers. A third argument says what was recorded from; without it, the checkout's commit.
+transformers. A third argument names the source of the recording; by default it is the checkout's commit.
 
-The micro checkpoints have no tokenizer, so the converter's set_vocab is replaced by nothing; everything
-else is the converter's own doing.
+The micro checkpoints have no tokenizer, so the converter's set_vocab is replaced by a function that does
+nothing. Everything else is the converter's own work.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def convert(checkout: Path, folder: Path, outfile: Path, outtype: str) -> None:
 
 
 def facts(path: Path) -> dict[str, Any]:
-    """Return metadata and tensors of a GGUF file as they are recorded."""
+    """Return the metadata and tensors of a GGUF file in the form that is recorded."""
     import gguf
 
     reader = gguf.GGUFReader(path)
@@ -66,7 +66,7 @@ def facts(path: Path) -> dict[str, Any]:
 
 def main() -> None:
     layout, checkout = sys.argv[1], Path(sys.argv[2]).resolve()
-    # The checkout has a package "tests" as well, so ours is imported before its folders are searched.
+    # The checkout has a package "tests" too, so ours is imported before the checkout is on the path.
     sys.path.insert(0, str(ROOT))
     from tests.convert.cases import CASES
 
@@ -80,13 +80,13 @@ def main() -> None:
             folder = case.make(Path(temporary) / name)
             outfile = Path(temporary) / "out.gguf"
             convert(checkout, folder, outfile, case.outtype)
-            found = {
+            recording = {
                 "recorded_from": sys.argv[3] if len(sys.argv) > 3 else head.stdout.strip(),
                 **facts(outfile),
             }
-        text = json.dumps(found, indent=0).replace(",\n[\n", ",[").replace("\n]", "]")
+        text = json.dumps(recording, indent=0).replace(",\n[\n", ",[").replace("\n]", "]")
         (GOLDEN / f"{name}.json").write_text(text + "\n")
-        print(f"{name}: {len(found['tensors'])} tensors")
+        print(f"{name}: {len(recording['tensors'])} tensors")
 
 
 if __name__ == "__main__":

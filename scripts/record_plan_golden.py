@@ -3,9 +3,8 @@
     python scripts/record_plan_golden.py LLAMA_QUANTIZE "llama.cpp 0c1e57098"
 
 Writes tests/golden/plans/layouts.plans.json.gz: {"recorded_from": ..., "plans": {layout: {FILETYPE or
-FILETYPE+imatrix: plan}}}, a plan being what the dry run prints: one type per tensor in file order, written as
-runs [type, number of tensors]. The files that it plans for are headers with a hole
-where the data would be.
+FILETYPE+imatrix: plan}}}. A plan is what the dry run prints: one type per tensor in file order, written as
+runs [type, number of tensors]. The files that it plans for are headers with a hole where the data would be.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _TENSOR = re.compile(r"^\[ *\d+/ *\d+\] (\S+) .*, type = +(\w+), size =[^(\n]*(?
 
 
 def record(llama_quantize: str, source: str) -> None:
-    """Plan every layout for every file type, with and without importances, and write what came out."""
+    """Plan every layout for every file type, with and without importances, and write the plans."""
     plans: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, layout in LAYOUTS.items():
@@ -49,10 +48,10 @@ def record(llama_quantize: str, source: str) -> None:
 
 def _plan(command: list[str], names: list[str]) -> list[list[Any]]:
     run = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = _TENSOR.findall(run.stdout + run.stderr)
-    if [name for name, _, _ in found] != names:
+    lines = _TENSOR.findall(run.stdout + run.stderr)
+    if [name for name, _, _ in lines] != names:
         raise SystemExit(f"{' '.join(command)}: the dry run lists other tensors than expected")
-    types = ((new or old).upper() for _, old, new in found)
+    types = ((new or old).upper() for _, old, new in lines)
     return [[type_, len(list(run_))] for type_, run_ in itertools.groupby(types)]
 
 

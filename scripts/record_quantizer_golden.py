@@ -2,9 +2,9 @@
 
     python scripts/record_quantizer_golden.py LLAMA_QUANTIZE "llama.cpp 0c1e57098"
 
-Writes tests/golden/quantize/files.json: the sha256 of the inputs, and for every case that of each output
-file, whole. LLAMA_QUANTIZE is a plain GCC build (no fused multiply-add in ggml-quants.c); the second
-argument says what it is.
+Writes tests/golden/quantize/files.json: the sha256 of the inputs, and for every case the sha256 of each whole
+output file. LLAMA_QUANTIZE is a plain GCC build (no fused multiply-add in ggml-quants.c); the second argument
+says which.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ GOLDEN = ROOT / "tests" / "golden" / "quantize" / "files.json"
 
 
 def record(llama_quantize: str, source: str) -> None:
-    """Run every case in a folder of its own and write what came out."""
+    """Run every case in a folder of its own, and write the hashes of its outputs."""
     with tempfile.TemporaryDirectory() as name:
         inputs = Path(name) / "inputs"
         make_inputs(inputs)
         outputs = {case: _run(llama_quantize, case, inputs, Path(name) / case) for case in CASES}
-        found = {"recorded_from": source, "inputs": file_hashes(inputs), "outputs": outputs}
-    GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
+        recording = {"recorded_from": source, "inputs": file_hashes(inputs), "outputs": outputs}
+    GOLDEN.write_text(json.dumps(recording, indent=1) + "\n")
 
 
 def _run(llama_quantize: str, case: str, inputs: Path, folder: Path) -> dict[str, str]:
     folder.mkdir()
-    # llama-quantize stores the matrix's path as given: a bare name, as ours is.
+    # llama-quantize stores the matrix's path as it is given. Ours gets a bare name too.
     shutil.copy(inputs / MATRIX_NAME, folder)
     words = [llama_quantize, *arguments(case, inputs, folder / "out.gguf", MATRIX_NAME)]
     subprocess.run(words, cwd=folder, check=True, capture_output=True)

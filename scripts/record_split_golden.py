@@ -2,7 +2,7 @@
 
     python scripts/record_split_golden.py LLAMA_GGUF_SPLIT "llama.cpp 0c1e57098"
 
-Writes tests/golden/split/shards.json: of every case the sha256 of its input and of each shard.
+Writes tests/golden/split/shards.json: for every case the sha256 of its input and of each shard.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ GOLDEN = ROOT / "tests" / "golden" / "split" / "shards.json"
 
 
 def record(llama_gguf_split: str, source: str) -> None:
-    """Run every case and write what came out."""
-    found = {name: _run(llama_gguf_split, case) for name, case in CASES.items()}
-    GOLDEN.write_text(json.dumps({"recorded_from": source, "cases": found}, indent=1) + "\n")
+    """Run every case, and write the hashes of its input and shards."""
+    cases = {name: _run(llama_gguf_split, case) for name, case in CASES.items()}
+    GOLDEN.write_text(json.dumps({"recorded_from": source, "cases": cases}, indent=1) + "\n")
 
 
 def _run(llama_gguf_split: str, case: Case) -> dict[str, dict[str, str]]:

@@ -2,9 +2,9 @@
 
     python scripts/table_of_types.py
 
-The error is that of all weights of tests/golden/tiny-deepseek-v3 whose importances are known and whose rows
-fit every type: sqrt(sum w (x - q)^2 / sum w x^2), w the mean squared activation of the column, quantized
-without importances and with them.
+The error is taken over all weights of tests/golden/tiny-deepseek-v3 whose importances are known and whose
+rows fit every type: sqrt(sum w (x - q)^2 / sum w x^2), where w is the mean squared activation of the column.
+The weights are quantized without importances and with them.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ Matrix = tuple[np.ndarray, np.ndarray]
 
 
 def matrices(file: GGUFSet) -> Iterator[Matrix]:
-    """Yield (rows float32, weights float32 (n_cols,)) of every matrix with importances."""
+    """Yield (rows float32 (n_rows, n_cols), weights float32 (n_cols,)) of every matrix with importances."""
     entries = imatrix.load(GOLDEN / "imatrix" / "tiny-deepseek-v3.imatrix.gguf").entries
     n_heads = file.get("deepseek2.attention.head_count")
     for info in file.tensors.values():
-        found = resolve(info, entries, n_heads)
-        if found is None or info.n_cols % LONGEST_BLOCK:
+        resolved = resolve(info, entries, n_heads)
+        if resolved is None or info.n_cols % LONGEST_BLOCK:
             continue
         rows = GGUFTensor(file, info.name).read_rows(0, info.n_rows).astype(np.float32)
-        step = found.rows_per_weights
+        step = resolved.rows_per_weights
         for start in range(0, info.n_rows, step):
-            yield rows[start : start + step], found.weights_of_row(start)
+            yield rows[start : start + step], resolved.weights_of_row(start)
 
 
 def error(format_: QuantFormat, known: list[Matrix], *, weighted: bool) -> float:
-    """Return the relative error that counts, with or without importances in the search."""
+    """Return the weighted relative error; `weighted` says whether the search uses the importances too."""
     lost = total = 0.0
     for rows, weights in known:
         blocks = format_.quantize(rows, weights if weighted else None)
