@@ -1,1 +1,1 @@
-"""Harnesses: a module for each reader of strangers' files, shared by tests, long runs and atheris."""
+"""Fuzzing harnesses, a module for each reader of strangers' files. Tests, long runs and atheris use them."""

@@ -1,4 +1,4 @@
-"""model.safetensors.index.json, and the quantization settings of config.json, of a folder with weights."""
+"""model.safetensors.index.json, and the quantization settings in config.json, of a folder with weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INDEX = {
 
 
 def make(rng: random.Random) -> bytes:
-    """Return config.json and the index, one of them changed, as a list of both."""
+    """Return config.json and the index, one of them changed, on a line each."""
     both = [CONFIG, INDEX]
     changed = rng.randrange(2)
     text = mutate.json_bytes(rng, json.dumps(both[changed]))
@@ -43,7 +43,7 @@ def warm_up() -> None:
 
 
 def read(folder: Path) -> None:
-    """List the weights of a folder; raises CheckpointError for one that is refused."""
+    """List the weights of a folder; raises CheckpointError if the folder is refused."""
     with open_checkpoint(folder) as weights:
         checkpoint_text(weights)
 

@@ -1,4 +1,4 @@
-"""config.json: what it says of a DeepSeek model, down to the keys of the output."""
+"""config.json of a DeepSeek model, read down to the keys of the output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEEDS = tuple(
 
 
 def make(rng: random.Random) -> bytes:
-    """Return a file that was valid."""
+    """Return a valid file with a few changes."""
     return mutate.json_bytes(rng, rng.choice(SEEDS))
 
 
@@ -30,7 +30,7 @@ def warm_up() -> None:
 
 
 def read(folder: Path) -> None:
-    """Read the configuration in a folder; raises CheckpointError for one that is refused."""
+    """Read the configuration in a folder; raises CheckpointError if it is refused."""
     raw = read_config(folder)
     path = folder / "config.json"
     architecture = find_architecture(raw, path)

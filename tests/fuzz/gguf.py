@@ -1,4 +1,4 @@
-"""GGUF files: everything that `gguf-tools show`, `verify`, `hash` and `diff` do with one."""
+"""GGUF files, through everything that `gguf-tools show`, `verify`, `hash` and `diff` do with them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ PLAIN = (
 
 
 def make(rng: random.Random) -> bytes:
-    """Return a file that was valid."""
+    """Return a valid file with a few changes."""
     seed, other = rng.choice(((MODEL, PLAIN), (PLAIN, MODEL)))
     return mutate.segments(rng, seed, other)
 
@@ -76,7 +76,7 @@ def warm_up() -> None:
 
 
 def read(path: Path) -> None:
-    """Open a model and look at it in every way; raises ToolkitError for one that is refused."""
+    """Open a model and look at it in every way; raises ToolkitError if it is refused."""
     with open_gguf(path) as source:
         json_text(describe(source))
         show_text(source)

@@ -1,4 +1,4 @@
-"""Importance matrix files in both forms: load, describe, check, and save again in both forms."""
+"""Importance matrix files in both forms, which are loaded, described, checked and saved in both forms."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ GGUF = (
 
 
 def make(rng: random.Random) -> bytes:
-    """Return a file that was valid."""
+    """Return a valid file with a few changes."""
     return mutate.segments(rng, rng.choice((DAT, GGUF)))
 
 
@@ -62,7 +62,7 @@ def warm_up() -> None:
 
 
 def read(path: Path) -> None:
-    """Load a file and look at it; raises ToolkitError for one that is refused."""
+    """Load a file and look at it; raises ToolkitError if it is refused."""
     contents = load(path)
     describe(contents)
     list(description_lines(contents))

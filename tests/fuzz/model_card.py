@@ -1,4 +1,4 @@
-"""README.md and generation_config.json: what is known of a model besides its weights."""
+"""README.md and generation_config.json, which describe a model apart from its weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GENERATION = json.dumps(
 
 
 def make(rng: random.Random) -> bytes:
-    """Return a card that was valid, or a generation_config.json, which begins otherwise."""
+    """Return a changed card, or a changed generation_config.json, which doesn't begin like a card."""
     if rng.random() < 0.3:
         return mutate.json_bytes(rng, GENERATION)
     card = mutate.segments(rng, CARD, STRANGERS)
@@ -49,7 +49,7 @@ def warm_up() -> None:
 
 
 def read(folder: Path) -> None:
-    """Collect what a folder's files say down to the header of a file; raises CheckpointError."""
+    """Collect a folder's metadata, down to the header of a file; raises CheckpointError if it is refused."""
     general = general_metadata(folder, {"_name_or_path": "deepseek-ai/DeepSeek-V2-Lite"})
     general.default_outfile("BF16")
     FileLayout.of(general.metadata(), ())

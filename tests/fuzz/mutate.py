@@ -1,6 +1,6 @@
-"""Changing valid files a little: whole fields rather than bits, so that most reach past the first check.
+"""Changing valid files a little: whole fields rather than bits, so that most get past the first check.
 
-All take a `random.Random`, hypothesis' own included, and draw everything from it.
+All functions take a `random.Random`, which may be hypothesis' own, and draw everything from it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ VALUES: tuple[Any, ...] = (
 
 
 def segments(rng: random.Random, parts: Sequence[bytes], strangers: Sequence[bytes] = ()) -> bytes:
-    """Return the fields `parts`, one to four of them changed, joined.
+    """Return the fields `parts`, joined after one to four changes.
 
-    strangers  fields of another file that may take a place, too
+    strangers  fields of another file that may be inserted too
     """
     changed = list(parts)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
@@ -96,7 +96,7 @@ _EDITS: tuple[Edit, ...] = (
 
 
 def json_bytes(rng: random.Random, text: str) -> bytes:
-    """Return the JSON of `text`, which holds an object or a list, with one to three changes."""
+    """Return the JSON `text`, which holds an object or a list, with one to three changes."""
     value = json.loads(text)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         _change(rng, value)
@@ -133,24 +133,24 @@ def _items(holder: Any) -> list[Any]:
 
 
 def _holders(value: Any) -> list[Any]:
-    """All lists and objects in `value`, itself first."""
-    found, todo = [], [value]
-    while todo and len(found) < 2000:
+    """Return the lists and objects in `value`, itself first; 2000 at most."""
+    holders, todo = [], [value]
+    while todo and len(holders) < 2000:
         item = todo.pop()
         if isinstance(item, dict | list):
-            found.append(item)
+            holders.append(item)
             todo.extend(_items(item))
-    return found
+    return holders
 
 
 def _names(rng: random.Random, value: Any) -> list[str]:
-    """The keys of some object in `value`."""
+    """Return the keys of a random object in `value`."""
     objects = [holder for holder in _holders(value) if isinstance(holder, dict)]
     return list(rng.choice(objects)) if objects else []
 
 
 def _spoiled(rng: random.Random, data: bytes) -> bytes:
-    """`data` with something that no tree of values can say."""
+    """Return `data` with a change that no tree of values can express."""
     where = rng.randint(0, len(data))
     return rng.choice(
         (

@@ -1,9 +1,9 @@
-"""One harness under atheris, which follows what an input makes the code do: needs `pip install atheris`.
+"""Run one harness under atheris, which is guided by coverage; needs `pip install atheris`.
 
     python -m tests.fuzz.run gguf --runs 100000
     python -m tests.fuzz.run gguf -- -max_total_time=600 folder-with-inputs
 
-What follows -- goes to libFuzzer. An input that fails is written to crash-* in the working folder.
+Arguments after -- go to libFuzzer. An input that fails is written to crash-* in the working folder.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("target", help="harness, see tests/fuzz/targets.py")
-    parser.add_argument("--runs", type=int, default=-1, help="how many inputs; without it until interrupted")
-    parser.add_argument("libfuzzer", nargs="*", help="more arguments, behind --")
+    parser.add_argument("--runs", type=int, default=-1, help="number of inputs; by default until interrupted")
+    parser.add_argument("libfuzzer", nargs="*", help="arguments for libFuzzer, after --")
     args = parser.parse_args()
 
     import atheris

@@ -1,4 +1,4 @@
-"""safetensors files: the header, and every tensor in all ways of reading it."""
+"""safetensors files: the header, and every tensor read in every way."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DATA = bytes(range(56))
 
 
 def make(rng: random.Random) -> bytes:
-    """Return a file that was valid."""
+    """Return a valid file with a few changes."""
     header = mutate.json_bytes(rng, HEADER) if rng.random() < 0.9 else HEADER.encode()
     whole = (len(header).to_bytes(8, "little"), header, DATA)
     return b"".join(whole) if rng.random() < 0.7 else mutate.segments(rng, whole)
@@ -39,7 +39,7 @@ def warm_up() -> None:
 
 
 def read(path: Path) -> None:
-    """Open a file and read all of it; raises CheckpointError for one that is refused."""
+    """Open a file and read all of it; raises CheckpointError if it is refused."""
     with SafetensorsFile(path) as file:
         for tensor in file.tensors.values():
             with contextlib.suppress(ToolkitError):  # of a type that can't be read

@@ -26,10 +26,10 @@ from tests.fuzz import (
 class Target:
     """One reader.
 
-    make       a random number generator -> an input that is nearly valid
+    make       makes a nearly valid input from a random number generator
     one_input  reads an input; may only return or raise a ToolkitError
-    read       the same for a file or a folder that is there already
-    warm_up    imports and compiles what the first read would
+    read       does the same with an existing file or folder
+    warm_up    imports and compiles everything that the first read would
     """
 
     make: Callable[[random.Random], bytes]

@@ -37,7 +37,7 @@ def test_any_bytes_are_read_or_refused(name: str, data: bytes) -> None:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_some_inputs_are_read_and_some_are_refused(name: str) -> None:
-    """Inputs that all end at the first check would show nothing."""
+    """Inputs that all fail the first check would show nothing."""
     n_read = 0
     for seed in range(100):
         with contextlib.suppress(ToolkitError):

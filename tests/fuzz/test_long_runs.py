@@ -1,4 +1,4 @@
-"""scripts/fuzz_readers.py: whatever an input does to a process is noticed, kept and survived."""
+"""scripts/fuzz_readers.py notices, keeps and survives whatever an input does to a process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def script() -> ModuleType:
 
 
 def read(data: bytes) -> None:
-    """Die, fail, take too long or too much, by the number that the input holds."""
+    """Die, fail, or take too much time or memory, depending on the number in the input."""
     if data == b"3":
         os.kill(os.getpid(), signal.SIGKILL)
     if data == b"5":

@@ -1,4 +1,4 @@
-"""A small tokenizer folder, one file of which is strange; the three harnesses of its files share it."""
+"""A small tokenizer folder with one strange file; the three harnesses for its files share it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ CONFIG = {"vocab_size": 12, "bos_token_id": 6, "eos_token_id": [7]}
 
 
 def folder_with(name: str, **files: bytes) -> Path:
-    """Return the folder of harness `name`: valid files beside `files`, in which __ stands for a dot."""
+    """Return the folder of harness `name`, with valid files and `files`, whose names have __ for a dot."""
     folder = scratch.folder(name)
     if not any(folder.iterdir()):
         for file_name, content in (
@@ -70,6 +70,6 @@ def folder_with(name: str, **files: bytes) -> Path:
 
 
 def read(folder: Path, pre_tokenizer: str | None = None) -> None:
-    """Read the tokenizer in a folder down to the header of a file; raises CheckpointError."""
+    """Read the tokenizer in a folder, down to a file's header; raises CheckpointError if it is refused."""
     config = json.loads((folder / "config.json").read_text())
     FileLayout.of(read_tokenizer(folder, config, pre_tokenizer=pre_tokenizer).metadata(), ())

@@ -1,4 +1,4 @@
-"""tokenizer_config.json, also as special_tokens_map.json, and generation_config.json for its token ids."""
+"""tokenizer_config.json; the same file also serves as special_tokens_map.json and generation_config.json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SEED = json.dumps(tokenizer.TOKENIZER_CONFIG | {"bos_token_id": 6, "eos_token_id
 
 
 def make(rng: random.Random) -> bytes:
-    """Return a file that was valid."""
+    """Return a valid file with a few changes."""
     return mutate.json_bytes(rng, SEED)
 
 

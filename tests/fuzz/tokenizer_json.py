@@ -12,7 +12,7 @@ SEED = json.dumps(tokenizer.TOKENIZER_JSON)
 
 
 def make(rng: random.Random) -> bytes:
-    """Return a file that was valid."""
+    """Return a valid file with a few changes."""
     return mutate.json_bytes(rng, SEED)
 
 
@@ -21,6 +21,6 @@ def warm_up() -> None:
 
 
 def one_input(data: bytes) -> None:
-    # Recognising a pre-tokenizer by trying it takes a second, so only some inputs get as far as that.
+    # Recognising a pre-tokenizer by trying it takes a second, so only some inputs get that far.
     name = "deepseek-llm" if len(data) % 64 else None
     read(tokenizer.folder_with("tokenizer_json", tokenizer__json=data), name)

@@ -1,4 +1,4 @@
-"""tokenizer.model, a protocol buffer that a C++ library reads."""
+"""tokenizer.model, a protocol buffer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MODEL = (
 
 
 def make(rng: random.Random) -> bytes:
-    """Return a file that was valid."""
+    """Return a valid file with a few changes."""
     return mutate.segments(rng, MODEL)
 
 

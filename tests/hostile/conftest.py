@@ -1,4 +1,4 @@
-"""The warden that all tests of this folder share."""
+"""The warden that all tests in this folder share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF files field by field: each function returns the fields of one thing, in the order of the file.
+"""GGUF files built field by field: each function returns the fields of one thing, in file order.
 
     b"".join((*head(n_tensors=1), *tensor("t", (32,)), bytes(128)))
 """
@@ -10,7 +10,7 @@ import struct
 Fields = tuple[bytes, ...]
 
 U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
-"""Kinds of values."""
+"""Ids of the types of metadata values."""
 
 
 def u16(number: int) -> bytes:
@@ -26,7 +26,7 @@ def u64(number: int) -> bytes:
 
 
 def text(value: str | bytes) -> Fields:
-    """Length and bytes."""
+    """A string: its length, then its bytes."""
     raw = value.encode() if isinstance(value, str) else value
     return u64(len(raw)), raw
 
@@ -36,7 +36,7 @@ def head(n_tensors: int = 0, n_pairs: int = 0, version: int = 3) -> Fields:
 
 
 def pair(key: str | bytes, kind: int, *value: bytes) -> Fields:
-    """One metadata pair: key, kind, value."""
+    """A metadata pair: key, type of the value, value."""
     return *text(key), u32(kind), *value
 
 
@@ -45,12 +45,12 @@ def word(key: str, value: str | bytes) -> Fields:
 
 
 def number(key: str, value: int) -> Fields:
-    """A uint32."""
+    """A metadata pair with a uint32 value."""
     return pair(key, U32, u32(value))
 
 
 def array(key: str, item: int, count: int, *items: bytes) -> Fields:
-    """An array that says to have `count` items."""
+    """A metadata pair with an array that claims to have `count` items."""
     return pair(key, ARRAY, u32(item), u64(count), *items)
 
 
@@ -59,5 +59,5 @@ def strings(key: str, *texts: str | bytes) -> Fields:
 
 
 def tensor(name: str | bytes, dims: tuple[int, ...] = (32,), type_id: int = 0, offset: int = 0) -> Fields:
-    """One tensor's description; `dims` columns first."""
+    """The description of a tensor; `dims` begins with the columns."""
     return *text(name), u32(len(dims)), *map(u64, dims), u32(type_id), u64(offset)

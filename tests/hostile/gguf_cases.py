@@ -1,8 +1,8 @@
-"""GGUF files in the shapes of published flaws of GGUF readers, and in shapes near them.
+"""GGUF files that trigger published flaws of GGUF readers, and files like them.
 
-A CVE number stands where its record names what the file does; what could not be looked up is said in
-docs/reliability.md. Most of these flaws are products and sums that wrap around in C; here they are numbers
-that a file can't hold.
+A case has a CVE number where the CVE's record describes what the file does; docs/reliability.md says which
+records could not be looked up. Most of these flaws are products and sums that wrap around in C. Here they are
+numbers that a file can't hold.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from tests.hostile.fields import (
 )
 
 F32, Q4_0, Q4_K, I8, Q8_0_R8 = 0, 2, 12, 24, 208
-"""Types of tensors."""
+"""Ids of tensor types."""
 
 DATA = bytes(4096)
 EMPTY = u64(0)
-"""A string of no characters."""
+"""An empty string."""
 
 
 @dataclass(frozen=True)
 class Case:
     """One file.
 
-    fields       what it begins with
-    says         what the error says, a regular expression; None: the file is opened, as it should be
-    total_bytes  zeros behind the fields make the file this long (on disk they take no place)
+    fields       fields that the file begins with
+    says         regular expression for the error; None: the file must be opened
+    total_bytes  size of the file, padded with zeros after the fields (on disk they take no space)
     """
 
     fields: Fields
@@ -61,7 +61,7 @@ def _counts() -> Mapping[str, Case]:
         "n_kv 2**64-1": Case((*head(0, 2**64 - 1), DATA), "metadata pairs and 0 tensors"),
         "n_kv 2**63": Case((*head(0, 2**63), DATA), "metadata pairs and 0 tensors"),
         "n_kv whose product with 16 wraps": Case((*head(0, 2**60 + 1), DATA), "metadata pairs"),
-        # CVE-2024-21836, CVE-2024-25666: the same of header.n_tensors.
+        # CVE-2024-21836, CVE-2024-25666: the same with header.n_tensors.
         "n_tensors 2**64-1": Case((*head(2**64 - 1), DATA), "0 metadata pairs and 18446744073709551615 tens"),
         "n_tensors 2**63": Case((*head(2**63), DATA), "0 metadata pairs and"),
         # CVE-2026-27940: tensors times their overhead, plus the size of the data, wraps in the sum.
@@ -83,7 +83,7 @@ def _counts() -> Mapping[str, Case]:
         "strings whose records wrap around": Case(
             (*head(0, 1), *array("k", STRING, 2**60 + 1, DATA)), "array of"
         ),
-        # CVE-2024-32878: reading fails half-way, and what was not yet read was freed.
+        # CVE-2024-32878: reading fails half-way, and strings that were never read are freed.
         "ends inside an array of strings": Case(
             (*head(0, 1), *array("k", STRING, 3, *text("a"), u64(100), bytes(9))),
             "string 1 of 3 of key 'k' at byte .* needs 100 bytes",
@@ -95,9 +95,9 @@ def _counts() -> Mapping[str, Case]:
 
 
 def _python() -> Mapping[str, Case]:
-    """What makes readers in Python run for ever: reads beyond the end that give nothing and no error."""
+    """Files that make Python readers run forever: reads past the end return nothing and raise no error."""
     return {
-        # 48 bytes that keep gguf 0.19.0 busy for ever, found as a report of 43 bytes was looked into.
+        # 48 bytes that keep gguf 0.19.0 busy forever, found while looking into a report of 43 bytes.
         "48 bytes, array of 2**63 without a byte": Case(
             (
                 b"GGUF",                  # 00
@@ -127,7 +127,7 @@ def _python() -> Mapping[str, Case]:
 
 
 def _memory() -> Mapping[str, Case]:
-    """Large files of zeros, which cost nothing to send: each zero would become an object."""
+    """Large files of zeros, which cost nothing to send, though each zero would become an object."""
     too_much = "would take more than"
     return {
         "128 million numbers": Case((*head(0, 1), *array("k", U8, 2**27)), too_much, 2**27 + 100),
@@ -264,7 +264,7 @@ def _orders() -> Mapping[str, Case]:
 
 
 def _shown() -> Mapping[str, Case]:
-    """What is opened, and must not make `show` work or write for ever."""
+    """Files that are opened, and must not make `show` work or print forever."""
     arch = word("general.architecture", "x")
     return {
         "2**32-1 layers": Case(

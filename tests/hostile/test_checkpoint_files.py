@@ -1,4 +1,4 @@
-"""What lies beside a checkpoint's weights; one file of each folder is strange."""
+"""The files beside a checkpoint's weights; one file in each folder is strange."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def split(*regexes: str) -> dict[str, Any]:
 
 
 def slow(regex: str) -> dict[str, Any]:
-    """What cuts as deepseek-v3's does, after trying in vain to find `regex` at every place."""
+    """A pre-tokenizer that cuts as deepseek-v3's does, after failing to match `regex` at every place."""
     (known,) = (known for known in KNOWN if known.name == "deepseek-v3")
     first, *others = (step[1] for step in known.steps if step[0] == "split")
     return split(f"(?:(?={regex})|){first}", *others)
@@ -88,7 +88,7 @@ TOKENIZER_CONFIG = ("tokenizer_json", "tokenizer_config.json")
 CARD = ("model_card", "README.md")
 
 Cases = dict[str, tuple[Any, str | None]]
-"""Content of a file, and what the error says; None: what can be used of the folder is used."""
+"""Content of a file, and a regular expression for the error; None: the usable rest of the folder is used."""
 
 CASES: dict[tuple[str, str], Cases] = {
     CONFIG: {
@@ -209,7 +209,7 @@ CASES: dict[tuple[str, str], Cases] = {
 
 
 def put(folder: Path, harness: str, name: str, content: Any) -> Path:
-    """Make the folder that a harness reads, with one strange file."""
+    """Make the folder that a harness reads, with one strange file; return it."""
     if harness == "checkpoint":
         shard(micro_checkpoint(folder, "v3"))
     elif harness == "tokenizer_json":
@@ -306,7 +306,7 @@ def test_a_card_can_not_name_any_file(tmp_path: Path, name: str, file_name: str)
 
 
 def test_our_reader_of_pieces_and_the_library_agree(tmp_path: Path) -> None:
-    """Wherever both read a changed file, they read the same."""
+    """Wherever both can read a changed file, they read the same pieces."""
     import sentencepiece
 
     n_read = 0

@@ -1,4 +1,4 @@
-"""GGUF files: through the reader within limits, and through the commands."""
+"""Hostile GGUF files, read within limits, and given to the commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Importance matrix files in both forms: counts, lengths and numbers that can't be."""
+"""Importance matrix files in both forms, with impossible counts, lengths and numbers."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def f32(*values: float) -> bytes:
 
 
 def dat(name: bytes = b"a", n_calls: int = 1, n_values: int = 1, data: bytes = f32(1.0)) -> Fields:
-    """One entry."""
+    """One entry of a .dat file."""
     return i32(len(name)), name, i32(n_calls), i32(n_values), data
 
 
 def gguf(
     values: tuple[int, ...], counts: tuple[int, ...], *pairs: Fields, type_id: int = 0, numbers: bytes = b""
 ) -> Fields:
-    """The entry "a"; its values begin with `numbers`, its counts stand 32 bytes or more behind them."""
+    """A GGUF file with the entry "a"; its values begin with `numbers`, its counts are 32 bytes or more on."""
     fields = (
         *head(2, 1 + len(pairs)),
         *word("general.type", "imatrix"),

@@ -1,4 +1,4 @@
-"""Nothing of a checkpoint's folder is run: not its Python files, not its pickles, not its templates."""
+"""Nothing in a checkpoint's folder is run: not its Python files, not its pickles, not its templates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.tokenizer_files import copy_tokenizer
 
 
 class Touches:
-    """Unpickling this makes a file."""
+    """An object whose unpickling makes a folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -28,7 +28,7 @@ class Touches:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """What hostile code would leave behind."""
+    """The path that hostile code would leave behind."""
     return tmp_path / "was-here"
 
 

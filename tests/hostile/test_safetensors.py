@@ -1,4 +1,4 @@
-"""safetensors files: lengths, JSON, names, shapes and ranges that can't be or would cost much."""
+"""safetensors files with impossible or costly lengths, JSON, names, shapes and ranges."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[
 
 
 def file(header: Any, data: bytes = bytes(8), length: int | None = None) -> bytes:
-    """A file with this header, as an object or as it stands; `length` is what it says of the header."""
+    """A file with this header, given as an object or as bytes; `length` is the header's claimed length."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
 

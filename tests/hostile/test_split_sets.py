@@ -1,4 +1,4 @@
-"""Split sets whose numbers contradict each other, their names or what is there."""
+"""Split sets whose numbers contradict each other, the files' names, or the files that are there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SECOND = "m-00002-of-00002.gguf"
 
 
 def part(index: Fields, count: Fields, *more: Fields, name: str = "") -> bytes:
-    """A file with these pairs and one tensor, or none."""
+    """A file with these pairs, and one tensor if it has a name."""
     pairs = (index, count, *more)
     fields = (*head(bool(name), len(pairs)), *(field for one in pairs for field in one))
     return b"".join((*fields, *(tensor(name) if name else ()), bytes(256)))

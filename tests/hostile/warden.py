@@ -1,10 +1,10 @@
-"""Reads a strange file in a process of its own, which may take 2 seconds and 200 MB for it.
+"""Reading a strange file in a process of its own, which may take 2 seconds and 200 MB.
 
     with Warden() as warden:
         outcome = warden.read("gguf", path)
 
-One process imports everything once and forks for each file, so that a read costs milliseconds and its memory
-is its own. Seconds are those of the processor: a busy machine doesn't fail a test.
+One process imports everything once and forks for each file, so a read takes milliseconds, and its memory can
+be measured alone. Seconds are processor time, so a busy machine doesn't fail a test.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from typing import IO, Literal
 CPU_SECONDS = 2
 MEMORY_BYTES = 200_000_000
 HANGS_AFTER_SECONDS = 30
-"""Of the clock: for what waits without working, such as a read from a pipe."""
+"""Seconds by the clock, for a child that waits without working, such as on a pipe."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of reading a file.
+    """The outcome of reading a file.
 
-    how      "opened", "refused" (a ToolkitError), or "failed": another error, or the limits
+    how      "opened", "refused" (a ToolkitError), or "failed" (another error, or a limit exceeded)
     error    type of the error, "" if there is none
-    text     its message
-    memory   bytes that the process had grown by at most
+    text     message of the error
+    memory   bytes by which the process grew at most
     """
 
     how: Literal["opened", "refused", "failed"]
@@ -91,7 +91,7 @@ def _serve() -> None:
 
 
 def _outcome_of(child: int, receiving: int) -> dict[str, object]:
-    """Wait for the child's report; make one for it if it dies or hangs."""
+    """Wait for the child's report; if the child dies or hangs, make the report for it."""
     ready, _, _ = select.select([receiving], [], [], HANGS_AFTER_SECONDS)
     if not ready:
         os.kill(child, signal.SIGKILL)

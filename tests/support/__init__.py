@@ -1,1 +1,1 @@
-"""What tests share: oracles, generated models, packers, a way to kill a run."""
+"""Helpers that tests share: oracles, generated models, packers, a way to kill a run."""

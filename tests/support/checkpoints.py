@@ -1,14 +1,14 @@
-"""Small DeepSeek checkpoints: Hugging Face folders that tests convert.
+"""Small DeepSeek checkpoints, in Hugging Face folders for tests to convert.
 
-Two sources of weights:
+Weights come from two sources:
 
-    micro_checkpoint         weights from a formula on integers, the same bits everywhere, no torch. The
-                             golden files in tests/golden/convert were recorded from these.
-    transformers_checkpoint  random weights, written by transformers' save_pretrained, for comparing with what
+    micro_checkpoint         a formula on integers: the same bits everywhere, and no torch. The golden files
+                             in tests/golden/convert were recorded from these checkpoints.
+    transformers_checkpoint  random numbers, written by transformers' save_pretrained, for comparing with what
                              transformers computes
 
-and what can be done to a folder: `shard`, `to_fp8`, `to_older_spelling`, `add_mtp_layer`, `edit_config`.
-All return the folder. STYLES holds the configurations; keyword arguments override single keys.
+`shard`, `to_fp8`, `to_older_spelling`, `add_mtp_layer` and `edit_config` change a folder. All of these
+functions return the folder. STYLES holds the configurations; keyword arguments override single keys.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ STYLES: Mapping[str, dict[str, Any]] = {
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> Path:
-    """Write `tensors` as the format's page says; the data in the order of `tensors`."""
+    """Write `tensors` as the format's specification says, with the data in the order of `tensors`."""
     header, parts, position = {}, [], 0
     for name, array in tensors.items():
         data = np.ascontiguousarray(array).tobytes()
@@ -94,7 +94,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> Path:
 
 
 def read_safetensors(path: Path) -> Tensors:
-    """Return the tensors of one file; the obvious way, everything at once."""
+    """Return the tensors of one file, read in the obvious way: everything at once."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
@@ -152,7 +152,7 @@ def _remove_weights(folder: Path) -> None:
 
 
 def micro_checkpoint(folder: Path, style: str, *, dtype: Any = ml_dtypes.bfloat16, **overrides: Any) -> Path:
-    """Write a checkpoint of `style` whose weights follow from a formula."""
+    """Write a checkpoint of `style` whose weights come from `formula`."""
     config = STYLES[style] | overrides
     tensors = {
         name: formula(shape, index).astype(np.float32 if name.endswith("e_score_correction_bias") else dtype)
@@ -162,7 +162,7 @@ def micro_checkpoint(folder: Path, style: str, *, dtype: Any = ml_dtypes.bfloat1
 
 
 def formula(shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """Return float32 values in [-0.25, 0.25), or 1 more for a vector, that follow from integers alone."""
+    """Return float32 values in [-0.25, 0.25), plus 1 for a vector, computed from integers alone."""
     count = np.arange(int(np.prod(shape)), dtype=np.uint64) + np.uint64(seed * 1_000_003)
     # Knuth's multiplicative hash, twice, on 32 bits.
     for _ in range(2):
@@ -239,7 +239,7 @@ def transformers_checkpoint(
 
 
 def load_transformers(folder: Path) -> Any:
-    """Return the model in `folder` as transformers runs it, in float32."""
+    """Return the model in `folder`, run by transformers in float32."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -250,7 +250,7 @@ def load_transformers(folder: Path) -> Any:
 
 
 def shard(folder: Path, n_shards: int = 3) -> Path:
-    """Spread the tensors over `n_shards` files with an index, one after the other like cards."""
+    """Deal the tensors out to `n_shards` files, like cards, and write an index."""
     tensors = read_tensors(folder)
     _remove_weights(folder)
     weight_map: dict[str, str] = {}
@@ -266,7 +266,7 @@ def shard(folder: Path, n_shards: int = 3) -> Path:
 
 
 def to_older_spelling(folder: Path) -> Path:
-    """Rewrite the configuration as before transformers 5: rope_scaling with `type`, rope_theta beside it."""
+    """Rewrite the configuration as before transformers 5, with rope_theta, and a rope_scaling with `type`."""
 
     def edit(config: dict[str, Any]) -> None:
         rope = dict(config.pop("rope_parameters"))
@@ -280,7 +280,7 @@ def to_older_spelling(folder: Path) -> Path:
 
 
 def to_fp8(folder: Path, block: tuple[int, int] = (128, 128)) -> Path:
-    """Store every projection as DeepSeek's FP8; where `block` doesn't divide it, last blocks are ragged."""
+    """Store every projection as DeepSeek's FP8; last blocks are ragged where `block` doesn't divide."""
 
     def edit(tensors: Tensors) -> None:
         for name in [n for n in tensors if n.endswith(("_proj.weight", "_proj_with_mqa.weight"))]:
@@ -295,7 +295,7 @@ def to_fp8(folder: Path, block: tuple[int, int] = (128, 128)) -> Path:
 
 
 def quantize_fp8(weight: np.ndarray, block: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return codes and scales of a float32 matrix, block by block."""
+    """Return e4m3fn codes (n_rows, n_cols) and float32 scales, one per block, of a float32 matrix."""
     rows, cols = weight.shape
     codes = np.empty(weight.shape, ml_dtypes.float8_e4m3fn)
     scales = np.empty((-(-rows // block[0]), -(-cols // block[1])), np.float32)
@@ -307,7 +307,7 @@ def quantize_fp8(weight: np.ndarray, block: tuple[int, int]) -> tuple[np.ndarray
 
 
 def dequantize_fp8(codes: np.ndarray, scales: np.ndarray, block: tuple[int, int]) -> np.ndarray:
-    """Return the float32 matrix, the obvious way: the grid blown up to the size of the codes."""
+    """Return the float32 matrix, in the obvious way: the scales are blown up to the size of the codes."""
     grid = np.repeat(np.repeat(scales.astype(np.float32), block[0], axis=0), block[1], axis=1)
     return codes.astype(np.float32) * grid[: codes.shape[0], : codes.shape[1]]
 

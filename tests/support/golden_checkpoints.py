@@ -1,7 +1,7 @@
 """The recorded quantized checkpoints of tests/golden/checkpoints: small folders made by each format's packer.
 
-FORMAT.tar.xz holds FORMAT/CASE/ with config.json (and what else the format's programs write beside it),
-model.safetensors (or shards with an index), and expected.safetensors: all weights in float32 under their
+FORMAT.tar.xz holds FORMAT/CASE/ with config.json (and other files that the format's programs write beside
+it), model.safetensors (or shards with an index), and expected.safetensors: all weights in float32 under their
 logical names, and nothing else.
 """
 
@@ -28,17 +28,17 @@ def _unpacked(format_: str) -> TemporaryDirectory[str]:
 
 
 def folder_of(format_: str, case: str) -> Path:
-    """Return the folder of a recorded checkpoint; it is shared by all tests, so it must stay as it is."""
+    """Return the folder of a recorded checkpoint. All tests share it, so none may change it."""
     return Path(_unpacked(format_).name) / format_ / case
 
 
 def cases_in(format_: str) -> set[str]:
-    """Return the names of the cases that are recorded for a format."""
+    """Return the names of the cases recorded for a format."""
     with tarfile.open(GOLDEN / f"{format_}.tar.xz") as archive:
         return {name.split("/")[1] for name in archive.getnames() if name.count("/") == 2}
 
 
 @cache
 def expected_weights(format_: str, case: str) -> dict[str, np.ndarray]:
-    """Return logical name -> float32 array."""
+    """Return the expected weights of a recorded checkpoint: logical name -> float32 array."""
     return read_safetensors(folder_of(format_, case) / "expected.safetensors")

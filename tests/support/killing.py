@@ -1,8 +1,8 @@
-"""Runs that are killed: in a forked child, at a random moment or at a chosen call of the system.
+"""Killing runs in a forked child, at a random moment or at a chosen system call.
 
-What a process has given to the kernel outlives it, so a kill can only fall between two calls, or cut one
-short. `Fuse` counts the calls that change files, and kills the process before the n-th or in the middle of
-it: all the states that a kill can leave are seen by trying every n.
+Data that a process has handed to the kernel outlives the process. So a kill can only fall between two system
+calls, or cut one short. `Fuse` counts the calls that change files, and kills the process before the n-th call
+or in the middle of it. Trying every n shows every state that a kill can leave.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ _CALLS = (
     "close",
 )
 _TORN = ("write", "pwrite")
-_PATIENCE_SECONDS = 600  # then a child hangs
+_PATIENCE_SECONDS = 600  # a child that takes longer hangs
 
 
 @pytest.fixture(autouse=True)
 def without_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sync nothing, in the modules that import this: it is for a crash of the machine, and takes time."""
+    """Skip syncs, in modules that import this: they guard against a crash of the machine, and take time."""
     for name in ("fsync", "fdatasync"):
         monkeypatch.setattr(os, name, lambda fd: None)
 
 
 class Fuse:
-    """Kills this process at its `n`-th call (from 0) that may change a file; None: only counts them.
+    """Kills this process at its `n`-th call (from 0) that may change a file; with None it only counts them.
 
-    mode  "before" the call; "torn": when half of the data of a write have been written
+    mode  "before": kill before the call; "torn": kill when half of the data of a write have been written
     """
 
     def __init__(self, n: int | None, mode: Mode = "before") -> None:
@@ -64,7 +64,7 @@ class Fuse:
 
     @contextmanager
     def armed(self) -> Iterator[Fuse]:
-        """Count in this block."""
+        """Count the calls in this block."""
         originals = {name: getattr(os, name) for name in _CALLS}
         flock, fallocate = fcntl.flock, gguf_tools.writer._fallocate
         for name, call in originals.items():
@@ -93,15 +93,15 @@ class Fuse:
 
 
 def in_child(work: Callable[[], object], *, kill_after: float | None = None) -> int:
-    """Call `work` in a forked child; return 0, 1 if it raised, or minus the signal that killed it.
+    """Call `work` in a forked child. Return 0, 1 if it raised, or minus the signal that killed it.
 
-    kill_after  seconds after which the child is killed
+    kill_after  seconds after which to kill the child
     """
     pid = os.fork()
     if not pid:
         code = 1
         try:
-            # A lock of tqdm's that all forks share, for ever if one is killed that has it.
+            # All forks share tqdm's default lock, and one that is killed while holding it keeps it forever.
             tqdm.set_lock(threading.RLock())
             signal.alarm(_PATIENCE_SECONDS)
             work()
@@ -117,23 +117,23 @@ def in_child(work: Callable[[], object], *, kill_after: float | None = None) -> 
 
 
 def killed_at(n: int | None, work: Callable[[], object], mode: Mode = "before") -> bool:
-    """Call `work` in a child that is killed at its `n`-th call; return False if it was done before that."""
+    """Call `work` in a child that is killed at its `n`-th call. Return False if it finished before that."""
 
-    def lit() -> None:
+    def work_until_killed() -> None:
         with Fuse(n, mode).armed():
             work()
 
-    code = in_child(lit)
+    code = in_child(work_until_killed)
     assert code in (0, -signal.SIGKILL), f"the child ended with {code}"
     return code != 0
 
 
 class WatchedOutputs:
-    """A folder with outputs, each OLD until it gets its name, written by runs that are killed.
+    """A folder of outputs written by runs that are killed. Each holds OLD until a run publishes it.
 
-    wanted     what shall be there in the end, and nothing else
-    published  the inodes of the outputs that runs have given their names
-    earlier    the inodes of the outputs that were there before
+    wanted     name -> content of the files that must be there in the end, and no others
+    published  name -> inode of the outputs that runs have published
+    earlier    inodes of the outputs that were there before
     """
 
     def __init__(self, folder: Path, wanted: dict[str, bytes]) -> None:
@@ -146,9 +146,9 @@ class WatchedOutputs:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Check, after what happens in this block, that nothing half-done can be taken for a model."""
+        """Check, at the end of this block, that nothing unfinished can be taken for a model."""
         if not any(path.suffix == JOURNAL_SUFFIX for path in self.leftovers()):
-            # A run was complete, or is unknown by now: then outputs may be written again.
+            # The last run finished, or left no journal to know it by: outputs may be written again.
             self.published.clear()
             self.earlier = self._inodes()
         yield
@@ -156,14 +156,14 @@ class WatchedOutputs:
             self._check(self.folder / name, data)
 
     def is_complete(self) -> bool:
-        """Whether all outputs are there, and nothing else."""
+        """Return whether all outputs are there, and nothing else."""
         return {path.name: path.read_bytes() for path in self.folder.iterdir()} == self.wanted
 
     def check_all_are_there(self) -> None:
         assert self.is_complete(), sorted(path.name for path in self.folder.iterdir())
 
     def leftovers(self) -> list[Path]:
-        """Return the files that are no outputs."""
+        """Return the files that are not outputs."""
         return sorted(path for path in self.folder.iterdir() if path.name not in self.wanted)
 
     def _inodes(self) -> set[int]:

@@ -1,4 +1,4 @@
-"""How much memory another process takes."""
+"""The memory that another process takes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Packers of quantized checkpoint formats, written from the layouts alone: slow, obvious, for small matrices.
 
-Each takes a float32 matrix and returns what the format stores for it (suffix -> array) and, from the codes it
-chose, the float32 matrix that these mean. `pack_projections` does it to a whole folder.
+Each takes a float32 matrix and returns the tensors that the format stores for it (suffix -> array), and the
+float32 matrix that these decode to. `pack_projections` packs a whole folder.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ def pack_projections(
     pack: Callable[[str, np.ndarray], Packed | None],
     quantization: dict[str, Any],
 ) -> Path:
-    """Store the projections in `folder` as `pack` makes them, and the same weights in float32 in `decoded`.
+    """Store the projections in `folder` as `pack` packs them, and the weights that they mean in `decoded`.
 
-    pack  (module, matrix) -> what is stored under module + suffix, and its meaning; None: leave it plain
+    pack  (module, matrix) -> tensors to store under module + suffix, and their meaning; None leaves it plain
     """
     plain = {name: tensor.astype(np.float32) for name, tensor in read_tensors(folder).items()}
 
     def edit(tensors: Tensors) -> None:
         for name in [n for n in tensors if n.endswith(("_proj.weight", "_proj_with_mqa.weight"))]:
             module = name.removesuffix(".weight")
-            found = pack(module, tensors[name].astype(np.float32))
-            if found is not None:
+            packed = pack(module, tensors[name].astype(np.float32))
+            if packed is not None:
+                stored, meaning = packed
                 del tensors[name]
-                tensors.update({module + suffix: array for suffix, array in found[0].items()})
-                plain[name] = found[1]
+                tensors.update({module + suffix: array for suffix, array in stored.items()})
+                plain[name] = meaning
 
     config = read_config(folder)
     edit_tensors(folder, edit)
@@ -53,7 +54,7 @@ def pack_projections(
 
 
 def pack_low_first(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Return every row of `codes` as a stream of bits, lowest first: uint32 (n_rows, n_words)."""
+    """Return every row of `codes` as a stream of bits, lowest bits first: uint32 (n_rows, n_words)."""
     n_words = -(-codes.shape[1] * bits // 32)
     rows = []
     for row in codes:
@@ -63,7 +64,7 @@ def pack_low_first(codes: np.ndarray, bits: int) -> np.ndarray:
 
 
 def pack_planes(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Return rows of codes as planes: for every 32 codes their low bits first, then the higher ones."""
+    """Return rows of codes as planes: for every 32 codes, their low bits first, then the higher bits."""
     parts = []
     for first in range(0, codes.shape[1], 32):
         shift = 0
@@ -76,7 +77,10 @@ def pack_planes(codes: np.ndarray, bits: int) -> np.ndarray:
 def quantize_groups(
     weight: np.ndarray, bits: int, groups: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return codes, zeros and scales (n_rows, n_groups), and the meaning; `groups` has one per column."""
+    """Return codes (n_rows, n_cols), zeros and scales (n_rows, n_groups), and the matrix that they mean.
+
+    groups  the group of every column
+    """
     n_groups, top = int(groups.max()) + 1, (1 << bits) - 1
     low = np.stack([weight[:, groups == g].min(axis=1) for g in range(n_groups)], axis=1)
     high = np.stack([weight[:, groups == g].max(axis=1) for g in range(n_groups)], axis=1)
@@ -90,7 +94,11 @@ def quantize_groups(
 def gptq(
     weight: np.ndarray, bits: int, groups: np.ndarray, *, version: int = 1, with_groups: bool = True
 ) -> Packed:
-    """Pack as GPTQ does; `groups` gives the group of every column, version 1 stores zeros less one."""
+    """Pack as GPTQ does.
+
+    groups   the group of every column
+    version  1 stores zero points minus 1
+    """
     codes, zeros, scales, meaning = quantize_groups(weight, bits, groups)
     pack = pack_planes if bits in (5, 6, 7) else pack_low_first
     packed_zeros = pack(zeros.T, bits)

@@ -1,6 +1,6 @@
 """Rows and importances that a codec can meet, from the everyday to the extreme.
 
-All finite: a NaN or an infinity in a weight is refused before it reaches a codec.
+All are finite: a NaN or an infinity in a weight is refused before it reaches a codec.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def _single_outlier(rng: np.random.Generator, shape: tuple[int, int]) -> npt.NDA
 
 
 def _ties(rng: np.random.Generator, shape: tuple[int, int]) -> npt.NDArray:
-    """Small integers: equal magnitudes, and quotients that end in exactly a half."""
+    """Small integers, for equal magnitudes and quotients that end in exactly a half."""
     return rng.integers(-8, 9, shape)
 
 
 def _mixed_scales(rng: np.random.Generator, shape: tuple[int, int]) -> npt.NDArray:
-    """Groups of 16 columns, each with a scale of its own, some of them zero: the scales of a super-block."""
+    """Groups of 16 columns, each with its own scale, some of them zero, for the scales of a super-block."""
     scales = rng.choice([0, 1e-20, 1e-8, 1e-3, 1, 30], (shape[0], -(-shape[1] // 16)))
     return rng.standard_normal(shape) * np.repeat(scales, 16, axis=1)[:, : shape[1]]
 
@@ -77,7 +77,7 @@ IMPORTANCES: dict[str, Sample] = {
 
 
 def rows(kind: str, shape: tuple[int, int], seed: int = 0) -> Floats:
-    """Return float32 rows of `shape`."""
+    """Return float32 rows of `shape` (n_rows, n_cols)."""
     return np.ascontiguousarray(ROWS[kind](np.random.default_rng(seed), shape), np.float32)
 
 

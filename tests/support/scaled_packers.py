@@ -1,7 +1,7 @@
-"""Packers of 8-bit floats, 4-bit floats and packed integers, from the layouts alone; see packers.py.
+"""Packers of 8-bit floats, 4-bit floats and packed integers, written from the layouts alone; see packers.py.
 
-Each takes a float32 matrix and returns what is stored for its module (suffix -> array), and the float32
-matrix that this means.
+Each takes a float32 matrix and returns the tensors stored for its module (suffix -> array), and the float32
+matrix that these decode to.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def fp8(
 ) -> Packed:
     """Pack as e4m3fn with a scale for every block.
 
-    powers  scales are powers of two
-    stored  their dtype; uint8 for exponents
-    shape   their shape, None for that of the grid
+    powers  make the scales powers of two
+    stored  dtype of the scales; uint8 stores their exponents
+    shape   shape of the scales; by default that of the grid of blocks
     """
     codes, scales = quantize_fp8(weight, block)
     if powers:
@@ -60,7 +60,7 @@ def packed_integers(weight: np.ndarray, bits: int, groups: np.ndarray, *, act_or
 
 
 def _nearest_e2m1(ratio: np.ndarray) -> np.ndarray:
-    """Return the codes of the nearest 4-bit floats."""
+    """Return the codes of the nearest 4-bit floats, uint8."""
     codes = np.abs(np.abs(ratio)[:, :, None] - E2M1).argmin(axis=2)
     return (codes + 8 * (ratio < 0)).astype(np.uint8)
 
@@ -85,7 +85,7 @@ def mxfp4(weight: np.ndarray) -> Packed:
 
 
 def nvfp4(weight: np.ndarray, factor: np.float32 | None = None) -> Packed:
-    """Pack as ModelOpt's NVFP4: groups of 16 with 8-bit scales, and a factor of the matrix."""
+    """Pack as ModelOpt's NVFP4: groups of 16 with 8-bit scales, and one factor for the matrix."""
     if factor is None:
         factor = np.float32(np.abs(weight).max() / (6 * 448))
     largest = np.abs(weight).reshape(len(weight), -1, 16).max(axis=2)
