@@ -1,4 +1,4 @@
-"""The trained tiny model as a user has it: a folder, and the files made of it."""
+"""The trained tiny model as users have it: a folder, and the files made from it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_gguf(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return the trained model's GGUF file of an output type, made once."""
+    """Return the trained model's GGUF file in an output type, made once."""
     folder = tmp_path_factory.mktemp("gguf")
 
     def make(outtype: str) -> Path:
@@ -41,13 +41,13 @@ def tiny_gguf(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ca
 
 
 def recorded_conversion(outtype: str) -> Recorded:
-    """What llama.cpp's converter writes of the trained model."""
+    """What llama.cpp's converter writes for the trained model."""
     found: Recorded = json.loads((GOLDEN / "convert" / f"tiny-deepseek-v3.{outtype}.json").read_text())
     return found
 
 
 def recorded_quantization(which: str) -> Recorded:
-    """What llama-quantize writes of it; `which` is "f32.imatrix" or "bf16.noimatrix"."""
+    """What llama-quantize writes for the trained model; `which` is "f32.imatrix" or "bf16.noimatrix"."""
     with gzip.open(GOLDEN / "quantize" / f"tiny-deepseek-v3.{which}.json.gz") as file:
         found: Recorded = json.load(file)
     return found

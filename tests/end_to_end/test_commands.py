@@ -1,4 +1,4 @@
-"""The commands as a user types them: what they print, what they refuse, and that nothing is lost."""
+"""The commands as users type them: what they print, what they refuse, and that nothing is lost."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Whole models in GPTQ, AWQ and nf4: llama.cpp computes what transformers computes from the decoded weights.
 
-The checkpoints are packed here, from the layouts alone, and decoded by who packed them: the loaders have no
-part in what is expected.
+The packers of tests/support make the checkpoints from the layouts alone, and decode them as well: the loaders
+have no part in the expected values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SIZES = {"q_lora_rank": 64, "moe_intermediate_size": 64, "vocab_size": VOCAB_SIZ
 
 
 def gptq_as_found(module: str, weight: np.ndarray) -> Packed | None:
-    """4 bits with act-order, 8 bits for what tells most, one layer's output left plain."""
+    """4 bits with act-order, 8 bits for the most sensitive weights, one layer's output left plain."""
     if module == "model.layers.2.self_attn.o_proj":
         return None
     groups = np.arange(weight.shape[1]) // 32

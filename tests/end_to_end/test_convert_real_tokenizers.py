@@ -38,7 +38,7 @@ TEXT = """def area(r: float) -> float:
 
 @dataclass(frozen=True)
 class Model:
-    """A small model: its style with changes, what is done to its folder, and whose tokenizer it has."""
+    """A small model: its style with changes, what is done to its folder, and the name of its tokenizer."""
 
     style: str
     tokenizer: str
@@ -55,7 +55,7 @@ MODELS = {
 
 
 def decoded(folder: Path, target: Path) -> Path:
-    """Write the checkpoint in `folder` again with its weights decoded, which is what transformers can run."""
+    """Write the checkpoint in `folder` again with decoded weights, which transformers can run."""
     with Checkpoint(folder) as checkpoint:
         loader = open_weights(checkpoint)
         config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}

@@ -1,8 +1,8 @@
 """Whole models in FP8, int4, MXFP4 and NVFP4: llama.cpp computes what transformers computes
 from the decoded weights.
 
-The checkpoints are packed here, from the layouts alone, and decoded by who packed them: the loaders have no
-part in what is expected.
+The packers of tests/support make the checkpoints from the layouts alone, and decode them as well: the loaders
+have no part in the expected values.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def test_llama_cpp_computes_what_the_decoded_weights_compute(name: str, tmp_path
 
 @pytest.mark.parametrize("name", ["fp8 blocks", "int4"])
 def test_auto_is_bf16_for_quantized_sources(name: str, tmp_path: Path) -> None:
-    """Even where what is left plain is F16."""
+    """BF16 even where the plain tensors are F16."""
     folder = transformers_checkpoint(tmp_path / "hf", "v3", dtype="float16", **SIZES)
     pack_projections(folder, tmp_path / "decoded", FORMATS[name].pack, FORMATS[name].quantization)
     copy_tokenizer("tiny", folder)
@@ -136,7 +136,7 @@ def test_auto_is_bf16_for_quantized_sources(name: str, tmp_path: Path) -> None:
 
 
 def test_fp8_goes_straight_to_q8_0(tmp_path: Path) -> None:
-    """The file is that of the decoded float32 weights, with nothing rounded in between."""
+    """The file is the one made from the decoded float32 weights, with nothing rounded in between."""
     folder = transformers_checkpoint(tmp_path / "hf", "v3", **SIZES)
     pack_projections(
         folder, tmp_path / "decoded", FORMATS["fp8 blocks"].pack, FORMATS["fp8 blocks"].quantization
@@ -168,7 +168,7 @@ REPACKED = {
 
 @pytest.mark.parametrize("name", REPACKED)
 def test_4_bit_floats_keep_their_codes(name: str, tmp_path: Path) -> None:
-    """To GGUF's type of the same name: the blocks mean what the checkpoint means, bit for bit."""
+    """GGUF's type of the same name: the blocks decode to the checkpoint's weights, bit for bit."""
     format_, type_ = REPACKED[name]
     folder = transformers_checkpoint(tmp_path / "hf", "v3", **WIDE)
     pack_projections(folder, tmp_path / "decoded", lambda m, w: format_.pack("", w), format_.quantization)

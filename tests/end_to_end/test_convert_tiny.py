@@ -1,4 +1,4 @@
-"""The trained model, converted: equal to llama.cpp's converter, and computing what the original computes."""
+"""The trained model, converted: the file equals llama.cpp's, and computes what the original computes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_tensors_equal_llama_cpps_converter(outtype: str, tiny_gguf: Callable[[s
 
 
 def _summary(value: Value) -> Any:
-    """A value as the recording has it: long arrays as length, first items and a hash."""
+    """Return a value as it is recorded: long arrays as length, first items and a hash."""
     plain = value.plain
     if not isinstance(plain, tuple):
         return plain

@@ -1,6 +1,6 @@
-"""The fingerprint of a run: whatever changes a byte changes it, and whatever doesn't, doesn't.
+"""The fingerprint of a run changes with everything that changes a byte of the output, and with nothing else.
 
-The commands themselves are run, up to the journal that they would begin.
+The commands themselves are run, up to the journal that they would start.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def inputs(made: Path, tmp_path: Path) -> Path:
 
 
 class Begun(Exception):
-    """Carries the fingerprint of a run that went no further."""
+    """Stops a run, and carries its fingerprint."""
 
     def __init__(self, about: About) -> None:
         self.about = about
@@ -76,7 +76,7 @@ Fingerprint = Callable[[Path, str], About]
 
 @pytest.fixture
 def about(monkeypatch: pytest.MonkeyPatch) -> Fingerprint:
-    """Return what returns the fingerprint of a command line in a folder like `made`."""
+    """Return a function that returns the fingerprint of a command line in a folder like `made`."""
 
     def begin(path: Path, about: About, *, restart: bool = False) -> NoReturn:
         raise Begun(json.loads(json.dumps(about)))
@@ -133,7 +133,7 @@ def test_a_choice_changes_it(
 
 
 def flip(where: float) -> Edit:
-    """Return what changes one byte of a file: the last one of this share of it."""
+    """Return a function that changes one byte of a file: the last byte of this share of it."""
 
     def edit(path: Path) -> None:
         data = bytearray(path.read_bytes())

@@ -34,7 +34,7 @@ Converted = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def converted(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Converted:
-    """Return what the converter writes of a model in a layout, made once."""
+    """Return the file that the converter writes for a model in a layout, made once."""
     folder = tmp_path_factory.mktemp("layouts")
     makers: dict[str, Callable[[Path], Path]] = {
         "v2": lambda path: to_older_spelling(micro_checkpoint(path, "v2", vocab_size=N_TOKENS)),
@@ -160,7 +160,7 @@ def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def dequantized(path: Path, target: Path) -> Path:
-    """Return the same numbers as an F32 file, with which llama.cpp computes exactly."""
+    """Return an F32 file with the same numbers, on which llama.cpp computes exactly."""
     quantize.quantize(path, target, "F32", options=PlanOptions(allow_requantize=True))
     return target
 
@@ -181,7 +181,7 @@ def test_llama_cpp_runs_what_became_split(
 def test_llama_cpp_computes_the_same_from_either_layout(
     found: MLALayout, wanted: MLALayout, quantized: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """It runs attn_kv_b alone as plain attention, the two others as attention in the latent."""
+    """llama.cpp runs attn_kv_b alone as plain attention, and the two others as attention in the latent."""
     source = quantized(found, "Q4_K_M")
     twin = dequantized(source, tmp_path / "twin.gguf")
     change_layout(twin, tmp_path / "float.gguf", wanted)

@@ -1,6 +1,6 @@
-"""From a folder to a quantized file in one pass: the bytes of converting to F32 and quantizing that.
+"""From a folder to a quantized file in one pass: the same bytes as converting to F32 and quantizing that.
 
-Except provenance: F32 and BF16 are not the same source.
+Only provenance differs: F32 and BF16 are different sources.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def test_bytes_do_not_depend_on_threads(
 def test_every_layout_gives_a_head_the_same_blocks(
     tiny_folder: Path, tiny_gguf: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """attn_k_b and attn_v_b are weighed head by head, as one matrix each or as a matrix per head."""
+    """attn_k_b and attn_v_b are weighted head by head, as one matrix each or as a matrix per head."""
     convert.convert(tiny_folder, tmp_path / "both.gguf", outtype="bf16", mla="both")
     for source, name in ((tmp_path / "both.gguf", "flat"), (tiny_gguf("bf16"), "heads")):
         quantize.quantize(source, tmp_path / f"{name}-q.gguf", "Q4_0", importances=importances("gguf"))
@@ -139,7 +139,7 @@ def test_every_layout_gives_a_head_the_same_blocks(
 
 
 def test_attn_k_b_gains_by_its_importances(tiny_gguf: Callable[[str], Path], tmp_path: Path) -> None:
-    """The error that counts, weighted by each head's own activations, is smaller with them than without."""
+    """The error, weighted by each head's own activations, is smaller with importances than without."""
     data = importances("gguf")
     weights = data.entries["blk.1.attn_k_b.weight"].weights().reshape(4, 1, 128)
     errors = {}

@@ -1,4 +1,4 @@
-"""A recipe file does what its options do, on the command line and from Python; lint foretells it."""
+"""A recipe file does what its options do, on the command line and from Python, and lint predicts it."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ CHANGED = ("blk.0.attn_output.weight", "blk.1.ffn_down_exps.weight", "blk.2.attn
 
 
 def changed_matrix() -> ImportanceFile:
-    """The recorded importance matrix with other data for three tensors."""
+    """The recorded importance matrix, with other data for three tensors."""
     found = imatrix.load(MATRIX)
     entries = dict(found.entries)
     for name in CHANGED:
@@ -80,7 +80,7 @@ def test_the_command_says_what_it_reused_and_verified(
 
 
 def test_one_pass(tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Over a split set, from a checkpoint; both commands that take a folder."""
+    """Reuse works from a checkpoint, over a split set, in both commands that take a folder."""
     out = tmp_path / "out.gguf"
     convert.convert(tiny_folder, out, outtype="Q8_0", split_max_tensors=25)
     parts = sorted(tmp_path.glob("out-*.gguf"))
@@ -113,7 +113,7 @@ def test_no_provenance(
 
 
 def test_it_is_not_carried_on(old: Path, tmp_path: Path) -> None:
-    """What is made of a quantized file has another provenance, or, when it is only copied, none."""
+    """A tensor made from a quantized file has another provenance, or none if it is only copied."""
     quantize.quantize(old, tmp_path / "copy.gguf", "COPY")
     with open_gguf(tmp_path / "copy.gguf") as file:
         assert PROVENANCE_KEY not in file.metadata

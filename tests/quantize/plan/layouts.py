@@ -1,7 +1,7 @@
-"""Models of other layouts than the recorded ones of DeepSeek: as many layers, only the tensors that matter.
+"""Models in other layouts than the recorded DeepSeek models, with only the tensors that matter.
 
-scripts/record_plan_golden.py writes a file with the header of each and records llama-quantize's plans;
-test_layouts.py compares. Sizes are V2-Lite's.
+scripts/record_plan_golden.py writes a file with the header of each and records llama-quantize's plans.
+test_layouts.py compares ours with them. Sizes and the number of layers are V2-Lite's.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _PLAIN: Shapes = {
 
 @dataclass(frozen=True)
 class Layout:
-    """A model: what each of its layers holds, and what its metadata say."""
+    """A model: the contents of each layer, and the metadata."""
 
     layer: Shapes
     n_kv_heads: int
@@ -74,7 +74,7 @@ class Layout:
 
     @property
     def metadata(self) -> Metadata:
-        """As much as llama-quantize wants to see."""
+        """As much metadata as llama-quantize asks for."""
         numbers = {
             "block_count": N_LAYERS, "context_length": 4096, "embedding_length": HIDDEN,
             "feed_forward_length": 4096, "attention.head_count": N_HEADS,
@@ -92,7 +92,7 @@ class Layout:
 
 
 def write_header(layout: Layout, path: Path) -> Path:
-    """Write a file of that layout with a hole where the data would be; it takes next to no space."""
+    """Write a file in that layout with a hole where the data would be, which takes next to no space."""
     laid_out = FileLayout.of(layout.metadata, layout.tensors)
     with open(path, "wb") as file:
         file.write(laid_out.header)

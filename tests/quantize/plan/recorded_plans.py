@@ -1,4 +1,4 @@
-"""The recorded plans of llama.cpp (tests/golden/plans) as our own types."""
+"""llama.cpp's recorded plans (tests/golden/plans) as our own types."""
 
 from __future__ import annotations
 

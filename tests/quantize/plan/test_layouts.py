@@ -1,4 +1,4 @@
-"""Plans for other layouts than 3-D attention heads with an output matrix equal llama-quantize's."""
+"""Plans equal llama-quantize's for layouts other than 3-D attention heads with an output matrix."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ def test_a_plan_with_problems_lists_them_all() -> None:
 
 
 def test_overridden_tensors_are_not_counted_as_visited() -> None:
-    """llama-quantize counts inside of its rules, which overridden tensors never reach."""
+    """llama-quantize counts inside its rules, which overridden tensors never reach."""
     facts = ModelFacts("deepseek2", n_layers=16, n_experts=16, n_heads=4, n_kv_heads=1)
     tensors = [TensorInfo(f"blk.{i}.ffn_down_exps.weight", (16, 4, 256), BF16) for i in range(16)]
     plan = build_plan(
