@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from convert.architectures import find_architecture
@@ -18,6 +19,7 @@ from convert.architectures.base import build, metadata_of, options_of
 from convert.checkpoint.checkpoint import Checkpoint, read_config
 from convert.metadata.metadata import GeneralMetadata, general_metadata
 from convert.metadata.naming import fill_outfile_template
+from convert.source_spec import CheckpointSources
 from convert.tokenizer.tokenizer import Tokenizer, read_tokenizer
 from convert.weights import open_weights
 from gguf_tools import keys
@@ -30,7 +32,8 @@ from gguf_tools.shards import group_tensors
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
 from quantize.fill.encode import FillJob
-from quantize.fill.outputs import Output, write_outputs
+from quantize.fill.outputs import write_outputs
+from quantize.fill.session import Output
 from quantize.importance import ImportanceFile
 from quantize.mla_layout.layouts import MLALayout
 from quantize.plan.converter_types import is_outtype, outtype_plan, resolve_outtype
@@ -208,7 +211,8 @@ def prepare(
     path = _output_path(folder, outfile, general, plan.file_type, vocab_only=False)
     sources = {tensor.name: tensor for tensor in conversion.tensors}
     plan = replace(plan, notes=(*plan.notes, *_encoded_again(plan, sources)))
-    job = fill_job(plan, sources)
+    spec = partial(CheckpointSources, folder, options.allow_pickle, options.mla, options.mtp)
+    job = fill_job(plan, sources, spec)
     return Preparation(plan, _outputs(path, metadata, plan, options), source_bytes(plan)), job
 
 

@@ -114,13 +114,7 @@ class GGUFWriter:
                 f"{self.path}: bytes {offset} to {offset + len(left)} are outside "
                 f"the {self.layout.total_bytes} bytes of the layout"
             )
-        try:
-            while left:
-                n_written = os.pwrite(self._fd, left, offset)
-                left = left[n_written:]
-                offset += n_written
-        except OSError as error:
-            raise OutputError(f"{self.partial}: can't be written: {error.strerror}") from error
+        _write_at(self._fd, left, offset, self.partial)
 
     def begin_writeback(self, offset: int, n_bytes: int) -> None:
         """Let bytes that were written go to the disk while the run goes on, so that syncing is short.
@@ -206,6 +200,42 @@ class GGUFWriter:
         if self._fd >= 0:
             self.partial.unlink(missing_ok=True)
             self.close()
+
+
+class PartialFile:
+    """The partial of a GGUFWriter, which may be in another process, open for filling."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise OutputError(f"{path}: can't be opened: {error.strerror}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write bytes at an absolute offset; any number of threads and processes may do so at once.
+
+        raises  OutputError if the write fails
+        """
+        _write_at(self._fd, data, offset, self.path)
+
+
+def _write_at(fd: int, data: memoryview, offset: int, path: Path) -> None:
+    try:
+        while data:
+            n_written = os.pwrite(fd, data, offset)
+            data = data[n_written:]
+            offset += n_written
+    except OSError as error:
+        raise OutputError(f"{path}: can't be written: {error.strerror}") from error
 
 
 def refuse_inputs(written: Path, inputs: Iterable[str | os.PathLike[str]]) -> None:

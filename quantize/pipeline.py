@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from gguf_tools.errors import BadRequest
@@ -18,7 +19,7 @@ from gguf_tools.shards import GGUFSet, open_gguf
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
 from quantize.fill.outputs import write_outputs
-from quantize.fill.sources import GGUFTensor
+from quantize.fill.sources import GGUFSources, GGUFTensor
 from quantize.importance import ImportanceFile, Importances
 from quantize.plan.plan import Plan, PlanOptions, in_file_order
 from quantize.plan.recipe_files import Mixture, find_mixture
@@ -128,7 +129,7 @@ def quantize(
             provenance=provenance,
         )
         sources = {name: GGUFTensor(opened, name) for name in opened.tensors}
-        job = fill_job(preparation.plan, sources)
+        job = fill_job(preparation.plan, sources, partial(GGUFSources, path))
         report = progress(preparation) if progress else no_progress
         written = write_outputs(
             preparation.outputs,

@@ -7,7 +7,7 @@ From there on a plan becomes a file in the same way for all of them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,10 +17,12 @@ from gguf_tools.header import Endian
 from gguf_tools.shards import SPLIT_KEYS, layouts_of, shard_paths
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
+from quantize.fill.digests import UNKNOWN
 from quantize.fill.encode import FillJob
-from quantize.fill.outputs import Output, Written
-from quantize.fill.provenance import PROVENANCE_KEY, UNKNOWN, provenance_value
-from quantize.fill.sources import SourceTensor
+from quantize.fill.outputs import Written
+from quantize.fill.provenance import PROVENANCE_KEY, provenance_value
+from quantize.fill.session import Output
+from quantize.fill.sources import SourceSpec, SourceTensor
 from quantize.importance import ImportanceFile, refuse_nonfinite
 from quantize.plan.findings import stop_at_errors, without_codec
 from quantize.plan.model_facts import ModelFacts
@@ -120,12 +122,17 @@ def source_bytes(plan: Plan) -> int:
     return sum(tensor.source_info.n_bytes for tensor in plan.tensors)
 
 
-def fill_job(plan: Plan, sources: Mapping[str, SourceTensor]) -> FillJob:
+def fill_job(
+    plan: Plan, sources: Mapping[str, SourceTensor], spec: Callable[[Mapping[str, str]], SourceSpec]
+) -> FillJob:
     """Return what the plan's chunks refer to.
 
-    sources   by their name in the input
+    sources  by their name in the input
+    spec     (name in the output -> name in the input) -> how another process opens them
     """
-    return FillJob({tensor.name: sources[tensor.source_name] for tensor in plan.tensors}, plan.weighed)
+    names = {tensor.name: tensor.source_name for tensor in plan.tensors}
+    tensors = {name: sources[source] for name, source in names.items()}
+    return FillJob(tensors, plan.weighed, spec(names))
 
 
 def _output_metadata(

@@ -1,28 +1,25 @@
 """Encode: rows of a source tensor as the bytes of an output tensor.
 
-A job names, for every output tensor, where its rows come from and which importances weigh them; a chunk says
-which rows. It knows no model and makes no decision.
+A job names, for every output tensor, where its rows come from and which importances weigh them; a row range
+says which rows. Nothing here knows a model or makes a decision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gguf_tools.errors import BadWeights
 from gguf_tools.ggml_types import BF16, F16, F32, GGMLType
-from quantize.fill.chunks import ChunkTask
+from quantize.fill.chunks import RowRange
+from quantize.fill.digests import RowsDigest
 from quantize.fill.nonfinite import check_finite, first_nonfinite
-from quantize.fill.sources import SourceTensor
+from quantize.fill.sources import SourceSpec, SourceTensor
 from quantize.formats import get_format
 from quantize.formats.base import Rows
 from quantize.importance import ResolvedImportance
-
-if TYPE_CHECKING:
-    from quantize.fill.provenance import RowsDigest
 
 STRIP_ELEMS = 256 * 1024
 """About how many weights are encoded at a time: as float32 they take half of a core's second cache."""
@@ -35,79 +32,75 @@ class FillJob:
     """What the tasks of a run refer to by name.
 
     sources      where the rows of each output tensor come from
-    importances  the weights of the tensors that have some
+    importances  of the tensors that have some
+    spec         how another process opens the same sources; None: it gets these themselves
     """
 
     sources: Mapping[str, SourceTensor]
     importances: Mapping[str, ResolvedImportance]
+    spec: SourceSpec | None = None
+
+    def is_encoded(self, tensor: str, target: GGMLType) -> bool:
+        """Whether a tensor has to be encoded as `target`; otherwise its rows are copied."""
+        return self.sources[tensor].type != target
 
     def rows_per_weights(self) -> dict[str, int]:
         """Return, per tensor with importances, after how many rows the next row of weights begins."""
-        return {name: found.rows_per_weights for name, found in self.importances.items()}
+        return {name: resolved.rows_per_weights for name, resolved in self.importances.items()}
 
 
-def encode_chunk(
-    task: ChunkTask, target: GGMLType, job: FillJob, digest: RowsDigest | None = None
+def encode_rows(
+    rows: RowRange, target: GGMLType, job: FillJob, digest: RowsDigest | None = None
 ) -> np.ndarray:
-    """Return the rows of `task` as the bytes of `target`, uint8 (task.n_bytes,); see `encode_strips`."""
-    encoded = np.empty(task.n_bytes, np.uint8)
-    for offset, data in encode_strips(task, target, job, digest):
-        start = offset - task.offset
-        encoded[start : start + data.size] = data
-    return encoded
+    """Return rows as the bytes of `target`, uint8 (n_bytes,); see `encode_strips`."""
+    return np.concatenate(list(encode_strips(rows, target, job, digest)))
 
 
 def encode_strips(
-    task: ChunkTask, target: GGMLType, job: FillJob, digest: RowsDigest | None = None
-) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the rows of `task` as the bytes of `target`, uint8, with their offset in the file.
+    rows: RowRange, target: GGMLType, job: FillJob, digest: RowsDigest | None = None
+) -> Iterator[np.ndarray]:
+    """Yield rows as the bytes of `target`, uint8, some rows at a time.
 
     Rows that are already of that type pass unchanged.
-    digest  takes in all other rows
+    rows    that share a matrix and a row of importances
+    digest  takes in the rows that are encoded
     raises  BadWeights for a NaN or infinity in the source, or a value that `target` can't hold
     """
-    source = job.sources[task.tensor]
+    source = job.sources[rows.tensor]
     if source.type == target:
-        yield from _as_they_are(source, task)
+        yield from _as_they_are(source, rows)
         return
     codec = get_format(target)
-    found = job.importances.get(task.tensor)
-    weights = None if found is None else found.weights_of_row(task.row_start)
-    offset = task.offset
-    for row_start, rows in strips(source, task.row_start, task.row_stop):
+    resolved = job.importances.get(rows.tensor)
+    weights = None if resolved is None else resolved.weights_of_row(rows.start)
+    for first, strip in strips(source, rows.start, rows.stop):
         if digest is not None:
-            digest.update(rows)
+            digest.update(strip)
         try:
-            blocks = codec.quantize(rows, weights)
+            blocks = codec.quantize(strip, weights)
         except BadWeights as error:
-            check_finite(rows, task.tensor, row_start)  # says which weight it was
-            raise BadWeights(f"{task.tensor}: rows from {row_start} on: {error}") from error
+            check_finite(strip, rows.tensor, first)  # says which weight it was
+            raise BadWeights(f"{rows.tensor}: rows from {first} on: {error}") from error
         if target in _FLOATS:  # the codecs of all others refuse what is not finite
-            check_finite(rows, task.tensor, row_start)
+            check_finite(strip, rows.tensor, first)
         if target == F16:
-            _check_half_range(rows, blocks, task.tensor, row_start)
+            _check_half_range(strip, blocks, rows.tensor, first)
         data = blocks.reshape(-1).view(np.uint8)
-        del rows, blocks  # now, so that the next strip takes the same memory, which is still in the cache
-        yield offset, data
-        offset += data.size
+        del strip, blocks  # now, so that the next strip takes the same memory, which is still in the cache
+        yield data
 
 
-def _as_they_are(source: SourceTensor, task: ChunkTask) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the rows of `task` as they are stored; those of floats are looked at while they pass."""
-    offset = task.offset
+def _as_they_are(source: SourceTensor, rows: RowRange) -> Iterator[np.ndarray]:
+    """Yield rows as they are stored, uint8; those of floats are checked while they pass."""
     if source.type in _FLOATS:
-        for row_start, rows in strips(source, task.row_start, task.row_stop):
-            check_finite(rows, task.tensor, row_start)
-            data = rows.reshape(-1).view(np.uint8)
-            yield offset, data
-            offset += data.size
+        for first, strip in strips(source, rows.start, rows.stop):
+            check_finite(strip, rows.tensor, first)
+            yield strip.reshape(-1).view(np.uint8)
         return
     group = source.type.rows_interleaved
     step = max(1, STRIP_ELEMS // source.shape[-1] // group) * group
-    for first in range(task.row_start, task.row_stop, step):
-        data = np.frombuffer(source.raw_rows(first, min(first + step, task.row_stop)), np.uint8)
-        yield offset, data
-        offset += data.size
+    for first in range(rows.start, rows.stop, step):
+        yield np.frombuffer(source.raw_rows(first, min(first + step, rows.stop)), np.uint8)
 
 
 def strips(source: SourceTensor, start: int, stop: int) -> Iterator[tuple[int, Rows]]:

@@ -1,7 +1,7 @@
 """The fingerprint of a run: all that decides the bytes of its outputs, as JSON data made to be compared.
 
-An interrupted run is gone on with only under the same fingerprint; under another, the first difference is
-named.
+An interrupted run can only be resumed under the same fingerprint. Under another, the error names the first
+difference.
 """
 
 from __future__ import annotations
@@ -19,11 +19,8 @@ from gguf_tools.header import encode_value
 from gguf_tools.layout import FileLayout
 from gguf_tools.values import Kind, Value
 from quantize.fill.chunks import CHUNK_ELEMS
+from quantize.fill.digests import BYTES_VERSION
 from quantize.fill.encode import FillJob
-
-BYTES_VERSION = 1
-"""Goes up when the same plan and source would give other bytes: then nobody goes on with an old partial, nor
-takes tensors of an older file (see provenance.py)."""
 
 # A source is known by its size and these pieces of it. All of it would take hours to read; its times change
 # when it is fetched again, which must not cost what is done.

@@ -1,4 +1,4 @@
-"""Ready: the kernels of a run compiled before its first chunk, several at a time.
+"""Precompiling: the kernels of a run, before its first chunk and several at a time.
 
 numba compiles one function at a time in a process, and one takes seconds. So when compiling is what takes
 long, other processes take kernels too, and what they leave in numba's cache is loaded from there. Whatever

@@ -16,10 +16,8 @@ xxh3 is no cryptographic hash: a file made to deceive can pretend to anything.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from gguf_tools.ggml_types import GGMLType
@@ -27,7 +25,7 @@ from gguf_tools.reader import GGUFSource
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Kind, Value
 from quantize.fill.chunks import CHUNK_ELEMS
-from quantize.fill.fingerprint import BYTES_VERSION
+from quantize.fill.digests import BYTES_VERSION, UNKNOWN
 from quantize.fill.sources import rows_dtype
 from quantize.importance import ResolvedImportance
 from quantize.plan.tensor_plan import IGNORE_IMPORTANCES
@@ -35,33 +33,14 @@ from quantize.plan.tensor_plan import IGNORE_IMPORTANCES
 PROVENANCE_KEY = "gguf_tools.provenance"
 
 DIGEST_VERSION = 1
-"""Goes up when a number is made of other things, or in another way."""
+"""Version of the numbers. It goes up when a number is made of other things, or in another way."""
 
-UNKNOWN = 0
-"""Of a chunk: nobody has digested it. Of a tensor: it has no provenance."""
-
-
-class RowsDigest:
-    """The digest of the rows of a chunk, which may come in several pieces, in their order."""
-
-    def __init__(self) -> None:
-        self._state = xxhash.xxh3_64()
-
-    def update(self, rows: npt.NDArray[Any]) -> None:
-        """Take in the next rows, C-contiguous, of any dtype."""
-        self._state.update(rows.reshape(-1).view(np.uint8).data)
-
-    def value(self) -> int:
-        """Return the digest so far, uint64, never UNKNOWN."""
-        return self._state.intdigest() or 1
-
-
-def digest_importance(found: ResolvedImportance | None, type_name: str) -> int:
+def digest_importance(resolved: ResolvedImportance | None, type_name: str) -> int:
     """Return the digest of the weights that a tensor's search uses, uint64; 0 for none."""
-    if found is None or type_name in IGNORE_IMPORTANCES:
+    if resolved is None or type_name in IGNORE_IMPORTANCES:
         return 0
-    state = xxhash.xxh3_64(f"{found.rows_per_weights}\n".encode())
-    state.update(np.ascontiguousarray(found.weights()).data)
+    state = xxhash.xxh3_64(f"{resolved.rows_per_weights}\n".encode())
+    state.update(np.ascontiguousarray(resolved.weights()).data)
     return state.intdigest() or 1
 
 

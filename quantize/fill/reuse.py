@@ -2,11 +2,13 @@
 
 An older file that has provenance (see provenance.py) says of each tensor what it was made of. A run that
 would make a tensor of the same takes the blocks that are there: all that is left to do is to read the source
-and digest it. Whether those blocks are what they should be is tried on a sample of rows first.
+and digest it. Before they are taken, a sample of their rows is compared with what encoding them gives.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,13 +18,18 @@ from typing import Self
 
 import numpy as np
 
+from gguf_tools.copying import copy_range
 from gguf_tools.header import Endian
 from gguf_tools.reader import GGUFFile
 from gguf_tools.shards import GGUFSet, open_gguf
 from gguf_tools.tensors import TensorInfo
-from quantize.fill.chunks import ChunkTask
-from quantize.fill.encode import FillJob, encode_chunk
-from quantize.fill.provenance import UNKNOWN, digest_importance, read_provenance, tensor_provenance
+from quantize.fill.chunks import TensorChunks
+from quantize.fill.digests import UNKNOWN
+from quantize.fill.encode import FillJob, encode_rows
+from quantize.fill.executors import Executor, naming
+from quantize.fill.filling import DigestSpec
+from quantize.fill.provenance import digest_importance, read_provenance, tensor_provenance
+from quantize.fill.session import Session
 from quantize.fill.sources import GGUFTensor
 from quantize.fill.verify import sample_rows
 
@@ -48,10 +55,9 @@ class OldTensor:
     def is_sound(self, job: FillJob) -> bool:
         """Whether a sample of its rows has the bytes that encoding them gives."""
         stored = GGUFTensor(self.file, self.info.name)
-        found = job.importances.get(self.info.name)
-        for start, stop in sample_rows(self.info, found.rows_per_weights if found else None):
-            task = ChunkTask(self.info.name, start, stop, 0, (stop - start) * self.info.row_bytes)
-            if not np.array_equal(stored.raw_rows(start, stop), encode_chunk(task, self.info.type, job)):
+        for rows in sample_rows(self.info, job.rows_per_weights().get(self.info.name)):
+            expected = encode_rows(rows, self.info.type, job)
+            if not np.array_equal(stored.raw_rows(rows.start, rows.stop), expected):
                 return False
         return True
 
@@ -109,30 +115,21 @@ class OldFiles:
 class Candidate:
     """A tensor of the output that may be there already, while its source is being digested.
 
-    info   as it is in the output
-    old    where it may be
-    tasks  its chunks that are not done
+    info     as it is in the output
+    old      where it may be
+    missing  its chunks that are not done
+    digests  of its chunks that are done or digested, by number
     """
 
-    def __init__(
-        self,
-        info: TensorInfo,
-        old: tuple[OldTensor, ...],
-        chunks: Iterable[ChunkTask],
-        done: Mapping[int, int],
-    ) -> None:
-        self.info = info
+    def __init__(self, old: tuple[OldTensor, ...], chunks: TensorChunks, done: Mapping[int, int]) -> None:
+        self.info = chunks.info
         self.old = old
-        self.tasks: list[ChunkTask] = []
-        self.digests: dict[int, int] = {}
-        for task in chunks:
-            self.digests[task.number] = done.get(task.number, UNKNOWN)
-            if task.number not in done:
-                self.tasks.append(task)
-        self._n_missing = len(self.tasks)
+        self.missing = [task for task in chunks if task.number not in done]
+        self.digests = {number: done.get(number, UNKNOWN) for number in chunks.numbers}
+        self._n_missing = len(self.missing)
 
     def add(self, number: int, digest: int) -> bool:
-        """Take the digest of a chunk, from one thread at a time; returns whether that was the last."""
+        """Take the digest of a chunk, from one thread at a time; return whether that was the last."""
         self.digests[number] = digest
         self._n_missing -= 1
         return not self._n_missing
@@ -143,3 +140,67 @@ class Candidate:
         source = job.sources[self.info.name].type
         number = tensor_provenance(self.info, source, self.digests.values(), importance)
         return next((old for old in self.old if old.number == number), None)
+
+
+class Reuse:
+    """The first pass of a run: it takes from older files what they have, and leaves the rest to be encoded.
+
+    candidates  tensors that an older file may have, by name
+    counts      how many tensors of each older file were taken
+    damaged     tensors that would have been, but don't have the bytes that they should
+    """
+
+    def __init__(self, old: OldFiles, session: Session, job: FillJob, done: Mapping[int, int]) -> None:
+        self.counts = Counter(dict.fromkeys(old.usable, 0))
+        self.damaged: list[OldTensor] = []
+        self.candidates: dict[str, Candidate] = {}
+        self._session, self._job = session, job
+        self._candidate_of: dict[int, Candidate] = {}
+        self._lock = threading.Lock()
+        for chunks in session.incomplete():
+            info = chunks.info
+            tensors = old.find(info) if job.is_encoded(info.name, info.type) else ()
+            if tensors:
+                candidate = self.candidates[info.name] = Candidate(tensors, chunks, done)
+                self._candidate_of.update(dict.fromkeys(chunks.numbers, candidate))
+
+    def run(self, executor: Executor) -> None:
+        """Digest the sources of all candidates, and take those that an older file has.
+
+        raises  ExecutionError for the first chunk that fails
+        """
+        tasks = (task for candidate in self.candidates.values() for task in candidate.missing)
+        executor.run(tasks, DigestSpec(self._session.sources()), self._digested)
+
+    def _digested(self, number: int, digest: int) -> None:
+        candidate = self._candidate_of[number]
+        with self._lock:
+            is_complete = candidate.add(number, digest)
+        if is_complete:
+            with naming(candidate.missing[-1]):
+                is_taken = self._take(candidate)
+            for task in candidate.missing if is_taken else ():
+                self._session.done(task.number, candidate.digests[task.number])
+
+    def _take(self, candidate: Candidate) -> bool:
+        """Copy the tensor from an older file that has what it would become, if there is one."""
+        old = candidate.match(self._job)
+        if old is None:
+            return False
+        if not old.is_sound(self._job):
+            self.damaged.append(old)
+            return False
+        info = candidate.info
+        writer = self._session.writer_of(info)
+        copy_range(
+            old.home.fileno(),
+            old.home.data_offset(info.name),
+            writer.fileno(),
+            writer.layout.offset_of(info.name),
+            info.n_bytes,
+            f"{old.home.path}: tensor {info.name!r}",
+            str(writer.partial),
+        )
+        with self._lock:
+            self.counts[old.path] += 1
+        return True

@@ -6,6 +6,10 @@ Rows of a stack of matrices are counted through all of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -16,6 +20,7 @@ from gguf_tools.endian import swap_bytes
 from gguf_tools.errors import QuantError
 from gguf_tools.ggml_types import BF16, F16, F32, GGMLType
 from gguf_tools.reader import GGUFSource
+from gguf_tools.shards import open_gguf
 from gguf_tools.tensors import TensorInfo
 from quantize.formats import get_format
 
@@ -64,6 +69,53 @@ class SourceTensor(Protocol):
     def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         """Return the same rows as the bytes of `type`, uint8 (n_bytes,)."""
         ...
+
+
+class SourceSpec(Protocol):
+    """How a process opens the sources of a job: paths and choices; picklable."""
+
+    def open(self) -> AbstractContextManager[Mapping[str, SourceTensor]]:
+        """Open them, by their names in the output."""
+        ...
+
+
+@dataclass(frozen=True)
+class OpenSources:
+    """Sources that this process has open. Another process that gets this value opens `spec` instead.
+
+    tensors  by their names in the output
+    spec     opens the same; None: the other process gets `tensors` themselves
+    """
+
+    tensors: Mapping[str, SourceTensor]
+    spec: SourceSpec | None = None
+
+    def open(self) -> AbstractContextManager[Mapping[str, SourceTensor]]:
+        return nullcontext(self.tensors)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (OpenSources, (self.tensors,)) if self.spec is None else (_itself, (self.spec,))
+
+
+def _itself(spec: SourceSpec) -> SourceSpec:
+    return spec
+
+
+@dataclass(frozen=True)
+class GGUFSources:
+    """The tensors of a GGUF file, or of a split set.
+
+    path   of the file, or of any part
+    names  name in the output -> name in the file
+    """
+
+    path: Path
+    names: Mapping[str, str]
+
+    @contextmanager
+    def open(self) -> Iterator[Mapping[str, SourceTensor]]:
+        with open_gguf(self.path) as file:
+            yield {name: GGUFTensor(file, stored) for name, stored in self.names.items()}
 
 
 class GGUFTensor:

@@ -27,8 +27,8 @@ from gguf_tools.layout import FileLayout
 from gguf_tools.reader import GGUFFile
 from gguf_tools.scales import count_nonfinite
 from gguf_tools.tensors import TensorInfo
-from quantize.fill.chunks import ChunkTask
-from quantize.fill.encode import FillJob, encode_chunk
+from quantize.fill.chunks import RowRange, rows_alike
+from quantize.fill.encode import FillJob, encode_rows
 from quantize.fill.error_ranges import ERROR_RANGES, is_ordinary
 from quantize.fill.sources import GGUFTensor
 from quantize.formats import get_format
@@ -74,13 +74,13 @@ class Verification:
         return f"{text}: worst relative error {_percent(worst.relative)} ({worst.tensor}, {worst.type})"
 
 
-def together(parts: Iterable[Verification]) -> Verification:
-    """Return what was found of several files as one."""
-    parts = tuple(parts)
-    worst = [part.worst for part in parts if part.worst is not None]
+def merge_verifications(files: Iterable[Verification]) -> Verification:
+    """Return the verifications of several files as one."""
+    files = tuple(files)
+    worst = [file.worst for file in files if file.worst is not None]
     return Verification(
-        sum(part.n_weights for part in parts),
-        sum(part.n_tensors for part in parts),
+        sum(file.n_weights for file in files),
+        sum(file.n_tensors for file in files),
         max(worst, key=lambda error: error.relative, default=None),
     )
 
@@ -98,22 +98,21 @@ def verify_output(path: Path, layout: FileLayout, job: FillJob) -> Verification:
     with GGUFFile(path) as file:
         for info in layout.tensors:
             sample = _Sample(path, info, GGUFTensor(file, info.name), job)
-            for start, stop in sample_rows(info, spans.get(info.name)):
-                sample.check_rows(start, stop)
-                n_weights += (stop - start) * info.n_cols
+            for rows in sample_rows(info, spans.get(info.name)):
+                sample.check_rows(rows)
+                n_weights += len(rows) * info.n_cols
             errors.append(sample.finish())
     worst = max(errors, key=lambda error: error.relative, default=None)
     return Verification(n_weights, len(errors), worst)
 
 
-def sample_rows(info: TensorInfo, rows_per_weights: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of the rows of a tensor that are looked at, as evenly spread as they can be.
+def sample_rows(info: TensorInfo, rows_per_weights: int | None = None) -> Iterator[RowRange]:
+    """Yield the rows of a tensor that are looked at, as evenly spread as they can be.
 
-    None crosses from one matrix into the next, or from one row of importances, of which each serves
+    No range crosses from one matrix into the next, or from one row of importances, of which each serves
     `rows_per_weights` rows.
     """
-    rows_per_matrix = info.shape[-2] if len(info.shape) > 1 else 1
-    span = min(rows_per_matrix, rows_per_weights or rows_per_matrix)
+    span = rows_alike(info, rows_per_weights)
     group = info.type.rows_interleaved
     n_rows = min(SAMPLE_ROWS, SAMPLE_WEIGHTS // max(1, info.n_cols))
     length = max(1, n_rows // SAMPLE_RUNS // group) * group
@@ -125,7 +124,7 @@ def sample_rows(info: TensorInfo, rows_per_weights: int | None = None) -> Iterat
     for start, stop in runs:
         while start < stop:
             end = min(stop, (start // span + 1) * span)
-            yield start, end
+            yield RowRange(info.name, start, end)
             start = end
 
 
@@ -172,12 +171,11 @@ class _Sample:
         self._ordinary = _Sums()
         self._worst = (0.0, 0)  # the largest relative error of an ordinary row, and which
 
-    def check_rows(self, start: int, stop: int) -> None:
+    def check_rows(self, rows: RowRange) -> None:
         """Check rows of one matrix that share their importances; raises BadTensor."""
-        info = self._info
-        task = ChunkTask(info.name, start, stop, 0, (stop - start) * info.row_bytes)
+        info, start, stop = self._info, rows.start, rows.stop
         found = self._stored.raw_rows(start, stop)
-        expected = encode_chunk(task, info.type, self._job)
+        expected = encode_rows(rows, info.type, self._job)
         self._check_finite(found, expected, start)
         self._check_bytes(found, expected, start)
         if self._source.type != info.type:

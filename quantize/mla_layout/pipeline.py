@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -265,13 +266,32 @@ def _source_bytes(moves: Iterable[Move]) -> int:
 # ---- filling
 
 
+@dataclass(frozen=True)
+class MovedSources:
+    """The tensors of an output, as moves make them of a GGUF file or a split set; see LayoutChange."""
+
+    path: Path
+    moves: tuple[Move, ...]
+    sizes: HeadSizes
+    importances: Mapping[str, ResolvedImportance]
+
+    @contextmanager
+    def open(self) -> Iterator[Mapping[str, SourceTensor]]:
+        with open_gguf(self.path) as source:
+            yield self.of(source)
+
+    def of(self, source: GGUFSet) -> dict[str, SourceTensor]:
+        """Return the same for a file that is open."""
+        return {
+            move.info.name: _source_tensor(move, source, self.sizes, self.importances.get(move.info.name))
+            for move in self.moves
+        }
+
+
 def fill_job(change: LayoutChange, source: GGUFSet) -> FillJob:
     """Return what the chunks of the output refer to."""
-    sources = {
-        move.info.name: _source_tensor(move, source, change.sizes, change.importances.get(move.info.name))
-        for move in change.moves
-    }
-    return FillJob(sources, change.importances)
+    spec = MovedSources(change.source, change.moves, change.sizes, change.importances)
+    return FillJob(spec.of(source), change.importances, spec)
 
 
 def _source_tensor(

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import F32, GGMLType
-from quantize.fill.chunks import ChunkTask
-from quantize.fill.encode import FillJob, encode_chunk
+from quantize.fill.chunks import RowRange
+from quantize.fill.encode import FillJob, encode_rows
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor
 from quantize.formats import get_format
 from quantize.importance import ResolvedImportance
@@ -123,12 +123,10 @@ class Encoded:
         return codec.dequantize(self.raw_rows(start, stop).view(codec.BLOCK).reshape(stop - start, -1))
 
     def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        """Return the rows as blocks; raises BadWeights as `encode_chunk` does."""
-        task = ChunkTask(
-            self.name, start, stop, offset=0, n_bytes=(stop - start) * self.type.row_bytes(self.shape[-1])
-        )
+        """Return the rows as blocks; raises BadWeights as `encode_rows` does."""
         weighed = {} if self.importance is None else {self.name: self.importance}
-        return encode_chunk(task, self.type, FillJob({self.name: self.tensor}, weighed))
+        job = FillJob({self.name: self.tensor}, weighed)
+        return encode_rows(RowRange(self.name, start, stop), self.type, job)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from gguf_tools import progress
 from gguf_tools.ggml_types import F32
 from gguf_tools.layout import FileLayout
 from gguf_tools.tensors import TensorInfo
-from quantize.fill.outputs import Output
+from quantize.fill.session import Output
 from quantize.plan.decide import Decider
 from quantize.plan.plan import Plan
 from quantize.plan.tensor_plan import TensorPlan

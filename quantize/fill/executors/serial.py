@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from quantize.fill.chunks import ChunkTask
-from quantize.fill.executors import task_error
+from quantize.fill.executors import Done, WorkerSpec, naming
 
 
 class SerialExecutor:
-    def run(self, tasks: Iterable[ChunkTask], work: Callable[[ChunkTask], None]) -> None:
-        """Call `work` for every task; raises ExecutionError for the first that fails."""
-        for task in tasks:
-            try:
-                work(task)
-            except Exception as error:
-                raise task_error(task, error) from error
+    def run(self, tasks: Iterable[ChunkTask], spec: WorkerSpec, done: Done) -> None:
+        """Run all tasks; raises ExecutionError for the first that fails, and what `done` raises."""
+        with spec.open() as worker:
+            for task in tasks:
+                with naming(task):
+                    digest = worker.run(task)
+                done(task.number, digest)

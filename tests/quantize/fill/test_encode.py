@@ -12,8 +12,8 @@ import pytest
 from gguf_tools.errors import BadWeights
 from gguf_tools.ggml_types import F32, GGMLType, by_name
 from quantize.fill import encode
-from quantize.fill.chunks import ChunkTask
-from quantize.fill.encode import FillJob, encode_chunk, encode_strips, strips
+from quantize.fill.chunks import RowRange
+from quantize.fill.encode import FillJob, encode_rows, encode_strips, strips
 from quantize.formats import get_format
 from quantize.importance import Importance, ResolvedImportance
 from tests.support import samples
@@ -42,11 +42,6 @@ class Source:
 
     def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         return self.read_rows(start, stop).reshape(-1).view(np.uint8)
-
-
-def task_of(target: GGMLType, start: int, stop: int) -> ChunkTask:
-    row_bytes = target.row_bytes(N_COLS)
-    return ChunkTask("t", start, stop, 1000 + start * row_bytes, (stop - start) * row_bytes)
 
 
 @pytest.fixture(params=[1, 7, 100], ids="strips of {} rows".format)
@@ -78,13 +73,10 @@ def test_bytes_are_those_of_the_rows_together(strip_rows: int, by_rows: bool, ty
     found = Importance(weights[None], np.ones(1, np.float32))
     resolved = ResolvedImportance("t", found, len(ROWS), 0, "its own")
     job = FillJob({"t": Source(ROWS, by_rows)}, {"t": resolved})
-    task = task_of(target, 3, 33)
+    wanted = RowRange("t", 3, 33)
     expected = get_format(target).quantize(ROWS[3:33], weights).reshape(-1).view(np.uint8)
-    np.testing.assert_array_equal(encode_chunk(task, target, job), expected)
-    written = bytearray(task.n_bytes)
-    for offset, data in encode_strips(task, target, job):
-        written[offset - task.offset : offset - task.offset + data.size] = data.tobytes()
-    assert bytes(written) == expected.tobytes()
+    np.testing.assert_array_equal(encode_rows(wanted, target, job), expected)
+    assert b"".join(data.tobytes() for data in encode_strips(wanted, target, job)) == expected.tobytes()
 
 
 def test_rows_of_the_same_type_pass_unchanged(strip_rows: int) -> None:
@@ -92,14 +84,14 @@ def test_rows_of_the_same_type_pass_unchanged(strip_rows: int) -> None:
     blocks = codec.quantize(ROWS, None).view(np.uint8).reshape(len(ROWS), -1)
     for stored, type_ in ((blocks, codec.type), (ROWS, F32)):
         job = FillJob({"t": Source(stored, by_rows=True, type=type_)}, {})
-        found = encode_chunk(task_of(type_, 5, 20), type_, job)
+        found = encode_rows(RowRange("t", 5, 20), type_, job)
         np.testing.assert_array_equal(found, stored[5:20].reshape(-1).view(np.uint8))
 
 
 def test_rows_that_are_interleaved_are_not_torn_apart(strip_rows: int) -> None:
     type_ = by_name("Q4_0_R8")
     source = Source(ROWS, by_rows=True, type=type_)
-    list(encode_strips(task_of(type_, 8, 40), type_, FillJob({"t": source}, {})))
+    list(encode_strips(RowRange("t", 8, 40), type_, FillJob({"t": source}, {})))
     assert all(start % 8 == 0 and stop % 8 == 0 for start, stop in source.asked)
     assert (source.asked[0][0], source.asked[-1][1]) == (8, 40)
 
@@ -110,7 +102,7 @@ def test_the_row_of_a_bad_weight_is_counted_from_the_tensor(strip_rows: int) -> 
     job = FillJob({"t": Source(rows, by_rows=True)}, {})
     for type_name in ("Q8_0", "F32"):
         with pytest.raises(BadWeights, match="t: weight at row 20, column 5 is inf"):
-            encode_chunk(task_of(by_name(type_name), 3, 33), by_name(type_name), job)
+            encode_rows(RowRange("t", 3, 33), by_name(type_name), job)
 
 
 def test_a_weight_beyond_half_is_named(strip_rows: int) -> None:
@@ -118,7 +110,7 @@ def test_a_weight_beyond_half_is_named(strip_rows: int) -> None:
     rows[20, 5] = 1e5
     job = FillJob({"t": Source(rows, by_rows=True)}, {})
     with pytest.raises(BadWeights, match=r"row 20, column 5 is 100000\.0, beyond the range of F16"):
-        encode_chunk(task_of(by_name("F16"), 3, 33), by_name("F16"), job)
+        encode_rows(RowRange("t", 3, 33), by_name("F16"), job)
 
 
 def test_a_refused_block_names_its_tensor() -> None:
@@ -126,4 +118,4 @@ def test_a_refused_block_names_its_tensor() -> None:
     rows[20] = samples.rows("largest", (1, N_COLS))
     job = FillJob({"t": Source(rows, by_rows=True)}, {})
     with pytest.raises(BadWeights, match="t: rows from 3 on: IQ3_XXS: row 17, columns 0 to 255"):
-        encode_chunk(task_of(by_name("IQ3_XXS"), 3, 33), by_name("IQ3_XXS"), job)
+        encode_rows(RowRange("t", 3, 33), by_name("IQ3_XXS"), job)

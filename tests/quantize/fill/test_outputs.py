@@ -326,6 +326,35 @@ def test_a_run_that_has_done_nothing_leaves_nothing(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"out.gguf": OLD}
 
 
+@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize("n_parts", [1, N_PARTS])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, ValueError])
+def test_a_run_can_be_cancelled_from_its_progress(
+    expected: dict[int, dict[str, bytes]],
+    tmp_path: Path,
+    kind: type[BaseException],
+    n_parts: int,
+    n_threads: int,
+) -> None:
+    error = kind()
+    told: list[int] = []
+
+    def progress(n_bytes: int) -> None:
+        told.append(n_bytes)
+        if len(told) == 7:
+            raise error
+
+    with pytest.raises(kind) as caught:
+        run(tmp_path, n_parts, n_threads=n_threads, progress=progress)
+    assert caught.value is error
+    (note,) = error.__notes__
+    n_done = int(note.split()[0])
+    assert note == f"{n_done} of {N_CHUNKS} chunks are done and kept: the same command goes on from there"
+    assert n_done == 7 if n_threads == 1 else 7 <= n_done <= 8
+    assert run(tmp_path, n_parts) == Written(N_CHUNKS, n_done)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == expected[n_parts]
+
+
 @pytest.mark.parametrize("n_done", [2, 7, 10])
 def test_progress_counts_what_was_done_before(tmp_path: Path, n_done: int) -> None:
     def told(folder: Path, *jobs: FillJob) -> int:

@@ -16,10 +16,9 @@ from gguf_tools.shards import layouts_of, open_gguf, shard_paths
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Kind, Value
 from gguf_tools.writer import GGUFWriter
+from quantize.fill.digests import UNKNOWN, RowsDigest
 from quantize.fill.provenance import (
     PROVENANCE_KEY,
-    UNKNOWN,
-    RowsDigest,
     digest_importance,
     provenance_value,
     read_provenance,

@@ -19,12 +19,13 @@ from gguf_tools.progress import no_progress
 from gguf_tools.shards import open_gguf, shard_paths
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
-from gguf_tools.writer import GGUFWriter
+from gguf_tools.writer import PartialFile
 from quantize.fill import filling
-from quantize.fill.chunks import ChunkTask
+from quantize.fill.chunks import RowRange
+from quantize.fill.digests import UNKNOWN, RowsDigest
 from quantize.fill.encode import FillJob, encode_strips
 from quantize.fill.outputs import Written, write_outputs
-from quantize.fill.provenance import PROVENANCE_KEY, UNKNOWN, RowsDigest, provenance_value, read_provenance
+from quantize.fill.provenance import PROVENANCE_KEY, provenance_value, read_provenance
 from quantize.importance import Importance, ResolvedImportance
 from quantize.prepare import lay_out
 from tests.support import samples
@@ -109,11 +110,11 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
 
     def counted(
-        task: ChunkTask, target: GGMLType, job: FillJob, digest: RowsDigest | None = None
-    ) -> Iterator[tuple[int, np.ndarray]]:
-        if job.sources[task.tensor].type != target:
-            names.append(task.tensor)
-        yield from encode_strips(task, target, job, digest)
+        rows: RowRange, target: GGMLType, job: FillJob, digest: RowsDigest | None = None
+    ) -> Iterator[np.ndarray]:
+        if job.sources[rows.tensor].type != target:
+            names.append(rows.tensor)
+        yield from encode_strips(rows, target, job, digest)
 
     monkeypatch.setattr(filling, "encode_strips", counted)
     return names
@@ -350,16 +351,17 @@ def test_a_tensor_that_is_not_what_was_written_is_made_again(
     expected = setup.expected(tmp_path / "expected")
     folder = tmp_path / "out"
     folder.mkdir()
-    write = GGUFWriter.write
+    write = PartialFile.write
+    with open_gguf(setup.paths(tmp_path / "expected" / "out.gguf")[0]) as file:
+        place = f"{file.file_of(NAMES[3]).path.name}.partial", file.data_offset(NAMES[3])
 
-    def flip(self: GGUFWriter, offset: int, data: bytes | memoryview) -> None:
-        name = NAMES[3]
-        if name in [info.name for info in self.layout.tensors] and offset == self.layout.offset_of(name):
-            data = bytes([data[0] ^ 1]) + bytes(data[1:])
+    def flip(self: PartialFile, offset: int, data: memoryview) -> None:
+        if (self.path.name, offset) == place:
+            data = memoryview(bytes([data[0] ^ 1]) + bytes(data[1:]))
         write(self, offset, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(GGUFWriter, "write", flip)
+        patch.setattr(PartialFile, "write", flip)
         with pytest.raises(ToolkitError, match=rf"{NAMES[3]}: row 0 is not what encoding it") as caught:
             setup.write(folder / "out.gguf", verify=True)
     assert isinstance(caught.value, BadTensor | ExecutionError)

@@ -21,16 +21,16 @@ from gguf_tools.header import Endian
 from gguf_tools.layout import FileLayout
 from gguf_tools.tensors import TensorInfo
 from quantize.fill import verify
-from quantize.fill.chunks import ChunkTask, layout_chunks
-from quantize.fill.encode import FillJob, encode_chunk
+from quantize.fill.chunks import ChunkTable, RowRange
+from quantize.fill.encode import FillJob, encode_rows
 from quantize.fill.error_ranges import ERROR_RANGES
 from quantize.fill.verify import (
     SAMPLE_ROWS,
     SAMPLE_RUNS,
     SAMPLE_WEIGHTS,
     Verification,
+    merge_verifications,
     sample_rows,
-    together,
     verify_output,
 )
 from quantize.formats import available, get_format
@@ -109,10 +109,10 @@ def make_file(
     types = {info.name: info.type for info in infos}
     data = bytearray(layout.total_bytes)
     data[: len(layout.header)] = layout.header
-    for task in layout_chunks(layout, job.rows_per_weights()):
-        encoded = encode_chunk(task, types[task.tensor], job)
+    for task in ChunkTable.of([layout], job.rows_per_weights()):
+        encoded = encode_rows(task.rows, types[task.rows.tensor], job)
         if endian == "big":
-            encoded = swap_bytes(types[task.tensor], encoded)
+            encoded = swap_bytes(types[task.rows.tensor], encoded)
         data[task.offset : task.offset + task.n_bytes] = encoded.tobytes()
     return File(folder / "model.gguf.partial", layout, job, data)
 
@@ -176,9 +176,9 @@ def test_what_is_reported(tmp_path: Path) -> None:
     assert verified.worst.relative == pytest.approx(error, rel=1e-6)
     text = f"verified 27,648 weights of 3 tensors: worst relative error {100 * error:.3g}% (b, Q4_0)"
     assert str(verified) == text
-    both = together([verified, verify.Verification(10, 1, None)])
+    both = merge_verifications([verified, verify.Verification(10, 1, None)])
     assert (both.n_weights, both.n_tensors, both.worst) == (27658, 4, verified.worst)
-    assert str(together([])) == "verified 0 weights of 0 tensors"
+    assert str(merge_verifications([])) == "verified 0 weights of 0 tensors"
 
 
 def test_errors_count_as_much_as_their_columns(tmp_path: Path) -> None:
@@ -346,10 +346,10 @@ def test_a_kernel_that_is_wrong_whenever_it_is_asked(
     rows = file.rows("t")
     fault(rows, by_name(type_))
 
-    def same_fault(task: ChunkTask, target: GGMLType, job: FillJob) -> npt.NDArray[np.uint8]:
-        return rows[task.row_start : task.row_stop].reshape(-1)
+    def same_fault(wanted: RowRange, target: GGMLType, job: FillJob) -> npt.NDArray[np.uint8]:
+        return rows[wanted.start : wanted.stop].reshape(-1)
 
-    monkeypatch.setattr(verify, "encode_chunk", same_fault)
+    monkeypatch.setattr(verify, "encode_rows", same_fault)
     text = file.refusal()
     assert f"{file.path}: t: relative error " in text
     assert f"{type_} is not computed right on this machine" in text
@@ -368,7 +368,7 @@ def test_sampled_rows(shape: tuple[int, int, int], type_: str, per_half: bool) -
     n_mats, rows_per_matrix, n_cols = shape[0], shape[1] * group * 2, shape[2]
     info = TensorInfo("t", (n_mats, rows_per_matrix, n_cols), by_name(type_))
     span = rows_per_matrix // 2 if per_half else rows_per_matrix
-    ranges = list(sample_rows(info, span if per_half else None))
+    ranges = [(rows.start, rows.stop) for rows in sample_rows(info, span if per_half else None)]
     assert ranges[0][0] == 0
     assert ranges[-1][1] == info.n_rows
     assert all(a < b <= c for (a, b), (c, _) in pairwise(ranges))

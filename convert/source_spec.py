@@ -1,0 +1,40 @@
+"""How another process comes to the tensors of a conversion: it opens the folder itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from convert.architectures import find_architecture
+from convert.architectures.base import build
+from convert.checkpoint.checkpoint import Checkpoint
+from convert.weights import open_weights
+from quantize.fill.sources import SourceTensor
+from quantize.mla_layout.layouts import MLALayout
+
+
+@dataclass(frozen=True)
+class CheckpointSources:
+    """The tensors that the checkpoint in a folder becomes.
+
+    folder, allow_pickle  as `Checkpoint` takes them
+    mla, mtp              as `build` takes them
+    names                 name in the output -> name of the tensor that `build` makes
+    """
+
+    folder: Path
+    allow_pickle: bool
+    mla: MLALayout
+    mtp: bool
+    names: Mapping[str, str]
+
+    @contextmanager
+    def open(self) -> Iterator[Mapping[str, SourceTensor]]:
+        """Open the folder and match its weights to tensors; raises what `convert` raises for the folder."""
+        with Checkpoint(self.folder, allow_pickle=self.allow_pickle) as checkpoint:
+            architecture = find_architecture(checkpoint.config, checkpoint.config_path)
+            conversion = build(architecture, open_weights(checkpoint), mla=self.mla, mtp=self.mtp)
+            tensors = {tensor.name: tensor for tensor in conversion.tensors}
+            yield {name: tensors[made] for name, made in self.names.items()}

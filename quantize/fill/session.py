@@ -1,0 +1,248 @@
+"""A session of a run: what is done of it, from partials to files with names.
+
+A `ChunkTable` says what is to be done; a session knows what of that is done. It opens the partials, remembers
+every chunk in the journal, and publishes each output as soon as it is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from gguf_tools.errors import BadTensor, ToolkitError
+from gguf_tools.journal import Journal
+from gguf_tools.layout import FileLayout, TensorInfo
+from gguf_tools.progress import Progress
+from gguf_tools.writer import GGUFWriter
+from quantize.fill.chunks import ChunkTable, ChunkTask, TensorChunks
+from quantize.fill.digests import UNKNOWN
+from quantize.fill.encode import FillJob
+from quantize.fill.executors import naming
+from quantize.fill.filling import JobSpec
+from quantize.fill.provenance import PROVENANCE_KEY, digest_importance, provenance_value, tensor_provenance
+from quantize.fill.sources import OpenSources
+from quantize.fill.verify import Verification, verify_output
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file to be written: where, and every byte offset in it."""
+
+    path: Path
+    layout: FileLayout
+
+
+@dataclass(frozen=True)
+class OpenOutput:
+    """An output that has no name yet.
+
+    number  which output of the run it is
+    writer  of its partial
+    chunks  the numbers of its chunks
+    """
+
+    number: int
+    writer: GGUFWriter
+    chunks: range
+
+
+class Session:
+    """One session of a run that may have been interrupted before. `done` may be called from any thread.
+
+    outputs   all files of the run
+    table     their chunks
+    job       where rows come from
+    journal   what earlier sessions have done, and this one does
+    progress  told of every chunk, and at the start of what is done already
+    verify    check every output before it gets its name
+    checked   what verifying has found so far
+    """
+
+    def __init__(
+        self,
+        outputs: Sequence[Output],
+        table: ChunkTable,
+        job: FillJob,
+        journal: Journal,
+        progress: Progress,
+        *,
+        verify: bool,
+    ) -> None:
+        self.checked: list[Verification] = []
+        self._outputs = outputs
+        self._table = table
+        self._job = job
+        self._journal = journal
+        self._progress = progress
+        self._verify = verify
+        self._has_provenance = PROVENANCE_KEY in outputs[0].layout.metadata
+        self._open: dict[int, OpenOutput] = {}
+        self._n_left: dict[int, int] = {}
+        self._counting = threading.Lock()
+        self._closing = threading.Lock()  # no file is closed while it is being synced
+
+    def open_outputs(self, inputs: Iterable[Path], stack: ExitStack) -> None:
+        """Open the partials; where one isn't there, its chunks are not done either.
+
+        inputs  files that no output may replace
+        stack   closes the partials
+        """
+        journal = self._journal
+        n_bytes = 0
+        for number, (output, chunks) in enumerate(zip(self._outputs, self._table.outputs, strict=True)):
+            inode = journal.published.get(number)
+            if _has_its_name(output, inode):
+                n_bytes += sum(info.n_bytes for info in output.layout.tensors)
+                continue
+            whole = inode if all(chunk in journal.done for chunk in chunks) else None
+            writer = stack.enter_context(
+                GGUFWriter(output.path, output.layout, inputs, run=journal.run, whole=whole)
+            )
+            self._open[number] = OpenOutput(number, writer, chunks)
+            if not writer.resumed:
+                journal.forget(chunks)
+                writer.mark()
+            done = [chunk for chunk in chunks if chunk in journal.done]
+            self._n_left[number] = len(chunks) - len(done)
+            n_bytes += sum(self._table.task(chunk).n_bytes for chunk in done)
+        if n_bytes:
+            self._progress(n_bytes)
+
+    def sources(self) -> OpenSources:
+        """Return the sources of the job, as any process can open them."""
+        return OpenSources(self._job.sources, self._job.spec)
+
+    def spec(self) -> JobSpec:
+        """Return what a worker has to know to fill the outputs that lack chunks."""
+        layout = self._outputs[0].layout
+        writers = {number: output.writer for number, output in self._open.items() if self._n_left[number]}
+        return JobSpec(
+            sources=self.sources(),
+            importances=self._job.importances,
+            types={name: chunks.info.type for name, chunks in self._table.tensors.items()},
+            partials={number: writer.partial for number, writer in writers.items()},
+            endian=layout.endian,
+            digests=self._has_provenance,
+        )
+
+    def incomplete(self) -> Iterator[TensorChunks]:
+        """Yield the tensors of the outputs that lack chunks."""
+        for chunks in self._table.tensors.values():
+            if self._n_left.get(chunks.output):
+                yield chunks
+
+    def missing(self) -> Iterator[ChunkTask]:
+        """Yield the chunks that are not done."""
+        for output in self._open.values():
+            for number in output.chunks:
+                if number not in self._journal.done:
+                    yield self._table.task(number)
+
+    def writer_of(self, info: TensorInfo) -> GGUFWriter:
+        """Return the writer of the output that a tensor goes into."""
+        return self._open[self._table.tensors[info.name].output].writer
+
+    def done(self, number: int, digest: int) -> None:
+        """Remember that the bytes of a chunk are written; publish its output if that was the last.
+
+        raises  ExecutionError for a failure of journal or output, and what `progress` raises
+        """
+        task = self._table.task(number)
+        output = self._open[task.output]
+        with naming(task):
+            output.writer.begin_writeback(task.offset, task.n_bytes)
+            self._journal.finish(number, digest)
+            if self._journal.is_sync_due():
+                with self._closing:
+                    self._sync()
+        self._progress(task.n_bytes)
+        with self._counting:
+            self._n_left[task.output] -= 1
+            is_whole = not self._n_left[task.output]
+        if is_whole:
+            with naming(task), self._closing:
+                self._finish(output)
+
+    def publish_whole(self) -> None:
+        """Publish the outputs that an earlier session has filled."""
+        for output in self._open.values():
+            if not self._n_left[output.number]:
+                self._finish(output)
+
+    def finish(self) -> None:
+        """Fill in the provenance, now that all chunks are done, and publish the output that has it."""
+        assert not any(self._n_left.values()), "an output is not whole"
+        first = self._open.get(0)
+        if self._has_provenance and first is not None:
+            first.writer.layout = _with_provenance(self._outputs[0].layout, self._provenance())
+            self._publish(first)
+
+    def keep(self, error: BaseException) -> None:
+        """Leave what is done for the next session, and say so; if nothing is, leave nothing."""
+        if self._journal.done:
+            done = f"{len(self._journal.done)} of {self._table.n_chunks} chunks are done and kept"
+            error.add_note(f"{done}: the same command goes on from there")
+            return
+        for output in self._open.values():
+            output.writer.discard()
+        self._journal.remove()
+
+    def _finish(self, output: OpenOutput) -> None:
+        """Publish an output that is whole; the one with the provenance has to wait for all others."""
+        if output.number or not self._has_provenance:
+            self._publish(output)
+
+    def _publish(self, output: OpenOutput) -> None:
+        journal, writer = self._journal, output.writer
+        self._sync()
+        journal.finish_output(output.number, os.fstat(writer.fileno()).st_ino)
+        if self._verify:
+            self.checked.append(self._check(writer))
+        writer.publish()
+
+    def _sync(self) -> None:
+        writers = (output.writer for output in self._open.values())
+        self._journal.sync(writer.fileno() for writer in writers if writer.is_open)
+
+    def _check(self, writer: GGUFWriter) -> Verification:
+        """Check a whole output before it gets its name; a tensor that fails is to be done again."""
+        writer.seal()
+        try:
+            return verify_output(writer.partial, writer.layout, self._job)
+        except ToolkitError as error:
+            writer.mark()
+            if isinstance(error, BadTensor):
+                self._journal.forget(self._table.tensors[error.tensor].numbers)
+            raise
+
+    def _provenance(self) -> Iterator[int]:
+        """Yield the provenance of every tensor of all outputs, from the digests of their chunks."""
+        job, done = self._job, self._journal.done
+        for name, chunks in self._table.tensors.items():
+            if job.is_encoded(name, chunks.info.type):
+                importance = digest_importance(job.importances.get(name), chunks.info.type.name)
+                digests = (done[number] for number in chunks.numbers)
+                yield tensor_provenance(chunks.info, job.sources[name].type, digests, importance)
+            else:
+                yield UNKNOWN
+
+
+def _with_provenance(layout: FileLayout, numbers: Iterable[int]) -> FileLayout:
+    """Return `layout` with these numbers in their place."""
+    metadata = {**layout.metadata, PROVENANCE_KEY: provenance_value(numbers)}
+    filled = FileLayout.of(metadata, layout.tensors, endian=layout.endian, version=layout.version)
+    assert filled.offsets == layout.offsets, "the place for provenance has another size"
+    return filled
+
+
+def _has_its_name(output: Output, inode: int | None) -> bool:
+    """Whether the file that an earlier session sealed with this inode is in its place."""
+    try:
+        status = os.stat(output.path)
+    except OSError:
+        return False
+    return status.st_ino == inode and status.st_size == output.layout.total_bytes
