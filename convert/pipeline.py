@@ -211,7 +211,7 @@ def prepare(
     path = _output_path(folder, outfile, general, plan.file_type, vocab_only=False)
     sources = {tensor.name: tensor for tensor in conversion.tensors}
     plan = replace(plan, notes=(*plan.notes, *_encoded_again(plan, sources)))
-    spec = partial(CheckpointSources, folder, options.allow_pickle, options.mla, options.mtp)
+    spec = partial(CheckpointSources, folder, options.allow_pickle, options.family_choices)
     job = fill_job(plan, sources, spec)
     return Preparation(plan, _outputs(path, metadata, plan, options), source_bytes(plan)), job
 

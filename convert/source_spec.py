@@ -12,7 +12,6 @@ from convert.architectures.base import build
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights import open_weights
 from quantize.fill.sources import SourceTensor
-from quantize.mla_layout.layouts import MLALayout
 
 
 @dataclass(frozen=True)
@@ -20,14 +19,13 @@ class CheckpointSources:
     """The tensors that the checkpoint in a folder becomes.
 
     folder, allow_pickle  as `Checkpoint` takes them
-    mla, mtp              as `build` takes them
+    choices               for the family's options, as `build` takes them
     names                 name in the output -> name of the tensor that `build` makes
     """
 
     folder: Path
     allow_pickle: bool
-    mla: MLALayout
-    mtp: bool
+    choices: Mapping[str, object]
     names: Mapping[str, str]
 
     @contextmanager
@@ -35,6 +33,6 @@ class CheckpointSources:
         """Open the folder and match its weights to tensors; raises what `convert` raises for the folder."""
         with Checkpoint(self.folder, allow_pickle=self.allow_pickle) as checkpoint:
             architecture = find_architecture(checkpoint.config, checkpoint.config_path)
-            conversion = build(architecture, open_weights(checkpoint), mla=self.mla, mtp=self.mtp)
+            conversion = build(architecture, open_weights(checkpoint), self.choices)
             tensors = {tensor.name: tensor for tensor in conversion.tensors}
             yield {name: tensors[made] for name, made in self.names.items()}

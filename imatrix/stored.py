@@ -12,6 +12,7 @@ import os
 import weakref
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,10 @@ class OpenFile:
         weakref.finalize(self, os.close, fd)
         self.n_bytes = os.fstat(fd).st_size
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let another process open the file itself, by its path."""
+        return _opened, (self.path,)
+
     def read(self, offset: int, n_bytes: int, what: str) -> npt.NDArray[np.uint8]:
         """Return `n_bytes` bytes from `offset`, uint8; raises BadImportance if they are not there."""
         data = np.empty(n_bytes, np.uint8)
@@ -48,6 +53,10 @@ class OpenFile:
             left = left[n_read:]
             offset += n_read
         return data
+
+
+def _opened(path: Path) -> OpenFile:
+    return OpenFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
 
 class StoredImportance(ImportanceEntry):
