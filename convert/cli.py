@@ -22,6 +22,7 @@ from quantize.arguments import (
 
 if TYPE_CHECKING:
     from convert.pipeline import ConvertOptions
+    from quantize.prepare import Preparation
 
 DESCRIPTION = """\
 Turn a Hugging Face folder of a DeepSeek V2 or V3 model (V2, V2-Lite, V2.5, V3, V3.1, R1) into a GGUF file.
@@ -106,26 +107,19 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if args.model is None:
         parser.error("MODEL_DIR is missing")
     options = _options(args, parser)
-    from convert.pipeline import convert
+    from convert.pipeline import plan_run
     from quantize.progress import ProgressBar
     from quantize.report import note_lines, result_lines
+    from quantize.run_options import RunOptions
 
-    if args.dry_run:
-        _print_plan(args, options)
-        return
-    if args.threads is not None and args.threads < 1:
+    if not args.dry_run and args.threads is not None and args.threads < 1:
         parser.error(f"--threads is {args.threads}, expected at least 1")
-    with ProgressBar("converting") as bar:
-        result = convert(
-            args.model,
-            args.outfile,
-            options,
-            n_threads=args.threads,
-            restart=args.restart,
-            reuse=args.reuse,
-            verify=args.verify,
-            progress=bar.start,
-        )
+    with plan_run(args.model, args.outfile, options, allow_problems=args.dry_run) as run:
+        if args.dry_run:
+            _print_plan(run.preparation)
+            return
+        with ProgressBar("converting") as bar:
+            result = run.execute(RunOptions(args.threads, args.restart, args.reuse, args.verify, bar.start))
     lines = note_lines(result.preparation.plan) if options.vocab_only else result_lines(result)
     for line in lines:
         print(line)
@@ -173,16 +167,9 @@ def _size(text: str | None, parser: argparse.ArgumentParser) -> int | None:
     return int(match[1]) * {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}[match[2]] or None
 
 
-def _print_plan(args: argparse.Namespace, options: ConvertOptions) -> None:
-    from convert.checkpoint.checkpoint import Checkpoint
-    from convert.pipeline import prepare, prepare_vocab
+def _print_plan(preparation: Preparation) -> None:
     from quantize.report import plan_lines, total_lines
 
-    if options.vocab_only:
-        preparation = prepare_vocab(args.model, args.outfile, options)
-    else:
-        with Checkpoint(args.model, allow_pickle=options.allow_pickle) as checkpoint:
-            preparation, _ = prepare(checkpoint, args.outfile, options, allow_problems=True)
     for line in (*plan_lines(preparation.plan), *total_lines(preparation)):
         print(line)
     print(f"would write {', '.join(str(output.path) for output in preparation.outputs)}")

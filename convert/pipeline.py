@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,15 +28,15 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.ggml_types import F32
 from gguf_tools.header import Endian
 from gguf_tools.look.model_size import count_parameters
-from gguf_tools.progress import Progress, no_progress
+from gguf_tools.progress import Progress
 from gguf_tools.shards import group_tensors
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
 from quantize.fill.encode import FillJob
-from quantize.fill.outputs import write_outputs
 from quantize.fill.session import Output
 from quantize.importance import ImportanceFile
 from quantize.mla_layout.layouts import MLALayout
+from quantize.options import QuantizeOptions
 from quantize.plan.converter_types import is_outtype, outtype_plan, resolve_outtype
 from quantize.plan.plan import Plan, PlanOptions, in_file_order
 from quantize.plan.recipe_files import find_mixture
@@ -43,13 +44,13 @@ from quantize.plan.recipes import find_recipe
 from quantize.prepare import (
     QUANTIZATION_VERSION,
     Preparation,
-    Result,
     decide_file,
-    default_threads,
     fill_job,
     lay_out,
     source_bytes,
 )
+from quantize.run import Result, Run
+from quantize.run_options import RunOptions
 
 
 @dataclass(frozen=True)
@@ -142,39 +143,42 @@ def convert(
                the file gets a name made of what is known of the model
     options    what to do; or give its fields as keyword arguments
     n_threads  None: one per core
-    restart    forget what an interrupted run has left; it is gone on with otherwise
-    reuse      older GGUF files: tensors that were made of the same are copied from there
+    restart    start over instead of resuming an interrupted run
+    reuse      older GGUF files: tensors that were made of the same data are copied from them
     verify     check a sample of every tensor before the output gets its name
     progress   called once with what was decided; what it returns is called with the bytes of every chunk
     raises  ToolkitError; the old output stays as it was, and what is done stays for the next run
     """
-    started = time.monotonic()
     if options is None:
         options = ConvertOptions(**choices)  # type: ignore[arg-type]
     elif choices:
         raise TypeError(f"give either options or {', '.join(choices)}")
+    run = RunOptions(n_threads, restart, reuse, verify, progress)
+    with plan_run(folder, outfile, options) as planned:
+        return planned.execute(run)
+
+
+@contextmanager
+def plan_run(
+    folder: str | os.PathLike[str],
+    outfile: str | os.PathLike[str] | None,
+    options: ConvertOptions,
+    *,
+    allow_problems: bool = False,
+) -> Iterator[Run]:
+    """Open `folder` and decide what it becomes; see `convert`. The run can be executed inside the block.
+
+    allow_problems  yield even a run that can't be executed, as a dry run does; its plan says why
+    """
+    started = time.monotonic()
     path = Path(folder)
     if options.vocab_only:
-        preparation = prepare_vocab(path, outfile, options)
-        report = progress(preparation) if progress else no_progress
-        written = write_outputs(preparation.outputs, FillJob({}, {}), 1, report, inputs=(), restart=restart)
-        return Result(preparation, written, time.monotonic() - started)
+        yield Run(prepare_vocab(path, outfile, options), FillJob({}, {}), (), started)
+        return
     with Checkpoint(path, allow_pickle=options.allow_pickle) as checkpoint:
-        preparation, job = prepare(checkpoint, outfile, options)
-        report = progress(preparation) if progress else no_progress
+        preparation, job = prepare(checkpoint, outfile, options, allow_problems=allow_problems)
         inputs = sorted({checkpoint.raw(name).path for name in checkpoint.names()})
-        threads = n_threads or default_threads()
-        written = write_outputs(
-            preparation.outputs,
-            job,
-            threads,
-            report,
-            inputs,
-            restart=restart,
-            reuse=map(Path, reuse),
-            verify=verify,
-        )
-    return Result(preparation, written, time.monotonic() - started)
+        yield Run(preparation, job, tuple(inputs), started)
 
 
 def prepare(
@@ -234,14 +238,12 @@ def _one_pass(
     infos: Sequence[TensorInfo], model: _Model, options: ConvertOptions, *, allow_problems: bool
 ) -> tuple[Plan, Metadata]:
     """Return plan and metadata of what converting to F32 and quantizing that would give."""
-    mixture = find_mixture(options.outtype).with_options(options.types)
+    choices = QuantizeOptions(options.importances, options.types, provenance=options.provenance)
     return decide_file(
         model.metadata(F32.name),
         in_file_order(infos),
-        mixture.recipe,
-        importances=options.importances,
-        options=mixture.options,
-        provenance=options.provenance,
+        find_mixture(options.outtype),
+        choices,
         allow_problems=allow_problems,
         as_if=F32,
     )

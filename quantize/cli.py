@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from quantize.importance import ImportanceFile
     from quantize.plan.decide import PlanOptions
     from quantize.prepare import Preparation
+    from quantize.run import Run
 
 USAGE = """quantize [options] INPUT [OUTPUT.gguf] TYPE [THREADS]
        quantize lint [options] TYPE MODEL.gguf"""
@@ -155,98 +157,57 @@ def _lint(args: argparse.Namespace) -> int:
 
 
 def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    from quantize.pipeline import quantize
-    from quantize.plan.overrides import parse_kv_override
     from quantize.plan.recipe_files import find_mixture
     from quantize.progress import ProgressBar
     from quantize.report import result_lines
+    from quantize.run_options import RunOptions
 
     source, output, type_, n_threads = _words(args.words, parser)
     if args.json and not args.dry_run:
         parser.error("--json prints a plan: it needs --dry-run")
-    if source.is_dir():
-        _quantize_folder(args, parser, source, output, type_, n_threads)
-        return
-    mixture = find_mixture(type_).with_options(_options(args))
-    kv_overrides = [parse_kv_override(text) for text in args.override_kv]
-    importances = _importances(args)
-    if args.dry_run:
-        from gguf_tools.shards import open_gguf
-        from quantize.pipeline import default_output, prepare
-
-        with open_gguf(source) as opened:
-            preparation = prepare(
-                opened,
-                output or default_output(source, mixture.name),
-                mixture.recipe,
-                importances=importances,
-                options=mixture.options,
-                keep_split=args.keep_split,
-                kv_overrides=kv_overrides,
-                provenance=not args.no_provenance,
-                allow_problems=True,
-            )
-        _print_plan(preparation, as_json=args.json)
-        return
-    with ProgressBar(f"quantizing to {mixture.name}") as bar:
-        result = quantize(
-            source,
-            output,
-            mixture,
-            importances=importances,
-            keep_split=args.keep_split,
-            kv_overrides=kv_overrides,
-            n_threads=n_threads,
-            restart=args.restart,
-            reuse=args.reuse,
-            provenance=not args.no_provenance,
-            verify=args.verify,
-            progress=bar.start,
-        )
+    if source.is_dir() and (args.keep_split or args.override_kv):
+        parser.error("--keep-split and --override-kv need a GGUF file; INPUT is a folder")
+    name = find_mixture(type_).name
+    plan = _plan_folder if source.is_dir() else _plan_file
+    with plan(args, source, output, type_) as run:
+        if args.dry_run:
+            _print_plan(run.preparation, as_json=args.json)
+            return
+        with ProgressBar(f"quantizing to {name}") as bar:
+            result = run.execute(RunOptions(n_threads, args.restart, args.reuse, args.verify, bar.start))
     for line in result_lines(result):
         print(line)
 
 
-def _quantize_folder(
-    args: argparse.Namespace,
-    parser: argparse.ArgumentParser,
-    folder: Path,
-    output: Path | None,
-    type_: str,
-    n_threads: int | None,
-) -> None:
-    """Quantize a Hugging Face folder in one pass."""
-    from convert.checkpoint.checkpoint import Checkpoint
-    from convert.pipeline import ConvertOptions, convert, prepare
-    from quantize.progress import ProgressBar
-    from quantize.report import result_lines
+def _plan_file(
+    args: argparse.Namespace, source: Path, output: Path | None, type_: str
+) -> AbstractContextManager[Run]:
+    from quantize.options import QuantizeOptions
+    from quantize.pipeline import plan_run
+    from quantize.plan.overrides import parse_kv_override
 
-    if args.keep_split or args.override_kv:
-        parser.error("--keep-split and --override-kv need a GGUF file; INPUT is a folder")
+    options = QuantizeOptions(
+        types=_options(args),
+        kv_overrides=[parse_kv_override(text) for text in args.override_kv],
+        importances=_importances(args),
+        keep_split=args.keep_split,
+        provenance=not args.no_provenance,
+    )
+    return plan_run(source, output, type_, options, allow_problems=args.dry_run)
+
+
+def _plan_folder(
+    args: argparse.Namespace, source: Path, output: Path | None, type_: str
+) -> AbstractContextManager[Run]:
+    from convert.pipeline import ConvertOptions, plan_run
+
     options = ConvertOptions(
         outtype=type_,
         importances=_importances(args),
         types=_options(args),
         provenance=not args.no_provenance,
     )
-    if args.dry_run:
-        with Checkpoint(folder) as checkpoint:
-            preparation, _ = prepare(checkpoint, output, options, allow_problems=True)
-        _print_plan(preparation, as_json=args.json)
-        return
-    with ProgressBar(f"quantizing to {type_}") as bar:
-        result = convert(
-            folder,
-            output,
-            options,
-            n_threads=n_threads,
-            restart=args.restart,
-            reuse=args.reuse,
-            verify=args.verify,
-            progress=bar.start,
-        )
-    for line in result_lines(result):
-        print(line)
+    return plan_run(source, output, options, allow_problems=args.dry_run)
 
 
 def _options(args: argparse.Namespace) -> PlanOptions:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gguf_tools.errors import PlanError, QuantError
 from gguf_tools.findings import Finding
-from gguf_tools.shards import open_gguf
 from gguf_tools.text import size_text
 from quantize.importance import ImportanceFile, Importances
-from quantize.pipeline import default_output, prepare
+from quantize.options import QuantizeOptions
+from quantize.pipeline import plan_run
 from quantize.plan.decide import PlanOptions
 from quantize.plan.findings import Kind
 from quantize.plan.recipe_files import Mixture, find_mixture
@@ -72,23 +71,13 @@ def lint(
     raises  ToolkitError for files that can't be read; whatever would stop a run is a finding
     """
     mixture = file_type if isinstance(file_type, Mixture) else find_mixture(file_type)
-    mixture = mixture.with_options(options)
-    if importances is not None and not isinstance(importances, ImportanceFile):
-        importances = ImportanceFile(importances)
-    path = Path(model)
-    with open_gguf(path) as source:
-        try:
-            preparation = prepare(
-                source,
-                default_output(path, mixture.name),
-                mixture.recipe,
-                importances=importances,
-                options=mixture.options,
-                allow_problems=True,
-            )
-        except (PlanError, QuantError) as error:
-            refusal = Finding.stopping(Kind.REFUSED, str(error), type(error))
-            return LintReport(mixture, (refusal,), None)
+    choices = QuantizeOptions(importances=importances, types=options)
+    try:
+        with plan_run(model, None, mixture, choices, allow_problems=True) as run:
+            preparation = run.preparation
+    except (PlanError, QuantError) as error:
+        refusal = Finding.stopping(Kind.REFUSED, str(error), type(error))
+        return LintReport(mixture, (refusal,), None)
     return LintReport(mixture, preparation.plan.findings, preparation)
 
 

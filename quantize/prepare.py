@@ -6,7 +6,6 @@ From there on a plan becomes a file in the same way for all of them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,14 +18,15 @@ from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
 from quantize.fill.digests import UNKNOWN
 from quantize.fill.encode import FillJob
-from quantize.fill.outputs import Written
 from quantize.fill.provenance import PROVENANCE_KEY, provenance_value
 from quantize.fill.session import Output
 from quantize.fill.sources import SourceSpec, SourceTensor
 from quantize.importance import ImportanceFile, refuse_nonfinite
+from quantize.options import QuantizeOptions
 from quantize.plan.findings import stop_at_errors, without_codec
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.plan import Plan, PlanOptions, build_plan
+from quantize.plan.recipe_files import Mixture
 from quantize.plan.recipes import Recipe
 from quantize.roles import layer_of
 
@@ -52,58 +52,37 @@ class Preparation:
         return sum(output.layout.total_bytes for output in self.outputs)
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a run has done."""
-
-    preparation: Preparation
-    written: Written
-    seconds: float
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        return tuple(output.path for output in self.preparation.outputs)
-
-
-def default_threads() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def decide_file(
     metadata: Metadata,
     tensors: Sequence[TensorInfo],
-    recipe: Recipe,
+    mixture: Mixture,
+    options: QuantizeOptions,
     *,
-    importances: ImportanceFile | None = None,
-    options: PlanOptions | None = None,
-    kv_overrides: Iterable[tuple[str, Value]] = (),
-    provenance: bool = True,
     allow_problems: bool = False,
     as_if: GGMLType | None = None,
 ) -> tuple[Plan, Metadata]:
     """Return plan and metadata of what a file with `metadata` and `tensors` becomes.
 
-    The arguments are those of `quantize` and of `build_plan`.
+    allow_problems, as_if  as `build_plan` takes them
+    raises                 what `build_plan` does, and QuantError for a type without codec
     """
-    options = options or PlanOptions()
-    kv_overrides = tuple(kv_overrides)
-    entries = importances.entries if importances else {}
+    types, matrix, kv_overrides = options.types_for(mixture), options.matrix, tuple(options.kv_overrides)
+    entries = matrix.entries if matrix else {}
     refuse_nonfinite(entries)
     plan = build_plan(
         tensors,
-        recipe,
+        mixture.recipe,
         ModelFacts.from_metadata({**metadata, **dict(kv_overrides)}),
         importances=entries,
-        options=options,
+        options=types,
         allow_problems=allow_problems,
         as_if=as_if,
     )
     plan = replace(plan, findings=(*without_codec(plan.tensors), *plan.findings))
     if not allow_problems:
         stop_at_errors(plan.findings)
-    output = _output_metadata(metadata, recipe, importances, kv_overrides, plan, options)
-    if provenance and not all(tensor.stays for tensor in plan.tensors):
+    output = _output_metadata(metadata, mixture.recipe, matrix, kv_overrides, plan, types)
+    if options.provenance and not all(tensor.stays for tensor in plan.tensors):
         output[PROVENANCE_KEY] = provenance_value([UNKNOWN] * len(plan.tensors))
     return plan, output
 
@@ -143,25 +122,25 @@ def _output_metadata(
     plan: Plan,
     options: PlanOptions,
 ) -> dict[str, Value]:
-    """Return the source's metadata with what changes, in the order in which llama-quantize writes them:
-    a key that is set anew moves to the end."""
+    """Return the source's metadata with the changes, in the order in which llama-quantize writes them: a key
+    that is set moves to the end."""
     metadata = {key: value for key, value in source.items() if key not in (*SPLIT_KEYS, PROVENANCE_KEY)}
 
-    def set_anew(key: str, value: Value) -> None:
+    def set_last(key: str, value: Value) -> None:
         metadata.pop(key, None)
         metadata[key] = value
 
-    set_anew(keys.QUANTIZATION_VERSION, Value.u32(QUANTIZATION_VERSION))
+    set_last(keys.QUANTIZATION_VERSION, Value.u32(QUANTIZATION_VERSION))
     if recipe.file_type is not None:
-        set_anew(keys.FILE_TYPE, Value.u32(recipe.file_type))
+        set_last(keys.FILE_TYPE, Value.u32(recipe.file_type))
     elif keys.FILE_TYPE in metadata:
-        set_anew(keys.FILE_TYPE, metadata[keys.FILE_TYPE])
+        set_last(keys.FILE_TYPE, metadata[keys.FILE_TYPE])
     for key, value in (*kv_overrides, *_importance_metadata(importances)):
-        set_anew(key, value)
+        set_last(key, value)
     if options.prune_layers:
         architecture = metadata[keys.ARCHITECTURE].data
         layers = {layer for tensor in plan.tensors if (layer := layer_of(tensor.name)) is not None}
-        set_anew(keys.BLOCK_COUNT.format(arch=architecture), Value.u32(len(layers)))
+        set_last(keys.BLOCK_COUNT.format(arch=architecture), Value.u32(len(layers)))
         # llama-quantize leaves this one alone, and a model without its dense layer no longer loads.
         leading = keys.LEADING_DENSE_BLOCK_COUNT.format(arch=architecture)
         if leading in metadata:

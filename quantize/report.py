@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from gguf_tools.text import size_text
 from quantize.plan.plan import Plan, TensorPlan
-from quantize.prepare import Preparation, Result
+from quantize.prepare import Preparation
+from quantize.run import Result
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:

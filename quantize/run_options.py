@@ -1,13 +1,27 @@
-"""How a run goes, whatever it makes: threads, resuming, reuse, verifying, progress; shared by all fronts."""
+"""How a run goes, whatever it makes: threads, resuming, reuse, verifying, progress; shared by all fronts.
+
+A front takes its options as values, or their fields as keyword arguments: `merge_choices` makes one of both.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from gguf_tools.progress import Progress
+from gguf_tools.values import Value
+from quantize.importance import ImportanceFile, Importances
+from quantize.plan.decide import PlanOptions
 from quantize.prepare import Preparation
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Options = TypeVar("Options", bound=DataclassInstance)
+else:
+    Options = TypeVar("Options")
 
 
 @dataclass(frozen=True)
@@ -26,3 +40,42 @@ class RunOptions:
     reuse: Iterable[str | os.PathLike[str]] = ()
     verify: bool = False
     progress: Callable[[Preparation], Progress] | None = None
+
+
+class RunChoices(TypedDict, total=False):
+    """The fields of RunOptions as keyword arguments."""
+
+    n_threads: int | None
+    restart: bool
+    reuse: Iterable[str | os.PathLike[str]]
+    verify: bool
+    progress: Callable[[Preparation], Progress] | None
+
+
+class QuantizeChoices(RunChoices, total=False):
+    """The fields of QuantizeOptions and RunOptions as keyword arguments."""
+
+    importances: ImportanceFile | Importances | None
+    types: PlanOptions | None
+    keep_split: bool
+    kv_overrides: Iterable[tuple[str, Value]]
+    provenance: bool
+
+
+def merge_choices(
+    options: Options, run: RunOptions | None, choices: Mapping[str, Any]
+) -> tuple[Options, RunOptions]:
+    """Return `options` and `run` with the fields that `choices` name in their place.
+
+    run     None: the defaults
+    raises  TypeError for a choice that is a field of neither
+    """
+    own = {field.name for field in fields(options)}
+    shared = {field.name for field in fields(RunOptions)}
+    unknown = [name for name in choices if name not in own | shared]
+    if unknown:
+        raise TypeError(f"unexpected keyword arguments: {', '.join(unknown)}")
+    return (
+        replace(options, **{name: value for name, value in choices.items() if name in own}),
+        replace(run or RunOptions(), **{name: choices[name] for name in choices if name in shared}),
+    )

@@ -43,9 +43,10 @@ from gguf_tools import open_gguf
 from quantize.fill.sources import GGUFTensor
 from quantize.formats.floats import f32
 from quantize.importance import Importance, ImportanceFile, ResolvedImportance, resolve
+from quantize.options import QuantizeOptions
 from quantize.pipeline import prepare
 from quantize.plan.plan import TensorPlan
-from quantize.plan.recipes import find_recipe
+from quantize.plan.recipe_files import find_mixture
 from tests.support import oracle
 from tests.support.checkpoints import STYLES, shapes, write_safetensors
 from tests.support.memory import high_water
@@ -137,7 +138,7 @@ def reference(source: str, matrix: str, output: str, file_type: str, n_threads: 
     """Quantize as llama-quantize does: read, widen to float32, ggml_quantize_chunk in threads, write."""
     data = imatrix.load(matrix)
     with open_gguf(source) as file, open(output, "wb") as out, ThreadPoolExecutor(int(n_threads)) as pool:
-        preparation = prepare(file, Path(output), find_recipe(file_type), importances=data)
+        preparation = prepare(file, Path(output), find_mixture(file_type), QuantizeOptions(data))
         n_heads = file.get("deepseek2.attention.head_count")
         for tensor in preparation.plan.tensors:
             rows = GGUFTensor(file, tensor.source_name)

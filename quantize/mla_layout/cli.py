@@ -64,36 +64,25 @@ def mla_layout(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Non
         parser.error(f"--threads {args.threads}: expected 1 or more")
     from gguf_tools.shards import open_gguf
     from imatrix.store import load
-    from quantize.mla_layout.pipeline import change_layout, prepare
+    from quantize.mla_layout.pipeline import LayoutOptions, change_layout, prepare
     from quantize.mla_layout.report import change_lines, describe, result_lines
     from quantize.plan.overrides import parse_overrides
     from quantize.progress import ProgressBar
+    from quantize.run_options import RunOptions
 
-    overrides = parse_overrides(args.tensor_type)
-    importances = read_importances(args, load)
+    options = LayoutOptions(
+        overrides=parse_overrides(args.tensor_type),
+        importances=read_importances(args, load),
+        keep_split=args.keep_split,
+    )
     if args.dry_run:
         with open_gguf(args.source) as source:
-            change = prepare(
-                source,
-                args.output or args.source.with_name(f"{args.source.stem}-{args.to}.gguf"),
-                args.to,
-                overrides=overrides,
-                importances=importances,
-                keep_split=args.keep_split,
-            )
+            output = args.output or args.source.with_name(f"{args.source.stem}-{args.to}.gguf")
+            change = prepare(source, output, args.to, options)
         lines, data = change_lines(change), describe(change, written=False)
     else:
         with ProgressBar(f"laying out as {args.to}") as bar:
-            result = change_layout(
-                args.source,
-                args.output,
-                args.to,
-                overrides=overrides,
-                importances=importances,
-                keep_split=args.keep_split,
-                n_threads=args.threads,
-                restart=args.restart,
-                progress=bar.start,
-            )
+            run = RunOptions(args.threads, args.restart, progress=bar.start)
+            result = change_layout(args.source, args.output, args.to, options, run)
         lines, data = result_lines(result), describe(result.change, written=result.written is not None)
     print(json_text(data) if args.json else "\n".join(lines))

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Unpack
 
 from gguf_tools.errors import BadRequest, NeedsImportance
-from gguf_tools.progress import Progress, no_progress
 from gguf_tools.shards import GGUFSet, open_gguf
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata
 from quantize.fill.encode import FillJob
-from quantize.fill.outputs import Written, write_outputs
+from quantize.fill.outputs import Written
 from quantize.fill.provenance import PROVENANCE_KEY
 from quantize.fill.sources import GGUFTensor, SourceTensor
 from quantize.importance import ImportanceFile, Importances, ResolvedImportance, refuse_nonfinite, resolve
@@ -31,8 +31,33 @@ from quantize.plan.decide import Decider
 from quantize.plan.overrides import Override, idle_overrides
 from quantize.plan.plan import Plan
 from quantize.plan.tensor_plan import IGNORE_IMPORTANCES, IMPOSSIBLE_WITHOUT_IMPORTANCES, TensorPlan
-from quantize.prepare import Preparation, default_threads, lay_out
+from quantize.prepare import Preparation, lay_out
 from quantize.roles import in_layer_ranges, tensor_role
+from quantize.run import Run
+from quantize.run_options import RunChoices, RunOptions, merge_choices
+
+
+@dataclass(frozen=True)
+class LayoutOptions:
+    """What the user chooses about a layout.
+
+    overrides    types for the tensors that have to be made, from `parse_overrides`. Otherwise rows that stay
+                 as they are keep their type, and quantized values that are encoded again become Q8_0
+    importances  weigh what is encoded again: from `imatrix.load`, or a mapping tensor name -> Importance
+    keep_split   one output per part of the source
+    """
+
+    overrides: Sequence[Override] = ()
+    importances: ImportanceFile | Importances | None = None
+    keep_split: bool = False
+
+
+class LayoutChoices(RunChoices, total=False):
+    """The fields of LayoutOptions and RunOptions as keyword arguments."""
+
+    overrides: Sequence[Override]
+    importances: ImportanceFile | Importances | None
+    keep_split: bool
 
 
 @dataclass(frozen=True)
@@ -44,7 +69,7 @@ class LayoutChange:
     wanted       the layout of the output
     sizes        of the heads
     moves        one for each tensor of the output, in order
-    dropped      tensors of the input that the output has not
+    dropped      tensors of the input that the output lacks
     metadata     of the input; new_metadata of the output
     importances  by name of the tensor, for those that are weighed
     notes        what the user should know: options without effect
@@ -88,55 +113,35 @@ def change_layout(
     source: str | os.PathLike[str],
     output: str | os.PathLike[str],
     to: MLALayout,
-    *,
-    overrides: Sequence[Override] = (),
-    importances: ImportanceFile | Importances | None = None,
-    keep_split: bool = False,
-    n_threads: int | None = None,
-    restart: bool = False,
-    progress: Callable[[Preparation], Progress] | None = None,
+    options: LayoutOptions | None = None,
+    run: RunOptions | None = None,
+    **choices: Unpack[LayoutChoices],
 ) -> Result:
     """Write the GGUF file `source` (or the split set it belongs to) as `output` in the layout `to`.
 
-    to           "split" for llama.cpp, "both" for ik_llama.cpp, "none" for plain attention
-    overrides    types for the tensors that have to be made, from `parse_overrides`; otherwise theirs where
-                 rows stay as they are, Q8_0 where quantized values are encoded again
-    importances  weigh what is encoded again: from `imatrix.load`, or a mapping tensor name -> Importance
-    keep_split   one output per part of the source
-    n_threads    None: one per core
-    restart      forget what an interrupted run has left; it is gone on with otherwise
-    progress     called once with what was decided; what it returns is called with the bytes of every chunk
-    raises  ToolkitError; the old output stays as it was, and what is done stays for the next run
+        change_layout("lite-ik.gguf", "lite.gguf", "split", n_threads=8)
+
+    to       "split" for llama.cpp, "both" for ik_llama.cpp, "none" for plain attention
+    options  what to make: LayoutOptions
+    run      how to run: RunOptions
+    choices  fields of both as keyword arguments; they replace those of `options` and `run`
+    raises   ToolkitError. The old output then stays as it was, and finished work is kept for the next run
 
     A file that has the layout already is not written again: the result then has no paths.
     """
+    options, run = merge_choices(options or LayoutOptions(), run, choices)
     started = time.monotonic()
     with open_gguf(source) as opened:
-        change = prepare(
-            opened, Path(output), to, overrides=overrides, importances=importances, keep_split=keep_split
-        )
+        change = prepare(opened, Path(output), to, options)
         if not change.is_needed:
             return Result(change, None, time.monotonic() - started)
-        report = progress(change.preparation) if progress else no_progress
-        written = write_outputs(
-            change.preparation.outputs,
-            fill_job(change, opened),
-            n_threads or default_threads(),
-            report,
-            inputs=opened.paths,
-            restart=restart,
-        )
-    return Result(change, written, time.monotonic() - started)
+        planned = Run(change.preparation, fill_job(change, opened), tuple(opened.paths), started)
+        result = planned.execute(run)
+    return Result(change, result.written, result.seconds)
 
 
 def prepare(
-    source: GGUFSet,
-    output: Path,
-    to: MLALayout,
-    *,
-    overrides: Sequence[Override] = (),
-    importances: ImportanceFile | Importances | None = None,
-    keep_split: bool = False,
+    source: GGUFSet, output: Path, to: MLALayout, options: LayoutOptions | None = None
 ) -> LayoutChange:
     """Decide by which moves `source` gets the layout `to`, and lay the output out; see `change_layout`.
 
@@ -145,6 +150,8 @@ def prepare(
             QuantError     when a tensor would have to be decoded from, or encoded to, a type without a codec
             BadImportance, NeedsImportance  as `quantize` does
     """
+    options = options or LayoutOptions()
+    overrides, importances = options.overrides, options.importances
     tensors = tuple(source.tensors.values())
     _refuse_odd_types(tensors, source.path)
     sizes = HeadSizes.from_metadata(source.metadata, source.path)
@@ -159,7 +166,7 @@ def prepare(
     if found != to or metadata != source.metadata:
         metadata.pop(PROVENANCE_KEY, None)  # numbers in the order of tensors, some of which are made anew
     plan = Plan(f"layout {to}", tuple(_tensor_plan(move, weighed.get(move.info.name)) for move in moves))
-    outputs = lay_out(output, metadata, _groups(source, moves, keep_split), source.endian)
+    outputs = lay_out(output, metadata, _groups(source, moves, options.keep_split), source.endian)
     return LayoutChange(
         source=source.path,
         found=found,

@@ -15,7 +15,7 @@ from quantize.fill import outputs
 from quantize.fill.chunks import ChunkTask, RowRange
 from quantize.mla_layout import change_layout
 from tests.end_to_end.conftest import GOLDEN
-from tests.support.processes import ProcessExecutor
+from tests.end_to_end.processes import ProcessExecutor
 
 MATRIX = GOLDEN / "imatrix" / "tiny-deepseek-v3.imatrix.gguf"
 

@@ -15,7 +15,7 @@ from gguf_tools.tensors import TensorInfo
 from quantize.formats import get_format
 from quantize.importance import Importance
 from quantize.mla_layout.layouts import HeadSizes, MLALayout, parts_of, tensor_name
-from quantize.mla_layout.pipeline import change_layout, prepare
+from quantize.mla_layout.pipeline import LayoutOptions, change_layout, prepare
 from quantize.mla_layout.report import change_lines
 from quantize.plan.overrides import parse_overrides
 from quantize.roles import Role
@@ -131,8 +131,9 @@ def test_options_without_effect_are_noted(tmp_path: Path) -> None:
     with open_gguf(path) as source:
         change = prepare(
             source, tmp_path / "o", "split",
-            overrides=parse_overrides(["attn_k_b=Q8_0", "k_b=Q5_0", "ffn_up=Q8_0"]),
-            importances={tensor_name(0, K): data},
+            LayoutOptions(
+                parse_overrides(["attn_k_b=Q8_0", "k_b=Q5_0", "ffn_up=Q8_0"]), {tensor_name(0, K): data}
+            ),
         )  # fmt: skip
     assert change.notes == (
         "--tensor-type 'k_b=Q5_0' has no effect: an earlier one decides",
@@ -147,7 +148,7 @@ def test_tensors_without_data_are_noted(tmp_path: Path) -> None:
     with open_gguf(path) as source:
         change = prepare(
             source, tmp_path / "o", "split",
-            overrides=parse_overrides(["attn_k_b=Q5_0"]), importances={tensor_name(0, K): data},
+            LayoutOptions(parse_overrides(["attn_k_b=Q5_0"]), {tensor_name(0, K): data}),
         )  # fmt: skip
     assert list(change.importances) == [tensor_name(0, K)]
     assert change.notes == ("no data in the importance matrix: blk.1.attn_k_b.weight",)

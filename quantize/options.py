@@ -1,0 +1,41 @@
+"""What a quantized file is made of and with, besides its source and its file type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from gguf_tools.values import Value
+from quantize.importance import ImportanceFile, Importances
+from quantize.plan.decide import PlanOptions
+from quantize.plan.recipe_files import Mixture
+
+
+@dataclass(frozen=True)
+class QuantizeOptions:
+    """What the user chooses about a file; the defaults are llama-quantize's.
+
+    importances   from `imatrix.load`, or a mapping tensor name -> Importance
+    types         types set by hand, on top of the recipe file's
+    keep_split    one output per shard of the source, named OUTPUT-00001-of-0000N.gguf
+    kv_overrides  metadata that replace or join those of the source, in order
+    provenance    let the output say what its tensors are made of, so that a later run can reuse them
+    """
+
+    importances: ImportanceFile | Importances | None = None
+    types: PlanOptions | None = None
+    keep_split: bool = False
+    kv_overrides: Iterable[tuple[str, Value]] = ()
+    provenance: bool = True
+
+    @property
+    def matrix(self) -> ImportanceFile | None:
+        """The importances, as a file holds them."""
+        if self.importances is None or isinstance(self.importances, ImportanceFile):
+            return self.importances
+        return ImportanceFile(self.importances)
+
+    def types_for(self, mixture: Mixture) -> PlanOptions:
+        """Return `types` on top of those of a recipe file."""
+        types = mixture.with_options(self.types).options
+        return replace(types, keep_order=True) if self.keep_split else types

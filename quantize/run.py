@@ -1,0 +1,63 @@
+"""A planned run: what was decided, and how it is carried out; the same for all fronts."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gguf_tools.progress import no_progress
+from quantize.fill.encode import FillJob
+from quantize.fill.outputs import Written, write_outputs
+from quantize.prepare import Preparation
+from quantize.run_options import RunOptions
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run has done."""
+
+    preparation: Preparation
+    written: Written
+    seconds: float
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(output.path for output in self.preparation.outputs)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is planned, while its inputs are open; nothing is written before `execute`.
+
+    preparation  what was decided
+    job          where the rows of each tensor come from
+    inputs       files that are being read, which no output may replace
+    started      when planning began, on the clock of time.monotonic
+    """
+
+    preparation: Preparation
+    job: FillJob
+    inputs: tuple[Path, ...]
+    started: float = field(default_factory=time.monotonic)
+
+    def execute(self, run: RunOptions | None = None) -> Result:
+        """Write and publish the outputs; raises ToolkitError, see `write_outputs`."""
+        run = run or RunOptions()
+        written = write_outputs(
+            self.preparation.outputs,
+            self.job,
+            run.n_threads or default_threads(),
+            run.progress(self.preparation) if run.progress else no_progress,
+            self.inputs,
+            restart=run.restart,
+            reuse=map(Path, run.reuse),
+            verify=run.verify,
+        )
+        return Result(self.preparation, written, time.monotonic() - self.started)
+
+
+def default_threads() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
