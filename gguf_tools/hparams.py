@@ -5,6 +5,8 @@ what can be known. What a missing value means is for the caller to say: llama.cp
 refuses a model without others.
 """
 
+# ruff: noqa: RUF009 - what looks like a default is a dataclass field
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -16,13 +18,14 @@ from gguf_tools import keys
 from gguf_tools.errors import FormatError
 from gguf_tools.values import Metadata
 
+Size = int | tuple[int, ...] | None
+"""Whole number for all layers, or one for each; None where the key is missing."""
 
-def _is_whole(data: object) -> bool:
+
+def _is_size(data: object) -> bool:
+    if isinstance(data, tuple):
+        return all(map(_is_size, data))
     return isinstance(data, int) and not isinstance(data, bool)
-
-
-def _is_whole_or_per_layer(data: object) -> bool:
-    return all(map(_is_whole, data)) if isinstance(data, tuple) else _is_whole(data)
 
 
 def _is_number(data: object) -> bool:
@@ -38,8 +41,7 @@ class _Kind:
     take: Callable[[Any], Any] = lambda data: data
 
 
-_SIZE = _Kind("a whole number", _is_whole)
-_SIZES = _Kind("a whole number, or one per layer", _is_whole_or_per_layer)
+_SIZE = _Kind("a whole number", _is_size)
 _NUMBER = _Kind("a number", _is_number, float)
 _FLAG = _Kind("true or false", lambda data: isinstance(data, bool))
 _TEXT = _Kind("a string", lambda data: isinstance(data, str))
@@ -52,7 +54,7 @@ def _key(template: str, kind: _Kind) -> Any:
 
 @dataclass(frozen=True)
 class HParams:
-    """The hyper-parameters of a model; None where the key is missing. A tuple has one number per layer.
+    """The hyper-parameters of a model, named as their keys; None where a key is missing.
 
     architecture  general.architecture, the beginning of all the keys' names
     path          the model, for messages
@@ -61,39 +63,39 @@ class HParams:
 
     architecture: str
     path: str | Path
-    block_count: int | None = _key(keys.BLOCK_COUNT, _SIZE)
-    nextn_predict_layers: int | None = _key(keys.NEXTN_PREDICT_LAYERS, _SIZE)
-    leading_dense_block_count: int | None = _key(keys.LEADING_DENSE_BLOCK_COUNT, _SIZE)
-    vocab_size: int | None = _key(keys.VOCAB_SIZE, _SIZE)
-    context_length: int | None = _key(keys.CONTEXT_LENGTH, _SIZE)
-    embedding_length: int | None = _key(keys.EMBEDDING_LENGTH, _SIZE)
-    feed_forward_length: int | tuple[int, ...] | None = _key(keys.FEED_FORWARD_LENGTH, _SIZES)
+    block_count: Size = _key(keys.BLOCK_COUNT, _SIZE)
+    nextn_predict_layers: Size = _key(keys.NEXTN_PREDICT_LAYERS, _SIZE)
+    leading_dense_block_count: Size = _key(keys.LEADING_DENSE_BLOCK_COUNT, _SIZE)
+    vocab_size: Size = _key(keys.VOCAB_SIZE, _SIZE)
+    context_length: Size = _key(keys.CONTEXT_LENGTH, _SIZE)
+    embedding_length: Size = _key(keys.EMBEDDING_LENGTH, _SIZE)
+    feed_forward_length: Size = _key(keys.FEED_FORWARD_LENGTH, _SIZE)
 
-    expert_count: int | None = _key(keys.EXPERT_COUNT, _SIZE)
-    expert_used_count: int | tuple[int, ...] | None = _key(keys.EXPERT_USED_COUNT, _SIZES)
-    expert_shared_count: int | None = _key(keys.EXPERT_SHARED_COUNT, _SIZE)
-    expert_feed_forward_length: int | None = _key(keys.EXPERT_FEED_FORWARD_LENGTH, _SIZE)
-    expert_group_count: int | None = _key(keys.EXPERT_GROUP_COUNT, _SIZE)
-    expert_group_used_count: int | None = _key(keys.EXPERT_GROUP_USED_COUNT, _SIZE)
-    expert_gating_func: int | None = _key(keys.EXPERT_GATING_FUNC, _SIZE)
+    expert_count: Size = _key(keys.EXPERT_COUNT, _SIZE)
+    expert_used_count: Size = _key(keys.EXPERT_USED_COUNT, _SIZE)
+    expert_shared_count: Size = _key(keys.EXPERT_SHARED_COUNT, _SIZE)
+    expert_feed_forward_length: Size = _key(keys.EXPERT_FEED_FORWARD_LENGTH, _SIZE)
+    expert_group_count: Size = _key(keys.EXPERT_GROUP_COUNT, _SIZE)
+    expert_group_used_count: Size = _key(keys.EXPERT_GROUP_USED_COUNT, _SIZE)
+    expert_gating_func: Size = _key(keys.EXPERT_GATING_FUNC, _SIZE)
     expert_weights_scale: float | None = _key(keys.EXPERT_WEIGHTS_SCALE, _NUMBER)
     expert_weights_norm: bool | None = _key(keys.EXPERT_WEIGHTS_NORM, _FLAG)
 
-    head_count: int | tuple[int, ...] | None = _key(keys.HEAD_COUNT, _SIZES)
-    head_count_kv: int | tuple[int, ...] | None = _key(keys.HEAD_COUNT_KV, _SIZES)
-    key_length: int | None = _key(keys.KEY_LENGTH, _SIZE)
-    value_length: int | None = _key(keys.VALUE_LENGTH, _SIZE)
-    key_length_mla: int | None = _key(keys.KEY_LENGTH_MLA, _SIZE)
-    value_length_mla: int | None = _key(keys.VALUE_LENGTH_MLA, _SIZE)
-    q_lora_rank: int | None = _key(keys.Q_LORA_RANK, _SIZE)
-    kv_lora_rank: int | None = _key(keys.KV_LORA_RANK, _SIZE)
+    head_count: Size = _key(keys.HEAD_COUNT, _SIZE)
+    head_count_kv: Size = _key(keys.HEAD_COUNT_KV, _SIZE)
+    key_length: Size = _key(keys.KEY_LENGTH, _SIZE)
+    value_length: Size = _key(keys.VALUE_LENGTH, _SIZE)
+    key_length_mla: Size = _key(keys.KEY_LENGTH_MLA, _SIZE)
+    value_length_mla: Size = _key(keys.VALUE_LENGTH_MLA, _SIZE)
+    q_lora_rank: Size = _key(keys.Q_LORA_RANK, _SIZE)
+    kv_lora_rank: Size = _key(keys.KV_LORA_RANK, _SIZE)
     layer_norm_rms_epsilon: float | None = _key(keys.LAYERNORM_RMS_EPS, _NUMBER)
 
-    rope_dimension_count: int | None = _key(keys.ROPE_DIMENSION_COUNT, _SIZE)
+    rope_dimension_count: Size = _key(keys.ROPE_DIMENSION_COUNT, _SIZE)
     rope_freq_base: float | None = _key(keys.ROPE_FREQ_BASE, _NUMBER)
     rope_scaling_type: str | None = _key(keys.ROPE_SCALING_TYPE, _TEXT)
     rope_scaling_factor: float | None = _key(keys.ROPE_SCALING_FACTOR, _NUMBER)
-    rope_scaling_original_context_length: int | None = _key(keys.ROPE_SCALING_ORIG_CTX_LEN, _SIZE)
+    rope_scaling_original_context_length: Size = _key(keys.ROPE_SCALING_ORIG_CTX_LEN, _SIZE)
     rope_scaling_yarn_attn_factor: float | None = _key(keys.ROPE_SCALING_YARN_ATTN_FACTOR, _NUMBER)
     rope_scaling_yarn_log_multiplier: float | None = _key(keys.ROPE_SCALING_YARN_LOG_MUL, _NUMBER)
     rope_scaling_yarn_beta_fast: float | None = _key(keys.ROPE_SCALING_YARN_BETA_FAST, _NUMBER)
@@ -122,6 +124,16 @@ class HParams:
             raise FormatError(f"{self.path}: {self.key(name)} is {size!r:.60}, expected {_SIZE.expected}")
         return int(size)
 
+    def first(self, name: str) -> int | None:
+        """Return a size, that of the first layer where layers differ; None where it is missing.
+
+        llama.cpp reads sizes so where a decision is for the whole model.
+        """
+        size = getattr(self, name)
+        if isinstance(size, tuple):
+            return size[0] if size else None
+        return None if size is None else int(size)
+
     def number(self, name: str, default: float) -> float:
         """Return a number, or the default where it is missing."""
         number = getattr(self, name)
@@ -145,6 +157,12 @@ def read_hparams(metadata: Metadata, architecture: str, path: str | Path) -> HPa
         raise FormatError(f"{path}: {key} is {data!r:.60}, expected {expected}")
 
     return _read(metadata, architecture, path, refuse)
+
+
+def architecture_of(metadata: Metadata) -> str | None:
+    """Return the name of the model's architecture; None where it is missing or no string."""
+    value = metadata.get(keys.ARCHITECTURE)
+    return value.data if value is not None and isinstance(value.data, str) else None
 
 
 def known_hparams(metadata: Metadata, architecture: str) -> HParams:

@@ -21,6 +21,7 @@ from typing import Literal, get_args
 
 from gguf_tools import keys
 from gguf_tools.errors import BadRequest
+from gguf_tools.hparams import known_hparams
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.text import value_text
 from gguf_tools.values import Metadata, Value
@@ -72,30 +73,32 @@ class HeadSizes:
                 " these layouts"
             )
 
-        def number(*templates: str) -> int:
-            names = [template.format(arch=ARCHITECTURE) for template in templates]
-            key = next((key for key in names if key in metadata), names[-1])
-            data = metadata[key].plain if key in metadata else None
-            if isinstance(data, tuple) and len(set(data)) == 1:  # one number a layer
-                data = data[0]
-            if not isinstance(data, int) or data <= 0:
+        hparams = known_hparams(metadata, ARCHITECTURE)
+
+        def number(*fields: str) -> int:
+            """Return the size in the first of the fields that has a key."""
+            field = next((field for field in fields if hparams.key(field) in metadata), fields[-1])
+            key, size = hparams.key(field), getattr(hparams, field)
+            if isinstance(size, tuple) and len(set(size)) == 1:  # one number per layer
+                size = size[0]
+            if not isinstance(size, int) or size <= 0:
                 shown = value_text(metadata[key]) if key in metadata else "missing"
                 raise BadRequest(f"{path}: {key} is {shown}, expected a positive whole number")
-            return data
+            return size
 
-        rope = number(keys.ROPE_DIMENSION_COUNT)
-        key_length = number(keys.KEY_LENGTH_MLA, keys.KEY_LENGTH)
+        rope = number("rope_dimension_count")
+        key_length = number("key_length_mla", "key_length")
         if key_length <= rope:
             raise BadRequest(
                 f"{path}: a head's key has {key_length} elements and rope.dimension_count is {rope}, expected"
                 " fewer rotated elements than there are"
             )
         return cls(
-            n_heads=number(keys.HEAD_COUNT),
+            n_heads=number("head_count"),
             nope=key_length - rope,
             rope=rope,
-            value=number(keys.VALUE_LENGTH_MLA, keys.VALUE_LENGTH),
-            kv_lora=number(keys.KV_LORA_RANK),
+            value=number("value_length_mla", "value_length"),
+            kv_lora=number("kv_lora_rank"),
         )
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gguf_tools.errors import BadRequest
+from gguf_tools.hparams import architecture_of, known_hparams
 from gguf_tools.values import Metadata
 
 ARCHITECTURES_WITH_OWN_RULES = frozenset({"falcon", "glm5-next", "bailingmoe3"})
@@ -33,18 +34,19 @@ class ModelFacts:
 
         raises  BadRequest if `general.architecture` or the number of layers is missing
         """
-        architecture = _data(metadata, "general.architecture")
-        if not isinstance(architecture, str):
+        architecture = architecture_of(metadata)
+        if architecture is None:
             raise BadRequest("general.architecture: missing from the metadata, expected a model file")
-        n_layers = _number(metadata, f"{architecture}.block_count")
+        hparams = known_hparams(metadata, architecture)
+        n_layers = hparams.first("block_count")
         if n_layers is None:
-            raise BadRequest(f"{architecture}.block_count: missing from the metadata, expected a model file")
-        n_heads = _number(metadata, f"{architecture}.attention.head_count")
-        n_kv_heads = _number(metadata, f"{architecture}.attention.head_count_kv")
+            key = hparams.key("block_count")
+            raise BadRequest(f"{key}: missing from the metadata, expected a model file")
+        n_heads, n_kv_heads = hparams.first("head_count"), hparams.first("head_count_kv")
         return cls(
             architecture=architecture,
             n_layers=n_layers,
-            n_experts=_number(metadata, f"{architecture}.expert_count") or 0,
+            n_experts=hparams.first("expert_count") or 0,
             n_heads=n_heads,
             n_kv_heads=n_heads if n_kv_heads is None else n_kv_heads,
         )
@@ -60,19 +62,3 @@ class ModelFacts:
     def is_llama_70b(self) -> bool:
         """Whether llama.cpp would take this model for Llama 70B, whose attn_v it gives more bits."""
         return self.architecture == "llama" and self.n_layers == 80 and self.n_heads != self.n_kv_heads
-
-
-def _data(metadata: Metadata, key: str) -> object:
-    value = metadata.get(key)
-    return None if value is None else value.data
-
-
-def _number(metadata: Metadata, key: str) -> int | None:
-    """Return the integer at `key`, or None.
-
-    Of an array with one number per layer it is the first, as in llama.cpp.
-    """
-    data = _data(metadata, key)
-    if isinstance(data, tuple):
-        data = data[0] if data else None
-    return data if isinstance(data, int) else None
