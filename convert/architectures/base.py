@@ -57,12 +57,12 @@ class Architecture:
     gguf_name: str
     options: type[Any]
     read_config: Callable[[Mapping[str, Any], Path], Any]
-    n_experts: Callable[[Any], int]
     rules: tuple[Rule, ...]
-    drops: Callable[[Any, Any], tuple[Drop, ...]]
     metadata: tuple[Key, ...]
-    notes: Callable[[Any, Any], tuple[str, ...]]
-    check: Callable[[Any, Any], None]
+    n_experts: Callable[[Any], int] = lambda config: 0
+    drops: Callable[[Any, Any], tuple[Drop, ...]] = lambda config, options: ()
+    notes: Callable[[Any, Any], tuple[str, ...]] = lambda config, options: ()
+    check: Callable[[Any, Any], None] = lambda config, options: None
 
 
 @dataclass(frozen=True)

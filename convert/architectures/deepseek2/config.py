@@ -4,7 +4,8 @@ Two spellings are read: `rope_scaling` with `type` and `rope_theta` beside it (t
 `rope_parameters` with `rope_type` and `rope_theta` inside it (transformers 5). Where both stand,
 transformers takes `rope_scaling`, and so do we.
 
-A missing size is an error. A missing habit is what transformers computes with for that architecture:
+A missing size is an error. Where config.json doesn't say how the model computes, it computes as
+transformers does for that architecture:
 
                           DeepseekV2ForCausalLM        DeepseekV3ForCausalLM
     scoring_func          softmax                      sigmoid
@@ -14,28 +15,24 @@ A missing size is an error. A missing habit is what transformers computes with f
     n_group, topk_group   none                         8, 4
     first_k_dense_replace 0                            3
 
-A habit of another value than the architecture computes with (V3 with softmax, say) is an error: transformers
-would ignore it, and no GGUF key can express what was meant.
+A value that the architecture doesn't compute with (softmax for V3, say) is an error: transformers would
+ignore it, and no GGUF key can express what was meant.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
+from convert.architectures.config_reader import MAX_EXPERTS, MAX_LAYERS, ConfigReader, shown
 from gguf_tools.errors import BadConfig, UnsupportedCheckpoint
 
 V2 = "DeepseekV2ForCausalLM"
 V3 = "DeepseekV3ForCausalLM"
 
-# llama.cpp's limits (LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS); they also bound what a hostile config can ask for.
-MAX_LAYERS = 512
-MAX_EXPERTS = 1024
-
-# What the deepseek2 graph computes and no key can change: key -> (the only value, also when missing; why).
 _FIXED: Mapping[str, tuple[Any, str]] = {
     "hidden_act": ("silu", "llama.cpp's deepseek2 has no other activation"),
     "attention_bias": (False, "llama.cpp's deepseek2 has no attention biases"),
@@ -44,6 +41,7 @@ _FIXED: Mapping[str, tuple[Any, str]] = {
     "moe_layer_freq": (1, "every layer after the leading dense ones is a mixture of experts"),
     "partial_rotary_factor": (1.0, "qk_rope_head_dim is rotated as a whole"),
 }
+"""Keys with only one possible value, also when missing -> (value, why)."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ def _mscale(factor: float, weight: float) -> float:
 
 @dataclass(frozen=True)
 class DeepseekConfig:
-    """The sizes and habits of one model; names as in config.json.
+    """What a model is made of and how it computes; names as in config.json.
 
     architecture     V2 or V3
     q_lora_rank      None when queries are not compressed
@@ -126,12 +124,11 @@ class DeepseekConfig:
         raises  BadConfig naming file and key for a missing or impossible value,
                 UnsupportedCheckpoint for what llama.cpp's deepseek2 does not compute
         """
-        read = _Reader(raw, path)
+        read = ConfigReader(raw, path)
         architecture = read.architecture((V2, V3))
         is_v3 = architecture == V3
         for key, (value, why) in _FIXED.items():
-            if raw.get(key) is not None and raw[key] != value:
-                raise UnsupportedCheckpoint(f"{path}: {key} is {_shown(raw[key])}, expected {value!r}: {why}")
+            read.fixed(key, value, why)
         heads = read.size("num_attention_heads")
         if raw.get("num_key_value_heads") not in (None, heads):
             raise read.bad(
@@ -231,7 +228,9 @@ class DeepseekConfig:
         return self.n_group, self.topk_group
 
 
-def _read_groups(read: _Reader, n_experts: int, method: str, is_v3: bool) -> tuple[int | None, int | None]:
+def _read_groups(
+    read: ConfigReader, n_experts: int, method: str, is_v3: bool
+) -> tuple[int | None, int | None]:
     """Return n_group and topk_group, both or neither, after checking that experts divide into them."""
     n_group = read.size_or_null("n_group", 8 if is_v3 else None)
     topk_group = read.size_or_null("topk_group", 4 if is_v3 else None)
@@ -253,16 +252,16 @@ def _read_rope(raw: Mapping[str, Any], path: str | Path, context: int) -> tuple[
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     rope = raw.get(key) or {}
     if not isinstance(rope, dict):
-        raise BadConfig(f"{path}: {key} is {_shown(rope)}, expected an object or null")
-    beside = _Reader(raw, path)
-    read = _Reader(rope, path, prefix=f"{key}.")
+        raise BadConfig(f"{path}: {key} is {shown(rope)}, expected an object or null")
+    beside = ConfigReader(raw, path)
+    read = ConfigReader(rope, path, prefix=f"{key}.")
     theta = read.number("rope_theta", beside.number("rope_theta", 10000.0))
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return theta, None
     if kind != "yarn":
         raise UnsupportedCheckpoint(
-            f"{path}: {key}: RoPE of type {_shown(kind)}, expected 'default' or 'yarn'"
+            f"{path}: {key}: RoPE of type {shown(kind)}, expected 'default' or 'yarn'"
         )
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise read.bad("partial_rotary_factor", "1.0")
@@ -275,93 +274,3 @@ def _read_rope(raw: Mapping[str, Any], path: str | Path, context: int) -> tuple[
         mscale_all_dim=read.number_or_null("mscale_all_dim"),
         attention_factor=read.number_or_null("attention_factor"),
     )
-
-
-def _shown(value: Any) -> str:
-    """Return `value` for an error message: on one line, and not at any length."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    """Return whether `value` is a finite number that float32 holds; JSON's true is none."""
-    return type(value) in (int, float) and -1e38 <= value <= 1e38
-
-
-class _Missing:
-    """Marks that there is no default; null is a value of its own."""
-
-
-_MISSING = _Missing()
-
-
-@dataclass(frozen=True)
-class _Reader:
-    """Reads checked values out of one JSON object; every error names the file and the key."""
-
-    raw: Mapping[str, Any]
-    path: str | Path
-    prefix: str = ""
-
-    def bad(self, key: str, expected: str) -> BadConfig:
-        name = self.prefix + key
-        found = f"{name} is {_shown(self.raw[key])}" if key in self.raw else f"no {name}"
-        return BadConfig(f"{self.path}: {found}, expected {expected}")
-
-    def size(
-        self, key: str, default: int | _Missing = _MISSING, *, least: int = 1, most: int = 2**31 - 1
-    ) -> int:
-        value = self.raw.get(key)
-        if value is None and not isinstance(default, _Missing):
-            return default
-        if type(value) is not int or not least <= value <= most:
-            raise self.bad(key, f"a whole number from {least} to {most}")
-        return value
-
-    def size_or_null(self, key: str, default: int | _Missing | None = _MISSING) -> int | None:
-        """A size, or null for "none"; `default` is for a missing key."""
-        if key not in self.raw:
-            if isinstance(default, _Missing):
-                raise self.bad(key, "a whole number, or null for a model without it")
-            return default
-        return None if self.raw[key] is None else self.size(key)
-
-    def number(self, key: str, default: float | _Missing = _MISSING) -> float:
-        value = self.raw.get(key)
-        if value is None and not isinstance(default, _Missing):
-            return default
-        if not _is_number(value) or value <= 0:
-            raise self.bad(key, "a positive number")
-        return float(value)
-
-    def number_or_null(self, key: str) -> float | None:
-        """A number of zero or more, None when missing or null."""
-        value = self.raw.get(key)
-        if value is None:
-            return None
-        if not _is_number(value) or value < 0:
-            raise self.bad(key, "a number, zero or more")
-        return float(value)
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.raw.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.bad(key, "true or false")
-        return value
-
-    def choice(self, key: str, choices: tuple[str, ...]) -> str:
-        """One of `choices`; the first when missing."""
-        value = self.raw.get(key)
-        if value is None:
-            return choices[0]
-        if value not in choices:
-            raise self.bad(key, " or ".join(repr(choice) for choice in choices))
-        return str(value)
-
-    def architecture(self, known: Collection[str]) -> str:
-        value = self.raw.get("architectures")
-        if not isinstance(value, list) or not value or value[0] not in known:
-            raise self.bad("architectures", f"a list beginning with {' or '.join(known)}")
-        return str(value[0])
