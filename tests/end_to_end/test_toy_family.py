@@ -1,0 +1,156 @@
+"""A family is a folder and a row: one that the project doesn't know, registered here, goes all the way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import convert
+import convert.cli
+import gguf_tools.cli
+import quantize
+import quantize.cli
+from convert import architectures
+from gguf_tools import open_gguf
+from gguf_tools.errors import MissingTensor, UnexpectedTensors
+from gguf_tools.ggml_types import F32
+from gguf_tools.shards import GGUFSet
+from quantize import Importance
+from tests.support.checkpoints import STYLES, edit_tensors, micro_checkpoint, read_tensors
+from tests.support.tokenizer_files import copy_tokenizer
+from tests.support.toy_family.checkpoint import CONFIG, toy_checkpoint
+from tests.support.toy_family.config import NAME
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Add the family's row to the table; nothing else knows of it."""
+    row = {NAME: "tests.support.toy_family"}
+    monkeypatch.setattr(architectures, "ARCHITECTURES", {**architectures.ARCHITECTURES, **row})
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    return toy_checkpoint(tmp_path / "toy")
+
+
+def pairs(weight: np.ndarray) -> np.ndarray:
+    """Return rows i and i + half of each head side by side, by reshaping."""
+    heads = weight.reshape(-1, 2, CONFIG["head_dim"] // 2, weight.shape[-1])
+    return heads.transpose(0, 2, 1, 3).reshape(weight.shape)
+
+
+def float32(file: GGUFSet, name: str) -> np.ndarray:
+    return file.raw(name).view(np.float32).reshape(file.tensors[name].shape)
+
+
+def test_every_tensor_and_key_is_in_the_file(toy: Path, tmp_path: Path) -> None:
+    stored = read_tensors(toy)
+    convert.convert(toy, tmp_path / "toy.gguf", outtype="f32")
+    with open_gguf(tmp_path / "toy.gguf") as file:
+        assert file.get("general.architecture") == "toy"
+        assert file.get("toy.block_count") == 2
+        assert file.get("toy.attention.head_count_kv") == 2
+        assert len(file.tensors) == len(stored)
+        for name, source, arranged in [
+            ("token_embd.weight", "model.embed_tokens.weight", False),
+            ("output_norm.weight", "model.norm.weight", False),
+            ("output.weight", "lm_head.weight", False),
+            ("blk.0.attn_q.weight", "model.layers.0.self_attn.q_proj.weight", True),
+            ("blk.1.attn_k.weight", "model.layers.1.self_attn.k_proj.weight", True),
+            ("blk.1.attn_v.weight", "model.layers.1.self_attn.v_proj.weight", False),
+            ("blk.1.ffn_down.weight", "model.layers.1.mlp.down_proj.weight", False),
+        ]:
+            expected = stored[source].astype(np.float32)
+            assert file.tensors[name].type == F32
+            assert np.array_equal(float32(file, name), pairs(expected) if arranged else expected), name
+
+
+def test_one_pass_to_a_mixture_equals_two(toy: Path, tmp_path: Path) -> None:
+    importances = {
+        f"blk.{layer}.ffn_up.weight": Importance(
+            np.linspace(1, 2, CONFIG["hidden_size"], dtype=np.float32)[None], np.array([64])
+        )
+        for layer in range(2)
+    }
+    data = quantize.ImportanceFile(importances)
+    convert.convert(toy, tmp_path / "f32.gguf", outtype="f32")
+    quantize.quantize(
+        tmp_path / "f32.gguf", tmp_path / "two.gguf", "Q4_K_M", importances=data, provenance=False
+    )
+    convert.convert(toy, tmp_path / "one.gguf", outtype="Q4_K_M", importances=data, provenance=False)
+    assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "two.gguf").read_bytes()
+    with open_gguf(tmp_path / "one.gguf") as file:
+        assert {"Q4_K", "Q6_K", "F32"} == {tensor.type.name for tensor in file.tensors.values()}
+
+
+def test_the_commands_take_it_from_folder_to_verified_file(
+    toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    f32, q4 = tmp_path / "toy-f32.gguf", tmp_path / "toy-Q4_K_M.gguf"
+    assert convert.cli.main([str(toy), "--outfile", str(q4), "--outtype", "Q4_K_M", "--dry-run"]) == 0
+    assert "BF16 -> Q4_K" in capsys.readouterr().out
+    assert not q4.exists()
+    assert convert.cli.main([str(toy), "--outfile", str(q4), "--outtype", "Q4_K_M"]) == 0
+    assert convert.cli.main([str(toy), "--outfile", str(f32), "--outtype", "f32"]) == 0
+    assert quantize.cli.main(["lint", "Q4_K_M", str(f32)]) == 0
+    assert quantize.cli.main(["--dry-run", str(toy), "Q4_K_M"]) == 0
+    assert gguf_tools.cli.main(["verify", str(q4)]) == 0
+    assert gguf_tools.cli.main(["show", str(q4)]) == 0
+    capsys.readouterr()
+    assert gguf_tools.cli.main(["checkpoint", "--json", str(toy)]) == 0
+    assert len(json.loads(capsys.readouterr().out)["tensors"]) == len(read_tensors(toy))
+
+
+def test_the_tokenizer_alone(toy: Path, tmp_path: Path) -> None:
+    convert.convert(toy, tmp_path / "vocab.gguf", vocab_only=True)
+    with open_gguf(tmp_path / "vocab.gguf") as file:
+        assert (len(file.tensors), file.get("toy.embedding_length")) == (0, CONFIG["hidden_size"])
+
+
+def test_it_is_listed_among_the_supported(capsys: pytest.CaptureFixture[str]) -> None:
+    assert convert.cli.main(["--print-supported-models"]) == 0
+    assert NAME in capsys.readouterr().out.splitlines()
+
+
+# ---- its own option
+
+
+def test_its_option_is_a_flag_and_an_argument(toy: Path, tmp_path: Path) -> None:
+    stored = read_tensors(toy)["model.layers.0.self_attn.q_proj.weight"].astype(np.float32)
+    words = [str(toy), "--outtype", "f32", "--rope-rows", "halves", "--outfile"]
+    assert convert.cli.main([*words, str(tmp_path / "flag.gguf")]) == 0
+    convert.convert(toy, tmp_path / "argument.gguf", outtype="f32", family={"rope_rows": "halves"})
+    for name in ("flag", "argument"):
+        with open_gguf(tmp_path / f"{name}.gguf") as file:
+            assert np.array_equal(float32(file, "blk.0.attn_q.weight"), stored)
+
+
+@pytest.mark.parametrize("more", [[], ["--vocab-only"], ["--dry-run"]])
+def test_an_option_of_another_family_is_refused(
+    more: list[str], toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--outfile", str(tmp_path / "toy.gguf"), *more]
+    assert convert.cli.main([str(toy), "--mtp", *out]) == 1
+    assert capsys.readouterr().err == f"convert-hf-to-gguf: error: --mtp: {NAME} has no such option\n"
+    deepseek = copy_tokenizer("tiny", micro_checkpoint(tmp_path / "v3", "v3", vocab_size=4096))
+    assert convert.cli.main([str(deepseek), "--rope-rows", "pairs", *out]) == 1
+    architecture = STYLES["v3"]["architectures"][0]
+    assert capsys.readouterr().err.endswith(f"error: --rope-rows: {architecture} has no such option\n")
+    assert not (tmp_path / "toy.gguf").exists()
+
+
+# ---- what is wrong is named
+
+
+def test_a_missing_and_an_unexpected_tensor_are_named(toy: Path, tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    edit_tensors(toy, lambda tensors: tensors.update({"model.extra": tensors["model.norm.weight"]}))
+    with pytest.raises(UnexpectedTensors, match=r"unexpected 1 tensor: model\.extra"):
+        convert.convert(toy, tmp_path / "toy.gguf")
+    edit_tensors(toy, lambda tensors: tensors.pop(name))
+    with pytest.raises(MissingTensor, match=rf"missing 1 tensor: {name}.*no rule claims 1 tensor: model"):
+        convert.convert(toy, tmp_path / "toy.gguf")
