@@ -55,12 +55,14 @@ class Network:
 class Family:
     """A model family.
 
-    read   (metadata, tensor name -> shape, path) -> the family's configuration
-    build  configuration -> the network
+    read     (metadata, tensor name -> shape, path) -> the family's configuration
+    build    configuration -> the network
+    choices  options of the converter for a folder: "mla" "none" gives plain attention
     """
 
     read: Callable[[Metadata, Mapping[str, tuple[int, ...]], Path], Any]
     build: Callable[[Any], Network]
+    choices: Mapping[str, object]
 
 
 def find_family(path: Path, name: object) -> Family:
@@ -149,5 +151,5 @@ def _softmax_scale(config: DeepseekConfig) -> float:
     return scale * sharper * sharper
 
 
-FAMILIES: Mapping[str, Family] = {"deepseek2": Family(read_metadata, _deepseek2)}
+FAMILIES: Mapping[str, Family] = {"deepseek2": Family(read_metadata, _deepseek2, {"mla": "none"})}
 """Families that can be computed, by the name that general.architecture gives them."""

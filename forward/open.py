@@ -87,11 +87,12 @@ def _open_folder(folder: Path) -> ModelSource:
     checkpoint = Checkpoint(folder)
     try:
         architecture = find_architecture(checkpoint.config, checkpoint.config_path)
-        conversion = build(architecture, open_weights(checkpoint), {"mla": "none"})
+        family = find_family(folder, architecture.gguf_name)
+        conversion = build(architecture, open_weights(checkpoint), family.choices)
         tensors = {tensor.name: tensor for tensor in conversion.tensors}
         return ModelSource(
             path=folder,
-            network=find_family(folder, architecture.gguf_name).build(conversion.config),
+            network=family.build(conversion.config),
             tensors=tensors,
             vocab=lambda: read_tokenizer(folder, checkpoint.config).metadata(),
             paths=tuple(sorted({checkpoint.raw(name).path for name in checkpoint.names()})),

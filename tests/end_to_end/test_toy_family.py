@@ -14,21 +14,22 @@ import gguf_tools.cli
 import quantize
 import quantize.cli
 from convert import architectures
+from forward.open import open_model
 from gguf_tools import open_gguf
-from gguf_tools.errors import MissingTensor, UnexpectedTensors
+from gguf_tools.errors import MissingTensor, UnexpectedTensors, UnsupportedCheckpoint
 from gguf_tools.ggml_types import F32
 from gguf_tools.shards import GGUFSet
 from quantize import Importance
+from tests.end_to_end.toy_family.checkpoint import CONFIG, toy_checkpoint
+from tests.end_to_end.toy_family.config import NAME
 from tests.support.checkpoints import STYLES, edit_tensors, micro_checkpoint, read_tensors
 from tests.support.tokenizer_files import copy_tokenizer
-from tests.support.toy_family.checkpoint import CONFIG, toy_checkpoint
-from tests.support.toy_family.config import NAME
 
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Add the family's row to the table; nothing else knows of it."""
-    row = {NAME: "tests.support.toy_family"}
+    row = {NAME: "tests.end_to_end.toy_family"}
     monkeypatch.setattr(architectures, "ARCHITECTURES", {**architectures.ARCHITECTURES, **row})
 
 
@@ -154,3 +155,8 @@ def test_a_missing_and_an_unexpected_tensor_are_named(toy: Path, tmp_path: Path)
     edit_tensors(toy, lambda tensors: tensors.pop(name))
     with pytest.raises(MissingTensor, match=rf"missing 1 tensor: {name}.*no rule claims 1 tensor: model"):
         convert.convert(toy, tmp_path / "toy.gguf")
+
+
+def test_the_forward_pass_says_which_families_it_knows(toy: Path) -> None:
+    with pytest.raises(UnsupportedCheckpoint, match=r"general\.architecture is 'toy', expected 'deepseek2'"):
+        open_model(toy)

@@ -8,9 +8,9 @@ from typing import Any
 
 import ml_dtypes
 
+from tests.end_to_end.toy_family.config import NAME
 from tests.support.checkpoints import formula, write_checkpoint
 from tests.support.tokenizer_files import copy_tokenizer
-from tests.support.toy_family.config import NAME
 
 CONFIG: dict[str, Any] = {
     "architectures": [NAME], "model_type": "toy", "vocab_size": 4096, "hidden_size": 256,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from convert.architectures.base import Architecture
-from tests.support.toy_family.config import NAME, ToyConfig
-from tests.support.toy_family.metadata import METADATA
-from tests.support.toy_family.options import Options
-from tests.support.toy_family.rules import RULES, drops
+from tests.end_to_end.toy_family.config import NAME, ToyConfig
+from tests.end_to_end.toy_family.metadata import METADATA
+from tests.end_to_end.toy_family.options import Options
+from tests.end_to_end.toy_family.rules import RULES, drops
 
 ARCHITECTURE = Architecture(
     hf_names=(NAME,),

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from convert.architectures.arrange import OutputTensor, Run
 from convert.architectures.rules import Arrange, Drop, Output, Rule, Where, renamed
 from convert.weights.base import Weight
-from tests.support.toy_family.config import ToyConfig
-from tests.support.toy_family.options import Options
+from tests.end_to_end.toy_family.config import ToyConfig
+from tests.end_to_end.toy_family.options import Options
 
 
 @dataclass(frozen=True)
