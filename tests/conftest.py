@@ -1,0 +1,116 @@
+"""The core of the suite: `pytest -m core` is what to run after every change, in less than half a minute.
+
+A test belongs to it unless it needs llama.cpp, torch or another process, or tries a codec that has a nearer
+relative in the core. Nothing needs to be marked: what a test reaches decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent
+
+LARGE = (
+    "contract",
+    "convert/weights/test_packed_weights.py",
+    "end_to_end",
+    "forward",
+    "fuzz",
+    "hostile",
+    "imatrix/test_collect.py",
+    "imatrix/test_device.py",
+    "imatrix/test_memory.py",
+    "gguf_tools/edit/test_in_place.py",
+    "gguf_tools/scan/test_scan_templates.py",
+    "quantize/fill/test_error_ranges.py",
+    "quantize/fill/test_precompile.py",
+    "quantize/formats/test_grids.py",
+    "quantize/formats/test_iq1.py",
+    "quantize/formats/test_kept_answers.py",
+    "quantize/mla_layout",
+    "quantize/plan/test_layouts.py",
+    "quantize/simd",
+)
+"""Tests that go through whole commands, models or files, or compile kernels of their own; below tests/."""
+
+OUTSIDE = frozenset(
+    {"oracle", "torch", "transformers", "subprocess", "fork", "in_child", "killed_at", "ask_worker"}
+)
+"""Names by which a test reaches what is outside of this process, or takes seconds to load."""
+
+CODECS = frozenset({"F32", "F16", "Q4_0", "Q4_K", "IQ2_XXS", "IQ4_NL", "MXFP4", "TQ1_0"})
+"""Codecs that stand for their families."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Don't even import large files when only the core is wanted: that takes most of the time."""
+    return (config.getoption("markexpr") == "core" and is_large(collection_path)) or None
+
+
+def is_large(path: Path) -> bool:
+    return any(path.is_relative_to(ROOT / large) for large in LARGE)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and is_core(item):
+            item.add_marker("core")
+
+
+def is_core(item: pytest.Function) -> bool:
+    if is_large(item.path) or item.get_closest_marker("slow"):
+        return False
+    if not all(_is_a_usual_case(value) for value in _parameters(item)):
+        return False
+    fixtures = [found[-1].func for found in item._fixtureinfo.name2fixturedefs.values()]
+    return OUTSIDE.isdisjoint(_names_reached([item.function, *fixtures]))
+
+
+def _parameters(item: pytest.Function) -> Iterator[Any]:
+    if hasattr(item, "callspec"):
+        yield from item.callspec.params.values()
+
+
+def _is_a_usual_case(value: object) -> bool:
+    """Whether a parameter is neither a codec with a nearer relative in the core, nor a dtype of halves."""
+    from quantize.formats import available
+
+    if isinstance(value, type):
+        return value not in (np.float16, ml_dtypes.bfloat16)
+    name = value if isinstance(value, str) else getattr(value, "name", None)
+    return not isinstance(name, str) or name not in available() or name in CODECS
+
+
+def _names_reached(functions: list[Any]) -> set[str]:
+    """Return the names that tests and fixtures use, and those that helpers in the tests use for them."""
+    names: set[str] = set()
+    seen: set[int] = set()
+    while functions:
+        function = functions.pop()
+        if not isinstance(function, FunctionType) or id(function) in seen:
+            continue
+        seen.add(id(function))
+        used = set(_names_in(function.__code__))
+        names |= used
+        for name in used & function.__globals__.keys():
+            value = function.__globals__[name]
+            if getattr(value, "__module__", "").startswith("tests."):
+                functions += vars(value).values() if isinstance(value, type) else [value]
+    return names
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """Yield the names that code uses, and its strings: `importorskip("torch")`."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
+        elif isinstance(constant, str):
+            yield constant
