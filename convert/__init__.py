@@ -1,8 +1,15 @@
 """Convert Hugging Face folders of DeepSeek V2 and V3 into GGUF files; read checkpoints of any format.
 
 >>> import convert
->>> convert.convert("DeepSeek-V2-Lite", "lite-bf16.gguf", outtype="bf16")          # doctest: +SKIP
->>> convert.open_checkpoint("DeepSeek-V3-AWQ").read("lm_head.weight")              # doctest: +SKIP
+>>> result = convert.convert("DeepSeek-V2-Lite", "lite-bf16.gguf", outtype="bf16")
+>>> result.paths[0].name
+'lite-bf16.gguf'
+
+Weights come out as float32, in whatever format a checkpoint keeps them:
+
+>>> weights = convert.open_checkpoint("DeepSeek-V2-Lite")
+>>> weights.read("lm_head.weight").dtype
+dtype('float32')
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Importance matrices: which columns of a model's weights matter.
 
 >>> import imatrix
->>> found = imatrix.load("model.imatrix")        # either format   # doctest: +SKIP
->>> imatrix.save("model.imatrix.gguf", found)                      # doctest: +SKIP
+>>> matrix = imatrix.load("model.imatrix")  # either format
+>>> matrix.entries["blk.1.ffn_up_exps.weight"].shape  # experts, columns
+(16, 256)
+>>> imatrix.save("model.imatrix.dat", matrix)
 """
 
 from __future__ import annotations

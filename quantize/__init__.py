@@ -1,9 +1,10 @@
 """Quantize GGUF files: the bytes of llama.cpp, the plan as data, importances with MLA done right.
 
 >>> import imatrix, quantize
->>> matrix = imatrix.load("model.imatrix")                                       # doctest: +SKIP
->>> quantize.quantize("model-bf16.gguf", "model-Q4_K_M.gguf", "Q4_K_M",          # doctest: +SKIP
-...                   importances=matrix)
+>>> matrix = imatrix.load("model.imatrix")
+>>> result = quantize.quantize("model-bf16.gguf", "model-Q4_K_M.gguf", "Q4_K_M", importances=matrix)
+>>> result.paths[0].name
+'model-Q4_K_M.gguf'
 
 All that the command's options decide about types is in PlanOptions; a recipe file (see
 `quantize.plan.recipe_files`) can stand for the file type:
@@ -12,11 +13,12 @@ All that the command's options decide about types is in PlanOptions; a recipe fi
 ...     overrides=quantize.parse_overrides(["ffn_down_exps=Q6_K"]),
 ...     fallbacks=quantize.parse_overrides(["attn_k_b=Q8_0"]),
 ... )
->>> report = quantize.lint("mine.yaml", "model-bf16.gguf",                       # doctest: +SKIP
-...                        importances=matrix, options=options)
->>> if not report.stops:                                                         # doctest: +SKIP
-...     quantize.quantize("model-bf16.gguf", "model-mine.gguf", "mine.yaml",
-...                       importances=matrix, options=options)
+>>> report = quantize.lint("mine.yaml", "model-bf16.gguf", importances=matrix, options=options)
+>>> report.stops
+False
+>>> result = quantize.quantize(
+...     "model-bf16.gguf", "model-mine.gguf", "mine.yaml", importances=matrix, options=options
+... )
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rewrite a GGUF file between the layouts of multi-head latent attention, without the checkpoint.
 
 >>> from quantize.mla_layout import change_layout
->>> change_layout("lite-ik.gguf", "lite.gguf", "split")          # doctest: +SKIP
+>>> result = change_layout("lite-ik.gguf", "lite.gguf", "split")
 """
 
 from __future__ import annotations
