@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING
 from gguf_tools.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from convert.pipeline import ConvertOptions, convert
+    from convert.options import ConvertOptions
+    from convert.pipeline import convert
     from convert.weights import open_checkpoint
 
 __all__ = ["ConvertOptions", "convert", "open_checkpoint"]
 
 _HOMES = {
-    "ConvertOptions": "convert.pipeline",
+    "ConvertOptions": "convert.options",
     "convert": "convert.pipeline",
     "open_checkpoint": "convert.weights",
 }

@@ -21,7 +21,7 @@ from quantize.arguments import (
 )
 
 if TYPE_CHECKING:
-    from convert.pipeline import ConvertOptions
+    from convert.options import ConvertOptions
     from quantize.prepare import Preparation
 
 DESCRIPTION = """\
@@ -128,7 +128,7 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
 
 def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> ConvertOptions:
-    from convert.pipeline import ConvertOptions
+    from convert.options import ConvertOptions
     from imatrix.store import load
     from quantize.plan.converter_types import is_outtype
     from quantize.plan.decide import PlanOptions

@@ -1,18 +1,20 @@
 """Convert a Hugging Face folder into a GGUF file: decide, lay out, fill, publish.
 
-`prepare` reads headers, config.json and the tokenizer, and decides everything down to the exact size of the
-output; `convert` then has the outputs written (see quantize/fill/outputs.py).
+`prepare` reads headers, config.json and the tokenizer, and decides everything, down to the exact size of the
+output, without reading a weight. `plan_run` does the same for a path and returns a Run, which can be looked
+at or executed; `convert` executes it.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Unpack
 
 from convert.architectures import find_architecture
 from convert.architectures.arrange import OutputTensor
@@ -20,6 +22,7 @@ from convert.architectures.base import build, metadata_of, options_of
 from convert.checkpoint.checkpoint import Checkpoint, read_config
 from convert.metadata.metadata import GeneralMetadata, general_metadata
 from convert.metadata.naming import fill_outfile_template
+from convert.options import ConvertChoices, ConvertOptions
 from convert.source_spec import CheckpointSources
 from convert.tokenizer.tokenizer import Tokenizer, read_tokenizer
 from convert.weights import open_weights
@@ -28,17 +31,14 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.ggml_types import F32
 from gguf_tools.header import Endian
 from gguf_tools.look.model_size import count_parameters
-from gguf_tools.progress import Progress
 from gguf_tools.shards import group_tensors
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
 from quantize.fill.encode import FillJob
 from quantize.fill.session import Output
-from quantize.importance import ImportanceFile
-from quantize.mla_layout.layouts import MLALayout
 from quantize.options import QuantizeOptions
 from quantize.plan.converter_types import is_outtype, outtype_plan, resolve_outtype
-from quantize.plan.plan import Plan, PlanOptions, in_file_order
+from quantize.plan.plan import Plan, in_file_order
 from quantize.plan.recipe_files import find_mixture
 from quantize.plan.recipes import find_recipe
 from quantize.prepare import (
@@ -50,110 +50,28 @@ from quantize.prepare import (
     source_bytes,
 )
 from quantize.run import Result, Run
-from quantize.run_options import RunOptions
-
-
-@dataclass(frozen=True)
-class ConvertOptions:
-    """What the user chooses about a conversion; the defaults are those of the command.
-
-    outtype          "f32", "f16", "bf16", "q8_0", or "auto": the 16-bit type of the checkpoint, BF16 for one
-                     that is quantized. Or a file type of the quantizer (Q4_K_M ...) or a recipe file: the
-                     result is that of converting to F32 and quantizing, in one pass
-    importances      for such a file type, from `imatrix.load`
-    types            for such a file type, what is set by hand
-    mla              "split" for llama.cpp, "both" for ik_llama.cpp, "none" for plain attention
-    mtp              keep the multi-token-prediction layers
-    family           other options of the model's family, by name; one that the family hasn't declared is
-                     refused. None, here or for mla and mtp: the family's default
-    model_name       general.name
-    metadata_file    JSON file with general.* values that win over what the folder says
-    pre_tokenizer    name to write when the tokenizer's own rules are not recognised
-    vocab_only       write the tokenizer and no tensors
-    allow_pickle     read .bin and .pt checkpoints, with torch and as weights only
-    big_endian       for a big-endian machine
-    split_max_bytes, split_max_tensors   start a new shard at these limits; None: one file
-    provenance       for a file type of the quantizer: let the file say what its tensors are made of, so that
-                     it can be reused
-    """
-
-    outtype: str = "auto"
-    importances: ImportanceFile | None = None
-    types: PlanOptions | None = None
-    mla: MLALayout | None = None
-    mtp: bool | None = None
-    model_name: str | None = None
-    metadata_file: Path | None = None
-    pre_tokenizer: str | None = None
-    vocab_only: bool = False
-    allow_pickle: bool = False
-    big_endian: bool = False
-    split_max_bytes: int | None = None
-    split_max_tensors: int | None = None
-    provenance: bool = True
-    family: Mapping[str, object] | None = None
-
-    @property
-    def family_choices(self) -> dict[str, object]:
-        """The options of the family that are given, by name."""
-        choices = {"mla": self.mla, "mtp": self.mtp, **(self.family or {})}
-        return {name: value for name, value in choices.items() if value is not None}
-
-
-@dataclass(frozen=True)
-class _Model:
-    """What the folder holds besides weights: the general keys, the family's keys and the tokenizer."""
-
-    general: GeneralMetadata
-    family: Metadata
-    architecture: str
-    tokenizer: Tokenizer
-
-    def metadata(self, file_type: str) -> dict[str, Value]:
-        """Return all keys; `file_type` is the name of the recipe whose number the file carries."""
-        number = find_recipe(file_type).file_type
-        assert number is not None, f"{file_type} has no number"
-        return {
-            keys.ARCHITECTURE: Value.string(self.architecture),
-            **self.general.metadata(),
-            **self.family,
-            keys.FILE_TYPE: Value.u32(number),
-            keys.QUANTIZATION_VERSION: Value.u32(QUANTIZATION_VERSION),
-            **self.tokenizer.metadata(),
-        }
+from quantize.run_options import RunOptions, merge_choices
 
 
 def convert(
     folder: str | os.PathLike[str],
     outfile: str | os.PathLike[str] | None = None,
     options: ConvertOptions | None = None,
-    *,
-    n_threads: int | None = None,
-    restart: bool = False,
-    reuse: Iterable[str | os.PathLike[str]] = (),
-    verify: bool = False,
-    progress: Callable[[Preparation], Progress] | None = None,
-    **choices: object,
+    run: RunOptions | None = None,
+    **choices: Unpack[ConvertChoices],
 ) -> Result:
     """Convert the checkpoint in `folder`, and write `outfile`.
 
         convert("DeepSeek-V2-Lite", "lite-bf16.gguf", outtype="bf16")
 
-    outfile    a file, in which {ftype} stands for the type; or a folder (None: `folder` itself), in which
-               the file gets a name made of what is known of the model
-    options    what to do; or give its fields as keyword arguments
-    n_threads  None: one per core
-    restart    start over instead of resuming an interrupted run
-    reuse      older GGUF files: tensors that were made of the same data are copied from them
-    verify     check a sample of every tensor before the output gets its name
-    progress   called once with what was decided; what it returns is called with the bytes of every chunk
-    raises  ToolkitError; the old output stays as it was, and what is done stays for the next run
+    outfile  a file, in whose name {ftype} stands for the type; or a folder, in which the file gets a name
+             made of what is known of the model. None: `folder` itself
+    options  what to make: ConvertOptions
+    run      how to run: RunOptions
+    choices  fields of both as keyword arguments; they replace those of `options` and `run`
+    raises   ToolkitError. The old output then stays as it was, and finished work is kept for the next run
     """
-    if options is None:
-        options = ConvertOptions(**choices)  # type: ignore[arg-type]
-    elif choices:
-        raise TypeError(f"give either options or {', '.join(choices)}")
-    run = RunOptions(n_threads, restart, reuse, verify, progress)
+    options, run = merge_choices(options or ConvertOptions(), run, choices)
     with plan_run(folder, outfile, options) as planned:
         return planned.execute(run)
 
@@ -169,6 +87,8 @@ def plan_run(
     """Open `folder` and decide what it becomes; see `convert`. The run can be executed inside the block.
 
     allow_problems  yield even a run that can't be executed, as a dry run does; its plan says why
+    raises          CheckpointError for a folder that can't be converted, BadRequest for options that don't
+                    fit it, and what `build_plan` does
     """
     started = time.monotonic()
     path = Path(folder)
@@ -179,6 +99,29 @@ def plan_run(
         preparation, job = prepare(checkpoint, outfile, options, allow_problems=allow_problems)
         inputs = sorted({checkpoint.raw(name).path for name in checkpoint.names()})
         yield Run(preparation, job, tuple(inputs), started)
+
+
+@dataclass(frozen=True)
+class _Model:
+    """The metadata of a model: the general keys, the family's keys and the tokenizer."""
+
+    general: GeneralMetadata
+    family: Metadata
+    architecture: str
+    tokenizer: Tokenizer
+
+    def metadata(self, file_type: str) -> dict[str, Value]:
+        """Return all keys of a file whose general.file_type is the number of the recipe `file_type`."""
+        number = find_recipe(file_type).file_type
+        assert number is not None, f"{file_type} has no number"
+        return {
+            keys.ARCHITECTURE: Value.string(self.architecture),
+            **self.general.metadata(),
+            **self.family,
+            keys.FILE_TYPE: Value.u32(number),
+            keys.QUANTIZATION_VERSION: Value.u32(QUANTIZATION_VERSION),
+            **self.tokenizer.metadata(),
+        }
 
 
 def prepare(

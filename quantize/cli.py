@@ -199,7 +199,8 @@ def _plan_file(
 def _plan_folder(
     args: argparse.Namespace, source: Path, output: Path | None, type_: str
 ) -> AbstractContextManager[Run]:
-    from convert.pipeline import ConvertOptions, plan_run
+    from convert.options import ConvertOptions
+    from convert.pipeline import plan_run
 
     options = ConvertOptions(
         outtype=type_,

@@ -39,7 +39,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import imatrix
 from convert.checkpoint.checkpoint import Checkpoint
-from convert.pipeline import ConvertOptions, prepare
+from convert.options import ConvertOptions
+from convert.pipeline import prepare
 from gguf_tools import open_gguf
 from gguf_tools.ggml_types import F32
 from gguf_tools.layout import FileLayout

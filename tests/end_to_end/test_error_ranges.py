@@ -10,7 +10,8 @@ import pytest
 
 import imatrix
 from convert.checkpoint.checkpoint import Checkpoint
-from convert.pipeline import ConvertOptions, prepare
+from convert.options import ConvertOptions
+from convert.pipeline import prepare
 from quantize.fill.error_ranges import is_ordinary
 from quantize.formats import available, get_format
 from quantize.formats.base import ImportanceUse, Weights

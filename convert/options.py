@@ -1,0 +1,81 @@
+"""What the user chooses about a conversion, as a value and as keyword arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from quantize.importance import ImportanceFile, Importances
+from quantize.mla_layout.layouts import MLALayout
+from quantize.plan.decide import PlanOptions
+from quantize.run_options import RunChoices
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """What to make of a checkpoint; the defaults are those of the command.
+
+    outtype          "f32", "f16", "bf16", "q8_0", or "auto": the checkpoint's own 16-bit type, BF16 for a
+                     quantized checkpoint. Or a file type of the quantizer (Q4_K_M ...) or a recipe file: the
+                     result is that of converting to F32 and quantizing, in one pass
+    importances      for such a file type: from `imatrix.load`, or a mapping tensor name -> Importance
+    types            for such a file type: types set by hand, on top of the recipe file's
+    mla              "split" for llama.cpp, "both" for ik_llama.cpp, "none" for plain attention
+    mtp              keep the multi-token-prediction layers
+    family           other options of the model's family, by name
+    model_name       general.name
+    metadata_file    JSON file with general.* values, which replace what the folder says
+    pre_tokenizer    name to write when the tokenizer's own rules are not recognised
+    vocab_only       write the tokenizer and no tensors
+    allow_pickle     read .bin and .pt checkpoints too, by torch's reader that runs no code
+    big_endian       write for a big-endian machine
+    split_max_bytes, split_max_tensors   start a new shard at these limits; None: one file
+    provenance       for a file type of the quantizer: let the output say what its tensors are made of, so
+                     that a later run can reuse them
+
+    `mla`, `mtp` and `family` are options that a family declares. None leaves the family its default; one that
+    the family of the checkpoint has not declared is refused.
+    """
+
+    outtype: str = "auto"
+    importances: ImportanceFile | Importances | None = None
+    types: PlanOptions | None = None
+    mla: MLALayout | None = None
+    mtp: bool | None = None
+    model_name: str | None = None
+    metadata_file: Path | None = None
+    pre_tokenizer: str | None = None
+    vocab_only: bool = False
+    allow_pickle: bool = False
+    big_endian: bool = False
+    split_max_bytes: int | None = None
+    split_max_tensors: int | None = None
+    provenance: bool = True
+    family: Mapping[str, object] | None = None
+
+    @property
+    def family_choices(self) -> dict[str, object]:
+        """The given options of the family, by name."""
+        choices = {"mla": self.mla, "mtp": self.mtp, **(self.family or {})}
+        return {name: value for name, value in choices.items() if value is not None}
+
+
+class ConvertChoices(RunChoices, total=False):
+    """The fields of ConvertOptions and RunOptions as keyword arguments."""
+
+    outtype: str
+    importances: ImportanceFile | Importances | None
+    types: PlanOptions | None
+    mla: MLALayout | None
+    mtp: bool | None
+    model_name: str | None
+    metadata_file: Path | None
+    pre_tokenizer: str | None
+    vocab_only: bool
+    allow_pickle: bool
+    big_endian: bool
+    split_max_bytes: int | None
+    split_max_tensors: int | None
+    provenance: bool
+    family: Mapping[str, object] | None

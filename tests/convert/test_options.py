@@ -1,0 +1,55 @@
+"""ConvertOptions as a value and as keyword arguments of `convert`."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import convert
+from convert.options import ConvertChoices, ConvertOptions
+from gguf_tools import open_gguf
+from quantize.run_options import RunOptions
+from tests.support.checkpoints import micro_checkpoint
+from tests.support.tokenizer_files import copy_tokenizer
+
+
+def test_the_keyword_arguments_are_the_fields_of_both_options() -> None:
+    own = {field.name: field.type for field in fields(ConvertOptions)}
+    shared = {field.name: field.type for field in fields(RunOptions)}
+    assert not own.keys() & shared.keys()
+    declared = {name: hint.__forward_arg__ for name, hint in ConvertChoices.__annotations__.items()}
+    assert declared == own | shared
+
+
+def test_convert_has_four_arguments() -> None:
+    assert list(inspect.signature(convert.convert).parameters) == [
+        "folder", "outfile", "options", "run", "choices"
+    ]  # fmt: skip
+
+
+def test_an_unknown_keyword_argument_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword arguments: out_type"):
+        convert.convert(tmp_path, out_type="bf16")  # type: ignore[call-arg]
+
+
+def test_keyword_arguments_replace_fields_of_the_options(tmp_path: Path) -> None:
+    folder = copy_tokenizer("tiny", micro_checkpoint(tmp_path / "v3", "v3", vocab_size=4096))
+    options = ConvertOptions(vocab_only=True, model_name="Given")
+    convert.convert(folder, tmp_path / "vocab.gguf", options, RunOptions(n_threads=1), model_name="Replaced")
+    with open_gguf(tmp_path / "vocab.gguf") as file:
+        assert (file.get("general.name"), len(file.tensors)) == ("Replaced", 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "choices"),
+    [
+        (ConvertOptions(), {}),
+        (ConvertOptions(mla="both"), {"mla": "both"}),
+        (ConvertOptions(mtp=False, family={"rope_rows": "pairs"}), {"mtp": False, "rope_rows": "pairs"}),
+    ],
+)
+def test_only_given_options_reach_the_family(options: ConvertOptions, choices: dict[str, object]) -> None:
+    assert options.family_choices == choices
