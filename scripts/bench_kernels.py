@@ -28,7 +28,8 @@ import numpy.typing as npt
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from quantize.formats import available, get_format
-from quantize.formats.base import ImportanceUse, QuantFormat
+from quantize.formats.base import QuantFormat
+from quantize.formats.codecs import ignores_importances, requires_importances
 from tests.support import oracle
 
 OURS_ROWS = 512
@@ -88,7 +89,7 @@ def time_encoding(
 
 
 def time_decoding(codec: QuantFormat, rows: npt.NDArray[np.float32], budget: float) -> Timing:
-    weights = np.ones(rows.shape[1], np.float32) if codec.importance is ImportanceUse.REQUIRED else None
+    weights = np.ones(rows.shape[1], np.float32) if requires_importances(codec.type.name) else None
     blocks = codec.quantize(rows, weights)
     data = blocks.view(np.uint8).reshape(len(rows), -1)
     ours, reference = speeds(
@@ -109,9 +110,9 @@ def timings(names: list[str], n_cols: int, budget: float, decode: bool) -> Itera
         if decode:
             yield time_decoding(codec, rows, budget)
             continue
-        if codec.importance is not ImportanceUse.REQUIRED:
+        if not requires_importances(codec.type.name):
             yield time_encoding(codec, rows, None, budget)
-        if codec.importance is not ImportanceUse.IGNORED:
+        if not ignores_importances(codec.type.name):
             yield time_encoding(codec, rows, weights, budget)
 
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from quantize.formats import available, get_format  # noqa: E402
-from quantize.formats.base import ImportanceUse  # noqa: E402
+from quantize.formats.codecs import ignores_importances, requires_importances  # noqa: E402
 from tests.support import oracle, samples  # noqa: E402
 
 FOLDER = ROOT / "tests" / "golden" / "formats"
@@ -58,9 +58,9 @@ def record(name: str) -> None:
     arrays = {}
     with np.load(SAMPLES) as golden:
         rows = golden["rows"]
-        if codec.importance is not ImportanceUse.REQUIRED:
+        if not requires_importances(codec.type.name):
             arrays["none"] = encode(codec.type.id, rows, None)
-        if codec.importance is not ImportanceUse.IGNORED:
+        if not ignores_importances(codec.type.name):
             for kind in IMPORTANCE_KINDS:
                 arrays[kind] = encode(codec.type.id, rows, golden[kind])
     path = FOLDER / f"{name}.npz"

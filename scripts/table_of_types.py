@@ -22,7 +22,8 @@ import imatrix
 from gguf_tools import GGUFSet, open_gguf
 from quantize.fill.sources import GGUFTensor
 from quantize.formats import available, get_format
-from quantize.formats.base import ImportanceUse, QuantFormat
+from quantize.formats.base import QuantFormat
+from quantize.formats.codecs import CODECS, ignores_importances, requires_importances
 from quantize.importance import resolve
 from tests.end_to_end.quantize_cases import GOLDEN, make_inputs
 
@@ -67,11 +68,11 @@ def main() -> None:
     for format_ in formats:
         if format_.type.name == "F32":
             continue
-        use = format_.importance
-        plain = "-" if use is ImportanceUse.REQUIRED else f"{error(format_, known, weighted=False):.2%}"
-        weighted = "" if use is ImportanceUse.IGNORED else f"{error(format_, known, weighted=True):.2%}"
+        name = format_.type.name
+        plain = "-" if requires_importances(name) else f"{error(format_, known, weighted=False):.2%}"
+        weighted = "" if ignores_importances(name) else f"{error(format_, known, weighted=True):.2%}"
         bits = f"{format_.type.bits_per_weight:.4g}"
-        print(f"| {format_.type.name} | {bits} | {use.value} | {plain} | {weighted} |")
+        print(f"| {format_.type.name} | {bits} | {CODECS[name].use.value} | {plain} | {weighted} |")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from gguf_tools.ggml_types import GGMLType, by_name
 from quantize.fill.encode import FillJob
 from quantize.fill.sources import FLOAT_DTYPES, rows_dtype
 from quantize.formats import get_format
-from quantize.plan.tensor_plan import IGNORE_IMPORTANCES
+from quantize.formats.codecs import ignores_importances
 
 _PATIENCE_SECONDS = 1.0
 """Loading what is in the cache takes less."""
@@ -45,7 +45,7 @@ class Encoding:
     @classmethod
     def of(cls, job: FillJob, tensor: str, target: GGMLType) -> Encoding:
         """Return that of a tensor."""
-        is_weighted = tensor in job.importances and target.name not in IGNORE_IMPORTANCES
+        is_weighted = tensor in job.importances and not ignores_importances(target.name)
         return cls(job.sources[tensor].type.name, target.name, is_weighted)
 
     def compile(self) -> None:

@@ -27,8 +27,8 @@ from gguf_tools.values import Kind, Value
 from quantize.fill.chunks import CHUNK_ELEMS
 from quantize.fill.digests import BYTES_VERSION, UNKNOWN
 from quantize.fill.sources import rows_dtype
+from quantize.formats.codecs import ignores_importances
 from quantize.importance import ResolvedImportance
-from quantize.plan.tensor_plan import IGNORE_IMPORTANCES
 
 PROVENANCE_KEY = "gguf_tools.provenance"
 
@@ -37,7 +37,7 @@ DIGEST_VERSION = 1
 
 def digest_importance(resolved: ResolvedImportance | None, type_name: str) -> int:
     """Return the digest of the weights that a tensor's search uses, uint64; 0 for none."""
-    if resolved is None or type_name in IGNORE_IMPORTANCES:
+    if resolved is None or ignores_importances(type_name):
         return 0
     state = xxhash.xxh3_64(f"{resolved.rows_per_weights}\n".encode())
     state.update(np.ascontiguousarray(resolved.weights()).data)

@@ -29,10 +29,10 @@ from gguf_tools.scales import count_nonfinite
 from gguf_tools.tensors import TensorInfo
 from quantize.fill.chunks import RowRange, rows_alike
 from quantize.fill.encode import FillJob, encode_rows
-from quantize.fill.error_ranges import ERROR_RANGES, is_ordinary
+from quantize.fill.error_ranges import is_ordinary
 from quantize.fill.sources import GGUFTensor
 from quantize.formats import get_format
-from quantize.plan.tensor_plan import IGNORE_IMPORTANCES
+from quantize.formats.codecs import CODECS, ignores_importances
 
 SAMPLE_RUNS = 8
 SAMPLE_ROWS = 64
@@ -166,7 +166,7 @@ class _Sample:
         self._stored = stored
         self._job = job
         self._source = job.sources[info.name]
-        self._importance = None if info.type.name in IGNORE_IMPORTANCES else job.importances.get(info.name)
+        self._importance = None if ignores_importances(info.type.name) else job.importances.get(info.name)
         self._all = _Sums()
         self._ordinary = _Sums()
         self._worst = (0.0, 0)  # the largest relative error of an ordinary row, and which
@@ -184,8 +184,8 @@ class _Sample:
     def finish(self) -> TensorError:
         """Return the relative error of all rows; raises BadTensor if that of ordinary ones is too large."""
         type_, sums = self._info.type.name, self._ordinary
-        limits = ERROR_RANGES.get(type_)
-        if limits is not None:
+        if type_ in CODECS:
+            limits = CODECS[type_].error_range
             allowed = limits.relative * math.sqrt(sums.total) + limits.absolute * math.sqrt(sums.weights)
             if math.sqrt(sums.lost) > allowed:
                 error, row = self._worst

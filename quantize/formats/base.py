@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import ml_dtypes
@@ -33,14 +32,6 @@ Weights = npt.NDArray[np.float32] | None
 """float32 (n_cols,): how much an error in each column costs; None: no importances are known."""
 
 
-class ImportanceUse(Enum):
-    """What a format does with column importances."""
-
-    IGNORED = "ignored"
-    OPTIONAL = "optional"
-    REQUIRED = "required"
-
-
 @dataclass(frozen=True)
 class QuantFormat:
     """A codec between float rows and the blocks of one ggml type.
@@ -56,7 +47,6 @@ class QuantFormat:
     BLOCK: np.dtype[Any]
     quantize: Callable[[Rows, Weights], Blocks]
     dequantize: Callable[[Blocks], npt.NDArray[np.float32]]
-    importance: ImportanceUse
 
 
 def as_source(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:

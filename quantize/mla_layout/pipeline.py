@@ -22,6 +22,7 @@ from quantize.fill.encode import FillJob
 from quantize.fill.outputs import Written
 from quantize.fill.provenance import PROVENANCE_KEY
 from quantize.fill.sources import GGUFTensor, SourceTensor
+from quantize.formats.codecs import ignores_importances, requires_importances
 from quantize.importance import ImportanceFile, Importances, ResolvedImportance, refuse_nonfinite, resolve
 from quantize.mla_layout.layouts import HeadSizes, MLALayout, find_parts, layout_of, metadata_in
 from quantize.mla_layout.moves import How, Move, dropped, plan_moves, refuse_uncodable
@@ -30,7 +31,7 @@ from quantize.mla_layout.sources import Encoded, HeadRows, JoinedHeads, Transpos
 from quantize.plan.decide import Decider
 from quantize.plan.overrides import Override, idle_overrides
 from quantize.plan.plan import Plan
-from quantize.plan.tensor_plan import IGNORE_IMPORTANCES, IMPOSSIBLE_WITHOUT_IMPORTANCES, TensorPlan
+from quantize.plan.tensor_plan import TensorPlan
 from quantize.prepare import Preparation, lay_out
 from quantize.roles import in_layer_ranges, tensor_role
 from quantize.run import Run
@@ -192,7 +193,7 @@ def _refuse_odd_types(tensors: Iterable[TensorInfo], path: Path) -> None:
 
 
 def _looks_at_importances(move: Move) -> bool:
-    return not move.is_exact and move.info.type.name not in IGNORE_IMPORTANCES
+    return not move.is_exact and not ignores_importances(move.info.type.name)
 
 
 def _weigh(moves: Sequence[Move], entries: Importances, sizes: HeadSizes) -> dict[str, ResolvedImportance]:
@@ -204,7 +205,7 @@ def _weigh(moves: Sequence[Move], entries: Importances, sizes: HeadSizes) -> dic
         data = resolve(move.info, entries, sizes.n_heads)
         if data is not None:
             weighed[move.info.name] = data
-        elif move.info.type.name in IMPOSSIBLE_WITHOUT_IMPORTANCES:
+        elif requires_importances(move.info.type.name):
             lacking.append(move.info.name)
     if lacking:
         remedy = "it has no data for them" if entries else "pass one with --imatrix"

@@ -16,26 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gguf_tools.ggml_types import F16, GGMLType, by_name
+from quantize.formats.codecs import CODECS
 from quantize.plan.overrides import Override
-
-SMALLER_BLOCKS: dict[str, str] = {
-    "IQ1_S": "IQ4_NL",
-    "IQ1_M": "IQ4_NL",
-    "IQ2_XXS": "IQ4_NL",
-    "IQ2_XS": "IQ4_NL",
-    "IQ2_S": "IQ4_NL",
-    "IQ3_XXS": "IQ4_NL",
-    "IQ3_S": "IQ4_NL",
-    "IQ4_XS": "IQ4_NL",
-    "Q2_0": "Q4_0",
-    "Q2_K": "Q4_0",
-    "Q3_K": "Q4_0",
-    "TQ1_0": "Q4_0",
-    "TQ2_0": "Q4_0",
-    "Q4_K": "Q5_0",
-    "Q5_K": "Q5_1",
-    "Q6_K": "Q8_0",
-}
 
 
 @dataclass(frozen=True)
@@ -63,8 +45,9 @@ def fit(wanted: GGMLType, n_cols: int, named: Override | None = None) -> Fit | N
 
 
 def _by_table(wanted: GGMLType, n_cols: int) -> GGMLType | None:
-    if wanted.name in SMALLER_BLOCKS:
-        instead = by_name(SMALLER_BLOCKS[wanted.name])
+    codec = CODECS.get(wanted.name)
+    if codec is not None and codec.falls_back_to is not None:
+        instead = by_name(codec.falls_back_to)
     elif wanted.block_elems <= 32:
         instead = wanted
     else:

@@ -15,13 +15,14 @@ from gguf_tools.errors import BadImportance
 from gguf_tools.findings import Finding
 from gguf_tools.ggml_types import GGMLType
 from gguf_tools.tensors import TensorInfo
+from quantize.formats.codecs import requires_importances
 from quantize.importance import Importances, ResolvedImportance, resolve
 from quantize.plan.decide import Candidate, Decision, PlanOptions, decide
 from quantize.plan.findings import find_all, stop_at_errors
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.pruning import Pruning
 from quantize.plan.recipes import Recipe
-from quantize.plan.tensor_plan import IMPOSSIBLE_WITHOUT_IMPORTANCES, TensorPlan
+from quantize.plan.tensor_plan import TensorPlan
 from quantize.roles import Role, file_order, tensor_role
 
 __all__ = ["Plan", "PlanOptions", "TensorPlan", "build_plan", "in_file_order"]
@@ -185,5 +186,5 @@ def _needs_data(plan: TensorPlan, recipe: Recipe) -> bool:
         return False
     target = plan.target_type.name
     if plan.role in (Role.TOKEN_EMBD, Role.OUTPUT):
-        return target in IMPOSSIBLE_WITHOUT_IMPORTANCES
+        return requires_importances(target)
     return target in recipe.need_importances

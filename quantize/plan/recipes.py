@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gguf_tools.errors import BadRequest
+from quantize.formats.codecs import CODECS, requires_importances
 from quantize.plan.model_facts import ModelFacts
 from quantize.roles import Role
 
@@ -74,7 +75,7 @@ STACKED = Condition("of several matrices", lambda s: s.is_stacked)
 V_LIKE = (Role.ATTN_V, Role.ATTN_QKV, Role.ATTN_KV_B)
 EVERY_ROLE = tuple(Role)
 
-NEED_IMPORTANCES = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"})
+NEED_IMPORTANCES = frozenset(filter(requires_importances, CODECS)) | {"IQ1_M", "IQ2_S", "IQ3_XXS"}
 """Types that llama-quantize refuses to make without importances (except for token_embd and output)."""
 
 

@@ -6,16 +6,9 @@ from dataclasses import dataclass
 
 from gguf_tools.ggml_types import GGMLType
 from gguf_tools.tensors import TensorInfo
+from quantize.formats.codecs import ignores_importances
 from quantize.plan.decide import Decider
 from quantize.roles import Role
-
-IMPOSSIBLE_WITHOUT_IMPORTANCES = frozenset({"IQ1_S", "IQ2_XXS", "IQ2_XS"})
-"""Types that ggml can't make at all without importances (ggml_quantize_requires_imatrix)."""
-
-IGNORE_IMPORTANCES = frozenset(
-    {"F32", "F16", "BF16", "Q8_0", "Q8_K", "MXFP4", "NVFP4", "TQ1_0", "TQ2_0", "Q1_0", "Q2_0"}
-)
-"""Types whose encoding looks at no importances."""
 
 
 @dataclass(frozen=True)
@@ -80,4 +73,4 @@ class TensorPlan:
     @property
     def is_weighed(self) -> bool:
         """Whether importances would make a difference to its bytes."""
-        return not self.stays and self.target_type.name not in IGNORE_IMPORTANCES
+        return not self.stays and not ignores_importances(self.target_type.name)

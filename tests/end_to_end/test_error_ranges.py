@@ -14,7 +14,8 @@ from convert.options import ConvertOptions
 from convert.pipeline import prepare
 from quantize.fill.error_ranges import is_ordinary
 from quantize.formats import available, get_format
-from quantize.formats.base import ImportanceUse, Weights
+from quantize.formats.base import Weights
+from quantize.formats.codecs import ignores_importances, requires_importances
 from tests.quantize.fill.error_shares import LARGEST_SHARES, share_of_limit
 from tests.support.tokenizer_files import copy_tokenizer
 
@@ -48,8 +49,8 @@ def test_trained_rows_stay_well_inside(name: str, trained: list[tuple[npt.NDArra
     assert np.mean([is_ordinary(rows.astype(np.float64)).mean() for rows, _ in trained]) > 0.99
     shares = []
     for rows, weights in trained:
-        if format_.importance is not ImportanceUse.REQUIRED:
+        if not requires_importances(name):
             shares.append(share_of_limit(format_, rows, None))
-        if format_.importance is not ImportanceUse.IGNORED:
+        if not ignores_importances(name):
             shares.append(share_of_limit(format_, rows, weights))
     assert max(shares) < LARGEST_SHARES.get(name, 0.67)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q4_1
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32.scales import (
     ELEMS,
     add_minimum,
@@ -107,4 +107,4 @@ def _store(d: Floats, m: Floats, codes: Tile, words: Tile, out: npt.NDArray[np.u
     store_blocks(words, out, first, _BYTES)
 
 
-FORMAT = QuantFormat(Q4_1, BLOCK, quantize, dequantize, ImportanceUse.OPTIONAL)
+FORMAT = QuantFormat(Q4_1, BLOCK, quantize, dequantize)

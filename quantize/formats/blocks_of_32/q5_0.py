@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q5_0
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32.scales import (
     ELEMS,
     ZERO,
@@ -111,4 +111,4 @@ def _store(d: Floats, codes: Tile, words: Tile, out: npt.NDArray[np.uint8], firs
     store_blocks(words, out, first, _BYTES)
 
 
-FORMAT = QuantFormat(Q5_0, BLOCK, quantize, dequantize, ImportanceUse.OPTIONAL)
+FORMAT = QuantFormat(Q5_0, BLOCK, quantize, dequantize)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q5_1
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32.scales import (
     ELEMS,
     add_minimum,
@@ -113,4 +113,4 @@ def _store(d: Floats, m: Floats, codes: Tile, words: Tile, out: npt.NDArray[np.u
     store_blocks(words, out, first, _BYTES)
 
 
-FORMAT = QuantFormat(Q5_1, BLOCK, quantize, dequantize, ImportanceUse.OPTIONAL)
+FORMAT = QuantFormat(Q5_1, BLOCK, quantize, dequantize)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q1_0
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32.scales import ZERO, float_at, prepend_half
 from quantize.simd.half import to_half_bits
 from quantize.simd.kernel import kernel, part
@@ -87,4 +87,4 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     return -1
 
 
-FORMAT = QuantFormat(Q1_0, BLOCK, quantize, dequantize, ImportanceUse.IGNORED)
+FORMAT = QuantFormat(Q1_0, BLOCK, quantize, dequantize)

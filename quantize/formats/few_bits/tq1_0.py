@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import TQ1_0
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.few_bits.ternary import ELEMS, ternary_codes
 from quantize.simd.kernel import kernel, part
@@ -120,4 +120,4 @@ def _round_up(number: Ints) -> Ints:
     return number + ((13 * number + 242) * 270 >> 16)
 
 
-FORMAT = QuantFormat(TQ1_0, BLOCK, quantize, dequantize, ImportanceUse.IGNORED)
+FORMAT = QuantFormat(TQ1_0, BLOCK, quantize, dequantize)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import TQ2_0
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.few_bits.ternary import ternary_codes
 from quantize.simd.kernel import kernel
@@ -77,4 +77,4 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     return -1
 
 
-FORMAT = QuantFormat(TQ2_0, BLOCK, quantize, dequantize, ImportanceUse.IGNORED)
+FORMAT = QuantFormat(TQ2_0, BLOCK, quantize, dequantize)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import BF16
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, as_source, check_shape
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, as_source, check_shape
 from quantize.formats.floats import f32
 from quantize.simd.half import to_bfloat_bits
 from quantize.simd.kernel import kernel
@@ -50,4 +50,4 @@ def _encode(source: Rows, halves: npt.NDArray[np.uint16]) -> None:
         halves[i] = to_bfloat_bits(read_item(source, i))
 
 
-FORMAT = QuantFormat(BF16, BLOCK, quantize, dequantize, ImportanceUse.IGNORED)
+FORMAT = QuantFormat(BF16, BLOCK, quantize, dequantize)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import F16
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, as_source, check_shape
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, as_source, check_shape
 from quantize.simd.half import from_half_bits, to_half_bits
 from quantize.simd.kernel import kernel
 from quantize.simd.tiles import read_item
@@ -64,4 +64,4 @@ def _decode(halves: npt.NDArray[np.uint16], values: npt.NDArray[np.float32]) -> 
         values[i] = from_half_bits(half | _QUIET if (half & 0x7FFF) > _INFINITY else half)
 
 
-FORMAT = QuantFormat(F16, BLOCK, quantize, dequantize, ImportanceUse.IGNORED)
+FORMAT = QuantFormat(F16, BLOCK, quantize, dequantize)

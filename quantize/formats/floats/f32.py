@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import F32
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, as_source, check_shape
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, as_source, check_shape
 from quantize.simd.kernel import kernel
 from quantize.simd.tiles import read_item
 
@@ -45,4 +45,4 @@ def _widen(source: Rows, widened: npt.NDArray[np.float32]) -> None:
         widened[i] = read_item(source, i)
 
 
-FORMAT = QuantFormat(F32, BLOCK, quantize, dequantize, ImportanceUse.IGNORED)
+FORMAT = QuantFormat(F32, BLOCK, quantize, dequantize)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import MXFP4
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32.scales import ELEMS
 from quantize.formats.fp4.codes import ZERO, doubled_values, nearest_codes
 from quantize.simd.kernel import kernel, part
@@ -135,4 +135,4 @@ def _quantize(source: Rows, steps_below: npt.NDArray[np.int32], out: npt.NDArray
     return -1
 
 
-FORMAT = QuantFormat(MXFP4, BLOCK, quantize, dequantize, ImportanceUse.IGNORED)
+FORMAT = QuantFormat(MXFP4, BLOCK, quantize, dequantize)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import NVFP4
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.fp4.codes import HALF, ZERO, doubled_values, first_best_codes, nearest_codes
 from quantize.simd.kernel import kernel, part
 from quantize.simd.lane_memory import float_tile, int_tile, store, tail
@@ -142,4 +142,4 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     return -1
 
 
-FORMAT = QuantFormat(NVFP4, BLOCK, quantize, dequantize, ImportanceUse.IGNORED)
+FORMAT = QuantFormat(NVFP4, BLOCK, quantize, dequantize)

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ1_M
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.iq.grid_blocks import ELEMS
 from quantize.formats.iq.iq1 import (
     MINUS_HIGH,
@@ -312,4 +312,4 @@ def _refit(x: Tile, weights: Tile, found: Found, scale_codes: Tile, d: Floats) -
     return select(sum_qq > ZERO, sum_xq / sum_qq, d)
 
 
-FORMAT = QuantFormat(IQ1_M, BLOCK, quantize, dequantize, ImportanceUse.OPTIONAL)
+FORMAT = QuantFormat(IQ1_M, BLOCK, quantize, dequantize)

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ1_S
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.iq.grid_blocks import ELEMS, join_halves
 from quantize.formats.iq.iq1 import (
@@ -213,4 +213,4 @@ def _search_cuts(x: Tile, weights: Tile) -> tuple[Floats, Ints]:
     return scale, cuts
 
 
-FORMAT = QuantFormat(IQ1_S, BLOCK, quantize, dequantize, ImportanceUse.REQUIRED)
+FORMAT = QuantFormat(IQ1_S, BLOCK, quantize, dequantize)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ2_S
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, encode
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, encode
 from quantize.formats.iq import grids
 from quantize.formats.iq.grid_blocks import (
     SubBlock,
@@ -151,4 +151,4 @@ def _encode(x: Tile, weights: Tile, grid: GridTables, out: npt.NDArray[np.uint8]
     return failed
 
 
-FORMAT = QuantFormat(IQ2_S, BLOCK, quantize, dequantize, ImportanceUse.OPTIONAL)
+FORMAT = QuantFormat(IQ2_S, BLOCK, quantize, dequantize)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ2_XS
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, encode
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, encode
 from quantize.formats.iq import grids
 from quantize.formats.iq.grid_blocks import (
     SubBlock,
@@ -121,4 +121,4 @@ def _quantize(
     return -1
 
 
-FORMAT = QuantFormat(IQ2_XS, BLOCK, quantize, dequantize, ImportanceUse.REQUIRED)
+FORMAT = QuantFormat(IQ2_XS, BLOCK, quantize, dequantize)

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ2_XXS
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, encode
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, encode
 from quantize.formats.iq import grids
 from quantize.formats.iq.grid_blocks import (
     SubBlock,
@@ -153,4 +153,4 @@ def _search(
     return finish(grid, 32, scale, active, failed | failed_again, indices, signs, _SIGNS)
 
 
-FORMAT = QuantFormat(IQ2_XXS, BLOCK, quantize, dequantize, ImportanceUse.REQUIRED)
+FORMAT = QuantFormat(IQ2_XXS, BLOCK, quantize, dequantize)

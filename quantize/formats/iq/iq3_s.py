@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ3_S
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.iq import grids
 from quantize.formats.iq.grid_blocks import (
@@ -231,4 +231,4 @@ def _search_sub_block(
     return scale, active, failed
 
 
-FORMAT = QuantFormat(IQ3_S, BLOCK, quantize, dequantize, ImportanceUse.OPTIONAL)
+FORMAT = QuantFormat(IQ3_S, BLOCK, quantize, dequantize)

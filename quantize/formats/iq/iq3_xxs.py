@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ3_XXS
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.iq import grids
 from quantize.formats.iq.grid_blocks import (
@@ -198,4 +198,4 @@ def _search_sub_block(grid: GridTables, search: Search, signs: Tile, indices: Ti
     return finish(grid, search, scale, active, failed | failed_again, _SIGNS, signs, indices)
 
 
-FORMAT = QuantFormat(IQ3_XXS, BLOCK, quantize, dequantize, ImportanceUse.OPTIONAL)
+FORMAT = QuantFormat(IQ3_XXS, BLOCK, quantize, dequantize)

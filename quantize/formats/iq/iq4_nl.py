@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ4_NL
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32.scales import ELEMS, float_at, prepend_half
 from quantize.formats.iq.iq4 import levels_of, nearest_code, search_levels
 from quantize.formats.search import ONE, ZERO
@@ -108,4 +108,4 @@ def _encode(x: Tile, d: Floats, words: Tile) -> None:
     prepend_half(to_half_bits(d), words, 4)
 
 
-FORMAT = QuantFormat(IQ4_NL, BLOCK, quantize, dequantize, ImportanceUse.OPTIONAL)
+FORMAT = QuantFormat(IQ4_NL, BLOCK, quantize, dequantize)

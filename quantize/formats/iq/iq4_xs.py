@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ4_XS
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.iq.iq4 import ELEMS, levels_of, nearest_code, search_levels
 from quantize.formats.search import ONE, ZERO, farthest_from_zero
@@ -135,4 +135,4 @@ def _encode(x: Tile, weights: Tile, words: Tile) -> None:
     pack(codes, 0, 4, 16, 128, tail(words, 2))
 
 
-FORMAT = QuantFormat(IQ4_XS, BLOCK, quantize, dequantize, ImportanceUse.OPTIONAL)
+FORMAT = QuantFormat(IQ4_XS, BLOCK, quantize, dequantize)

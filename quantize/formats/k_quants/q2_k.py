@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q2_K
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.k_quants.super_block import (
     ELEMS,
@@ -135,4 +135,4 @@ def _pack_rest(x: Tile, fit: AffineFit, scale_codes: Tile, low_codes: Tile, word
     pack(codes, 0, 2, 32, 64, tail(words, 4))
 
 
-FORMAT = QuantFormat(Q2_K, BLOCK, quantize, dequantize, ImportanceUse.OPTIONAL)
+FORMAT = QuantFormat(Q2_K, BLOCK, quantize, dequantize)

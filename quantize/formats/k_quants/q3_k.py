@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q3_K
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.k_quants.super_block import ELEMS, fit_symmetric_sub_blocks, mean_square, weigh
 from quantize.formats.search import (
@@ -193,4 +193,4 @@ def _pack(codes: Tile, scale_codes: Tile, half_d: Ints, words: Tile) -> None:
     words[27] = half_d
 
 
-FORMAT = QuantFormat(Q3_K, BLOCK, quantize, dequantize, ImportanceUse.OPTIONAL)
+FORMAT = QuantFormat(Q3_K, BLOCK, quantize, dequantize)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q4_K
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.k_quants.super_block import (
     ELEMS,
@@ -131,4 +131,4 @@ def _pack_codes(x: Tile, fit: AffineFit, words: Tile) -> None:
     pack(codes, 0, 4, 32, 128, tail(words, 4))
 
 
-FORMAT = QuantFormat(Q4_K, BLOCK, quantize, dequantize, ImportanceUse.OPTIONAL)
+FORMAT = QuantFormat(Q4_K, BLOCK, quantize, dequantize)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q5_K
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.k_quants.super_block import (
     ELEMS,
@@ -132,4 +132,4 @@ def _pack_rest(x: Tile, fit: AffineFit, scale_codes: Tile, low_codes: Tile, word
     pack(codes, 0, 4, 32, 128, tail(words, 12))
 
 
-FORMAT = QuantFormat(Q5_K, BLOCK, quantize, dequantize, ImportanceUse.OPTIONAL)
+FORMAT = QuantFormat(Q5_K, BLOCK, quantize, dequantize)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q6_K
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.k_quants.super_block import ELEMS, fit_symmetric_sub_blocks
 from quantize.formats.search import EMPTY, ONE, farthest_from_zero, symmetric_codes
@@ -119,4 +119,4 @@ def _encode(x: Tile, weights: Tile, words: Tile) -> None:
             words[k] = select(empty, splat(0), words[k])
 
 
-FORMAT = QuantFormat(Q6_K, BLOCK, quantize, dequantize, ImportanceUse.OPTIONAL)
+FORMAT = QuantFormat(Q6_K, BLOCK, quantize, dequantize)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q8_K
-from quantize.formats.base import Blocks, ImportanceUse, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
 from quantize.formats.blocks_of_32.scales import ONE, ZERO
 from quantize.formats.search import farthest_from_zero
 from quantize.simd.kernel import kernel
@@ -92,4 +92,4 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     return -1
 
 
-FORMAT = QuantFormat(Q8_K, BLOCK, quantize, dequantize, ImportanceUse.IGNORED)
+FORMAT = QuantFormat(Q8_K, BLOCK, quantize, dequantize)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from quantize.fill.error_ranges import ERROR_RANGES, is_ordinary
+from quantize.fill.error_ranges import is_ordinary
 from quantize.formats.base import QuantFormat, Weights
+from quantize.formats.codecs import CODECS
 
 LARGEST_SHARES = {
     "IQ1_M": 0.9,
@@ -22,7 +23,7 @@ LARGEST_SHARES = {
 
 def share_of_limit(format_: QuantFormat, rows: npt.NDArray, weights: Weights) -> float:
     """Return the relative error of the ordinary ones of `rows`, as a share of the type's limit."""
-    limits = ERROR_RANGES[format_.type.name]
+    limits = CODECS[format_.type.name].error_range
     exact = rows.astype(np.float64)
     kept = is_ordinary(exact)
     decoded = format_.dequantize(format_.quantize(rows, weights)).astype(np.float64)

@@ -9,9 +9,10 @@ import numpy.typing as npt
 import pytest
 
 from gguf_tools.scales import SCALES
-from quantize.fill.error_ranges import ERROR_RANGES, is_ordinary
+from quantize.fill.error_ranges import is_ordinary
 from quantize.formats import available, get_format
-from quantize.formats.base import ImportanceUse, QuantFormat, Weights
+from quantize.formats.base import QuantFormat, Weights
+from quantize.formats.codecs import CODECS, ignores_importances, requires_importances
 from tests.quantize.fill.error_shares import LARGEST_SHARES, share_of_limit
 from tests.support import samples
 
@@ -56,9 +57,9 @@ IMPORTANCES = {**samples.IMPORTANCES, "massive": _massive}
 
 
 def importance_kinds(format_: QuantFormat) -> Iterator[Weights]:
-    if format_.importance is not ImportanceUse.REQUIRED:
+    if not requires_importances(format_.type.name):
         yield None
-    if format_.importance is not ImportanceUse.IGNORED:
+    if not ignores_importances(format_.type.name):
         for make in IMPORTANCES.values():
             yield np.ascontiguousarray(make(np.random.default_rng(1), (1, N_COLS))[0], np.float32)
 
@@ -70,10 +71,6 @@ def generated() -> dict[str, npt.NDArray[np.float32]]:
         kind: np.ascontiguousarray(make(np.random.default_rng(5), (16, N_COLS)), np.float32)
         for kind, make in ORDINARY.items()
     }
-
-
-def test_every_type_has_a_range() -> None:
-    assert set(ERROR_RANGES) == set(available())
 
 
 @pytest.mark.parametrize("name", available())
@@ -116,6 +113,6 @@ def test_the_absolute_error_is_half_the_least_half_times_the_largest_multiple(na
         else:
             blocks[:, offset : offset + 2].view("<u2")[:] = one
     largest = np.abs(format_.dequantize(blocks.view(format_.BLOCK))).max()
-    multiple = ERROR_RANGES[name].absolute * 2**25
+    multiple = CODECS[name].error_range.absolute * 2**25
     # Of d * q - m both roundings count; Q8_0 has a code -128, which is never written.
     assert 0.75 * multiple <= largest <= multiple * (128 / 127 if name == "Q8_0" else 1)

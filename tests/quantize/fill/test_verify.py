@@ -23,7 +23,6 @@ from gguf_tools.tensors import TensorInfo
 from quantize.fill import verify
 from quantize.fill.chunks import ChunkTable, RowRange
 from quantize.fill.encode import FillJob, encode_rows
-from quantize.fill.error_ranges import ERROR_RANGES
 from quantize.fill.verify import (
     SAMPLE_ROWS,
     SAMPLE_RUNS,
@@ -34,7 +33,7 @@ from quantize.fill.verify import (
     verify_output,
 )
 from quantize.formats import available, get_format
-from quantize.formats.base import ImportanceUse
+from quantize.formats.codecs import CODECS, ignores_importances, requires_importances
 from quantize.importance import Importance, ResolvedImportance
 from tests.support import samples
 
@@ -127,7 +126,7 @@ def importance(source: ArraySource, kind: str) -> ResolvedImportance:
 
 def one_tensor(folder: Path, type_: str, kind: str = "normal", weighed: bool = True) -> File:
     source = float_source(kind)
-    needed = weighed and get_format(type_).importance is not ImportanceUse.IGNORED
+    needed = weighed and not ignores_importances(type_)
     found = {"t": importance(source, "random")} if needed else {}
     return make_file(folder, {"t": (source, type_)}, found)
 
@@ -137,8 +136,8 @@ def one_tensor(folder: Path, type_: str, kind: str = "normal", weighed: bool = T
 
 def weighings(type_: str) -> list[str | None]:
     """The kinds of importances that a type can be encoded with; None is without any."""
-    plain = [] if get_format(type_).importance is ImportanceUse.REQUIRED else [None]
-    weighed = [] if get_format(type_).importance is ImportanceUse.IGNORED else samples.IMPORTANCES
+    plain = [] if requires_importances(type_) else [None]
+    weighed = [] if ignores_importances(type_) else samples.IMPORTANCES
     return [*plain, *weighed]
 
 
@@ -329,8 +328,8 @@ def write_zeros(rows: npt.NDArray[np.uint8], type_: GGMLType) -> None:
 
 
 # Shifted rows are sqrt(2) off for the best of types, and nearer to 1 for coarse ones.
-FAULTS = [(type_, shift_rows) for type_ in QUANTIZED if ERROR_RANGES[type_].relative <= 1] + [
-    (type_, write_zeros) for type_ in QUANTIZED if ERROR_RANGES[type_].relative < 1
+FAULTS = [(type_, shift_rows) for type_ in QUANTIZED if CODECS[type_].error_range.relative <= 1] + [
+    (type_, write_zeros) for type_ in QUANTIZED if CODECS[type_].error_range.relative < 1
 ]
 
 
@@ -342,7 +341,7 @@ def test_a_kernel_that_is_wrong_whenever_it_is_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Encoding again gives the same wrong bytes; what they decode to tells."""
-    file = one_tensor(tmp_path, type_, weighed=get_format(type_).importance is ImportanceUse.REQUIRED)
+    file = one_tensor(tmp_path, type_, weighed=requires_importances(type_))
     rows = file.rows("t")
     fault(rows, by_name(type_))
 

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 import quantize.formats
 from gguf_tools.errors import BadWeights, NeedsImportance, QuantError, ShapeError
 from gguf_tools.ggml_types import TYPES
-from quantize.formats import FORMATS, available, get_format
-from quantize.formats.base import ImportanceUse, QuantFormat
+from quantize.formats import available, get_format
+from quantize.formats.base import QuantFormat
+from quantize.formats.codecs import CODECS, ignores_importances, requires_importances
 from tests import naive
 from tests.support import oracle, samples
 
@@ -34,7 +35,7 @@ TILE_EDGES = (1, 2, 15, 16, 17, 33)
 
 def importance_kinds(codec: QuantFormat) -> list[str | None]:
     """Return the kinds of importances to try: without any last, and first where there must be some."""
-    if codec.importance is ImportanceUse.REQUIRED:
+    if requires_importances(codec.type.name):
         return list(samples.IMPORTANCES)
     return [*samples.IMPORTANCES, None]
 
@@ -72,16 +73,14 @@ def test_no_format_module_escapes_the_registry() -> None:
         return any(isinstance(t, ast.Name) and t.id == "FORMAT" for group in targets for t in group)
 
     folder = Path(quantize.formats.__file__).parent
-    modules = {
-        f"{path.parent.name}.{path.stem}" for path in folder.glob("*/*.py") if defines_a_format(path)
-    }
-    assert modules == set(FORMATS.values())
+    modules = {f".{path.parent.name}.{path.stem}" for path in folder.glob("*/*.py") if defines_a_format(path)}
+    assert modules == {row.module for row in CODECS.values()}
 
 
 @every_format
 def test_format_is_what_the_registry_says(name: str) -> None:
     codec = get_format(name)
-    module = import_module(f"quantize.formats.{FORMATS[name]}")
+    module = import_module(CODECS[name].module, "quantize.formats")
     assert codec.type.name == name
     assert codec.type in TYPES
     assert get_format(codec.type) is get_format(name.lower()) is codec
@@ -102,7 +101,7 @@ def test_type_is_what_ggml_says(name: str) -> None:
     facts = oracle.type_facts(codec.type.id)
     assert facts.name.upper() == name
     assert (facts.block_elems, facts.block_bytes) == (codec.type.block_elems, codec.type.block_bytes)
-    assert facts.requires_importance == (codec.importance is ImportanceUse.REQUIRED)
+    assert facts.requires_importance == requires_importances(name)
 
 
 # ---- bytes of encoded rows
@@ -138,7 +137,7 @@ def test_a_refused_block_is_named(name: str) -> None:
             codec.quantize(rows, weights)
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("F32", "F16", "BF16")])
+@pytest.mark.parametrize("name", [name for name in CODECS if name not in ("F32", "F16", "BF16")])
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16], ids="in {.__name__}".format)
 def test_a_block_that_is_not_finite_is_named(name: str, bad: float, dtype: type) -> None:
@@ -150,7 +149,7 @@ def test_a_block_that_is_not_finite_is_named(name: str, bad: float, dtype: type)
         rows[row, column] = rows[16, -1] = bad
         first = column // codec.type.block_elems * codec.type.block_elems
         message = rf"{name}: row {row}, columns {first} to \d+: a weight is not a finite number"
-        for importances in (weights, *([] if codec.importance is ImportanceUse.REQUIRED else [None])):
+        for importances in (weights, *([] if requires_importances(codec.type.name) else [None])):
             with pytest.raises(BadWeights, match=message):
                 codec.quantize(rows, importances)
 
@@ -190,10 +189,21 @@ def test_bytes_equal_the_naive_twin(name: str, kind: str) -> None:
     row = samples.rows(kind, (1, max(codec.type.block_elems, 32)), seed=5)
     for importance_kind in [None, "random"]:
         weights = samples.importances(importance_kind, row.size)
-        if weights is not None or codec.importance is not ImportanceUse.REQUIRED:
+        if weights is not None or not requires_importances(codec.type.name):
             np.testing.assert_array_equal(
                 encode(codec, row, weights)[0], naive.QUANTIZE[name](row[0], weights)
             )
+
+
+@every_format
+def test_importances_are_used_as_the_registry_says(name: str) -> None:
+    codec = get_format(name)
+    rows = samples.rows("normal", (17, columns(codec)))
+    weights = [samples.importances("random", columns(codec), seed) for seed in (1, 2)]
+    first, second = (encode(codec, rows, importances) for importances in weights)
+    assert np.array_equal(first, second) == ignores_importances(name)
+    if ignores_importances(name):
+        np.testing.assert_array_equal(encode(codec, rows, None), first)
 
 
 @every_format
@@ -286,7 +296,7 @@ def test_row_that_is_no_whole_number_of_blocks(name: str) -> None:
 @every_format
 def test_importances_that_are_missing(name: str) -> None:
     codec = get_format(name)
-    if codec.importance is ImportanceUse.REQUIRED:
+    if requires_importances(codec.type.name):
         with pytest.raises(NeedsImportance, match=name):
             codec.quantize(np.zeros((2, columns(codec)), np.float32), None)
 

@@ -10,8 +10,6 @@ from gguf_tools.errors import BadImportance, BadOverride, BadRequest, NeedsImpor
 from gguf_tools.ggml_types import BF16, F16, F32, I2_S, Q4_K, Q6_K, Q8_0, by_name
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
-from quantize.formats import available, get_format
-from quantize.formats.base import ImportanceUse
 from quantize.importance import Importance
 from quantize.plan.converter_types import outtype_plan, resolve_outtype
 from quantize.plan.findings import without_codec
@@ -19,7 +17,6 @@ from quantize.plan.model_facts import ModelFacts
 from quantize.plan.overrides import parse_overrides
 from quantize.plan.plan import Plan, PlanOptions, build_plan, in_file_order
 from quantize.plan.recipes import RECIPES
-from quantize.plan.tensor_plan import IGNORE_IMPORTANCES, IMPOSSIBLE_WITHOUT_IMPORTANCES
 from tests.quantize.plan.recorded_plans import FACTS, importances_for, recorded, tensors_of
 
 REFUSED_WITHOUT = {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "IQ3_XXS", "IQ3_XS", "Q2_K_S"}
@@ -348,13 +345,6 @@ def test_a_strange_layer_is_refused() -> None:
 def test_an_architecture_with_rules_of_its_own_is_named() -> None:
     plan = build_plan([], RECIPES["Q4_K_M"], replace(SMALL, architecture="falcon"))
     assert "rules of its own for falcon" in plan.remarks[0]
-
-
-@pytest.mark.parametrize("name", available())
-def test_what_a_plan_knows_of_a_format_is_what_its_module_says(name: str) -> None:
-    use = get_format(name).importance
-    assert (use is ImportanceUse.IGNORED) == (name in IGNORE_IMPORTANCES)
-    assert (use is ImportanceUse.REQUIRED) == (name in IMPOSSIBLE_WITHOUT_IMPORTANCES)
 
 
 def test_facts_from_metadata() -> None:

@@ -67,6 +67,7 @@ def add_constant(source: str) -> str:
         ("quantize.simd.kernel", set(MODULES)),
         ("quantize.formats.iq.grids.neighbours", {"quantize.formats.iq.iq2_xs"}),
         ("quantize.formats.fp4.mxfp4", set()),
+        ("quantize.formats.codecs", set()),
         ("gguf_tools.ggml_types", set()),
     ],
 )

@@ -1,0 +1,106 @@
+"""The table of codecs: everything the project knows of a ggml type that it can encode, one row per type.
+
+What a type's bytes are is in its module; its sizes are facts of the file format (gguf_tools.ggml_types). All
+else is here and only here, so a new type is one module and one row. Listing the table loads no numba.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+
+class ImportanceUse(Enum):
+    """What a codec does with column importances.
+
+    REQUIRED  it can't encode without (ggml_quantize_requires_imatrix)
+    """
+
+    IGNORED = "ignored"
+    OPTIONAL = "optional"
+    REQUIRED = "required"
+
+
+@dataclass(frozen=True)
+class ErrorRange:
+    """How far a type may move weights; quantize/fill/error_ranges.py says how the numbers were found.
+
+    relative  limit of the relative error of ordinary rows
+    absolute  what is allowed of each weight on top, because small scales are coarse
+    """
+
+    relative: float
+    absolute: float
+
+
+_HALF_STEP = 2.0**-25
+"""Half the spacing of float16 below 2**-14."""
+
+
+def _halves(relative: float, multiple: float) -> ErrorRange:
+    """Return the range of a type with float16 scales; a weight is at most `multiple` times one of them."""
+    return ErrorRange(relative, multiple * _HALF_STEP)
+
+
+@dataclass(frozen=True)
+class Codec:
+    """A row of the table.
+
+    module         of the codec, which defines FORMAT; relative to quantize.formats where it starts with a dot
+    use            what it does with importances
+    error_range    how far it may move weights
+    falls_back_to  the type of smaller blocks that takes its place where a row is no whole number of its
+                   blocks (llama-quant.cpp: tensor_type_fallback); None: there is no such type
+    """
+
+    module: str
+    use: ImportanceUse
+    error_range: ErrorRange
+    falls_back_to: str | None = None
+
+
+_IGNORED, _OPTIONAL, _REQUIRED = ImportanceUse.IGNORED, ImportanceUse.OPTIONAL, ImportanceUse.REQUIRED
+
+CODECS: Mapping[str, Codec] = {
+    "F32": Codec(".floats.f32", _IGNORED, ErrorRange(0.0, 0.0)),
+    "F16": Codec(".floats.f16", _IGNORED, ErrorRange(2.0**-11, _HALF_STEP)),
+    "BF16": Codec(".floats.bf16", _IGNORED, ErrorRange(2.0**-8, 2.0**-134)),
+    "Q4_0": Codec(".blocks_of_32.q4_0", _OPTIONAL, _halves(0.24, 8)),
+    "Q4_1": Codec(".blocks_of_32.q4_1", _OPTIONAL, _halves(0.21, 15 + 1)),
+    "Q5_0": Codec(".blocks_of_32.q5_0", _OPTIONAL, _halves(0.12, 16)),
+    "Q5_1": Codec(".blocks_of_32.q5_1", _OPTIONAL, _halves(0.11, 31 + 1)),
+    "Q8_0": Codec(".blocks_of_32.q8_0", _IGNORED, _halves(0.015, 127)),
+    "Q2_K": Codec(".k_quants.q2_k", _OPTIONAL, _halves(1.00, 15 * 3 + 15), "Q4_0"),
+    "Q3_K": Codec(".k_quants.q3_k", _OPTIONAL, _halves(0.38, 32 * 4), "Q4_0"),
+    "Q4_K": Codec(".k_quants.q4_k", _OPTIONAL, _halves(0.22, 63 * 15 + 63), "Q5_0"),
+    "Q5_K": Codec(".k_quants.q5_k", _OPTIONAL, _halves(0.10, 63 * 31 + 63), "Q5_1"),
+    "Q6_K": Codec(".k_quants.q6_k", _OPTIONAL, _halves(0.05, 128 * 32), "Q8_0"),
+    "Q8_K": Codec(".k_quants.q8_k", _IGNORED, ErrorRange(0.025, 2.0**-120)),
+    "IQ1_S": Codec(".iq.iq1_s", _REQUIRED, _halves(1.00, 15 * 1.125), "IQ4_NL"),
+    "IQ1_M": Codec(".iq.iq1_m", _OPTIONAL, _halves(1.50, 15 * 1.125), "IQ4_NL"),
+    "IQ2_XXS": Codec(".iq.iq2_xxs", _REQUIRED, _halves(0.71, 15.5 * 43 / 4), "IQ4_NL"),
+    "IQ2_XS": Codec(".iq.iq2_xs", _REQUIRED, _halves(0.60, 15.5 * 43 / 4), "IQ4_NL"),
+    "IQ2_S": Codec(".iq.iq2_s", _OPTIONAL, _halves(0.68, 15.5 * 43 / 4), "IQ4_NL"),
+    "IQ3_XXS": Codec(".iq.iq3_xxs", _OPTIONAL, _halves(0.64, 15.5 * 62 / 2), "IQ4_NL"),
+    "IQ3_S": Codec(".iq.iq3_s", _OPTIONAL, _halves(0.40, 31 * 15), "IQ4_NL"),
+    "IQ4_NL": Codec(".iq.iq4_nl", _OPTIONAL, _halves(0.19, 127)),
+    "IQ4_XS": Codec(".iq.iq4_xs", _OPTIONAL, _halves(0.19, 32 * 127), "IQ4_NL"),
+    "TQ1_0": Codec(".few_bits.tq1_0", _IGNORED, _halves(1.00, 1), "Q4_0"),
+    "TQ2_0": Codec(".few_bits.tq2_0", _IGNORED, _halves(1.00, 2), "Q4_0"),
+    "MXFP4": Codec(".fp4.mxfp4", _IGNORED, ErrorRange(0.34, 2.0**-120)),
+    "NVFP4": Codec(".fp4.nvfp4", _IGNORED, ErrorRange(0.22, 6 * 2.0**-9)),
+    "Q1_0": Codec(".few_bits.q1_0", _IGNORED, _halves(1.00, 1)),
+    "Q2_0": Codec(".few_bits.q2_0", _IGNORED, _halves(1.00, 2), "Q4_0"),
+}
+"""By the type's name."""
+
+
+def ignores_importances(name: str) -> bool:
+    """Return whether the type of that name is encoded without a look at importances."""
+    return name in CODECS and CODECS[name].use is ImportanceUse.IGNORED
+
+
+def requires_importances(name: str) -> bool:
+    """Return whether the type of that name can't be encoded without importances."""
+    return name in CODECS and CODECS[name].use is ImportanceUse.REQUIRED
