@@ -23,7 +23,7 @@ A size that fits none of these is an error.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -34,6 +34,7 @@ import numpy.typing as npt
 from gguf_tools.errors import BadImportance, BadRequest
 from gguf_tools.tensors import TensorInfo
 from quantize.roles import Role, sibling_with_same_activations, tensor_role
+from quantize.weighting import ColumnWeights, Weighting
 
 ONE_ROW_FOR_ALL = "one row for all"
 
@@ -164,9 +165,14 @@ class ResolvedImportance:
         """Return the weights of all groups, float32 (n_groups, n_cols)."""
         return self.matrix.weights()
 
-    def weights_of_row(self, row: int) -> npt.NDArray[np.float32]:
-        """Return the weights, float32 (n_cols,), of the tensor's row number `row`."""
-        return self.matrix.row(row // self.rows_per_weights).weights()[0]
+    def weightings(self) -> Iterator[Weighting]:
+        """Yield what weighs the columns of each group of rows, in their order; all are read at once."""
+        for values in self.weights():
+            yield ColumnWeights(values)
+
+    def weighting_of_row(self, row: int) -> Weighting:
+        """Return what weighs the columns of the tensor's row number `row`."""
+        return ColumnWeights(self.matrix.row(row // self.rows_per_weights).weights()[0])
 
 
 def resolve(

@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from quantize.formats import available, get_format
 from quantize.formats.base import QuantFormat
 from quantize.formats.codecs import ignores_importances, requires_importances
+from quantize.weighting import ColumnWeights
 from tests.support import oracle
 
 OURS_ROWS = 512
@@ -79,8 +80,9 @@ def speeds(
 def time_encoding(
     codec: QuantFormat, rows: npt.NDArray[np.float32], weights: npt.NDArray[np.float32] | None, budget: float
 ) -> Timing:
+    weighting = None if weights is None else ColumnWeights(weights)
     ours, reference = speeds(
-        lambda n: codec.quantize(rows[:n], weights),
+        lambda n: codec.encode(rows[:n], weighting),
         lambda n: oracle.quantize(codec.type.id, rows[:n], weights),
         rows.shape[1],
         budget,
@@ -89,11 +91,10 @@ def time_encoding(
 
 
 def time_decoding(codec: QuantFormat, rows: npt.NDArray[np.float32], budget: float) -> Timing:
-    weights = np.ones(rows.shape[1], np.float32) if requires_importances(codec.type.name) else None
-    blocks = codec.quantize(rows, weights)
-    data = blocks.view(np.uint8).reshape(len(rows), -1)
+    even = ColumnWeights(np.ones(rows.shape[1], np.float32))
+    data = codec.encode(rows, even if requires_importances(codec.type.name) else None)
     ours, reference = speeds(
-        lambda n: codec.dequantize(blocks[:n]),
+        lambda n: codec.decode(data[:n], rows.shape[1]),
         lambda n: oracle.dequantize(codec.type.id, data[:n]),
         rows.shape[1],
         budget,

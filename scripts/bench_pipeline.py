@@ -165,8 +165,8 @@ def encode(
     rows: GGUFTensor, type_id: int, resolved: ResolvedImportance | None, part: tuple[int, int]
 ) -> np.ndarray:
     """Return a range of rows as ggml's blocks, uint8 (n_rows, bytes of a row)."""
-    weights = None if resolved is None else resolved.weights_of_row(part[0])
-    return oracle.quantize(type_id, f32.quantize(rows.read_rows(*part), None), weights)
+    weights = None if resolved is None else resolved.weighting_of_row(part[0]).values
+    return oracle.quantize(type_id, f32.widen(rows.read_rows(*part)), weights)
 
 
 def measure(folder: Path, n_layers: int, n_threads: int, file_types: Sequence[str]) -> list[Run]:

@@ -25,6 +25,7 @@ from quantize.formats import available, get_format
 from quantize.formats.base import QuantFormat
 from quantize.formats.codecs import CODECS, ignores_importances, requires_importances
 from quantize.importance import resolve
+from quantize.weighting import ColumnWeights
 from tests.end_to_end.quantize_cases import GOLDEN, make_inputs
 
 LONGEST_BLOCK = 256
@@ -42,15 +43,15 @@ def matrices(file: GGUFSet) -> Iterator[Matrix]:
         rows = GGUFTensor(file, info.name).read_rows(0, info.n_rows).astype(np.float32)
         step = resolved.rows_per_weights
         for start in range(0, info.n_rows, step):
-            yield rows[start : start + step], resolved.weights_of_row(start)
+            yield rows[start : start + step], resolved.weighting_of_row(start).values
 
 
 def error(format_: QuantFormat, known: list[Matrix], *, weighted: bool) -> float:
     """Return the weighted relative error; `weighted` says whether the search uses the importances too."""
     lost = total = 0.0
     for rows, weights in known:
-        blocks = format_.quantize(rows, weights if weighted else None)
-        decoded = format_.dequantize(blocks).astype(np.float64)
+        data = format_.encode(rows, ColumnWeights(weights) if weighted else None)
+        decoded = format_.decode(data, rows.shape[1]).astype(np.float64)
         lost += float((weights * (rows - decoded) ** 2).sum())
         total += float((weights * rows.astype(np.float64) ** 2).sum())
     return (lost / total) ** 0.5

@@ -6,6 +6,7 @@ says which rows. Nothing here knows a model or makes a decision.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -72,21 +73,21 @@ def encode_strips(
         return
     codec = get_format(target)
     resolved = job.importances.get(rows.tensor)
-    weights = None if resolved is None else resolved.weights_of_row(rows.start)
-    for first, strip in strips(source, rows.start, rows.stop):
+    weighting = None if resolved is None else resolved.weighting_of_row(rows.start)
+    for first, strip in strips(source, rows.start, rows.stop, target.rows_interleaved):
         if digest is not None:
             digest.update(strip)
         try:
-            blocks = codec.quantize(strip, weights)
+            data = codec.encode(strip, weighting)
         except BadWeights as error:
             check_finite(strip, rows.tensor, first)  # says which weight it was
             raise BadWeights(f"{rows.tensor}: rows from {first} on: {error}") from error
         if target in _FLOATS:  # the codecs of all others refuse what is not finite
             check_finite(strip, rows.tensor, first)
         if target == F16:
-            _check_half_range(strip, blocks, rows.tensor, first)
-        data = blocks.reshape(-1).view(np.uint8)
-        del strip, blocks  # now, so that the next strip takes the same memory, which is still in the cache
+            _check_half_range(strip, data, rows.tensor, first)
+        data = data.reshape(-1)
+        del strip  # now, so that the next strip takes the same memory, which is still in the cache
         yield data
 
 
@@ -103,13 +104,16 @@ def _as_they_are(source: SourceTensor, rows: RowRange) -> Iterator[np.ndarray]:
         yield np.frombuffer(source.raw_rows(first, min(first + step, rows.stop)), np.uint8)
 
 
-def strips(source: SourceTensor, start: int, stop: int) -> Iterator[tuple[int, Rows]]:
+def strips(source: SourceTensor, start: int, stop: int, group: int = 1) -> Iterator[tuple[int, Rows]]:
     """Yield rows start .. stop - 1 of `source`, some at a time, each strip with the number of its first row.
 
     Every row passes here once. A strip stays in the cache of a core while it is read, decoded, checked and
     encoded, so that none of these has to wait for memory.
+
+    group  how many rows must stay together, because the target interleaves them
     """
-    step = max(1, STRIP_ELEMS // source.shape[-1])
+    group = math.lcm(group, source.type.rows_interleaved)
+    step = max(1, STRIP_ELEMS // source.shape[-1] // group) * group
     if source.by_rows:
         for first in range(start, stop, step):
             yield first, source.read_rows(first, min(first + step, stop))
@@ -119,8 +123,8 @@ def strips(source: SourceTensor, start: int, stop: int) -> Iterator[tuple[int, R
             yield first, rows[first - start : first - start + step]
 
 
-def _check_half_range(rows: Rows, blocks: np.ndarray, tensor: str, row_start: int) -> None:
-    index = first_nonfinite(blocks.reshape(rows.shape).view(np.float16))
+def _check_half_range(rows: Rows, data: np.ndarray, tensor: str, row_start: int) -> None:
+    index = first_nonfinite(data.view(np.float16))
     if index >= 0:
         row, column = divmod(index, rows.shape[-1])
         raise BadWeights(

@@ -23,6 +23,7 @@ from quantize.fill.encode import FillJob
 from quantize.fill.sources import FLOAT_DTYPES, rows_dtype
 from quantize.formats import get_format
 from quantize.formats.codecs import ignores_importances
+from quantize.weighting import ColumnWeights
 
 _PATIENCE_SECONDS = 1.0
 """Loading what is in the cache takes less."""
@@ -52,11 +53,11 @@ class Encoding:
         """Load or compile the kernels, by encoding a block of zeros."""
         source, target = by_name(self.source), get_format(self.target)
         if source not in FLOAT_DTYPES:
-            codec = get_format(source)
-            codec.dequantize(np.zeros((1, 1), codec.BLOCK))
-        n_cols = by_name(self.target).block_elems
-        rows = np.zeros((1, n_cols), rows_dtype(source))
-        target.quantize(rows, np.ones(n_cols, np.float32) if self.is_weighted else None)
+            data = np.zeros((source.rows_interleaved, source.row_bytes(source.block_elems)), np.uint8)
+            get_format(source).decode(data, source.block_elems)
+        n_cols = target.type.block_elems
+        rows = np.zeros((target.type.rows_interleaved, n_cols), rows_dtype(source))
+        target.encode(rows, ColumnWeights(np.ones(n_cols, np.float32)) if self.is_weighted else None)
 
 
 def compile_all(encodings: Iterable[Encoding], n_threads: int) -> None:

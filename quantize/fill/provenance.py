@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
 import xxhash
 
 from gguf_tools.ggml_types import GGMLType
@@ -40,7 +39,8 @@ def digest_importance(resolved: ResolvedImportance | None, type_name: str) -> in
     if resolved is None or ignores_importances(type_name):
         return 0
     state = xxhash.xxh3_64(f"{resolved.rows_per_weights}\n".encode())
-    state.update(np.ascontiguousarray(resolved.weights()).data)
+    for weighting in resolved.weightings():
+        state.update(weighting.content())
     return state.intdigest() or 1
 
 

@@ -160,5 +160,5 @@ class GGUFTensor:
             codec = get_format(self.type)
         except QuantError as error:
             raise QuantError(f"{self.name}: can't be decoded: {error}") from None
-        blocks = self.raw_rows(start, stop).view(codec.BLOCK)
-        return codec.dequantize(blocks.reshape(stop - start, -1))
+        data = self.raw_rows(start, stop).reshape(stop - start, -1)
+        return codec.decode(data, self._info.n_cols)

@@ -244,10 +244,10 @@ class _Sample:
         """Return sum w (x - q)^2 and sum w x^2 of rows with this data, (n_rows,) each, and sum w."""
         codec = get_format(self._info.type)
         rows = self._source_rows(start, stop)
-        decoded = codec.dequantize(data.view(codec.BLOCK).reshape(stop - start, -1)).astype(np.float64)
+        decoded = codec.decode(data.reshape(stop - start, -1), self._info.n_cols).astype(np.float64)
         weights = np.ones(self._info.n_cols)
         if self._importance is not None:
-            weights = self._importance.weights_of_row(start).astype(np.float64)
+            weights = self._importance.weighting_of_row(start).values.astype(np.float64)
         return (rows - decoded) ** 2 @ weights, rows**2 @ weights, float(weights.sum())
 
     def _error(self, text: str) -> BadTensor:

@@ -1,8 +1,31 @@
-"""What a codec is: a block dtype and two functions.
+"""The contract of a codec, and what nearly all codecs do around their kernels.
 
-A format module has, in this order: the block's layout in its docstring, the `BLOCK` dtype, `dequantize`,
-`quantize`, its kernels, and `FORMAT`, a `QuantFormat` that ties them together. `encode` and `decode` are what
-nearly all of them do around their kernels.
+A codec turns rows of floats into the bytes of one ggml type, and such bytes into rows of float32. It is a
+`QuantFormat`. Its module has, in this order: the layout of the bytes in its docstring, the `BLOCK` dtype
+where rows are made of blocks, `encode`, `decode`, its kernels, and `FORMAT`.
+
+`encode(rows, weighting)` returns uint8 (n_rows, row bytes), C-contiguous, in little-endian order:
+
+  - It checks what it is given, and raises ShapeError if rows are not two-dimensional or not of ROW_DTYPES, if
+    a row is not a whole number of blocks, if the rows are not whole groups (`type.rows_interleaved`), or if
+    the weighting is not for so many columns. `check_rows` does all that.
+  - A type that requires importances raises NeedsImportance where the weighting is None. A type that ignores
+    them checks the weighting and leaves it at that.
+  - It raises BadWeights, naming row and columns, for what the type can't hold: a NaN, an infinity, or squared
+    errors beyond float32 in a search. Only F32, F16 and BF16 take all floats; their callers look themselves.
+  - A row's bytes depend on that row (of interleaved rows, on its group) and the weighting. They are the same
+    in every process, thread and call, and on every machine. `rows` is left as it is; the bytes may be a view
+    of it.
+
+`decode(data, n_cols)` takes uint8 (n_rows, row bytes), whatever the bytes are, and returns float32
+(n_rows, n_cols), the numbers that ggml's decoder gives. It raises ShapeError if n_cols columns do not take
+so many bytes. The result may be a view of `data`.
+
+Two modules may make the same bytes, but each serves one type: its id in the file is all that a reader knows.
+
+Kernels see flat arrays: numba compiles a kernel once for each type of its arguments, so `as_source` gives
+all rows of a dtype the same one. An encoding kernel fills the bytes it is handed and returns -1, or it
+returns the number of the first block that it can't encode, and leaves the rest undone.
 """
 
 from __future__ import annotations
@@ -17,36 +40,27 @@ import numpy.typing as npt
 
 from gguf_tools.errors import BadWeights, NeedsImportance, ShapeError
 from gguf_tools.ggml_types import GGMLType
+from quantize.weighting import Weighting
 
 Rows = npt.NDArray[Any]
-"""(n_rows, n_cols) of float32, float16 or ml_dtypes.bfloat16."""
+"""(n_rows, n_cols) of ROW_DTYPES."""
 
 ROW_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 _SOURCE_ITEMS = dict(zip(ROW_DTYPES, (np.float32, np.int16, np.uint16), strict=True))
 
-Blocks = npt.NDArray[Any]
-"""(n_rows, n_blocks) of a format's BLOCK."""
+Floats32 = npt.NDArray[np.float32]
 
-Weights = npt.NDArray[np.float32] | None
-"""float32 (n_cols,): how much an error in each column costs; None: no importances are known."""
+Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class QuantFormat:
-    """A codec between float rows and the blocks of one ggml type.
-
-    quantize(rows, weights)  rows as `Rows`, C-contiguous; weights as `Weights`.
-                             Returns BLOCK (n_rows, n_cols // type.block_elems), C-contiguous.
-                             Raises ShapeError if a row is not a whole number of blocks, or if weights
-                             do not have one value per column.
-    dequantize(blocks)       BLOCK (n_rows, n_blocks) -> float32 (n_rows, n_blocks * type.block_elems)
-    """
+    """A codec between float rows and the bytes of one ggml type; the module says what both functions owe."""
 
     type: GGMLType
-    BLOCK: np.dtype[Any]
-    quantize: Callable[[Rows, Weights], Blocks]
-    dequantize: Callable[[Blocks], npt.NDArray[np.float32]]
+    encode: Callable[[Rows, Weighting | None], Bytes]
+    decode: Callable[[Bytes, int], Floats32]
 
 
 def as_source(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -63,59 +77,69 @@ def as_source(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return source
 
 
-def check_shape(rows: Rows, weights: Weights, type_: GGMLType) -> int:
-    """Return the blocks per row of `rows` as `type_`.
-
-    raises   ShapeError if rows are not two-dimensional or not floats, if a row is not a whole number of
-             blocks, or if weights are not float32 (n_cols,)
-    """
+def check_rows(rows: Rows, weighting: Weighting | None, type_: GGMLType) -> None:
+    """Raise ShapeError unless `rows` can be encoded as `type_`, and `weighting` is one of such rows."""
     if rows.ndim != 2:
         raise ShapeError(f"{type_.name}: rows must have 2 dimensions, found shape {rows.shape}")
     if rows.dtype not in ROW_DTYPES:
         raise ShapeError(f"{type_.name}: rows must be float32, float16 or bfloat16, found {rows.dtype}")
-    n_cols = rows.shape[1]
+    n_rows, n_cols = rows.shape
     if n_cols % type_.block_elems:
         raise ShapeError(f"{type_.name}: row length {n_cols} is not a multiple of {type_.block_elems}")
-    if weights is not None and (weights.shape != (n_cols,) or weights.dtype != np.float32):
+    _check_groups(n_rows, type_)
+    if weighting is not None:
+        values = weighting.values
+        if values.shape != (n_cols,) or values.dtype != np.float32:
+            raise ShapeError(
+                f"{type_.name}: importances must be float32 ({n_cols},), found {values.dtype} {values.shape}"
+            )
+
+
+def check_data(data: Bytes, n_cols: int, type_: GGMLType) -> None:
+    """Raise ShapeError unless `data` are rows of `n_cols` columns as `type_`, and whole groups of them."""
+    expected = type_.row_bytes(n_cols)
+    if data.ndim != 2 or data.dtype != np.uint8 or data.shape[1] != expected:
         raise ShapeError(
-            f"{type_.name}: importances must be float32 ({n_cols},), found {weights.dtype} {weights.shape}"
+            f"{type_.name}: data of rows of {n_cols} must be uint8 (n_rows, {expected}),"
+            f" found {data.dtype} {data.shape}"
         )
-    return n_cols // type_.block_elems
+    _check_groups(len(data), type_)
 
 
-def encode(
+def _check_groups(n_rows: int, type_: GGMLType) -> None:
+    if n_rows % type_.rows_interleaved:
+        raise ShapeError(f"{type_.name}: {n_rows} rows are no multiple of {type_.rows_interleaved}")
+
+
+def encode_blocks(
     rows: Rows,
-    weights: Weights,
+    weighting: Weighting | None,
     type_: GGMLType,
-    block: np.dtype[Any],
     plain: Callable[..., int] | None = None,
     weighted: Callable[..., int] | None = None,
     tables: tuple[Any, ...] = (),
-) -> Blocks:
-    """Return `rows` as blocks, C-contiguous, made by one of two kernels.
+) -> Bytes:
+    """Return `rows` as blocks one after the other, made by one of two kernels.
 
     plain     called without importances: plain(source, *tables, out); None: there must be importances
     weighted  called with: weighted(source, importances, *tables, out); None: they are not used
     tables    constants of the kernels
 
-    source and importances are those of `as_source`, out is uint8 of all blocks' bytes. A kernel returns -1,
-    or the number of the first block that it can't encode, and leaves the rest undone.
-
-    raises    ShapeError if rows or weights do not fit, NeedsImportance if there are none where there must be,
-              BadWeights for a block that can't be encoded, as one with a NaN or an infinity
+    source and importances are those of `as_source`, out is uint8 of all bytes.
+    raises    what the contract says
     """
-    n_blocks = check_shape(rows, weights, type_)
-    blocks = np.empty((len(rows), n_blocks), block)
-    source, out = as_source(rows), blocks.view(np.uint8).reshape(-1)
-    if weighted is not None and weights is not None:
-        failure = weighted(source, as_source(weights), *tables, out)
+    check_rows(rows, weighting, type_)
+    data = np.empty((len(rows), type_.row_bytes(rows.shape[1])), np.uint8)
+    source, out = as_source(rows), data.reshape(-1)
+    if weighted is not None and weighting is not None:
+        failure = weighted(source, as_source(weighting.values), *tables, out)
     elif plain is not None:
         failure = plain(source, *tables, out)
     else:
         raise NeedsImportance(f"{type_.name}: this type needs importances; give an importance matrix")
     if failure >= 0:
         raise _refusal(rows, type_, failure)
-    return blocks
+    return data
 
 
 def _refusal(rows: Rows, type_: GGMLType, number: int) -> BadWeights:
@@ -132,18 +156,28 @@ def _refusal(rows: Rows, type_: GGMLType, number: int) -> BadWeights:
     return BadWeights(f"{type_.name}: row {row}, columns {first} to {stop - 1}: {reason}")
 
 
-def decode(
-    blocks: Blocks,
+def decode_blocks(
+    data: Bytes,
+    n_cols: int,
     type_: GGMLType,
     kernel: Callable[..., None],
     tables: tuple[Any, ...] = (),
     item: npt.DTypeLike = np.uint8,
-) -> npt.NDArray[np.float32]:
-    """Return the weights of BLOCK (n_rows, n_blocks), float32 (n_rows, n_cols), C-contiguous.
+) -> Floats32:
+    """Return the rows of blocks that stand one after the other.
 
-    kernel  called as kernel(data, *tables, out): data are the blocks as one array of `item`, out is float32
-            of all weights
+    kernel  called as kernel(blocks, *tables, out): blocks are all bytes as one read-only array of `item`,
+            out is float32 of all weights
     """
-    rows = np.empty((blocks.shape[0], blocks.shape[1] * type_.block_elems), np.float32)
-    kernel(np.ascontiguousarray(blocks).reshape(-1).view(item), *tables, rows.reshape(-1))
+    check_data(data, n_cols, type_)
+    rows = np.empty((len(data), n_cols), np.float32)
+    blocks = np.ascontiguousarray(data).reshape(-1).view(item)
+    blocks.flags.writeable = False
+    kernel(blocks, *tables, rows.reshape(-1))
     return rows
+
+
+def as_blocks(data: Bytes, n_cols: int, type_: GGMLType, block: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return the bytes of rows as their blocks, (n_blocks,) of `block`."""
+    check_data(data, n_cols, type_)
+    return np.ascontiguousarray(data).reshape(-1).view(block)

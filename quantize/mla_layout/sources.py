@@ -120,7 +120,7 @@ class Encoded:
 
     def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
         codec = get_format(self.type)
-        return codec.dequantize(self.raw_rows(start, stop).view(codec.BLOCK).reshape(stop - start, -1))
+        return codec.decode(self.raw_rows(start, stop).reshape(stop - start, -1), self.shape[-1])
 
     def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         """Return the rows as blocks; raises BadWeights as `encode_rows` does."""

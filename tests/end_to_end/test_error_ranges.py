@@ -14,16 +14,18 @@ from convert.options import ConvertOptions
 from convert.pipeline import prepare
 from quantize.fill.error_ranges import is_ordinary
 from quantize.formats import available, get_format
-from quantize.formats.base import Weights
 from quantize.formats.codecs import ignores_importances, requires_importances
 from tests.quantize.fill.error_shares import LARGEST_SHARES, share_of_limit
 from tests.support.tokenizer_files import copy_tokenizer
+
+Matrix = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+"""Rows and their importances."""
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[npt.NDArray, Weights]]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Matrix]:
     """Some rows of every matrix of the trained model whose rows fit every type, with their importances."""
     folder = copy_tokenizer("tiny", tmp_path_factory.mktemp("trained"))
     for name in ("config.json", "model.safetensors"):
@@ -38,12 +40,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[npt.NDArray,
                 step = min(found.rows_per_weights, 64)
                 for start in (0, found.rows_per_weights * (found.matrix.shape[0] - 1)):
                     rows = source.read_rows(start, start + step).astype(np.float32)
-                    matrices.append((rows, found.weights_of_row(start)))
+                    matrices.append((rows, found.weighting_of_row(start).values))
     return matrices
 
 
 @pytest.mark.parametrize("name", available())
-def test_trained_rows_stay_well_inside(name: str, trained: list[tuple[npt.NDArray, Weights]]) -> None:
+def test_trained_rows_stay_well_inside(name: str, trained: list[Matrix]) -> None:
     format_ = get_format(name)
     assert len(trained) > 50
     assert np.mean([is_ordinary(rows.astype(np.float64)).mean() for rows, _ in trained]) > 0.99

@@ -82,7 +82,8 @@ def test_unread_importances_are_those_that_were_read(tmp_path: Path, form: str) 
         assert unread.matrix.shape == read.matrix.shape
         np.testing.assert_array_equal(unread.weights(), read.weights())
         for row in range(tensor.n_rows):
-            np.testing.assert_array_equal(unread.weights_of_row(row), read.weights_of_row(row))
+            ours, theirs = unread.weighting_of_row(row), read.weighting_of_row(row)
+            np.testing.assert_array_equal(ours.values, theirs.values)
 
 
 def test_values_are_a_name_for_users_that_nothing_here_uses(
@@ -152,7 +153,7 @@ def test_no_more_than_one_entry_is_in_memory(tmp_path: Path, form: str) -> None:
         resolved = [resolve(info, found.entries) for info in infos]
         for one in resolved:
             assert one is not None
-            assert one.weights_of_row(5).shape == (n_cols,)
+            assert one.weighting_of_row(5).values.shape == (n_cols,)
         save(tmp_path / "again", found, form)  # type: ignore[arg-type]
         _, peak = tracemalloc.get_traced_memory()
     finally:

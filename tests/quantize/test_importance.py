@@ -36,7 +36,7 @@ def fitted(
 
 
 def weights_by_row(tensor: TensorInfo, found: ResolvedImportance) -> npt.NDArray[np.float32]:
-    return np.stack([found.weights_of_row(row) for row in range(tensor.n_rows)])
+    return np.stack([found.weighting_of_row(row).values for row in range(tensor.n_rows)])
 
 
 def test_weights_are_means_and_neutral_where_nothing_was_seen() -> None:

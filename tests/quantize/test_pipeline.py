@@ -8,13 +8,13 @@ import numpy as np
 
 import quantize
 from gguf_tools import open_gguf
-from gguf_tools.ggml_types import F32, by_name
+from gguf_tools.ggml_types import F32
 from gguf_tools.layout import FileLayout
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
 from gguf_tools.writer import GGUFWriter
-from quantize.formats import get_format
 from quantize.importance import Importance
+from tests.support.codecs import encode
 
 HEADS = "deepseek2.attention.head_count"
 KEYS = TensorInfo("blk.0.attn_k_b.weight", (8 * 16, 32), F32)
@@ -50,8 +50,7 @@ def test_importances_are_those_of_the_plan_also_where_metadata_are_overridden(tm
     )
     (planned,) = result.preparation.plan.tensors
     assert planned.weighting == "one row per head"
-    codec = get_format(by_name("Q4_0"))
     heads = zip(rows.reshape(8, 16, 32), values, strict=True)
-    expected = b"".join(codec.quantize(head, weights).tobytes() for head, weights in heads)
+    expected = b"".join(encode("Q4_0", head, weights).tobytes() for head, weights in heads)
     with open_gguf(tmp_path / "out.gguf") as file:
         assert bytes(file.raw(KEYS.name)) == expected

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q4_1
-from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import (
     ELEMS,
     add_minimum,
@@ -31,28 +31,19 @@ from quantize.simd.lanes import LANES, Floats, to_float
 from quantize.simd.packing import pack
 from quantize.simd.rounding import clamp, nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("d", "<u2"), ("m", "<u2"), ("qs", "u1", 16)])
 
 
-def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
-    """Return the weights of Q4_1 blocks.
-
-    blocks   BLOCK (n_rows, n_blocks)
-    returns  float32 (n_rows, n_blocks * 32)
-    """
-    return decode(blocks, Q4_1, _decode)
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as Q4_1, the bytes of ggml's quantize_q4_1."""
+    return encode_blocks(rows, weighting, Q4_1, _quantize_plain, _quantize_weighted)
 
 
-def quantize(rows: Rows, weights: Weights) -> Blocks:
-    """Return `rows` as Q4_1 blocks, the bytes of ggml's quantize_q4_1.
-
-    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 32
-    weights  float32 (n_cols,) column importances, or None
-    returns  BLOCK (n_rows, n_cols // 32)
-    raises   ShapeError if rows or weights do not fit
-    """
-    return encode(rows, weights, Q4_1, BLOCK, _quantize_plain, _quantize_weighted)
+def decode(data: Bytes, n_cols: int) -> Floats32:
+    """Return the weights of rows of Q4_1."""
+    return decode_blocks(data, n_cols, Q4_1, _decode)
 
 
 _TOP = 15
@@ -107,4 +98,4 @@ def _store(d: Floats, m: Floats, codes: Tile, words: Tile, out: npt.NDArray[np.u
     store_blocks(words, out, first, _BYTES)
 
 
-FORMAT = QuantFormat(Q4_1, BLOCK, quantize, dequantize)
+FORMAT = QuantFormat(Q4_1, encode, decode)

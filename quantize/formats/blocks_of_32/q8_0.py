@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q8_0
-from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import ELEMS, INFINITY, ONE, ZERO, float_at, prepend_half
 from quantize.simd.half import to_half_bits
 from quantize.simd.kernel import kernel
@@ -21,28 +21,19 @@ from quantize.simd.lane_memory import float_tile, int_tile, load, store
 from quantize.simd.lanes import LANES, absolute, bits, from_bits, maximum, select, splat, to_float, to_int
 from quantize.simd.packing import pack
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "i1", 32)])
 
 
-def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
-    """Return the weights of Q8_0 blocks.
-
-    blocks   BLOCK (n_rows, n_blocks)
-    returns  float32 (n_rows, n_blocks * 32)
-    """
-    return decode(blocks, Q8_0, _decode, item=np.int8)
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as Q8_0, the bytes of ggml's quantize_q8_0."""
+    return encode_blocks(rows, weighting, Q8_0, _quantize)
 
 
-def quantize(rows: Rows, weights: Weights) -> Blocks:
-    """Return `rows` as Q8_0 blocks, the bytes of ggml's quantize_q8_0.
-
-    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 32
-    weights  not used
-    returns  BLOCK (n_rows, n_cols // 32)
-    raises   ShapeError if rows or weights do not fit
-    """
-    return encode(rows, weights, Q8_0, BLOCK, _quantize)
+def decode(data: Bytes, n_cols: int) -> Floats32:
+    """Return the weights of rows of Q8_0."""
+    return decode_blocks(data, n_cols, Q8_0, _decode, item=np.int8)
 
 
 _TOP = np.float32(127)
@@ -86,4 +77,4 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     return -1
 
 
-FORMAT = QuantFormat(Q8_0, BLOCK, quantize, dequantize)
+FORMAT = QuantFormat(Q8_0, encode, decode)

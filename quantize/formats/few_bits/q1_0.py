@@ -13,35 +13,26 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q1_0
-from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import ZERO, float_at, prepend_half
 from quantize.simd.half import to_half_bits
 from quantize.simd.kernel import kernel, part
 from quantize.simd.lane_memory import float_tile, int_tile, store
 from quantize.simd.lanes import LANES, absolute, bits, from_bits, lane_numbers, select, splat
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 16)])
 
 
-def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
-    """Return the weights of Q1_0 blocks.
-
-    blocks   BLOCK (n_rows, n_blocks)
-    returns  float32 (n_rows, n_blocks * 128)
-    """
-    return decode(blocks, Q1_0, _decode)
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as Q1_0, the bytes of ggml's quantize_q1_0."""
+    return encode_blocks(rows, weighting, Q1_0, _quantize)
 
 
-def quantize(rows: Rows, weights: Weights) -> Blocks:
-    """Return `rows` as Q1_0 blocks, the bytes of ggml's quantize_q1_0.
-
-    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 128, all finite
-    weights  not used
-    returns  BLOCK (n_rows, n_cols // 128)
-    raises   ShapeError if rows or weights do not fit
-    """
-    return encode(rows, weights, Q1_0, BLOCK, _quantize)
+def decode(data: Bytes, n_cols: int) -> Floats32:
+    """Return the weights of rows of Q1_0."""
+    return decode_blocks(data, n_cols, Q1_0, _decode)
 
 
 _ELEMS = 128
@@ -87,4 +78,4 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     return -1
 
 
-FORMAT = QuantFormat(Q1_0, BLOCK, quantize, dequantize)
+FORMAT = QuantFormat(Q1_0, encode, decode)

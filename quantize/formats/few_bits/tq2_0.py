@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import TQ2_0
-from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.few_bits.ternary import ternary_codes
 from quantize.simd.kernel import kernel
@@ -23,28 +23,19 @@ from quantize.simd.lane_memory import float_tile, int_tile, load, store
 from quantize.simd.lanes import LANES, to_float
 from quantize.simd.packing import pack
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("qs", "u1", 64), ("d", "<u2")])
 
 
-def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
-    """Return the weights of TQ2_0 blocks.
-
-    blocks   BLOCK (n_rows, n_blocks)
-    returns  float32 (n_rows, n_blocks * 256)
-    """
-    return decode(blocks, TQ2_0, _decode)
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as TQ2_0, the bytes of ggml's quantize_tq2_0."""
+    return encode_blocks(rows, weighting, TQ2_0, _quantize)
 
 
-def quantize(rows: Rows, weights: Weights) -> Blocks:
-    """Return `rows` as TQ2_0 blocks, the bytes of ggml's quantize_tq2_0.
-
-    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 256, all finite
-    weights  not used
-    returns  BLOCK (n_rows, n_cols // 256)
-    raises   ShapeError if rows or weights do not fit
-    """
-    return encode(rows, weights, TQ2_0, BLOCK, _quantize)
+def decode(data: Bytes, n_cols: int) -> Floats32:
+    """Return the weights of rows of TQ2_0."""
+    return decode_blocks(data, n_cols, TQ2_0, _decode)
 
 
 _ELEMS = 256
@@ -77,4 +68,4 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     return -1
 
 
-FORMAT = QuantFormat(TQ2_0, BLOCK, quantize, dequantize)
+FORMAT = QuantFormat(TQ2_0, encode, decode)

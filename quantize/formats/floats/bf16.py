@@ -15,33 +15,30 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import BF16
-from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, as_source, check_shape
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_source, check_data, check_rows
 from quantize.formats.floats import f32
 from quantize.simd.half import to_bfloat_bits
 from quantize.simd.kernel import kernel
 from quantize.simd.tiles import read_item
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype(ml_dtypes.bfloat16)
 
 
-def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
-    """Return bfloat16 (n_rows, n_cols) as float32, exactly."""
-    return f32.quantize(blocks, None)
-
-
-def quantize(rows: Rows, weights: Weights) -> Blocks:
-    """Return `rows` as bfloat16; the same array when they already are.
-
-    rows     float32, float16 or bfloat16 (n_rows, n_cols)
-    weights  not used
-    raises   ShapeError if rows or weights do not fit
-    """
-    check_shape(rows, weights, BF16)
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return the bytes of `rows` as bfloat16; a view of them when they already are."""
+    check_rows(rows, weighting, BF16)
     if rows.dtype == BLOCK:
-        return rows
+        return np.ascontiguousarray(rows).view(np.uint8)
     halves = np.empty(rows.shape, np.uint16)
     _encode(as_source(rows), halves.reshape(-1))
-    return halves.view(BLOCK)
+    return halves.view(np.uint8)
+
+
+def decode(data: Bytes, n_cols: int) -> Floats32:
+    """Return bfloat16 as float32, exactly."""
+    check_data(data, n_cols, BF16)
+    return f32.widen(np.ascontiguousarray(data).view(BLOCK))
 
 
 @kernel
@@ -50,4 +47,4 @@ def _encode(source: Rows, halves: npt.NDArray[np.uint16]) -> None:
         halves[i] = to_bfloat_bits(read_item(source, i))
 
 
-FORMAT = QuantFormat(BF16, BLOCK, quantize, dequantize)
+FORMAT = QuantFormat(BF16, encode, decode)

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import F16
-from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, as_source, check_shape
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_source, check_data, check_rows
 from quantize.simd.half import from_half_bits, to_half_bits
 from quantize.simd.kernel import kernel
 from quantize.simd.tiles import read_item
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype(np.float16)
 
@@ -26,26 +27,24 @@ _INFINITY = 0x7C00
 _QUIET = 0x200
 
 
-def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
-    """Return float16 (n_rows, n_cols) as float32, exactly; a NaN becomes a quiet one."""
-    rows = np.empty(blocks.shape, np.float32)
-    _decode(np.ascontiguousarray(blocks).view(np.uint16).reshape(-1), rows.reshape(-1))
-    return rows
-
-
-def quantize(rows: Rows, weights: Weights) -> Blocks:
-    """Return `rows` as float16; the same array when they already are.
-
-    rows     float32, float16 or bfloat16 (n_rows, n_cols)
-    weights  not used
-    raises   ShapeError if rows or weights do not fit
-    """
-    check_shape(rows, weights, F16)
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return the bytes of `rows` as float16; a view of them when they already are."""
+    check_rows(rows, weighting, F16)
     if rows.dtype == BLOCK:
-        return rows
+        return np.ascontiguousarray(rows).view(np.uint8)
     halves = np.empty(rows.shape, np.uint16)
     _encode(as_source(rows), halves.reshape(-1))
-    return halves.view(BLOCK)
+    return halves.view(np.uint8)
+
+
+def decode(data: Bytes, n_cols: int) -> Floats32:
+    """Return float16 as float32, exactly; a NaN becomes a quiet one."""
+    check_data(data, n_cols, F16)
+    rows = np.empty((len(data), n_cols), np.float32)
+    halves = np.ascontiguousarray(data).view(np.uint16).reshape(-1)
+    halves.flags.writeable = False
+    _decode(halves, rows.reshape(-1))
+    return rows
 
 
 # Plain loops over scalars: LLVM turns these into vectors of its own accord.
@@ -64,4 +63,4 @@ def _decode(halves: npt.NDArray[np.uint16], values: npt.NDArray[np.float32]) -> 
         values[i] = from_half_bits(half | _QUIET if (half & 0x7FFF) > _INFINITY else half)
 
 
-FORMAT = QuantFormat(F16, BLOCK, quantize, dequantize)
+FORMAT = QuantFormat(F16, encode, decode)

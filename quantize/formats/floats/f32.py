@@ -12,26 +12,28 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import F32
-from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, as_source, check_shape
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_source, check_data, check_rows
 from quantize.simd.kernel import kernel
 from quantize.simd.tiles import read_item
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype(np.float32)
 
 
-def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
-    """Return `blocks`, float32 (n_rows, n_cols), themselves."""
-    return blocks
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return the bytes of `rows` as float32, exactly; a view of them when they already are."""
+    check_rows(rows, weighting, F32)
+    return widen(rows).view(np.uint8)
 
 
-def quantize(rows: Rows, weights: Weights) -> Blocks:
-    """Return `rows` as float32, exactly; the same array when they already are.
+def decode(data: Bytes, n_cols: int) -> Floats32:
+    """Return `data` themselves as float32."""
+    check_data(data, n_cols, F32)
+    return np.ascontiguousarray(data).view(BLOCK)
 
-    rows     float32, float16 or bfloat16 (n_rows, n_cols)
-    weights  not used
-    raises   ShapeError if rows or weights do not fit
-    """
-    check_shape(rows, weights, F32)
+
+def widen(rows: Rows) -> Floats32:
+    """Return `rows` as float32, exactly, C-contiguous; the same array when they already are."""
     if rows.dtype == BLOCK:
         return np.ascontiguousarray(rows)
     widened = np.empty(rows.shape, np.float32)
@@ -45,4 +47,4 @@ def _widen(source: Rows, widened: npt.NDArray[np.float32]) -> None:
         widened[i] = read_item(source, i)
 
 
-FORMAT = QuantFormat(F32, BLOCK, quantize, dequantize)
+FORMAT = QuantFormat(F32, encode, decode)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import MXFP4
-from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import ELEMS
 from quantize.formats.fp4.codes import ZERO, doubled_values, nearest_codes
 from quantize.simd.kernel import kernel, part
@@ -40,28 +40,19 @@ from quantize.simd.lanes import (
 )
 from quantize.simd.packing import pack
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("e", "u1"), ("qs", "u1", 16)])
 
 
-def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
-    """Return the weights of MXFP4 blocks.
-
-    blocks   BLOCK (n_rows, n_blocks)
-    returns  float32 (n_rows, n_blocks * 32)
-    """
-    return decode(blocks, MXFP4, _decode)
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as MXFP4, the bytes of ggml's quantize_mxfp4."""
+    return encode_blocks(rows, weighting, MXFP4, _quantize, tables=(_STEPS_BELOW,))
 
 
-def quantize(rows: Rows, weights: Weights) -> Blocks:
-    """Return `rows` as MXFP4 blocks, the bytes of ggml's quantize_mxfp4.
-
-    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 32, all finite
-    weights  not used
-    returns  BLOCK (n_rows, n_cols // 32)
-    raises   ShapeError if rows or weights do not fit
-    """
-    return encode(rows, weights, MXFP4, BLOCK, _quantize, tables=(_STEPS_BELOW,))
+def decode(data: Bytes, n_cols: int) -> Floats32:
+    """Return the weights of rows of MXFP4."""
+    return decode_blocks(data, n_cols, MXFP4, _decode)
 
 
 _BYTES = BLOCK.itemsize
@@ -135,4 +126,4 @@ def _quantize(source: Rows, steps_below: npt.NDArray[np.int32], out: npt.NDArray
     return -1
 
 
-FORMAT = QuantFormat(MXFP4, BLOCK, quantize, dequantize)
+FORMAT = QuantFormat(MXFP4, encode, decode)

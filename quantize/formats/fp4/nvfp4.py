@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import NVFP4
-from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.fp4.codes import HALF, ZERO, doubled_values, first_best_codes, nearest_codes
 from quantize.simd.kernel import kernel, part
 from quantize.simd.lane_memory import float_tile, int_tile, store, tail
@@ -40,28 +40,19 @@ from quantize.simd.lanes import (
 )
 from quantize.simd.packing import pack
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("d", "u1", 4), ("qs", "u1", 32)])
 
 
-def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
-    """Return the weights of NVFP4 blocks.
-
-    blocks   BLOCK (n_rows, n_blocks)
-    returns  float32 (n_rows, n_blocks * 64)
-    """
-    return decode(blocks, NVFP4, _decode, item=np.int32)
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as NVFP4, the bytes of ggml's quantize_nvfp4."""
+    return encode_blocks(rows, weighting, NVFP4, _quantize)
 
 
-def quantize(rows: Rows, weights: Weights) -> Blocks:
-    """Return `rows` as NVFP4 blocks, the bytes of ggml's quantize_nvfp4.
-
-    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 64, all finite
-    weights  not used
-    returns  BLOCK (n_rows, n_cols // 64)
-    raises   ShapeError if rows or weights do not fit
-    """
-    return encode(rows, weights, NVFP4, BLOCK, _quantize)
+def decode(data: Bytes, n_cols: int) -> Floats32:
+    """Return the weights of rows of NVFP4."""
+    return decode_blocks(data, n_cols, NVFP4, _decode, item=np.int32)
 
 
 _ELEMS = 64
@@ -142,4 +133,4 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     return -1
 
 
-FORMAT = QuantFormat(NVFP4, BLOCK, quantize, dequantize)
+FORMAT = QuantFormat(NVFP4, encode, decode)

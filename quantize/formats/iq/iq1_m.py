@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ1_M
-from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.iq.grid_blocks import ELEMS
 from quantize.formats.iq.iq1 import (
     MINUS_HIGH,
@@ -60,28 +60,19 @@ from quantize.simd.tiles import (
     padded_words,
     store_blocks,
 )
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("qs", "u1", 32), ("qh", "u1", 16), ("scales", "<u2", 4)])
 
 
-def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
-    """Return the weights of IQ1_M blocks.
-
-    blocks   BLOCK (n_rows, n_blocks)
-    returns  float32 (n_rows, n_blocks * 256)
-    """
-    return decode(blocks, IQ1_M, _decode, (point_values(),))
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as IQ1_M, the bytes of ggml's quantize_iq1_m."""
+    return encode_blocks(rows, weighting, IQ1_M, _quantize_plain, _quantize_weighted, (point_tables(),))
 
 
-def quantize(rows: Rows, weights: Weights) -> Blocks:
-    """Return `rows` as IQ1_M blocks, the bytes of ggml's quantize_iq1_m.
-
-    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 256, all finite
-    weights  float32 (n_cols,) column importances, or None
-    returns  BLOCK (n_rows, n_cols // 256)
-    raises   ShapeError if rows or weights do not fit, BadWeights where squared errors overflow
-    """
-    return encode(rows, weights, IQ1_M, BLOCK, _quantize_plain, _quantize_weighted, (point_tables(),))
+def decode(data: Bytes, n_cols: int) -> Floats32:
+    """Return the weights of rows of IQ1_M."""
+    return decode_blocks(data, n_cols, IQ1_M, _decode, (point_values(),))
 
 
 _BYTES = BLOCK.itemsize
@@ -312,4 +303,4 @@ def _refit(x: Tile, weights: Tile, found: Found, scale_codes: Tile, d: Floats) -
     return select(sum_qq > ZERO, sum_xq / sum_qq, d)
 
 
-FORMAT = QuantFormat(IQ1_M, BLOCK, quantize, dequantize)
+FORMAT = QuantFormat(IQ1_M, encode, decode)

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ1_S
-from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.iq.grid_blocks import ELEMS, join_halves
 from quantize.formats.iq.iq1 import (
@@ -56,29 +56,19 @@ from quantize.simd.tiles import (
     padded_words,
     store_blocks,
 )
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 32), ("qh", "<u2", 8)])
 
 
-def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
-    """Return the weights of IQ1_S blocks.
-
-    blocks   BLOCK (n_rows, n_blocks)
-    returns  float32 (n_rows, n_blocks * 256)
-    """
-    return decode(blocks, IQ1_S, _decode, (point_values(),))
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as IQ1_S, the bytes of ggml's quantize_iq1_s."""
+    return encode_blocks(rows, weighting, IQ1_S, weighted=_quantize, tables=(point_tables(),))
 
 
-def quantize(rows: Rows, weights: Weights) -> Blocks:
-    """Return `rows` as IQ1_S blocks, the bytes of ggml's quantize_iq1_s.
-
-    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 256, all finite
-    weights  float32 (n_cols,) column importances
-    returns  BLOCK (n_rows, n_cols // 256)
-    raises   ShapeError if rows or weights do not fit, NeedsImportance without weights, BadWeights where
-             squared errors overflow
-    """
-    return encode(rows, weights, IQ1_S, BLOCK, weighted=_quantize, tables=(point_tables(),))
+def decode(data: Bytes, n_cols: int) -> Floats32:
+    """Return the weights of rows of IQ1_S."""
+    return decode_blocks(data, n_cols, IQ1_S, _decode, (point_values(),))
 
 
 _BYTES = BLOCK.itemsize
@@ -213,4 +203,4 @@ def _search_cuts(x: Tile, weights: Tile) -> tuple[Floats, Ints]:
     return scale, cuts
 
 
-FORMAT = QuantFormat(IQ1_S, BLOCK, quantize, dequantize)
+FORMAT = QuantFormat(IQ1_S, encode, decode)

@@ -227,7 +227,7 @@ def pack_nibbles(codes: Tile, halves: Tile) -> None:
         halves[k] = codes[4 * k] | codes[4 * k + 1] << 4 | codes[4 * k + 2] << 8 | codes[4 * k + 3] << 12
 
 
-def decode(
+def decode_points(
     grid: Grid,
     d: npt.NDArray[np.uint16],
     scales: npt.NDArray[np.uint8],

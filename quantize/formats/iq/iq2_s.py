@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ2_S
-from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, encode
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_blocks, encode_blocks
 from quantize.formats.iq import grids
 from quantize.formats.iq.grid_blocks import (
     SubBlock,
@@ -32,7 +32,7 @@ from quantize.formats.iq.grid_blocks import (
 from quantize.formats.iq.grids.kept_answers import Answers
 from quantize.formats.iq.grids.neighbours import GridTables, tables
 from quantize.formats.iq.iq2 import (
-    decode,
+    decode_points,
     pack_nibbles,
     search_16,
 )
@@ -51,34 +51,25 @@ from quantize.simd.tiles import (
     padded_words,
     store_blocks,
 )
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 32), ("signs", "u1", 32), ("qh", "u1", 8), ("scales", "u1", 8)])
 
 
-def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
-    """Return the weights of IQ2_S blocks.
-
-    blocks   BLOCK (n_rows, n_blocks)
-    returns  float32 (n_rows, n_blocks * 256)
-    """
-    flat = blocks.reshape(-1)
-    indices = flat["qs"] | unpack(flat["qh"], bits=2, group_bytes=1).astype(np.int64) << 8
-    scales = unpack(flat["scales"], bits=4, group_bytes=1)
-    weights = decode(grids.IQ2_S, flat["d"], scales, indices, flat["signs"])
-    return weights.reshape(len(blocks), -1)
-
-
-def quantize(rows: Rows, weights: Weights) -> Blocks:
-    """Return `rows` as IQ2_S blocks, the bytes of ggml's quantize_iq2_s.
-
-    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 256, all finite
-    weights  float32 (n_cols,) column importances, or None
-    returns  BLOCK (n_rows, n_cols // 256)
-    raises   ShapeError if rows or weights do not fit, BadWeights where squared errors overflow
-    """
-    return encode(
-        rows, weights, IQ2_S, BLOCK, _quantize_plain, _quantize_weighted, (tables(grids.IQ2_S, EIGHT),)
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as IQ2_S, the bytes of ggml's quantize_iq2_s."""
+    return encode_blocks(
+        rows, weighting, IQ2_S, _quantize_plain, _quantize_weighted, (tables(grids.IQ2_S, EIGHT),)
     )
+
+
+def decode(data: Bytes, n_cols: int) -> Floats32:
+    """Return the weights of rows of IQ2_S."""
+    blocks = as_blocks(data, n_cols, IQ2_S, BLOCK)
+    indices = blocks["qs"] | unpack(blocks["qh"], bits=2, group_bytes=1).astype(np.int64) << 8
+    scales = unpack(blocks["scales"], bits=4, group_bytes=1)
+    weights = decode_points(grids.IQ2_S, blocks["d"], scales, indices, blocks["signs"])
+    return weights.reshape(len(data), n_cols)
 
 
 _BYTES = BLOCK.itemsize
@@ -151,4 +142,4 @@ def _encode(x: Tile, weights: Tile, grid: GridTables, out: npt.NDArray[np.uint8]
     return failed
 
 
-FORMAT = QuantFormat(IQ2_S, BLOCK, quantize, dequantize)
+FORMAT = QuantFormat(IQ2_S, encode, decode)

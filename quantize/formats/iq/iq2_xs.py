@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ2_XS
-from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, encode
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_blocks, encode_blocks
 from quantize.formats.iq import grids
 from quantize.formats.iq.grid_blocks import (
     SubBlock,
@@ -32,7 +32,7 @@ from quantize.formats.iq.grid_blocks import (
 from quantize.formats.iq.grids.kept_answers import Answers
 from quantize.formats.iq.grids.neighbours import GridTables, tables
 from quantize.formats.iq.iq2 import (
-    decode,
+    decode_points,
     pack_nibbles,
     search_16,
     with_even_signs,
@@ -53,33 +53,23 @@ from quantize.simd.tiles import (
     padded_words,
     store_blocks,
 )
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "<u2", 32), ("scales", "u1", 8)])
 
 
-def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
-    """Return the weights of IQ2_XS blocks.
-
-    blocks   BLOCK (n_rows, n_blocks)
-    returns  float32 (n_rows, n_blocks * 256)
-    """
-    flat = blocks.reshape(-1)
-    codes = flat["qs"]
-    scales = unpack(flat["scales"], bits=4, group_bytes=1)
-    weights = decode(grids.IQ2_XS, flat["d"], scales, codes & 0x1FF, with_even_signs(codes >> 9))
-    return weights.reshape(len(blocks), -1)
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as IQ2_XS, the bytes of ggml's quantize_iq2_xs."""
+    return encode_blocks(rows, weighting, IQ2_XS, weighted=_quantize, tables=(tables(grids.IQ2_XS, EIGHT),))
 
 
-def quantize(rows: Rows, weights: Weights) -> Blocks:
-    """Return `rows` as IQ2_XS blocks, the bytes of ggml's quantize_iq2_xs.
-
-    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 256, all finite
-    weights  float32 (n_cols,) column importances
-    returns  BLOCK (n_rows, n_cols // 256)
-    raises   ShapeError if rows or weights do not fit, NeedsImportance without weights, BadWeights where
-             squared errors overflow
-    """
-    return encode(rows, weights, IQ2_XS, BLOCK, weighted=_quantize, tables=(tables(grids.IQ2_XS, EIGHT),))
+def decode(data: Bytes, n_cols: int) -> Floats32:
+    """Return the weights of rows of IQ2_XS."""
+    blocks = as_blocks(data, n_cols, IQ2_XS, BLOCK)
+    codes = blocks["qs"]
+    scales = unpack(blocks["scales"], bits=4, group_bytes=1)
+    weights = decode_points(grids.IQ2_XS, blocks["d"], scales, codes & 0x1FF, with_even_signs(codes >> 9))
+    return weights.reshape(len(data), n_cols)
 
 
 _BYTES = BLOCK.itemsize
@@ -121,4 +111,4 @@ def _quantize(
     return -1
 
 
-FORMAT = QuantFormat(IQ2_XS, BLOCK, quantize, dequantize)
+FORMAT = QuantFormat(IQ2_XS, encode, decode)

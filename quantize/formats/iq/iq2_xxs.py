@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ2_XXS
-from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, encode
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_blocks, encode_blocks
 from quantize.formats.iq import grids
 from quantize.formats.iq.grid_blocks import (
     SubBlock,
@@ -33,7 +33,7 @@ from quantize.formats.iq.grid_blocks import (
 from quantize.formats.iq.grids.kept_answers import Answers
 from quantize.formats.iq.grids.neighbours import GridTables, tables
 from quantize.formats.iq.iq2 import (
-    decode,
+    decode_points,
     finish,
     search_again,
     search_candidates,
@@ -54,34 +54,25 @@ from quantize.simd.tiles import (
     padded_words,
     store_blocks,
 )
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", [("indices", "u1", 4), ("signs_scale", "<u4")], 8)])
 
 
-def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
-    """Return the weights of IQ2_XXS blocks.
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as IQ2_XXS, the bytes of ggml's quantize_iq2_xxs."""
+    return encode_blocks(rows, weighting, IQ2_XXS, weighted=_quantize, tables=(tables(grids.IQ2_XXS, EIGHT),))
 
-    blocks   BLOCK (n_rows, n_blocks)
-    returns  float32 (n_rows, n_blocks * 256)
-    """
-    flat = blocks.reshape(-1)
-    packed = flat["qs"]["signs_scale"]
+
+def decode(data: Bytes, n_cols: int) -> Floats32:
+    """Return the weights of rows of IQ2_XXS."""
+    blocks = as_blocks(data, n_cols, IQ2_XXS, BLOCK)
+    packed = blocks["qs"]["signs_scale"]
     signs = with_even_signs(packed[:, :, None] >> np.array([0, 7, 14, 21], np.uint32)).reshape(-1, 32)
     scales = (packed >> 28).astype(np.uint8)
-    weights = decode(grids.IQ2_XXS, flat["d"], scales, flat["qs"]["indices"].reshape(-1, 32), signs)
-    return weights.reshape(len(blocks), -1)
-
-
-def quantize(rows: Rows, weights: Weights) -> Blocks:
-    """Return `rows` as IQ2_XXS blocks, the bytes of ggml's quantize_iq2_xxs.
-
-    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 256, all finite
-    weights  float32 (n_cols,) column importances
-    returns  BLOCK (n_rows, n_cols // 256)
-    raises   ShapeError if rows or weights do not fit, NeedsImportance without weights, BadWeights where
-             squared errors overflow
-    """
-    return encode(rows, weights, IQ2_XXS, BLOCK, weighted=_quantize, tables=(tables(grids.IQ2_XXS, EIGHT),))
+    indices = blocks["qs"]["indices"].reshape(-1, 32)
+    weights = decode_points(grids.IQ2_XXS, blocks["d"], scales, indices, signs)
+    return weights.reshape(len(data), n_cols)
 
 
 _BYTES = BLOCK.itemsize
@@ -153,4 +144,4 @@ def _search(
     return finish(grid, 32, scale, active, failed | failed_again, indices, signs, _SIGNS)
 
 
-FORMAT = QuantFormat(IQ2_XXS, BLOCK, quantize, dequantize)
+FORMAT = QuantFormat(IQ2_XXS, encode, decode)

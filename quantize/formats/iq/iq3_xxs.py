@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ3_XXS
-from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.iq import grids
 from quantize.formats.iq.grid_blocks import (
@@ -60,30 +60,21 @@ from quantize.simd.tiles import (
     padded_words,
     store_blocks,
 )
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 64), ("words", "<u4", 8)])
 
 
-def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
-    """Return the weights of IQ3_XXS blocks.
-
-    blocks   BLOCK (n_rows, n_blocks)
-    returns  float32 (n_rows, n_blocks * 256)
-    """
-    return decode(blocks, IQ3_XXS, _decode, (point_values(grids.IQ3_XXS),))
-
-
-def quantize(rows: Rows, weights: Weights) -> Blocks:
-    """Return `rows` as IQ3_XXS blocks, the bytes of ggml's quantize_iq3_xxs.
-
-    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 256, all finite
-    weights  float32 (n_cols,) column importances, or None
-    returns  BLOCK (n_rows, n_cols // 256)
-    raises   ShapeError if rows or weights do not fit, BadWeights where squared errors overflow
-    """
-    return encode(
-        rows, weights, IQ3_XXS, BLOCK, _quantize_plain, _quantize_weighted, (tables(grids.IQ3_XXS, EIGHT),)
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as IQ3_XXS, the bytes of ggml's quantize_iq3_xxs."""
+    return encode_blocks(
+        rows, weighting, IQ3_XXS, _quantize_plain, _quantize_weighted, (tables(grids.IQ3_XXS, EIGHT),)
     )
+
+
+def decode(data: Bytes, n_cols: int) -> Floats32:
+    """Return the weights of rows of IQ3_XXS."""
+    return decode_blocks(data, n_cols, IQ3_XXS, _decode, (point_values(grids.IQ3_XXS),))
 
 
 _HALF = np.float32(0.5)
@@ -198,4 +189,4 @@ def _search_sub_block(grid: GridTables, search: Search, signs: Tile, indices: Ti
     return finish(grid, search, scale, active, failed | failed_again, _SIGNS, signs, indices)
 
 
-FORMAT = QuantFormat(IQ3_XXS, BLOCK, quantize, dequantize)
+FORMAT = QuantFormat(IQ3_XXS, encode, decode)

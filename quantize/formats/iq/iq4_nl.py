@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ4_NL
-from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import ELEMS, float_at, prepend_half
 from quantize.formats.iq.iq4 import levels_of, nearest_code, search_levels
 from quantize.formats.search import ONE, ZERO
@@ -25,28 +25,19 @@ from quantize.simd.lane_memory import Tile, float_tile, int_tile, load, store
 from quantize.simd.lanes import LANES, Floats, select, splat, square_root
 from quantize.simd.packing import pack
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 16)])
 
 
-def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
-    """Return the weights of IQ4_NL blocks.
-
-    blocks   BLOCK (n_rows, n_blocks)
-    returns  float32 (n_rows, n_blocks * 32)
-    """
-    return decode(blocks, IQ4_NL, _decode)
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as IQ4_NL, the bytes of ggml's quantize_iq4_nl."""
+    return encode_blocks(rows, weighting, IQ4_NL, _quantize_plain, _quantize_weighted)
 
 
-def quantize(rows: Rows, weights: Weights) -> Blocks:
-    """Return `rows` as IQ4_NL blocks, the bytes of ggml's quantize_iq4_nl.
-
-    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 32, all finite
-    weights  float32 (n_cols,) column importances, or None
-    returns  BLOCK (n_rows, n_cols // 32)
-    raises   ShapeError if rows or weights do not fit
-    """
-    return encode(rows, weights, IQ4_NL, BLOCK, _quantize_plain, _quantize_weighted)
+def decode(data: Bytes, n_cols: int) -> Floats32:
+    """Return the weights of rows of IQ4_NL."""
+    return decode_blocks(data, n_cols, IQ4_NL, _decode)
 
 
 _BYTES = BLOCK.itemsize
@@ -108,4 +99,4 @@ def _encode(x: Tile, d: Floats, words: Tile) -> None:
     prepend_half(to_half_bits(d), words, 4)
 
 
-FORMAT = QuantFormat(IQ4_NL, BLOCK, quantize, dequantize)
+FORMAT = QuantFormat(IQ4_NL, encode, decode)

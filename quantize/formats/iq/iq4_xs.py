@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ4_XS
-from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.iq.iq4 import ELEMS, levels_of, nearest_code, search_levels
 from quantize.formats.search import ONE, ZERO, farthest_from_zero
@@ -31,28 +31,19 @@ from quantize.simd.lanes import LANES, select, splat, square_root, to_float
 from quantize.simd.packing import pack
 from quantize.simd.rounding import clamp, nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("d", "<u2"), ("scales_h", "<u2"), ("scales_l", "u1", 4), ("qs", "u1", 128)])
 
 
-def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
-    """Return the weights of IQ4_XS blocks.
-
-    blocks   BLOCK (n_rows, n_blocks)
-    returns  float32 (n_rows, n_blocks * 256)
-    """
-    return decode(blocks, IQ4_XS, _decode)
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as IQ4_XS, the bytes of ggml's quantize_iq4_xs."""
+    return encode_blocks(rows, weighting, IQ4_XS, _quantize_plain, _quantize_weighted)
 
 
-def quantize(rows: Rows, weights: Weights) -> Blocks:
-    """Return `rows` as IQ4_XS blocks, the bytes of ggml's quantize_iq4_xs.
-
-    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 256, all finite
-    weights  float32 (n_cols,) column importances, or None
-    returns  BLOCK (n_rows, n_cols // 256)
-    raises   ShapeError if rows or weights do not fit
-    """
-    return encode(rows, weights, IQ4_XS, BLOCK, _quantize_plain, _quantize_weighted)
+def decode(data: Bytes, n_cols: int) -> Floats32:
+    """Return the weights of rows of IQ4_XS."""
+    return decode_blocks(data, n_cols, IQ4_XS, _decode)
 
 
 _BYTES = BLOCK.itemsize
@@ -135,4 +126,4 @@ def _encode(x: Tile, weights: Tile, words: Tile) -> None:
     pack(codes, 0, 4, 16, 128, tail(words, 2))
 
 
-FORMAT = QuantFormat(IQ4_XS, BLOCK, quantize, dequantize)
+FORMAT = QuantFormat(IQ4_XS, encode, decode)

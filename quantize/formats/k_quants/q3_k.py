@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q3_K
-from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.k_quants.super_block import ELEMS, fit_symmetric_sub_blocks, mean_square, weigh
 from quantize.formats.search import (
@@ -36,28 +36,19 @@ from quantize.simd.lanes import LANES, Floats, Ints, any_lane, select, splat, to
 from quantize.simd.packing import codes_at, pack
 from quantize.simd.rounding import clamp, nearest_float, nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("hmask", "u1", 32), ("qs", "u1", 64), ("scales", "u1", 12), ("d", "<u2")])
 
 
-def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
-    """Return the weights of Q3_K blocks.
-
-    blocks   BLOCK (n_rows, n_blocks)
-    returns  float32 (n_rows, n_blocks * 256)
-    """
-    return decode(blocks, Q3_K, _decode)
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as Q3_K, the bytes of ggml's quantize_q3_K."""
+    return encode_blocks(rows, weighting, Q3_K, _quantize_plain, _quantize_weighted)
 
 
-def quantize(rows: Rows, weights: Weights) -> Blocks:
-    """Return `rows` as Q3_K blocks, the bytes of ggml's quantize_q3_K.
-
-    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 256, all finite
-    weights  float32 (n_cols,) column importances, or None
-    returns  BLOCK (n_rows, n_cols // 256)
-    raises   ShapeError if rows or weights do not fit
-    """
-    return encode(rows, weights, Q3_K, BLOCK, _quantize_plain, _quantize_weighted)
+def decode(data: Bytes, n_cols: int) -> Floats32:
+    """Return the weights of rows of Q3_K."""
+    return decode_blocks(data, n_cols, Q3_K, _decode)
 
 
 _BYTES = BLOCK.itemsize
@@ -80,7 +71,7 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
 
 
 @kernel
-def _quantize_weighted(source: Rows, importances: Weights, out: npt.NDArray[np.uint8]) -> int:
+def _quantize_weighted(source: Rows, importances: npt.NDArray[np.float32], out: npt.NDArray[np.uint8]) -> int:
     x, weights, sums = float_tile(256), float_tile(256), float_tile(16)
     scales, inverses = float_tile(16), float_tile(16)
     scale_codes, codes = int_tile(16), int_tile(256)
@@ -193,4 +184,4 @@ def _pack(codes: Tile, scale_codes: Tile, half_d: Ints, words: Tile) -> None:
     words[27] = half_d
 
 
-FORMAT = QuantFormat(Q3_K, BLOCK, quantize, dequantize)
+FORMAT = QuantFormat(Q3_K, encode, decode)

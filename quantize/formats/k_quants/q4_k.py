@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q4_K
-from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.k_quants.super_block import (
     ELEMS,
@@ -36,28 +36,19 @@ from quantize.simd.lane_memory import Tile, float_tile, int_tile, store, tail
 from quantize.simd.lanes import LANES, minimum, to_float
 from quantize.simd.packing import codes_at, pack, pack_scales, scale_at
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("d", "<u2"), ("dmin", "<u2"), ("scales", "u1", 12), ("qs", "u1", 128)])
 
 
-def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
-    """Return the weights of Q4_K blocks.
-
-    blocks   BLOCK (n_rows, n_blocks)
-    returns  float32 (n_rows, n_blocks * 256)
-    """
-    return decode(blocks, Q4_K, _decode)
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as Q4_K, the bytes of ggml's quantize_q4_K."""
+    return encode_blocks(rows, weighting, Q4_K, _quantize_plain, _quantize_weighted)
 
 
-def quantize(rows: Rows, weights: Weights) -> Blocks:
-    """Return `rows` as Q4_K blocks, the bytes of ggml's quantize_q4_K.
-
-    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 256, all finite
-    weights  float32 (n_cols,) column importances, or None
-    returns  BLOCK (n_rows, n_cols // 256)
-    raises   ShapeError if rows or weights do not fit
-    """
-    return encode(rows, weights, Q4_K, BLOCK, _quantize_plain, _quantize_weighted)
+def decode(data: Bytes, n_cols: int) -> Floats32:
+    """Return the weights of rows of Q4_K."""
+    return decode_blocks(data, n_cols, Q4_K, _decode)
 
 
 _BYTES = BLOCK.itemsize
@@ -80,7 +71,7 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
 
 
 @kernel
-def _quantize_weighted(source: Rows, importances: Weights, out: npt.NDArray[np.uint8]) -> int:
+def _quantize_weighted(source: Rows, importances: npt.NDArray[np.float32], out: npt.NDArray[np.uint8]) -> int:
     x, weights, sums = float_tile(256), float_tile(256), float_tile(8)
     fit = AffineFit(float_tile(8), float_tile(8), float_tile(8), float_tile(8))
     scale_codes, low_codes = int_tile(8), int_tile(8)
@@ -131,4 +122,4 @@ def _pack_codes(x: Tile, fit: AffineFit, words: Tile) -> None:
     pack(codes, 0, 4, 32, 128, tail(words, 4))
 
 
-FORMAT = QuantFormat(Q4_K, BLOCK, quantize, dequantize)
+FORMAT = QuantFormat(Q4_K, encode, decode)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q6_K
-from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.k_quants.super_block import ELEMS, fit_symmetric_sub_blocks
 from quantize.formats.search import EMPTY, ONE, farthest_from_zero, symmetric_codes
@@ -28,28 +28,19 @@ from quantize.simd.lanes import LANES, any_lane, minimum, select, splat, to_floa
 from quantize.simd.packing import codes_at, pack
 from quantize.simd.rounding import nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", "<u2")])
 
 
-def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
-    """Return the weights of Q6_K blocks.
-
-    blocks   BLOCK (n_rows, n_blocks)
-    returns  float32 (n_rows, n_blocks * 256)
-    """
-    return decode(blocks, Q6_K, _decode)
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as Q6_K, the bytes of ggml's quantize_q6_K."""
+    return encode_blocks(rows, weighting, Q6_K, _quantize_plain, _quantize_weighted)
 
 
-def quantize(rows: Rows, weights: Weights) -> Blocks:
-    """Return `rows` as Q6_K blocks, the bytes of ggml's quantize_q6_K.
-
-    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 256, all finite
-    weights  float32 (n_cols,) column importances, or None
-    returns  BLOCK (n_rows, n_cols // 256)
-    raises   ShapeError if rows or weights do not fit
-    """
-    return encode(rows, weights, Q6_K, BLOCK, _quantize_plain, _quantize_weighted)
+def decode(data: Bytes, n_cols: int) -> Floats32:
+    """Return the weights of rows of Q6_K."""
+    return decode_blocks(data, n_cols, Q6_K, _decode)
 
 
 _BYTES = BLOCK.itemsize
@@ -69,7 +60,7 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
 
 
 @kernel
-def _quantize_weighted(source: Rows, importances: Weights, out: npt.NDArray[np.uint8]) -> int:
+def _quantize_weighted(source: Rows, importances: npt.NDArray[np.float32], out: npt.NDArray[np.uint8]) -> int:
     x, weights = float_tile(256), float_tile(256)
     words = int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
@@ -119,4 +110,4 @@ def _encode(x: Tile, weights: Tile, words: Tile) -> None:
             words[k] = select(empty, splat(0), words[k])
 
 
-FORMAT = QuantFormat(Q6_K, BLOCK, quantize, dequantize)
+FORMAT = QuantFormat(Q6_K, encode, decode)

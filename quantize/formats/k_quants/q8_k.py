@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import Q8_K
-from quantize.formats.base import Blocks, QuantFormat, Rows, Weights, decode, encode
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import ONE, ZERO
 from quantize.formats.search import farthest_from_zero
 from quantize.simd.kernel import kernel
@@ -26,28 +26,19 @@ from quantize.simd.lanes import LANES, bits, from_bits, minimum, select, splat, 
 from quantize.simd.packing import pack
 from quantize.simd.rounding import nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("d", "<f4"), ("qs", "i1", 256), ("bsums", "<i2", 16)])
 
 
-def dequantize(blocks: Blocks) -> npt.NDArray[np.float32]:
-    """Return the weights of Q8_K blocks.
-
-    blocks   BLOCK (n_rows, n_blocks)
-    returns  float32 (n_rows, n_blocks * 256)
-    """
-    return decode(blocks, Q8_K, _decode, item=np.int8)
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as Q8_K, the bytes of ggml's quantize_row_q8_K_ref."""
+    return encode_blocks(rows, weighting, Q8_K, _quantize)
 
 
-def quantize(rows: Rows, weights: Weights) -> Blocks:
-    """Return `rows` as Q8_K blocks, the bytes of ggml's quantize_row_q8_K_ref.
-
-    rows     float32, float16 or bfloat16 (n_rows, n_cols), n_cols a multiple of 256, all finite
-    weights  not used
-    returns  BLOCK (n_rows, n_cols // 256)
-    raises   ShapeError if rows or weights do not fit
-    """
-    return encode(rows, weights, Q8_K, BLOCK, _quantize)
+def decode(data: Bytes, n_cols: int) -> Floats32:
+    """Return the weights of rows of Q8_K."""
+    return decode_blocks(data, n_cols, Q8_K, _decode, item=np.int8)
 
 
 _ELEMS = 256
@@ -92,4 +83,4 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     return -1
 
 
-FORMAT = QuantFormat(Q8_K, BLOCK, quantize, dequantize)
+FORMAT = QuantFormat(Q8_K, encode, decode)

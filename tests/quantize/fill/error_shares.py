@@ -6,8 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.fill.error_ranges import is_ordinary
-from quantize.formats.base import QuantFormat, Weights
+from quantize.formats.base import QuantFormat
 from quantize.formats.codecs import CODECS
+from tests.support.codecs import decode, encode
 
 LARGEST_SHARES = {
     "IQ1_M": 0.9,
@@ -21,12 +22,12 @@ LARGEST_SHARES = {
 """Of the limit, where it is what rounding can do at most, or where 1 is near what the type does."""
 
 
-def share_of_limit(format_: QuantFormat, rows: npt.NDArray, weights: Weights) -> float:
+def share_of_limit(format_: QuantFormat, rows: npt.NDArray, weights: npt.NDArray[np.float32] | None) -> float:
     """Return the relative error of the ordinary ones of `rows`, as a share of the type's limit."""
     limits = CODECS[format_.type.name].error_range
     exact = rows.astype(np.float64)
     kept = is_ordinary(exact)
-    decoded = format_.dequantize(format_.quantize(rows, weights)).astype(np.float64)
+    decoded = decode(format_.type, encode(format_.type, rows, weights)).astype(np.float64)
     costs = np.ones(rows.shape[1]) if weights is None else weights.astype(np.float64)
     lost = float((costs * (exact - decoded) ** 2)[kept].sum())
     total = float((costs * exact**2)[kept].sum())

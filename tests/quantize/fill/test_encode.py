@@ -14,9 +14,8 @@ from gguf_tools.ggml_types import F32, GGMLType, by_name
 from quantize.fill import encode
 from quantize.fill.chunks import RowRange
 from quantize.fill.encode import FillJob, encode_rows, encode_strips, strips
-from quantize.formats import get_format
 from quantize.importance import Importance, ResolvedImportance
-from tests.support import samples
+from tests.support import codecs, samples
 
 N_COLS = 256
 ROWS = samples.rows("normal", (40, N_COLS))
@@ -74,15 +73,13 @@ def test_bytes_are_those_of_the_rows_together(strip_rows: int, by_rows: bool, ty
     resolved = ResolvedImportance("t", found, len(ROWS), 0, "its own")
     job = FillJob({"t": Source(ROWS, by_rows)}, {"t": resolved})
     wanted = RowRange("t", 3, 33)
-    expected = get_format(target).quantize(ROWS[3:33], weights).reshape(-1).view(np.uint8)
+    expected = codecs.encode(target, ROWS[3:33], weights).reshape(-1)
     np.testing.assert_array_equal(encode_rows(wanted, target, job), expected)
     assert b"".join(data.tobytes() for data in encode_strips(wanted, target, job)) == expected.tobytes()
 
 
 def test_rows_of_the_same_type_pass_unchanged(strip_rows: int) -> None:
-    codec = get_format("Q8_0")
-    blocks = codec.quantize(ROWS, None).view(np.uint8).reshape(len(ROWS), -1)
-    for stored, type_ in ((blocks, codec.type), (ROWS, F32)):
+    for stored, type_ in ((codecs.encode("Q8_0", ROWS, None), by_name("Q8_0")), (ROWS, F32)):
         job = FillJob({"t": Source(stored, by_rows=True, type=type_)}, {})
         found = encode_rows(RowRange("t", 5, 20), type_, job)
         np.testing.assert_array_equal(found, stored[5:20].reshape(-1).view(np.uint8))

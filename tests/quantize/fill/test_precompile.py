@@ -29,6 +29,7 @@ import numpy as np
 from quantize.formats import get_format
 from quantize.fill.precompile import Encoding
 from quantize.fill.sources import FLOAT_DTYPES
+from quantize.weighting import ColumnWeights
 from gguf_tools.ggml_types import F32, by_name
 
 def signatures():
@@ -43,12 +44,12 @@ for words in sys.argv[2:]:
     if by_name(source) in FLOAT_DTYPES:
         stored = rows.astype(FLOAT_DTYPES[by_name(source)])
     else:
-        stored = get_format(source).quantize(rows, None)
+        data = get_format(source).encode(rows, None)
     Encoding(source, target, bool(is_weighted)).compile()
     before = signatures()
-    if stored.dtype.names:
-        stored = get_format(source).dequantize(stored)
-    get_format(target).quantize(stored, np.ones(512, np.float32) if is_weighted else None)
+    if by_name(source) not in FLOAT_DTYPES:
+        stored = get_format(source).decode(data, 512)
+    get_format(target).encode(stored, ColumnWeights(np.ones(512, np.float32)) if is_weighted else None)
     if not before or signatures() != before:
         print(target, is_weighted, before, signatures())
 """

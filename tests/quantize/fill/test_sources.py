@@ -16,8 +16,8 @@ from gguf_tools.shards import open_gguf
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.writer import GGUFWriter
 from quantize.fill.sources import GGUFTensor
-from quantize.formats import get_format
 from tests.support import samples
+from tests.support.codecs import decode, encode
 
 SHAPE = (2, 3, 64)
 ROWS = samples.rows("normal", (6, 64))
@@ -51,11 +51,10 @@ def test_float_rows_come_in_their_own_dtype(tmp_path: Path, type_name: str, dtyp
 
 @pytest.mark.parametrize("endian", ["little", "big"])
 def test_quantized_rows_are_decoded(tmp_path: Path, endian: str) -> None:
-    codec = get_format("Q5_1")
-    blocks = codec.quantize(ROWS, None)
+    blocks = encode("Q5_1", ROWS, None)
     with open_gguf(write_file(tmp_path, "Q5_1", blocks, endian)) as file:
         tensor = GGUFTensor(file, "t")
-        np.testing.assert_array_equal(tensor.read_rows(1, 6), codec.dequantize(blocks[1:6]))
+        np.testing.assert_array_equal(tensor.read_rows(1, 6), decode("Q5_1", blocks[1:6]))
         assert bytes(tensor.raw_rows(1, 6)) == blocks[1:6].tobytes()
 
 

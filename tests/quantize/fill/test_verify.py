@@ -32,10 +32,11 @@ from quantize.fill.verify import (
     sample_rows,
     verify_output,
 )
-from quantize.formats import available, get_format
+from quantize.formats import available
 from quantize.formats.codecs import CODECS, ignores_importances, requires_importances
 from quantize.importance import Importance, ResolvedImportance
 from tests.support import samples
+from tests.support.codecs import block_dtype, decode, encode
 
 SHAPE = (3, 12, 256)
 HARMLESS = [kind for kind in samples.ROWS if kind not in ("half_overflow", *samples.TOO_LARGE)]
@@ -44,7 +45,7 @@ QUANTIZED = [name for name in available() if by_name(name).is_quantized]
 
 @dataclass(frozen=True)
 class ArraySource:
-    """A tensor in memory, stored as `type`; `data` are its rows, float32 or blocks."""
+    """A tensor in memory, stored as `type`; `data` are its rows, float32 or uint8."""
 
     name: str
     shape: tuple[int, ...]
@@ -54,7 +55,7 @@ class ArraySource:
 
     def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
         rows = self.data[start:stop]
-        return rows if self.type == F32 else get_format(self.type).dequantize(rows)
+        return rows if self.type == F32 else decode(self.type, rows)
 
     def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         return np.ascontiguousarray(self.data[start:stop]).reshape(-1).view(np.uint8)
@@ -157,8 +158,7 @@ def test_whatever_the_codecs_make_of_odd_rows_is_good(
 
 def relative_error(rows: npt.NDArray, type_: str, weights: npt.NDArray | None = None) -> float:
     """Return what encoding `rows` and decoding them again loses, straight from the formula."""
-    codec = get_format(type_)
-    lost = (rows - codec.dequantize(codec.quantize(rows, weights))).astype(np.float64) ** 2
+    lost = (rows - decode(type_, encode(type_, rows, weights))).astype(np.float64) ** 2
     total = rows.astype(np.float64) ** 2
     if weights is not None:
         lost, total = lost * weights, total * weights
@@ -199,7 +199,7 @@ def test_a_big_endian_file(tmp_path: Path) -> None:
 
 
 def test_copied_blocks_and_float_vectors(tmp_path: Path) -> None:
-    blocks = get_format("IQ4_XS").quantize(samples.rows("normal", (36, 256)), None)
+    blocks = encode("IQ4_XS", samples.rows("normal", (36, 256)), None)
     copied = ArraySource("copied", SHAPE, by_name("IQ4_XS"), blocks)
     file = make_file(tmp_path, {"copied": (copied, "IQ4_XS"), "v": (float_source("positive", (7,)), "F32")})
     verified = file.verify()
@@ -277,14 +277,13 @@ def test_what_is_said_of_a_row_that_differs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("type_", ["Q4_0", "Q4_K", "IQ3_S", "TQ1_0"])
 def test_a_scale_that_is_not_finite(type_: str, scale: float, tmp_path: Path) -> None:
     file = one_tensor(tmp_path, type_)
-    codec = get_format(type_)
-    file.rows("t").view(codec.BLOCK)["d"][30, 0] = np.float16(scale).view(np.uint16)
+    file.rows("t").view(block_dtype(type_))["d"][30, 0] = np.float16(scale).view(np.uint16)
     assert f"t: row 30: a scale of {type_} is NaN or infinite, expected a finite one" in file.refusal()
 
 
 def test_a_nan_in_the_source_too(tmp_path: Path) -> None:
-    blocks = get_format("Q8_0").quantize(samples.rows("normal", (36, 256)), None)
-    blocks["d"][4, 2] = 0x7E00
+    blocks = encode("Q8_0", samples.rows("normal", (36, 256)), None)
+    blocks.view(block_dtype("Q8_0"))["d"][4, 2] = 0x7E00
     copied = ArraySource("t", SHAPE, by_name("Q8_0"), blocks)
     file = make_file(tmp_path, {"t": (copied, "Q8_0")})
     assert file.refusal().endswith("t: row 4: a scale of Q8_0 is NaN or infinite, in the source too")

@@ -20,11 +20,14 @@ from hypothesis import strategies as st
 import quantize.formats
 from gguf_tools.errors import BadWeights, NeedsImportance, QuantError, ShapeError
 from gguf_tools.ggml_types import TYPES
+from gguf_tools.scales import SCALES
 from quantize.formats import available, get_format
 from quantize.formats.base import QuantFormat
 from quantize.formats.codecs import CODECS, ignores_importances, requires_importances
+from quantize.weighting import ColumnWeights
 from tests import naive
 from tests.support import oracle, samples
+from tests.support.codecs import block_dtype, decode, encode
 
 needs_oracle = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
 every_format = pytest.mark.parametrize("name", available())
@@ -43,21 +46,6 @@ def importance_kinds(codec: QuantFormat) -> list[str | None]:
 def columns(codec: QuantFormat) -> int:
     """Return a row length with several blocks a row, not a multiple of what a kernel takes at once."""
     return 3 * max(codec.type.block_elems, 32)
-
-
-def encode(codec: QuantFormat, rows: npt.NDArray, weights: npt.NDArray | None) -> npt.NDArray[np.uint8]:
-    """Return the bytes of `rows`, uint8 (n_rows, bytes of a row)."""
-    blocks = codec.quantize(rows, weights)
-    assert blocks.dtype == codec.BLOCK
-    assert blocks.shape == (len(rows), rows.shape[1] // codec.type.block_elems)
-    return blocks.view(np.uint8).reshape(len(rows), -1)
-
-
-def decode(codec: QuantFormat, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    """Return the rows of uint8 (n_rows, bytes of a row)."""
-    rows = codec.dequantize(data.view(codec.BLOCK).reshape(len(data), -1))
-    assert rows.dtype == np.float32
-    return rows
 
 
 def assert_same_bits(ours: npt.NDArray[np.float32], theirs: npt.NDArray[np.float32]) -> None:
@@ -84,9 +72,23 @@ def test_format_is_what_the_registry_says(name: str) -> None:
     assert codec.type.name == name
     assert codec.type in TYPES
     assert get_format(codec.type) is get_format(name.lower()) is codec
-    assert codec.BLOCK is module.BLOCK
-    assert codec.BLOCK.itemsize == codec.type.block_bytes
+    assert module.BLOCK.itemsize == codec.type.block_bytes
     assert module.__doc__.startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize("name", [name for name in available() if name in SCALES])
+def test_the_scales_that_checks_look_at_are_those_of_the_block(name: str) -> None:
+    """Where a type keeps its floats, gguf_tools.scales must know without the codecs, which know it too."""
+    block = block_dtype(name)
+    fields = dict(block.fields or {"x": (block, 0)})
+    floats = {key: offset for key, (_, offset) in fields.items() if key in ("x", "d", "dmin", "m", "e")}
+    if name == "IQ1_M":
+        floats = {"scales": fields["scales"][1]}
+    assert sorted(offset for _, offset in SCALES[name].block) == sorted(floats.values())
+    codes = {"e": "float16 <u2", "f": "float32 <f4", "b": "bfloat16", "x": "|u1", "m": "<u2"}
+    for (code, _), key in zip(SCALES[name].block, floats, strict=True):
+        base = fields[key][0].base
+        assert base.str in codes[code] or base.name in codes[code]
 
 
 def test_unknown_type_is_named() -> None:
@@ -116,7 +118,7 @@ def test_bytes_equal_ggml(name: str, kind: str) -> None:
     for importance_kind in importance_kinds(codec):
         weights = samples.importances(importance_kind, columns(codec))
         try:
-            ours = encode(codec, rows, weights)
+            ours = encode(name, rows, weights)
         except BadWeights:
             assert kind in samples.TOO_LARGE or importance_kind == "wide"
             assert oracle.aborts(codec.type.id, rows, weights)
@@ -134,7 +136,7 @@ def test_a_refused_block_is_named(name: str) -> None:
     weights = samples.importances("random", columns(codec))
     if oracle.aborts(codec.type.id, rows, weights):
         with pytest.raises(BadWeights, match=rf"{name}: row 3, columns {codec.type.block_elems} to"):
-            codec.quantize(rows, weights)
+            encode(name, rows, weights)
 
 
 @pytest.mark.parametrize("name", [name for name in CODECS if name not in ("F32", "F16", "BF16")])
@@ -151,7 +153,7 @@ def test_a_block_that_is_not_finite_is_named(name: str, bad: float, dtype: type)
         message = rf"{name}: row {row}, columns {first} to \d+: a weight is not a finite number"
         for importances in (weights, *([] if requires_importances(codec.type.name) else [None])):
             with pytest.raises(BadWeights, match=message):
-                codec.quantize(rows, importances)
+                encode(name, rows, importances)
 
 
 @needs_oracle
@@ -163,19 +165,18 @@ def test_bytes_equal_ggml_at_tile_edges(name: str) -> None:
             rows = samples.rows("heavy_tailed", (n_rows, n_cols), seed=n_rows)
             for importance_kind in importance_kinds(codec)[-2:]:
                 weights = samples.importances(importance_kind, n_cols)
-                ours, theirs = encode(codec, rows, weights), oracle.quantize(codec.type.id, rows, weights)
+                ours, theirs = encode(name, rows, weights), oracle.quantize(codec.type.id, rows, weights)
                 np.testing.assert_array_equal(ours, theirs, f"{n_rows} rows of {n_cols}")
 
 
 @every_format
 def test_bytes_equal_recorded_ones(name: str) -> None:
-    codec = get_format(name)
     with np.load(GOLDEN / "samples.npz") as golden, np.load(GOLDEN / f"{name}.npz") as recorded:
         for kind in recorded.files:
             weights = None if kind == "none" else golden[kind]
             for row, theirs in zip(golden["rows"], recorded[kind], strict=True):
                 try:
-                    ours = encode(codec, row[None], weights)[0]
+                    ours = encode(name, row[None], weights)[0]
                 except BadWeights:
                     ours = np.zeros_like(theirs)
                 np.testing.assert_array_equal(ours, theirs, f"importances: {kind}")
@@ -191,7 +192,7 @@ def test_bytes_equal_the_naive_twin(name: str, kind: str) -> None:
         weights = samples.importances(importance_kind, row.size)
         if weights is not None or not requires_importances(codec.type.name):
             np.testing.assert_array_equal(
-                encode(codec, row, weights)[0], naive.QUANTIZE[name](row[0], weights)
+                encode(name, row, weights)[0], naive.QUANTIZE[name](row[0], weights)
             )
 
 
@@ -200,10 +201,10 @@ def test_importances_are_used_as_the_registry_says(name: str) -> None:
     codec = get_format(name)
     rows = samples.rows("normal", (17, columns(codec)))
     weights = [samples.importances("random", columns(codec), seed) for seed in (1, 2)]
-    first, second = (encode(codec, rows, importances) for importances in weights)
+    first, second = (encode(name, rows, importances) for importances in weights)
     assert np.array_equal(first, second) == ignores_importances(name)
     if ignores_importances(name):
-        np.testing.assert_array_equal(encode(codec, rows, None), first)
+        np.testing.assert_array_equal(encode(name, rows, None), first)
 
 
 @every_format
@@ -212,14 +213,14 @@ def test_halves_are_read_as_the_floats_they_are(name: str) -> None:
     for dtype in (np.float16, ml_dtypes.bfloat16):
         rows = samples.rows("normal", (17, columns(codec))).astype(dtype)
         weights = samples.importances("random", columns(codec))
-        same = encode(codec, rows.astype(np.float32), weights)
-        np.testing.assert_array_equal(encode(codec, rows, weights), same)
+        same = encode(name, rows.astype(np.float32), weights)
+        np.testing.assert_array_equal(encode(name, rows, weights), same)
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("F32", "f4"), ("F16", "f2"), ("BF16", ml_dtypes.bfloat16)])
 def test_rows_of_the_type_itself_are_not_copied(name: str, dtype: npt.DTypeLike) -> None:
     rows = samples.rows("normal", (3, 5)).astype(dtype)
-    assert np.shares_memory(get_format(name).quantize(rows, None), rows)
+    assert np.shares_memory(encode(name, rows, None), rows)
 
 
 @needs_oracle
@@ -229,7 +230,7 @@ def test_rows_of_the_type_itself_are_not_copied(name: str, dtype: npt.DTypeLike)
 def test_any_float_becomes_the_half_that_ggml_makes(name: str, words: list[int]) -> None:
     codec = get_format(name)
     rows = np.array([words], np.uint32).view(np.float32)
-    np.testing.assert_array_equal(encode(codec, rows, None), oracle.quantize(codec.type.id, rows, None))
+    np.testing.assert_array_equal(encode(name, rows, None), oracle.quantize(codec.type.id, rows, None))
 
 
 # ---- decoding
@@ -243,9 +244,10 @@ def any_blocks(draw: st.DrawFn, codec: QuantFormat) -> npt.NDArray[np.uint8]:
     n_blocks = draw(st.integers(1, 3))
     n_bytes = n_blocks * codec.type.block_bytes
     data = np.frombuffer(draw(st.binary(min_size=n_bytes, max_size=n_bytes)), np.uint8).copy()
-    blocks = data.view(codec.BLOCK)
-    for field in codec.BLOCK.names or ():
-        if codec.BLOCK[field] == np.dtype("<u2") and draw(st.booleans()):
+    block = block_dtype(codec.type.name)
+    blocks = data.view(block)
+    for field in block.names or ():
+        if block[field] == np.dtype("<u2") and draw(st.booleans()):
             blocks[field] = draw(st.sampled_from(SPECIAL_HALVES))
     return data[None]
 
@@ -256,7 +258,7 @@ def any_blocks(draw: st.DrawFn, codec: QuantFormat) -> npt.NDArray[np.uint8]:
 def test_any_bytes_decode_as_specified(name: str, data: st.DataObject) -> None:
     codec = get_format(name)
     blocks = data.draw(any_blocks(codec))
-    ours = decode(codec, blocks)
+    ours = decode(name, blocks)
     if oracle.available():
         assert_same_bits(ours, oracle.dequantize(codec.type.id, blocks))
     else:
@@ -269,14 +271,14 @@ def test_many_blocks_decode_as_ggml_decodes_them(name: str) -> None:
     codec = get_format(name)
     n_bytes = 7 * codec.type.block_bytes
     blocks = np.random.default_rng(2).integers(0, 256, (33, n_bytes), np.uint8)
-    assert_same_bits(decode(codec, blocks), oracle.dequantize(codec.type.id, blocks))
+    assert_same_bits(decode(name, blocks), oracle.dequantize(codec.type.id, blocks))
 
 
 @every_format
 def test_naive_twin_decodes_the_same(name: str) -> None:
     codec = get_format(name)
     blocks = np.random.default_rng(3).integers(0, 256, (1, 2 * codec.type.block_bytes), np.uint8)
-    assert_same_bits(decode(codec, blocks)[0], naive.DEQUANTIZE[name](blocks[0]))
+    assert_same_bits(decode(name, blocks)[0], naive.DEQUANTIZE[name](blocks[0]))
 
 
 # ---- what does not fit
@@ -290,7 +292,7 @@ def test_row_that_is_no_whole_number_of_blocks(name: str) -> None:
         with pytest.raises(
             ShapeError, match=rf"{rows.shape[1]} is not a multiple of {codec.type.block_elems}"
         ):
-            codec.quantize(rows, None)
+            encode(name, rows, None)
 
 
 @every_format
@@ -298,7 +300,7 @@ def test_importances_that_are_missing(name: str) -> None:
     codec = get_format(name)
     if requires_importances(codec.type.name):
         with pytest.raises(NeedsImportance, match=name):
-            codec.quantize(np.zeros((2, columns(codec)), np.float32), None)
+            codec.encode(np.zeros((2, columns(codec)), np.float32), None)
 
 
 @every_format
@@ -306,13 +308,13 @@ def test_importances_of_another_length(name: str) -> None:
     codec = get_format(name)
     rows = np.zeros((2, columns(codec)), np.float32)
     with pytest.raises(ShapeError, match=name):
-        codec.quantize(rows, np.ones(columns(codec) - 1, np.float32))
+        codec.encode(rows, ColumnWeights(np.ones(columns(codec) - 1, np.float32)))
 
 
 @every_format
 def test_rows_that_are_no_matrix_of_floats(name: str) -> None:
     codec = get_format(name)
     with pytest.raises(ShapeError, match="2 dimensions"):
-        codec.quantize(np.zeros(columns(codec), np.float32), None)
+        codec.encode(np.zeros(columns(codec), np.float32), None)
     with pytest.raises(ShapeError, match="float64"):
-        codec.quantize(np.zeros((1, columns(codec))), None)
+        codec.encode(np.zeros((1, columns(codec))), None)

@@ -10,6 +10,7 @@ from quantize.formats.iq import iq4
 from tests import naive
 from tests.naive.nonlinear import nearest_level
 from tests.support import oracle
+from tests.support.codecs import block_dtype, decode, encode
 
 needs_oracle = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
 
@@ -45,7 +46,7 @@ def test_exponents_of_mxfp4_follow_the_rounded_logarithm() -> None:
     shares = np.random.default_rng(0).uniform(-1, 1, (len(largest), 32)).astype(np.float32)
     shares[:, 7] = -1
     rows = shares * largest[:, None]
-    ours = codec.quantize(rows, None).view(np.uint8).reshape(len(rows), -1)
+    ours = encode(codec.type, rows, None)
     np.testing.assert_array_equal(ours[:, 0], [naive.QUANTIZE["MXFP4"](row, None)[0] for row in rows])
     if oracle.available():
         np.testing.assert_array_equal(ours, oracle.quantize(codec.type.id, rows, None))
@@ -61,7 +62,7 @@ def test_ties_and_overflows_of_4_bit_floats(name: str) -> None:
     exponents = rng.integers(-140, 126, (400, 1)).astype(np.float64)
     rows = np.concatenate([parts * 2**exponents, parts * rng.choice([1e-3, 1, 600, 3000, 1e9], (400, 1))])
     rows = rows.astype(np.float32)
-    ours = codec.quantize(rows, None).view(np.uint8).reshape(len(rows), -1)
+    ours = encode(codec.type, rows, None)
     np.testing.assert_array_equal(ours, oracle.quantize(codec.type.id, rows, None))
 
 
@@ -70,9 +71,10 @@ def test_ties_and_overflows_of_4_bit_floats(name: str) -> None:
 def test_every_byte_decodes_as_ggml_decodes_it(name: str) -> None:
     codec = get_format(name)
     blocks = np.tile(np.arange(256, dtype=np.uint8)[:, None], (1, codec.type.block_bytes))
-    for field in codec.BLOCK.names or ():
-        if codec.BLOCK[field] == np.dtype("<u2"):
-            blocks.view(codec.BLOCK)[field] = 0x3C00
-    ours = codec.dequantize(blocks.view(codec.BLOCK))
+    block = block_dtype(name)
+    for field in block.names or ():
+        if block[field] == np.dtype("<u2"):
+            blocks.view(block)[field] = 0x3C00
+    ours = decode(name, blocks)
     theirs = oracle.dequantize(codec.type.id, blocks)
     np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))

@@ -12,7 +12,6 @@ from gguf_tools import open_gguf
 from gguf_tools.errors import NeedsImportance
 from gguf_tools.ggml_types import Q4_0, Q5_0, Q8_0, GGMLType
 from gguf_tools.tensors import TensorInfo
-from quantize.formats import get_format
 from quantize.importance import Importance
 from quantize.mla_layout.layouts import HeadSizes, MLALayout, parts_of, tensor_name
 from quantize.mla_layout.pipeline import LayoutOptions, change_layout, prepare
@@ -20,6 +19,7 @@ from quantize.mla_layout.report import change_lines
 from quantize.plan.overrides import parse_overrides
 from quantize.roles import Role
 from tests.quantize.mla_layout.models import KV, K, V, keys_of, model, raw, write
+from tests.support.codecs import decode, encode
 
 N_HEADS = 16
 WIDE = HeadSizes(n_heads=N_HEADS, nope=32, rope=16, value=24, kv_lora=64)
@@ -31,7 +31,7 @@ def wide_model(path: Path, layout: MLALayout, chosen: Mapping[Role, GGMLType]) -
     for role in parts_of(layout):
         info = TensorInfo(tensor_name(0, role), WIDE.shape(role, layout), chosen[role])
         values = np.random.default_rng(info.n_rows).standard_normal((info.n_rows, info.n_cols))
-        tensors[info] = get_format(info.type).quantize(values.astype(np.float32), None).tobytes()
+        tensors[info] = encode(info.type, values.astype(np.float32), None).tobytes()
     return write(path, keys_of(layout, WIDE), tensors)
 
 
@@ -39,8 +39,7 @@ def decoded(path: Path, role: Role) -> np.ndarray:
     """The values per head: (n_heads, rows, columns)."""
     with open_gguf(path) as file:
         info = file.tensor(tensor_name(0, role))
-        codec = get_format(info.type)
-        values = codec.dequantize(file.raw(info.name).view(codec.BLOCK).reshape(info.n_rows, -1))
+        values = decode(info.type, file.raw(info.name).reshape(info.n_rows, -1))
     return values.reshape(N_HEADS, -1, info.n_cols)
 
 
@@ -60,10 +59,10 @@ def test_keys_are_encoded_head_by_head_with_each_heads_importances(
         path, tmp_path / "out.gguf", to, overrides=parse_overrides(["attn_k_b=Q4_0"]),
         importances={tensor_name(0, K): data} if known else None,
     )  # fmt: skip
-    quantize = get_format(Q4_0).quantize
     keys = np.ascontiguousarray(decoded(path, KV)[:, : WIDE.nope].transpose(0, 2, 1))
     expected = [
-        quantize(head, weights if known else None) for head, weights in zip(keys, data.weights(), strict=True)
+        encode(Q4_0, head, weights if known else None)
+        for head, weights in zip(keys, data.weights(), strict=True)
     ]
     assert raw(tmp_path / "out.gguf", 0, K) == np.concatenate(expected).tobytes()
     assert raw(tmp_path / "out.gguf", 0, V) == _rows_of(raw(path, 0, KV), WIDE.nope, WIDE.head_rows)
@@ -86,7 +85,7 @@ def test_joined_heads_keep_value_blocks_and_encode_keys(groups: int, to: MLALayo
     )  # fmt: skip
     keys = np.ascontiguousarray(decoded(path, K).transpose(0, 2, 1))
     weights = [*data.weights()] * (N_HEADS // groups) if groups else [None] * N_HEADS
-    expected = [get_format(Q4_0).quantize(head, w) for head, w in zip(keys, weights, strict=True)]
+    expected = [encode(Q4_0, head, w) for head, w in zip(keys, weights, strict=True)]
     joined = raw(tmp_path / "out.gguf", 0, KV)
     assert _rows_of(joined, 0, WIDE.nope) == np.concatenate(expected).tobytes()
     assert _rows_of(joined, WIDE.nope, WIDE.head_rows) == raw(path, 0, V)
@@ -96,7 +95,7 @@ def test_without_a_type_by_hand_all_of_attn_kv_b_is_q8_0(tmp_path: Path) -> None
     path = wide_model(tmp_path / "in.gguf", "split", {K: Q5_0, V: Q4_0})
     change_layout(path, tmp_path / "out.gguf", "none")
     rows_ = np.concatenate([decoded(path, K).transpose(0, 2, 1), decoded(path, V)], axis=1)
-    expected = get_format(Q8_0).quantize(rows_.reshape(-1, WIDE.kv_lora), None)
+    expected = encode(Q8_0, rows_.reshape(-1, WIDE.kv_lora), None)
     assert raw(tmp_path / "out.gguf", 0, KV) == expected.tobytes()
 
 
@@ -104,7 +103,7 @@ def test_values_can_be_given_another_type(tmp_path: Path) -> None:
     path = wide_model(tmp_path / "in.gguf", "none", {KV: Q5_0})
     change_layout(path, tmp_path / "out.gguf", "split", overrides=parse_overrides(["attn_v_b=Q4_0"]))
     values = np.ascontiguousarray(decoded(path, KV)[:, WIDE.nope :]).reshape(-1, WIDE.kv_lora)
-    assert raw(tmp_path / "out.gguf", 0, V) == get_format(Q4_0).quantize(values, None).tobytes()
+    assert raw(tmp_path / "out.gguf", 0, V) == encode(Q4_0, values, None).tobytes()
 
 
 @pytest.mark.parametrize("n_threads", [1, 3])

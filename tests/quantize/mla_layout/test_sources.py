@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gguf_tools.ggml_types import BF16, F16, F32, Q4_0, GGMLType
 from quantize.fill.sources import FLOAT_DTYPES
-from quantize.formats import get_format
 from quantize.mla_layout.sources import Encoded, HeadRows, JoinedHeads, TransposedHeads
+from tests.support.codecs import decode, encode
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,10 @@ class Rows:
     def read_rows(self, start: int, stop: int) -> np.ndarray:
         if self.type in FLOAT_DTYPES:
             return self.values[start:stop]
-        codec = get_format(self.type)
-        return codec.dequantize(codec.quantize(self.values[start:stop], None))
+        return decode(self.type, encode(self.type, self.values[start:stop], None))
 
     def raw_rows(self, start: int, stop: int) -> np.ndarray:
-        return get_format(self.type).quantize(self.values[start:stop], None).reshape(-1).view(np.uint8)
+        return encode(self.type, self.values[start:stop], None).reshape(-1)
 
 
 def rows(n_rows: int, n_cols: int, type_: GGMLType) -> Rows:
@@ -101,8 +100,7 @@ def test_a_transposed_chunk_reads_only_its_heads(monkeypatch: pytest.MonkeyPatch
 
 def test_encoded_rows_decode_to_what_they_say() -> None:
     tensor = Encoded(rows(6, 64, F32), Q4_0)
-    codec = get_format(Q4_0)
-    blocks = codec.quantize(tensor.tensor.read_rows(2, 6), None)
+    blocks = encode(Q4_0, tensor.tensor.read_rows(2, 6), None)
     assert bytes(tensor.raw_rows(2, 6)) == blocks.tobytes()
-    np.testing.assert_array_equal(tensor.read_rows(2, 6), codec.dequantize(blocks))
+    np.testing.assert_array_equal(tensor.read_rows(2, 6), decode(Q4_0, blocks))
     assert (tensor.name, tensor.shape) == ("rows", (6, 64))

@@ -323,7 +323,9 @@ def test_nearest_float_is_nearest_int_where_it_may_be_used() -> None:
 KERNEL = """
 import numpy as np
 from quantize.formats.k_quants import q4_k
-blocks = q4_k.quantize(np.linspace(-1, 1, 512, dtype=np.float32).reshape(2, 256), np.ones(256, np.float32))
+from quantize.weighting import ColumnWeights
+rows = np.linspace(-1, 1, 512, dtype=np.float32).reshape(2, 256)
+blocks = q4_k.encode(rows, ColumnWeights(np.ones(256, np.float32)))
 stats = q4_k._quantize_weighted.stats
 print(blocks.tobytes().hex(), sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
 """

@@ -1,0 +1,47 @@
+"""Codecs as tests call them: importances as plain arrays, row lengths known from the data."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.ggml_types import GGMLType
+from quantize.formats import get_format
+from quantize.formats.codecs import CODECS
+from quantize.weighting import ColumnWeights, Weighting
+
+Floats = npt.NDArray[np.float32]
+
+
+def weighting(weights: Floats | None) -> Weighting | None:
+    """Return importances, float32 (n_cols,), as what an encoder takes."""
+    return None if weights is None else ColumnWeights(weights)
+
+
+def encode(type_: str | GGMLType, rows: npt.NDArray[Any], weights: Floats | None) -> npt.NDArray[np.uint8]:
+    """Return the bytes of `rows`, uint8 (n_rows, bytes of a row)."""
+    codec = get_format(type_)
+    data = codec.encode(rows, weighting(weights))
+    assert data.dtype == np.uint8
+    assert data.shape == (len(rows), codec.type.row_bytes(rows.shape[1]))
+    assert data.flags.c_contiguous
+    return data
+
+
+def decode(type_: str | GGMLType, data: npt.NDArray[np.uint8]) -> Floats:
+    """Return the rows of uint8 (n_rows, bytes of a row)."""
+    codec = get_format(type_)
+    n_blocks = (data.shape[1] - codec.type.row_meta_bytes) // codec.type.block_bytes
+    rows = codec.decode(data, n_blocks * codec.type.block_elems)
+    assert rows.dtype == np.float32
+    assert rows.shape == (len(data), n_blocks * codec.type.block_elems)
+    return rows
+
+
+def block_dtype(name: str) -> np.dtype[Any]:
+    """Return the dtype of a type's block."""
+    block: np.dtype[Any] = import_module(CODECS[name].module, "quantize.formats").BLOCK
+    return block
