@@ -27,7 +27,7 @@ from enum import Enum
 from gguf_tools.errors import BadOverride, BadRequest, NoFallback
 from gguf_tools.ggml_types import GGMLType, by_name
 from gguf_tools.tensors import TensorInfo
-from quantize.plan.fallback import fit
+from quantize.plan.fallback import describe_misfit, fit
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.overrides import Override, find_override
 from quantize.plan.recipes import V_LIKE, Recipe, Situation
@@ -238,15 +238,16 @@ def _fit_rows(
     undefined: dict[str, list[str]] = {}
     misnamed: dict[str, list[str]] = {}
     for tensor, decision in zip(tensors, wanted, strict=True):
-        n_cols, type_ = tensor.info.n_cols, decision.type
+        type_, n_cols = decision.type, tensor.info.n_cols
+        n_rows = tensor.info.n_rows // tensor.info.n_mats
         fallback = find_override(fallbacks, tensor.name)
-        fitting = fit(type_, n_cols, fallback)
+        fitting = fit(type_, n_cols, fallback, n_rows)
         if fitting is not None:
             reason = f"{decision.reason}; {fitting.reason}"
             fell = fitting.reason is not None
             fitted.append(Decision(fitting.type, decision.decider, reason, type_) if fell else decision)
             continue
-        misfit = f"{type_.name}: row length {n_cols} is no multiple of {type_.block_elems}"
+        misfit = f"{type_.name}: {describe_misfit(type_, n_cols, n_rows)}"
         if fallback is None:
             undefined.setdefault(misfit, []).append(tensor.name)
         else:

@@ -28,23 +28,34 @@ class Fit:
     reason: str | None
 
 
-def fit(wanted: GGMLType, n_cols: int, named: Override | None = None) -> Fit | None:
-    """Return the type to use for rows of `n_cols` elements where `wanted` was asked for.
+def fit(wanted: GGMLType, n_cols: int, named: Override | None = None, n_rows: int = 0) -> Fit | None:
+    """Return the type to use for a matrix of rows of `n_cols` elements where `wanted` was asked for.
 
-    named  the user's fallback for this tensor, which is asked only when the row does not fit
+    named   the user's fallback for this tensor, which is asked only when the rows do not fit
+    n_rows  rows of the matrix, for types that interleave rows
     Returns None when neither fits, or when the type has no fallback.
     """
-    if n_cols % wanted.block_elems == 0:
+    misfit = describe_misfit(wanted, n_cols, n_rows)
+    if not misfit:
         return Fit(wanted, None)
-    instead = _by_table(wanted, n_cols) if named is None else named.type
-    if instead is None or n_cols % instead.block_elems:
+    instead = _by_table(wanted, n_cols, n_rows) if named is None else named.type
+    if instead is None or describe_misfit(instead, n_cols, n_rows):
         return None
     by_whom = "" if named is None else f" (fallback {named.text})"
-    change = f"{wanted.name} -> {instead.name}{by_whom}"
-    return Fit(instead, f"row length {n_cols} is no multiple of {wanted.block_elems}: {change}")
+    return Fit(instead, f"{misfit}: {wanted.name} -> {instead.name}{by_whom}")
 
 
-def _by_table(wanted: GGMLType, n_cols: int) -> GGMLType | None:
+def describe_misfit(type_: GGMLType, n_cols: int, n_rows: int) -> str:
+    """Return why a type can't hold a matrix, in a phrase, or "" when it can."""
+    if n_cols % type_.block_elems:
+        return f"row length {n_cols} is no multiple of {type_.block_elems}"
+    # A type without a codec is refused as such, whatever the rows.
+    if n_rows % type_.rows_interleaved and type_.name in CODECS:
+        return f"{n_rows} rows are no multiple of {type_.rows_interleaved}"
+    return ""
+
+
+def _by_table(wanted: GGMLType, n_cols: int, n_rows: int) -> GGMLType | None:
     codec = CODECS.get(wanted.name)
     if codec is not None and codec.falls_back_to is not None:
         instead = by_name(codec.falls_back_to)
@@ -52,4 +63,4 @@ def _by_table(wanted: GGMLType, n_cols: int) -> GGMLType | None:
         instead = wanted
     else:
         return None
-    return F16 if n_cols % instead.block_elems else instead
+    return F16 if describe_misfit(instead, n_cols, n_rows) else instead

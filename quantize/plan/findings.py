@@ -164,12 +164,17 @@ def _idle(what: str, options: PlanOptions, names: Sequence[str]) -> Iterator[Fin
 
 def fallbacks(plans: Sequence[TensorPlan]) -> Iterator[Finding]:
     """Yield one finding per way in which rows did not fit."""
-    ways: dict[tuple[str, str, int], list[str]] = defaultdict(list)
+    ways: dict[str, list[str]] = defaultdict(list)
     for plan in plans:
-        if plan.fell_from is not None:
-            ways[plan.fell_from.name, plan.target_type.name, plan.shape[-1]].append(plan.name)
-    for (wanted, instead, n_cols), names in ways.items():
-        what = f"{instead} instead of {wanted}, whose blocks rows of {n_cols} do not fill"
+        wanted = plan.fell_from
+        if wanted is None:
+            continue
+        if plan.shape[-1] % wanted.block_elems:
+            unfilled = f"blocks rows of {plan.shape[-1]}"
+        else:
+            unfilled = f"groups of {wanted.rows_interleaved} rows matrices of {plan.shape[-2]}"
+        ways[f"{plan.target_type} instead of {wanted}, whose {unfilled} do not fill"].append(plan.name)
+    for what, names in ways.items():
         yield from _about(Kind.FALLBACK, what, names, len(plans))
 
 
