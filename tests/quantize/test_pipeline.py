@@ -14,7 +14,7 @@ from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
 from gguf_tools.writer import GGUFWriter
 from quantize.importance import Importance
-from tests.support.codecs import encode
+from tests.quantize.codecs import encode
 
 HEADS = "deepseek2.attention.head_count"
 KEYS = TensorInfo("blk.0.attn_k_b.weight", (8 * 16, 32), F32)

@@ -24,8 +24,8 @@ from quantize.formats.codecs import CODECS
 from quantize.importance import Importance
 from quantize.plan.decide import PlanOptions
 from quantize.plan.overrides import parse_overrides
-from tests.support import toy_codec
-from tests.support.codecs import decode, encode
+from tests.quantize import toy_codec
+from tests.quantize.codecs import decode, encode
 
 NAME = toy_codec.TYPE.name
 STACK = TensorInfo("blk.0.ffn_down_exps.weight", (2, 24, 64), F32)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from quantize.fill.error_ranges import is_ordinary
 from quantize.formats.base import QuantFormat
 from quantize.formats.codecs import CODECS
-from tests.support.codecs import decode, encode
+from tests.quantize.codecs import decode, encode
 
 LARGEST_SHARES = {
     "IQ1_M": 0.9,

@@ -15,7 +15,8 @@ from quantize.fill import encode
 from quantize.fill.chunks import RowRange
 from quantize.fill.encode import FillJob, encode_rows, encode_strips, strips
 from quantize.importance import Importance, ResolvedImportance
-from tests.support import codecs, samples
+from tests.quantize import codecs
+from tests.support import samples
 
 N_COLS = 256
 ROWS = samples.rows("normal", (40, N_COLS))

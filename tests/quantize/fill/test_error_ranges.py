@@ -13,9 +13,9 @@ from quantize.fill.error_ranges import is_ordinary
 from quantize.formats import available, get_format
 from quantize.formats.base import QuantFormat
 from quantize.formats.codecs import CODECS, ignores_importances, requires_importances
+from tests.quantize.codecs import decode
 from tests.quantize.fill.error_shares import LARGEST_SHARES, share_of_limit
 from tests.support import samples
-from tests.support.codecs import decode
 
 N_COLS = 1024
 

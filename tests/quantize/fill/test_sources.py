@@ -16,8 +16,8 @@ from gguf_tools.shards import open_gguf
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.writer import GGUFWriter
 from quantize.fill.sources import GGUFTensor
+from tests.quantize.codecs import decode, encode
 from tests.support import samples
-from tests.support.codecs import decode, encode
 
 SHAPE = (2, 3, 64)
 ROWS = samples.rows("normal", (6, 64))

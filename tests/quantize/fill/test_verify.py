@@ -35,8 +35,8 @@ from quantize.fill.verify import (
 from quantize.formats import available
 from quantize.formats.codecs import CODECS, ignores_importances, requires_importances
 from quantize.importance import Importance, ResolvedImportance
+from tests.quantize.codecs import block_dtype, decode, encode
 from tests.support import samples
-from tests.support.codecs import block_dtype, decode, encode
 
 SHAPE = (3, 12, 256)
 HARMLESS = [kind for kind in samples.ROWS if kind not in ("half_overflow", *samples.TOO_LARGE)]

@@ -26,8 +26,8 @@ from quantize.formats.base import QuantFormat
 from quantize.formats.codecs import CODECS, ignores_importances, requires_importances
 from quantize.weighting import ColumnWeights
 from tests import naive
+from tests.quantize.codecs import block_dtype, decode, encode
 from tests.support import oracle, samples
-from tests.support.codecs import block_dtype, decode, encode
 
 needs_oracle = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
 every_format = pytest.mark.parametrize("name", available())

@@ -18,8 +18,8 @@ from quantize.simd.lane_memory import float_tile, int_tile, load, store
 from quantize.simd.lanes import LANES
 from quantize.simd.sorting import exchanges, sort_16, sort_32
 from tests.naive import grid_search
+from tests.quantize.codecs import encode
 from tests.support import oracle
-from tests.support.codecs import encode
 
 needs_oracle = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
 

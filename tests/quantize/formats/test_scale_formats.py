@@ -9,8 +9,8 @@ from quantize.formats import get_format
 from quantize.formats.iq import iq4
 from tests import naive
 from tests.naive.nonlinear import nearest_level
+from tests.quantize.codecs import block_dtype, decode, encode
 from tests.support import oracle
-from tests.support.codecs import block_dtype, decode, encode
 
 needs_oracle = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
 

@@ -18,8 +18,8 @@ from quantize.mla_layout.pipeline import LayoutOptions, change_layout, prepare
 from quantize.mla_layout.report import change_lines
 from quantize.plan.overrides import parse_overrides
 from quantize.roles import Role
+from tests.quantize.codecs import decode, encode
 from tests.quantize.mla_layout.models import KV, K, V, keys_of, model, raw, write
-from tests.support.codecs import decode, encode
 
 N_HEADS = 16
 WIDE = HeadSizes(n_heads=N_HEADS, nope=32, rope=16, value=24, kv_lora=64)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gguf_tools.ggml_types import BF16, F16, F32, Q4_0, GGMLType
 from quantize.fill.sources import FLOAT_DTYPES
 from quantize.mla_layout.sources import Encoded, HeadRows, JoinedHeads, TransposedHeads
-from tests.support.codecs import decode, encode
+from tests.quantize.codecs import decode, encode
 
 
 @dataclass(frozen=True)
