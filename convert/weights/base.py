@@ -20,58 +20,36 @@ from dataclasses import dataclass
 from math import prod
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.settings import Settings
 from gguf_tools.errors import CheckpointError, MissingTensor
-from gguf_tools.ggml_types import GGMLType
+from quantize.fill.sources import RowSource, SourceTensor
 
 
-class Weight(Protocol):
+class Weight(RowSource, Protocol):
     """One logical weight, unread.
 
     name       as in an unquantized checkpoint
-    shape      rows first; a row is the last axis, rows are counted over all the axes before it
     type       F32, F16 or BF16: what read_rows gives, F32 for anything that is decoded; or the quantized type
                whose blocks the weight can be had as without loss, see BlockWeight
     stored_as  how the checkpoint holds it, for people: "BF16", "F8_E4M3 in blocks of 128x128"
-    by_rows    whether few rows at a time are read as fast as many; not so where a row of the weight lies in a
-               column of what is stored
+
+    A row of the weight may lie in a column of what is stored; then `by_rows` is False. `read_rows` reads and
+    decodes what these rows need; a format that needs more says so where it defines its Weight. It raises
+    CheckpointError when the file can't give what it promised.
     """
 
     @property
-    def name(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def type(self) -> GGMLType: ...
-    @property
     def stored_as(self) -> str: ...
-    @property
-    def by_rows(self) -> bool: ...
-
-    def read_rows(self, start: int, stop: int) -> np.ndarray:
-        """Return rows `start` to `stop`, (stop - start, n_cols): float16, bfloat16, or else float32.
-
-        Safe to call from several threads. Reads and decodes what these rows need; a format that needs more
-        says so where it defines its Weight.
-        raises  CheckpointError when the file can't give what it promised
-        """
-        ...
 
 
 @runtime_checkable
-class BlockWeight(Weight, Protocol):
-    """A weight stored as codes and scales that a quantized ggml type has as well: `type` is that type."""
+class BlockWeight(Weight, SourceTensor, Protocol):
+    """A weight stored as codes and scales that a quantized ggml type has as well: `type` is that type.
 
-    def raw_rows(self, start: int, stop: int) -> np.ndarray:
-        """Return rows `start` to `stop` as blocks of `type`, uint8 (n_bytes,), with the very same weights.
-
-        raises  CheckpointError for what the type can't hold
-        """
-        ...
+    `raw_rows` gives blocks with the same weights. It raises CheckpointError for what the type can't hold.
+    """
 
 
 class Weights(Protocol):

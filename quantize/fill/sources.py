@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import ml_dtypes
 import numpy as np
@@ -37,12 +37,12 @@ def rows_dtype(type_: GGMLType) -> np.dtype[Any]:
     return FLOAT_DTYPES.get(type_, FLOAT_DTYPES[F32])
 
 
-class SourceTensor(Protocol):
-    """A tensor that can be read by rows; reading is thread-safe.
+class RowSource(Protocol):
+    """Something that can be read by rows; reading is thread-safe.
 
-    name     the tensor's name in the output
+    name     of the tensor or weight
     shape    rows first: (n_mats, n_rows, n_cols)
-    type     how `raw_rows` stores a row
+    type     how a row is stored, or the type that it can be had in
     by_rows  whether few rows at a time are read as fast as many
     """
 
@@ -65,6 +65,11 @@ class SourceTensor(Protocol):
         view of the input; it is not to be written to.
         """
         ...
+
+
+@runtime_checkable
+class SourceTensor(RowSource, Protocol):
+    """A tensor of the input, by its name in the output."""
 
     def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         """Return the same rows as the bytes of `type`, uint8 (n_bytes,)."""

@@ -19,6 +19,7 @@ from gguf_tools.shards import GGUFSet, open_gguf
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata
 from quantize.fill.encode import FillJob
+from quantize.fill.heads import HeadRows, TransposedHeads
 from quantize.fill.outputs import Written
 from quantize.fill.provenance import PROVENANCE_KEY
 from quantize.fill.sources import GGUFTensor, SourceTensor
@@ -27,7 +28,7 @@ from quantize.importance import ImportanceFile, Importances, ResolvedImportance,
 from quantize.mla_layout.layouts import HeadSizes, MLALayout, find_parts, layout_of, metadata_in
 from quantize.mla_layout.moves import How, Move, dropped, plan_moves, refuse_uncodable
 from quantize.mla_layout.size_label import relabelled
-from quantize.mla_layout.sources import Encoded, HeadRows, JoinedHeads, TransposedHeads
+from quantize.mla_layout.sources import Encoded, JoinedHeads
 from quantize.plan.decide import Decider
 from quantize.plan.overrides import Override, idle_overrides
 from quantize.plan.plan import Plan

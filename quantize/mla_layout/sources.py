@@ -1,7 +1,7 @@
-"""Sources: tensors of the input whose rows are picked, transposed or joined head by head; still unread.
+"""Sources: tensors of the input that are encoded again, or joined head by head; still unread.
 
-Each is a SourceTensor that the encoder fills a file from, and reads what a row range needs and no more: of a
-transposed tensor whole heads, one at a time.
+Each is a SourceTensor that the encoder fills a file from. See fill/heads.py for heads that are picked or
+transposed.
 """
 
 from __future__ import annotations
@@ -16,83 +16,10 @@ import numpy.typing as npt
 from gguf_tools.ggml_types import F32, GGMLType
 from quantize.fill.chunks import RowRange
 from quantize.fill.encode import FillJob, encode_rows
+from quantize.fill.heads import float_type, split_rows
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor
 from quantize.formats import get_format
 from quantize.importance import ResolvedImportance
-
-
-@dataclass(frozen=True)
-class HeadRows:
-    """A run of rows out of every head of a tensor, as they are stored.
-
-    tensor     of n_heads * head_rows rows
-    head_rows  rows of one head in `tensor`
-    first      where in a head the run begins
-    count      how many rows it has; the result has n_heads * count
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    tensor: SourceTensor
-    head_rows: int
-    first: int
-    count: int
-
-    @property
-    def type(self) -> GGMLType:
-        return self.tensor.type
-
-    @property
-    def by_rows(self) -> bool:
-        return self.tensor.by_rows
-
-    def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
-        return np.concatenate([self.tensor.read_rows(low, high) for low, high in self._runs(start, stop)])
-
-    def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        return np.concatenate([self.tensor.raw_rows(low, high) for low, high in self._runs(start, stop)])
-
-    def _runs(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        for head, low, high in split_rows(start, stop, self.count):
-            base = head * self.head_rows + self.first
-            yield base + low, base + high
-
-
-@dataclass(frozen=True)
-class TransposedHeads:
-    """A run of rows out of every head of a tensor, transposed: (n_heads * n_cols, count), as floats.
-
-    tensor, head_rows, first, count  as in HeadRows
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    tensor: SourceTensor
-    head_rows: int
-    first: int
-    count: int
-
-    @property
-    def type(self) -> GGMLType:
-        return _float_type(self.tensor)
-
-    @property
-    def by_rows(self) -> bool:
-        return False
-
-    def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
-        n_cols = self.tensor.shape[-1]
-        rows = np.empty((stop - start, self.count), FLOAT_DTYPES[self.type])
-        filled = 0
-        for head, low, high in split_rows(start, stop, n_cols):
-            base = head * self.head_rows + self.first
-            run = self.tensor.read_rows(base, base + self.count)
-            rows[filled : filled + high - low] = run.T[low:high]
-            filled += high - low
-        return rows
-
-    def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        return self.read_rows(start, stop).reshape(-1).view(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -153,7 +80,7 @@ class JoinedHeads:
         return self.upper.by_rows and self.lower.by_rows
 
     def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
-        rows = np.empty((stop - start, self.shape[-1]), FLOAT_DTYPES[_float_type(self)])
+        rows = np.empty((stop - start, self.shape[-1]), FLOAT_DTYPES[float_type(self)])
         filled = 0
         for tensor, low, high in self._runs(start, stop):
             rows[filled : filled + high - low] = tensor.read_rows(low, high)
@@ -174,21 +101,3 @@ class JoinedHeads:
             if high > border:
                 base = head * self.lower_rows - border
                 yield self.lower, base + max(low, border), base + high
-
-
-def split_rows(start: int, stop: int, head_rows: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (head, low, high) for every head of `head_rows` rows that rows `start` to `stop` touch.
-
-    >>> list(split_rows(3, 9, 4))
-    [(0, 3, 4), (1, 0, 4), (2, 0, 1)]
-    """
-    while start < stop:
-        head, low = divmod(start, head_rows)
-        high = min(head_rows, low + stop - start)
-        yield head, low, high
-        start += high - low
-
-
-def _float_type(tensor: SourceTensor) -> GGMLType:
-    """Return the type of a tensor's rows as `read_rows` gives them."""
-    return tensor.type if tensor.type in FLOAT_DTYPES else F32

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from convert.architectures.arrange import HeadRows, OutputTensor, TransposedHeadRows, row_type
+from convert.architectures.arrange import HeadRows, OutputTensor, TransposedHeadRows
 from convert.architectures.deepseek2.config import DeepseekConfig
 from convert.architectures.deepseek2.options import Options
 from convert.architectures.deepseek2.places import (
@@ -44,20 +44,20 @@ from convert.weights.base import Weight
 # ---- what becomes of kv_b_proj
 
 
-def _keys(name: str, weights: Sequence[Weight], config: DeepseekConfig) -> OutputTensor:
+def _keys(name: str, weights: Sequence[Weight], config: DeepseekConfig) -> TransposedHeadRows:
     """Return attn_k_b: every head's key rows, transposed; (n_heads, kv_lora_rank, qk_nope_head_dim)."""
     (weight,) = weights
     head_rows = config.qk_nope_head_dim + config.v_head_dim
     shape = (config.num_attention_heads, config.kv_lora_rank, config.qk_nope_head_dim)
-    return TransposedHeadRows(name, shape, row_type(weight), weight, head_rows, 0, config.qk_nope_head_dim)
+    return TransposedHeadRows(name, shape, weight, head_rows, 0, config.qk_nope_head_dim)
 
 
-def _values(name: str, weights: Sequence[Weight], config: DeepseekConfig) -> OutputTensor:
+def _values(name: str, weights: Sequence[Weight], config: DeepseekConfig) -> HeadRows:
     """Return attn_v_b: every head's value rows; (n_heads, v_head_dim, kv_lora_rank)."""
     (weight,) = weights
     head_rows = config.qk_nope_head_dim + config.v_head_dim
     shape = (config.num_attention_heads, config.v_head_dim, config.kv_lora_rank)
-    return HeadRows(name, shape, weight.type, weight, head_rows, config.qk_nope_head_dim, config.v_head_dim)
+    return HeadRows(name, shape, weight, head_rows, config.qk_nope_head_dim, config.v_head_dim)
 
 
 def _flat_keys(name: str, weights: Sequence[Weight], config: DeepseekConfig) -> OutputTensor:
@@ -68,7 +68,7 @@ def _flat_values(name: str, weights: Sequence[Weight], config: DeepseekConfig) -
     return _flat(_values(name, weights, config))
 
 
-def _flat(tensor: OutputTensor) -> OutputTensor:
+def _flat(tensor: HeadRows | TransposedHeadRows) -> OutputTensor:
     """Return the same rows as one matrix: head h has rows h*n_rows to (h+1)*n_rows."""
     n_mats, n_rows, n_cols = tensor.shape
     return replace(tensor, shape=(n_mats * n_rows, n_cols))

@@ -131,7 +131,7 @@ def test_a_wrong_shape_is_named_with_the_sizes_it_should_have() -> None:
 
 def test_a_transposed_head_reads_its_own_rows_only() -> None:
     weight = ArrayWeight("w", np.arange(60, dtype=np.float32).reshape(12, 5))
-    tensor = TransposedHeadRows("t", (3, 5, 2), F32, weight, head_rows=4, first=1, count=2)
+    tensor = TransposedHeadRows("t", (3, 5, 2), weight, head_rows=4, first=1, count=2)
     rows = tensor.read_rows(6, 9)
     assert weight.read == [(5, 7)]
     assert np.array_equal(rows, weight.array[5:7].T[1:4])
@@ -139,7 +139,7 @@ def test_a_transposed_head_reads_its_own_rows_only() -> None:
 
 def test_head_rows_read_no_more_than_asked() -> None:
     weight = ArrayWeight("w", np.arange(60, dtype=np.float32).reshape(12, 5))
-    tensor = HeadRows("t", (3, 2, 5), F32, weight, head_rows=4, first=2, count=2)
+    tensor = HeadRows("t", (3, 2, 5), weight, head_rows=4, first=2, count=2)
     assert np.array_equal(tensor.read_rows(1, 5), weight.array[[3, 6, 7, 10]])
     assert weight.read == [(3, 4), (6, 8), (10, 11)]
 
@@ -147,8 +147,8 @@ def test_head_rows_read_no_more_than_asked() -> None:
 def test_an_empty_range_has_no_rows_but_columns() -> None:
     weight = ArrayWeight("w", np.ones((4, 5), np.float16), F16)
     for tensor in (
-        HeadRows("t", (2, 1, 5), F16, weight, 2, 0, 1),
-        TransposedHeadRows("t", (2, 5, 1), F16, weight, 2, 0, 1),
+        HeadRows("t", (2, 1, 5), weight, 2, 0, 1),
+        TransposedHeadRows("t", (2, 5, 1), weight, 2, 0, 1),
         stacked("t", [weight, weight], None),
     ):
         rows = tensor.read_rows(1, 1)
