@@ -6,8 +6,8 @@
 >>> result.paths[0].name
 'model-Q4_K_M.gguf'
 
-All that the command's options decide about types is in PlanOptions; a recipe file (see
-`quantize.plan.recipe_files`) can stand for the file type:
+PlanOptions hold what the command's options say about types. A recipe file (see
+`quantize.plan.recipe_files`) can take the place of the file type:
 
 >>> options = quantize.PlanOptions(
 ...     overrides=quantize.parse_overrides(["ffn_down_exps=Q6_K"]),
@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from gguf_tools.findings import Finding
     from quantize.importance import Importance, ImportanceFile
     from quantize.linting import LintReport, lint
+    from quantize.options import QuantizeOptions
     from quantize.pipeline import quantize
     from quantize.plan.overrides import parse_overrides
     from quantize.plan.plan import Plan, PlanOptions, build_plan
     from quantize.plan.recipe_files import Mixture, find_mixture
+    from quantize.run_options import RunOptions
 
 __all__ = [
     "Finding",
@@ -44,6 +46,8 @@ __all__ = [
     "Mixture",
     "Plan",
     "PlanOptions",
+    "QuantizeOptions",
+    "RunOptions",
     "build_plan",
     "find_mixture",
     "lint",
@@ -59,6 +63,8 @@ _HOMES = {
     "Mixture": "quantize.plan.recipe_files",
     "Plan": "quantize.plan.plan",
     "PlanOptions": "quantize.plan.plan",
+    "QuantizeOptions": "quantize.options",
+    "RunOptions": "quantize.run_options",
     "build_plan": "quantize.plan.plan",
     "find_mixture": "quantize.plan.recipe_files",
     "lint": "quantize.linting",

@@ -69,7 +69,7 @@ def add_restart_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what commands that write models can do besides: reuse, provenance, verify."""
+    """Add --reuse, --no-provenance and --verify, for commands that write models."""
     group = parser.add_argument_group("older files, and checking")
     group.add_argument(
         "--reuse", action="append", default=[], type=Path, metavar="OLD.gguf",
@@ -129,11 +129,11 @@ def read_importances(
 
     from quantize.importance import select
 
-    found = load(args.imatrix)
-    entries = select(found.entries, args.include_weights, args.exclude_weights)
+    matrix = load(args.imatrix)
+    entries = select(matrix.entries, args.include_weights, args.exclude_weights)
     if not entries:
         raise BadRequest(
-            f"{args.imatrix}: none of its {len(found.entries)} entries is left by --include-weights"
+            f"{args.imatrix}: none of its {len(matrix.entries)} entries is left by --include-weights"
             " or --exclude-weights"
         )
-    return replace(found, entries=entries)
+    return replace(matrix, entries=entries)

@@ -22,7 +22,7 @@ from quantize.roles import in_layer_ranges
 
 @dataclass(frozen=True)
 class LintReport:
-    """What was found.
+    """What linting found.
 
     preparation  the plan and the layout of the output; None when not even those can be made
     """

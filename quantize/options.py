@@ -1,4 +1,4 @@
-"""What a quantized file is made of and with, besides its source and its file type."""
+"""What the user chooses about a quantized file, apart from its source and its file type."""
 
 from __future__ import annotations
 

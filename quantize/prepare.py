@@ -90,7 +90,7 @@ def decide_file(
 def lay_out(
     path: Path, metadata: Metadata, groups: Sequence[Sequence[TensorInfo]], endian: Endian = "little"
 ) -> tuple[Output, ...]:
-    """Return one output per group of tensors: `path` itself, or its parts."""
+    """Return one output per group of tensors: `path` itself, or the files of a split set."""
     layouts = layouts_of(metadata, groups, endian=endian)
     paths = shard_paths(path, len(layouts))
     return tuple(Output(path, layout) for path, layout in zip(paths, layouts, strict=True))
@@ -151,9 +151,9 @@ def _output_metadata(
 
 
 def _importance_metadata(importances: ImportanceFile | None) -> Iterable[tuple[str, Value]]:
-    """Yield what a quantized file says of the importance matrix that made it.
+    """Yield what a quantized file says about its importance matrix.
 
-    Only the name of the file is kept: where it lay on somebody's disk is nobody's business.
+    Only the name of the matrix file is kept: its folder says nothing about the model.
     """
     if not importances or not importances.entries:
         return

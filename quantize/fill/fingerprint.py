@@ -22,8 +22,8 @@ from quantize.fill.chunks import CHUNK_ELEMS
 from quantize.fill.digests import BYTES_VERSION
 from quantize.fill.encode import FillJob
 
-# A source is known by its size and these pieces of it. All of it would take hours to read; its times change
-# when it is fetched again, which must not cost what is done.
+# A source is recognised by its size and these pieces. Reading all of it would take hours, and its times
+# change when it is downloaded again, which must not invalidate finished work.
 _START_BYTES = 1 << 20
 _PIECES = 16
 _PIECE_BYTES = 4096
@@ -55,7 +55,7 @@ def describe_run(layouts: Mapping[str, FileLayout], job: FillJob, inputs: Iterab
 
 
 def _sample(path: Path) -> str:
-    """Return size and digest of the pieces of a file that stand for all of it."""
+    """Return the size of a file and the digest of the pieces by which it is recognised."""
     try:
         with open(path, "rb") as file:
             n_bytes = os.fstat(file.fileno()).st_size
@@ -75,8 +75,8 @@ def _told(value: Value) -> str:
     return _digest(encode_value(value))
 
 
-def _digest(*parts: bytes | memoryview) -> str:
+def _digest(*pieces: bytes | memoryview) -> str:
     digest = blake2b(digest_size=16)
-    for part in parts:
-        digest.update(part)
+    for piece in pieces:
+        digest.update(piece)
     return digest.hexdigest()

@@ -1,7 +1,7 @@
 """Finding NaN and infinity in weights.
 
 A non-finite weight poisons its block, and through attention every token that the model ever computes.
-The reference notices when a model is run; we notice while its rows pass by.
+llama.cpp notices when the model runs; we notice while its rows pass by.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Precompiling: the kernels of a run, before its first chunk and several at a time.
 
 numba compiles one function at a time in a process, and one takes seconds. So when compiling is what takes
-long, other processes take kernels too, and what they leave in numba's cache is loaded from there. Whatever
-goes wrong with them costs time only: a kernel that is not in the cache is compiled where it is called.
+long, other processes take kernels too, and this process loads what they leave in numba's cache. If they fail,
+that only costs time: a kernel that is not in the cache is compiled where it is called.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from quantize.formats.codecs import ignores_importances
 from quantize.weighting import ColumnWeights
 
 _PATIENCE_SECONDS = 1.0
-"""Loading what is in the cache takes less."""
+"""Time after which other processes help; loading kernels from the cache takes less."""
 
 _SERVE = "import sys; sys.path.insert(0, sys.argv[1]); from quantize.fill.precompile import serve; serve()"
 
@@ -81,7 +81,7 @@ def compile_all(encodings: Iterable[Encoding], n_threads: int) -> None:
 
 
 def _help(waiting: Iterator[Encoding], stop: Event) -> None:
-    """Have a process of its own compile some of `waiting`, if all of it takes long."""
+    """Have another process compile some of `waiting`, if compiling takes long."""
     if stop.wait(_PATIENCE_SECONDS):
         return
     command = [sys.executable, "-c", _SERVE, str(Path(__file__).parents[2])]

@@ -1,16 +1,16 @@
 """Provenance: for every tensor of a file, a number for what its bytes were made of.
 
-The key `gguf_tools.provenance` is an array of uint64 in file order; a split set has that of all its tensors
-in the first part. A number is the xxh3_64 of all that decides the bytes of a tensor: the rows of its source
-and the dtype that they are read in, its shape, its type, the importances that weigh it, and the version of
-the kernels' bytes. It is 0 for a tensor that is copied as it is. Tensors with the same number, if it is not
-0, have the same bytes, so those of one can stand for those of the other (see reuse.py).
+The key `gguf_tools.provenance` is an array of uint64 in file order. A split set has the numbers of all its
+tensors in its first file. A number is the xxh3_64 of everything that decides the bytes of a tensor: the rows
+of its source and the dtype they are read in, its shape, its type, the importances that weigh it, and the
+version of the encoded bytes. It is 0 for a tensor that is copied as it is. Tensors with the same number, if
+it is not 0, have the same bytes, so one can stand in for the other (see reuse.py).
 
-The digest of a source is made chunk by chunk while rows pass by, and of those of the chunks in their order:
-it does not depend on threads or machine, but on where chunks begin (`CHUNK_ELEMS`), which is why that
-is part of the number too.
+A source is digested chunk by chunk while its rows pass by; its digest is that of the chunks' digests in their
+order. It does not depend on threads or machine, but it depends on where chunks begin (`CHUNK_ELEMS`), so the
+number covers that too.
 
-xxh3 is no cryptographic hash: a file made to deceive can pretend to anything.
+xxh3 is not a cryptographic hash: a file made to deceive can claim anything.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reusing tensors of older files: what was made of the same things need not be made again.
+"""Reusing tensors of older files: what was made of the same data need not be made again.
 
 An older file that has provenance (see provenance.py) says of each tensor what it was made of. A run that
 would make a tensor of the same takes the blocks that are there: all that is left to do is to read the source
@@ -65,7 +65,7 @@ class OldTensor:
 class OldFiles:
     """The older files of a run; closes them.
 
-    given   each a GGUF file, or any part of a split set
+    given   GGUF files, or for a split set any of its files
     endian  byte order of the output
     paths   of all files that are open
     usable  those of `given` that have provenance
@@ -157,7 +157,7 @@ class Reuse:
         self._session, self._job = session, job
         self._candidate_of: dict[int, Candidate] = {}
         self._lock = threading.Lock()
-        for chunks in session.incomplete():
+        for chunks in session.incomplete() if old.usable else ():
             info = chunks.info
             tensors = old.find(info) if job.is_encoded(info.name, info.type) else ()
             if tensors:
@@ -169,8 +169,9 @@ class Reuse:
 
         raises  ExecutionError for the first chunk that fails
         """
-        tasks = (task for candidate in self.candidates.values() for task in candidate.missing)
-        executor.run(tasks, DigestSpec(self._session.sources()), self._digested)
+        tasks = [task for candidate in self.candidates.values() for task in candidate.missing]
+        if tasks:
+            executor.run(tasks, DigestSpec(self._session.sources()), self._digested)
 
     def _digested(self, number: int, digest: int) -> None:
         candidate = self._candidate_of[number]

@@ -1,14 +1,14 @@
-"""Checking an output file before it gets its name: a sample of every tensor, read back from the file.
+"""Verifying an output file before it gets its name: a sample of every tensor, read back from the file.
 
-Of each tensor the first rows, the last ones and six runs between are looked at, in eight experts where there
-are that many; 64 rows or 256 Ki weights, whatever is less. They must
+The sample of a tensor is its first rows, its last rows and six runs between them, in eight experts where
+there are that many: 64 rows or 256 Ki weights, whichever is less. They must
 
   1. hold no NaN and no infinity;
   2. have the bytes that encoding the same rows of the source again gives, or, where a tensor is copied, the
-     source's own. That finds what memory, disk and file system have changed, and rows, matrices or tensors
-     in the wrong place;
-  3. decode to weights that are as near to the source's as their type can be (see error_ranges.py). That finds
-     a kernel that computes something else on this machine than it should.
+     source's own. This finds bytes that memory, disk or file system have changed, and rows, matrices or
+     tensors in the wrong place;
+  3. decode to weights as near to the source's as their type allows (see error_ranges.py). This finds a kernel
+     that computes something wrong on this machine.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class TensorError:
 
 @dataclass(frozen=True)
 class Verification:
-    """What was found to be good.
+    """What was checked, and is good.
 
-    n_weights  that were read back
-    n_tensors  that they are of
+    n_weights  weights that were read back
+    n_tensors  tensors that they belong to
     worst      the tensor with the largest relative error; None if there are no tensors
     """
 
@@ -88,8 +88,8 @@ def merge_verifications(files: Iterable[Verification]) -> Verification:
 def verify_output(path: Path, layout: FileLayout, job: FillJob) -> Verification:
     """Check the file at `path`, under whatever name, against its layout and the sources of its tensors.
 
-    raises  BadTensor naming tensor and row for the first thing that is not as it should be, OutputError if
-            that is size or header, and what reading the sources raises
+    raises  BadTensor naming tensor and row for the first wrong one, OutputError for a wrong size or header,
+            and what reading the sources raises
     """
     _check_header(path, layout)
     spans = job.rows_per_weights()
@@ -131,16 +131,16 @@ def sample_rows(info: TensorInfo, rows_per_weights: int | None = None) -> Iterat
 def _check_header(path: Path, layout: FileLayout) -> None:
     with open(path, "rb") as file:
         n_bytes = os.fstat(file.fileno()).st_size
-        found = file.read(len(layout.header))
+        header = file.read(len(layout.header))
     if n_bytes != layout.total_bytes:
         raise OutputError(f"{path}: has {n_bytes:,} bytes, expected {layout.total_bytes:,}")
-    if found != layout.header:
-        first = next(i for i, (a, b) in enumerate(zip(found, layout.header, strict=True)) if a != b)
+    if header != layout.header:
+        first = next(i for i, (a, b) in enumerate(zip(header, layout.header, strict=True)) if a != b)
         raise OutputError(f"{path}: byte {first} of the header is not what was written; {_DAMAGED}")
 
 
 class _Sums:
-    """Sums over rows that their relative error is made of."""
+    """Sums over rows, from which their relative error follows."""
 
     def __init__(self) -> None:
         self.lost = 0.0
@@ -148,7 +148,7 @@ class _Sums:
         self.weights = 0.0
 
     def add(self, lost: Floats, total: Floats, weights: float) -> None:
-        """Add rows: what each of them has lost and has, (n_rows,), and the sum of the weights of one."""
+        """Add rows: the error and the size of each, squared, (n_rows,), and the sum of the weights of one."""
         self.lost += float(lost.sum())
         self.total += float(total.sum())
         self.weights += weights * len(lost)
@@ -158,7 +158,7 @@ class _Sums:
 
 
 class _Sample:
-    """The rows of one tensor that are looked at."""
+    """The rows of one tensor that are checked."""
 
     def __init__(self, path: Path, info: TensorInfo, stored: GGUFTensor, job: FillJob) -> None:
         self._path = path
@@ -174,12 +174,12 @@ class _Sample:
     def check_rows(self, rows: RowRange) -> None:
         """Check rows of one matrix that share their importances; raises BadTensor."""
         info, start, stop = self._info, rows.start, rows.stop
-        found = self._stored.raw_rows(start, stop)
+        stored = self._stored.raw_rows(start, stop)
         expected = encode_rows(rows, info.type, self._job)
-        self._check_finite(found, expected, start)
-        self._check_bytes(found, expected, start)
+        self._check_finite(stored, expected, start)
+        self._check_bytes(stored, expected, start)
         if self._source.type != info.type:
-            self._measure(found, start, stop)
+            self._measure(stored, start, stop)
 
     def finish(self) -> TensorError:
         """Return the relative error of all rows; raises BadTensor if that of ordinary ones is too large."""
@@ -189,17 +189,17 @@ class _Sample:
             allowed = limits.relative * math.sqrt(sums.total) + limits.absolute * math.sqrt(sums.weights)
             if math.sqrt(sums.lost) > allowed:
                 error, row = self._worst
-                found = _percent(sums.relative_error())
+                measured = _percent(sums.relative_error())
                 raise self._error(
-                    f"relative error {found} as {type_}, {_percent(error)} in row {row}, expected at most"
+                    f"relative error {measured} as {type_}, {_percent(error)} in row {row}, expected at most"
                     f" {_percent(limits.relative)}; either {type_} is not computed right on this machine,"
                     " or such weights do not suit it"
                 )
         return TensorError(self._info.name, type_, self._all.relative_error())
 
-    def _check_finite(self, found: Bytes, expected: Bytes, start: int) -> None:
+    def _check_finite(self, stored: Bytes, expected: Bytes, start: int) -> None:
         info = self._info
-        n_bad, row = count_nonfinite(info.type, found, info.row_bytes)
+        n_bad, row = count_nonfinite(info.type, stored, info.row_bytes)
         if not n_bad:
             return
         what = f"a scale of {info.type.name}" if info.type.is_quantized else f"a weight ({info.type.name})"
@@ -211,17 +211,17 @@ class _Sample:
         largest = float(np.abs(self._source_rows(start + row, start + row + 1)).max())
         raise self._error(f"{text}: weights of up to {largest:.3g} are beyond it; choose another type")
 
-    def _check_bytes(self, found: Bytes, expected: Bytes, start: int) -> None:
-        if np.array_equal(found, expected):
+    def _check_bytes(self, stored: Bytes, expected: Bytes, start: int) -> None:
+        if np.array_equal(stored, expected):
             return
         info = self._info
-        index, byte = divmod(int(np.argmax(found != expected)), info.row_bytes)
+        index, byte = divmod(int(np.argmax(stored != expected)), info.row_bytes)
         row = start + index
         if self._source.type == info.type:
             raise self._error(f"row {row} is not the source's from byte {byte} on; {_DAMAGED}")
         own = slice(index * info.row_bytes, (index + 1) * info.row_bytes)
         errors = []
-        for data in (found, expected):
+        for data in (stored, expected):
             sums = _Sums()
             sums.add(*self._losses(data[own], row, row + 1))
             errors.append(_percent(sums.relative_error()))
@@ -230,8 +230,8 @@ class _Sample:
             f" relative error {errors[0]}, expected {errors[1]}; {_DAMAGED}"
         )
 
-    def _measure(self, found: Bytes, start: int, stop: int) -> None:
-        lost, total, weights = self._losses(found, start, stop)
+    def _measure(self, stored: Bytes, start: int, stop: int) -> None:
+        lost, total, weights = self._losses(stored, start, stop)
         self._all.add(lost, total, weights)
         ordinary = is_ordinary(self._source_rows(start, stop))
         self._ordinary.add(lost[ordinary], total[ordinary], weights)

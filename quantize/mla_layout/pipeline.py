@@ -67,7 +67,7 @@ class LayoutChange:
     """All that is decided before a weight is read.
 
     source       the file or split set
-    found        its layout, None for a mixture
+    found        the layout of the source, None for a mixture
     wanted       the layout of the output
     sizes        of the heads
     moves        one for each tensor of the output, in order
@@ -75,7 +75,7 @@ class LayoutChange:
     metadata     of the input; new_metadata of the output
     importances  by name of the tensor, for those that are weighed
     notes        what the user should know: options without effect
-    preparation  the same as the machinery of `quantize` has it, with the layout of the output
+    preparation  the same as a plan, with the layout of the output
     """
 
     source: Path
@@ -218,7 +218,7 @@ def _weigh(moves: Sequence[Move], entries: Importances, sizes: HeadSizes) -> dic
 
 
 def _tensor_plan(move: Move, data: ResolvedImportance | None) -> TensorPlan:
-    """Return a move as the machinery of `quantize` knows it."""
+    """Return a move as a plan says it."""
     kept = all(piece.is_verbatim for piece in move.pieces)
     return TensorPlan(
         name=move.info.name,
@@ -256,7 +256,7 @@ def _notes(
 
 
 def _groups(source: GGUFSet, moves: Sequence[Move], keep_split: bool) -> list[list[TensorInfo]]:
-    """Return the tensors of each output; what is new goes where the first of its origins was."""
+    """Return the tensors of each output; a new tensor goes where the first of its origins was."""
     if not keep_split:
         return [[move.info for move in moves]]
     if len(source.shards) == 1:
