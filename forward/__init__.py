@@ -1,1 +1,1 @@
-"""The forward pass of a model, layer by layer in torch: for whoever watches activations or reads logits."""
+"""The forward pass of a model, layer by layer in torch: its activations are observed, its logits visited."""

@@ -1,14 +1,14 @@
 """SentencePiece tokens as llama.cpp makes them, from the vocabulary that a GGUF file holds.
 
-A text is a row of characters, spaces written as ▁. Of all neighbours that together spell a token, those
-with the highest score are joined first, the leftmost of equals, until no two neighbours spell one. A
-character without a token becomes its bytes, which have tokens named <0x0A>.
+A text starts as single characters, with spaces written as ▁. Of all neighbours that together spell a
+token, the pair with the highest score is joined first, and of equals the leftmost, until no two neighbours
+spell one. A character without a token becomes its bytes, which have tokens with names like <0x0A>.
 
 Before that, the text is cut at tokens that are matched as a whole, the longest first. With a space prefix,
-what stands at the beginning or behind such a token gets a space in front.
+the beginning of the text and what follows such a token get a space in front.
 
-Differs from the sentencepiece library where llama.cpp does: every token can be spelled, whatever its type,
-and the space prefix comes again behind a matched token.
+It differs from the sentencepiece library where llama.cpp does: every token can be spelled, whatever its type,
+and the space prefix comes again after a matched token.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SPACE = "▁"
 class SentencePieces:
     """A tokenizer made of tokenizer.* keys.
 
-    parse_special  take the spelling of a control token for that token
+    parse_special  read the spelling of a control token as that token
 
     raises  BadTokenizer for lists of different lengths
     """
@@ -48,19 +48,19 @@ class SentencePieces:
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text`, without BOS; raises BadTokenizer for a byte without a token."""
         ids: list[int] = []
-        behind_match = True
+        after_match = True
         for part in self._cut_at_matches(text):
             if isinstance(part, int):
                 ids.append(part)
             else:
-                prefix = self._prefix if behind_match else ""
+                prefix = self._prefix if after_match else ""
                 for run in self._runs((prefix + part).replace(" ", _SPACE)):
                     ids += self._joined(run)
-            behind_match = isinstance(part, int)
+            after_match = isinstance(part, int)
         return ids
 
     def _cut_at_matches(self, text: str) -> list[str | int]:
-        """The text with matched tokens as their ids; never an empty part."""
+        """Return the text with matched tokens replaced by their ids; no item is empty."""
         parts: list[str | int] = [text] if text else []
         for match in self._matched:
             if match not in text:
@@ -79,7 +79,7 @@ class SentencePieces:
         return parts
 
     def _runs(self, text: str) -> Iterator[str]:
-        """`text` in runs that can be joined on their own: no token has both characters at an end."""
+        """Yield `text` in runs that can be joined on their own: no token crosses the end of a run."""
         start = 0
         neighbours = self._neighbours
         for end, pair in enumerate(map("".join, pairwise(text)), start=1):
@@ -89,14 +89,14 @@ class SentencePieces:
         yield text[start:]
 
     def _joined(self, run: str) -> list[int]:
-        """The tokens of a run; runs repeat, so each is joined once."""
+        """Return the tokens of a run; the same run may come again, so results are kept."""
         ids = self._known.get(run)
         if ids is None:
             ids = self._known[run] = [token for piece in self._join(run) for token in self._tokens_of(piece)]
         return ids
 
     def _join(self, run: str) -> list[str]:
-        """Join neighbours, by score; see the module's docstring."""
+        """Return the pieces that a run is joined to, by score; the module's docstring says how."""
         pieces = list(run)  # a piece joined to its left neighbour becomes ""
         after = list(range(1, len(run) + 1))
         before = list(range(-1, len(run) - 1))
@@ -136,15 +136,18 @@ class SentencePieces:
 
 
 def _matched_texts(texts: list[str], vocab: Metadata, parse_special: bool) -> list[str]:
-    """The tokens that a text is cut at first, the longest in front."""
+    """Return the tokens that a text is cut at first, the longest in front."""
     kinds = _items(vocab, keys.TOKENIZER_TOKEN_TYPE, TokenType.NORMAL, len(texts))
     wanted = {TokenType.USER_DEFINED, *((TokenType.CONTROL, TokenType.UNKNOWN) if parse_special else ())}
-    found = [text for text, kind in zip(texts, kinds, strict=True) if kind in wanted]
-    return sorted(found, key=lambda text: -len(bytes_of(text)))
+    matched = [text for text, kind in zip(texts, kinds, strict=True) if kind in wanted]
+    return sorted(matched, key=lambda text: -len(bytes_of(text)))
 
 
 def _items(vocab: Metadata, key: str, default: Any = None, count: int | None = None) -> tuple[Any, ...]:
-    """The items of an array, `count` times `default` where it is missing; BadTokenizer for another length."""
+    """Return the items of an array, or `count` times `default` where it is missing.
+
+    raises  BadTokenizer for another length than `count`
+    """
     value = vocab.get(key)
     if value is None:
         return (default,) * (count or 0)

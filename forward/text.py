@@ -1,11 +1,11 @@
 """Calibration text as chunks of token ids, cut the way llama-imatrix does it.
 
-The text is tokenised as a whole, with a BOS in front when the tokenizer adds one, and cut into chunks of
-equal size; what is left over is not used. Where BOS is added, it then takes the place of each chunk's
-first token. Control tokens in the text are taken for plain text unless special tokens are parsed.
+The text is tokenised as a whole, with a BOS in front when the tokenizer adds one. It is cut into chunks of
+equal size, and a shorter rest is not used. Where BOS is added, it then replaces each chunk's first token.
+Control tokens in the text count as plain text unless special tokens are parsed.
 
-The tokenizer, byte-level BPE or SentencePiece, is built from tokenizer.* keys, which a GGUF file has and a
-conversion would write.
+The tokenizer, byte-level BPE or SentencePiece, is built from tokenizer.* keys: those of a GGUF file, or those
+that a conversion would write.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ from gguf_tools import keys
 from gguf_tools.errors import BadRequest, BadTokenizer
 from gguf_tools.values import Metadata
 
-# Values of tokenizer.ggml.model, and what llama.cpp takes for a missing bos_token_id of the second.
 _BYTE_LEVEL, _SENTENCEPIECE = "gpt2", "llama"
+"""Values of tokenizer.ggml.model."""
+
 _SENTENCEPIECE_BOS = 1
+"""Token that llama.cpp uses as BOS when a SentencePiece vocabulary names none."""
 
 
 @dataclass(frozen=True)
 class Text:
     """Chunks of tokens.
 
-    tokens   int64 (n_chunks, chunk_size), as they stand in the text
-    inputs   the same with BOS in each chunk's first place, if the tokenizer adds one
+    tokens  int64 (n_chunks, chunk_size), as they are in the text
+    inputs  the same, but BOS is each chunk's first token if the tokenizer adds one
     """
 
     tokens: npt.NDArray[np.int64]
@@ -58,9 +60,9 @@ class Cut:
     """Which part of a text is used.
 
     chunk_size     tokens per chunk
-    from_chunk     chunks to leave out at the beginning
-    n_chunks       chunks to use at most, None for all
-    parse_special  take the spelling of a control token for that token
+    from_chunk     number of chunks to skip at the beginning
+    n_chunks       largest number of chunks to use, None for all
+    parse_special  read the spelling of a control token as that token
     """
 
     chunk_size: int = 512
@@ -74,8 +76,8 @@ def read_text(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:
 
     vocab       the keys tokenizer.*
     vocab_size  rows of the embedding
-    raises  BadRequest for a file that is no text, too short, or has a token outside of the vocabulary;
-            BadTokenizer for a tokenizer that is not read
+    raises  BadRequest for a file that is not text, is too short, or has a token outside the vocabulary;
+            BadTokenizer for a tokenizer that is not supported
     """
     try:
         content = path.read_bytes()
@@ -92,7 +94,7 @@ def read_text(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:
 def cut_into_chunks(ids: list[int], bos: int | None, vocab_size: int, cut: Cut, name: str) -> Text:
     """Return token ids in chunks; `name` is the text's, for messages.
 
-    raises  BadRequest when there is no whole chunk, or a token outside of the vocabulary
+    raises  BadRequest when there is no whole chunk, or a token outside the vocabulary
     """
     tokens = np.array(ids if bos is None else [bos, *ids], np.int64)
     size = cut.chunk_size
@@ -122,7 +124,7 @@ def cut_into_chunks(ids: list[int], bos: int | None, vocab_size: int, cut: Cut, 
 def bos_of(vocab: Metadata) -> int | None:
     """Return the token that begins every chunk, None when the tokenizer adds none.
 
-    raises  BadTokenizer when it adds one and has none
+    raises  BadTokenizer when it should add one and the keys name none
     """
     is_spm = _data(vocab, keys.TOKENIZER_MODEL, None) == _SENTENCEPIECE
     if not _data(vocab, keys.TOKENIZER_ADD_BOS, is_spm):
@@ -142,8 +144,8 @@ class Encoder(Protocol):
 def make_encoder(vocab: Metadata, *, parse_special: bool = False) -> Encoder:
     """Return the tokenizer that tokenizer.* keys describe.
 
-    parse_special  take the spelling of a control token for that token
-    raises  BadTokenizer for another kind of tokenizer, or a pre-tokenizer that is not known
+    parse_special  read the spelling of a control token as that token
+    raises  BadTokenizer for another kind of tokenizer, or an unknown pre-tokenizer
     """
     model = _data(vocab, keys.TOKENIZER_MODEL, None)
     if model == _SENTENCEPIECE:
@@ -159,7 +161,7 @@ def make_encoder(vocab: Metadata, *, parse_special: bool = False) -> Encoder:
 class ByteLevelBPE:
     """A byte-level BPE of the tokenizers library, made of tokenizer.* keys.
 
-    raises  BadTokenizer for a pre-tokenizer that is not known
+    raises  BadTokenizer for an unknown pre-tokenizer
     """
 
     def __init__(self, vocab: Metadata, *, parse_special: bool = False) -> None:

@@ -48,7 +48,7 @@ class _Matrices:
 class _Experts:
     """Sums of a stack of experts; those that have seen nothing take no memory.
 
-    seen  expert -> [squares float64 (n_cols,), count]
+    seen  expert -> (squares float64 (n_cols,), count)
     """
 
     n_experts: int

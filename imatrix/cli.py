@@ -202,15 +202,15 @@ def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         save(args.output, contents, args.output_format)
 
     with LayerBar(args.output_frequency, write) as bar:
-        found = collect(args.model, args.text, args.output, options, bar)
-    write(found.importances)
+        collected = collect(args.model, args.text, args.output, options, bar)
+    write(collected.importances)
     forget(args.output)
-    if found.perplexity is not None:
-        for line in _perplexity_lines(found.perplexity):
+    if collected.perplexity is not None:
+        for line in _perplexity_lines(collected.perplexity):
             print(line)
-    contents = found.importances
+    contents = collected.importances
     print(f"wrote {args.output}: {len(contents.entries)} entries, {contents.chunk_count} chunks")
-    for note in (*found.notes, *not_held(contents, _form(args.output, args.output_format))):
+    for note in (*collected.notes, *not_held(contents, _form(args.output, args.output_format))):
         print(f"note: {note}")
 
 
@@ -244,9 +244,9 @@ def _collect_options(args: argparse.Namespace, earlier: Sequence[ImportanceFile]
     )
 
 
-def _perplexity_lines(found: Perplexity) -> list[str]:
-    steps = ", ".join(f"[{number}] {value:.4f}" for number, value in enumerate(found.by_chunk, 1))
-    return [steps, f"perplexity {found.value:.4f} +/- {found.error:.5f}"]
+def _perplexity_lines(perplexity: Perplexity) -> list[str]:
+    steps = ", ".join(f"[{number}] {value:.4f}" for number, value in enumerate(perplexity.by_chunk, 1))
+    return [steps, f"perplexity {perplexity.value:.4f} +/- {perplexity.error:.5f}"]
 
 
 def _show(args: argparse.Namespace) -> None:

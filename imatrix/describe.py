@@ -14,8 +14,8 @@ from quantize.importance import ImportanceEntry, ImportanceFile
 def describe(contents: ImportanceFile) -> dict[str, Any]:
     """Return the file as plain data: where it comes from, and a row per entry.
 
-    Per entry: n_mats and n_cols as stored, the smallest and largest count, how many matrices have seen
-    nothing, and the mean of all weights.
+    An entry has n_mats and n_cols as stored, the smallest and the largest count, the number of matrices that
+    have seen nothing, and the mean of all weights.
     """
     return {
         "format": contents.format,
@@ -47,13 +47,13 @@ def _whole(count: np.float32) -> int | float:
 
 def description_lines(contents: ImportanceFile) -> Iterator[str]:
     """Yield `describe` as text."""
-    found = describe(contents)
-    datasets = ", ".join(map(printable, found["datasets"])) or "unknown"
-    size = f" of {found['chunk_size']} tokens" if found["chunk_size"] else ""
-    yield f"{len(found['entries'])} entries, form {found['format']}"
-    yield f"datasets: {datasets}; {found['chunk_count']} chunks{size}"
+    facts = describe(contents)
+    datasets = ", ".join(map(printable, facts["datasets"])) or "unknown"
+    size = f" of {facts['chunk_size']} tokens" if facts["chunk_size"] else ""
+    yield f"{len(facts['entries'])} entries, form {facts['format']}"
+    yield f"datasets: {datasets}; {facts['chunk_count']} chunks{size}"
     rows = [("name", "matrices", "columns", "counts", "mean square", "")]
-    for entry in found["entries"]:
+    for entry in facts["entries"]:
         low, high = entry["min_count"], entry["max_count"]
         rows.append(
             (

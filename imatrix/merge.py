@@ -1,4 +1,4 @@
-"""Several importance matrices as one: sums together, counts together, per expert."""
+"""Merge importance matrices: sums and counts are added up, per expert."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ class Merged:
 
 
 def merge(files: Sequence[ImportanceFile]) -> Merged:
-    """Return what collecting all of it in one go would have given.
+    """Return what collecting from all the texts in one go would have given.
 
-    Files of the `.dat` form count in chunks. Beside others they are taken to have chunks of their size.
+    Files in the `.dat` form count chunks, not tokens. When merged with other files, their chunks are assumed
+    to be as long as the others'.
     raises  BadImportance naming both files when sizes differ, or when there is nothing to merge
     """
     if not files:
@@ -74,7 +75,7 @@ def _sum(
 
 
 def _spread(entry: ImportanceEntry, n_counts: int) -> np.ndarray:
-    """Return the counts, float64 (n_counts,); a single one stands for all matrices."""
+    """Return the counts, float64 (n_counts,); a single count is repeated for all matrices."""
     return np.repeat(entry.counts.astype(np.float64), n_counts // len(entry.counts))
 
 

@@ -17,7 +17,7 @@ def plot(contents: ImportanceFile, path: Path) -> None:
     """Write a PNG with two heat maps.
 
     Left: the mean squared activation, on a logarithmic scale. Right: for every layer with experts, each
-    expert's count over that of an even spread.
+    expert's count as a multiple of what an even spread would give it.
     raises  BadRequest without matplotlib, OutputError when the file can't be written
     """
     if find_spec("matplotlib") is None:
@@ -55,18 +55,18 @@ def plot(contents: ImportanceFile, path: Path) -> None:
 
 
 def expert_coverage(contents: ImportanceFile) -> dict[int, np.ndarray]:
-    """Return, by layer, each expert's count over the mean count."""
-    found: dict[int, np.ndarray] = {}
+    """Return, by layer, each expert's count divided by the mean count, float64 (n_experts,)."""
+    coverage: dict[int, np.ndarray] = {}
     for name, entry in sorted(contents.entries.items()):
         layer = layer_of(name)
-        if layer is not None and len(entry.counts) > 1 and layer not in found:
+        if layer is not None and len(entry.counts) > 1 and layer not in coverage:
             counts = entry.counts.astype(np.float64)
-            found[layer] = counts / counts.mean() if counts.any() else counts
-    return dict(sorted(found.items()))
+            coverage[layer] = counts / counts.mean() if counts.any() else counts
+    return dict(sorted(coverage.items()))
 
 
 def _energy(entries: list[EntryStats]) -> tuple[np.ndarray, list[str], list[int]]:
-    """Return log10 of the means, NaN where there is none, (n_layers, n_kinds); kinds and layers."""
+    """Return log10 of the means, (n_layers, n_kinds) with NaN for gaps, and the names of columns and rows."""
     kinds = sorted({entry.kind for entry in entries})
     layers = sorted({entry.layer for entry in entries if entry.layer is not None})
     table = np.full((max(1, len(layers)), max(1, len(kinds))), np.nan)

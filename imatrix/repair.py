@@ -1,9 +1,9 @@
-"""Fill the gaps of an importance matrix; every change is listed.
+"""Fill the gaps of an importance matrix, and list every change.
 
-    attn_kv_b from attn_v_b   all heads' sums together, over their counts together: as quantization does it
-    attn_v_b from attn_kv_b   each head takes the latents' sums; needs the number of heads
-    gate from up              both multiply the same activations; and up from gate
-    unseen experts            neutral: every column alike, with the mean energy of the experts that were seen
+    attn_kv_b from attn_v_b      the mean of the heads' sums and counts, as quantization takes it
+    attn_v_b from attn_kv_b      every head takes the latents' sums; needs the number of heads
+    gate from up, up from gate   both multiply the same activations
+    unseen experts               neutral weights: all columns get the mean energy of the experts seen
 
 Non-finite and negative numbers are not repaired: they mean that collecting went wrong.
 """
@@ -32,9 +32,9 @@ class Repaired:
 
 
 def repair(contents: ImportanceFile, n_heads: int | None = None) -> Repaired:
-    """Return the importances with their gaps filled where something is known.
+    """Return the importances with every gap filled for which the other entries say enough.
 
-    n_heads  attention heads of the model; None: taken from entries with one row per head where they tell
+    n_heads  attention heads of the model; None: inferred from entries that have a row per head
     raises   BadImportance for NaN and infinity
     """
     refuse_nonfinite(contents.entries)
@@ -73,7 +73,7 @@ def _derive_heads(entries: dict[str, ImportanceEntry], n_heads: int | None) -> I
 
 
 def _heads_of(entry: ImportanceEntry, n_heads: int | None) -> int | None:
-    """Return how many heads stand end to end, None when that is not known or doesn't fit."""
+    """Return the number of heads in an entry, None when it is not known or doesn't fit."""
     heads = len(entry.counts) if len(entry.counts) > 1 else n_heads
     return heads if heads is not None and entry.n_values % heads == 0 else None
 

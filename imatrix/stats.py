@@ -1,15 +1,15 @@
 """Statistics of an importance matrix: how its energy is spread, and what it has not seen.
 
-The numbers per entry are those that llama-imatrix shows (--show-statistics), taken over the mean squared
-activations of all columns of all matrices that have seen something:
+The numbers per entry are those of llama-imatrix --show-statistics. They are taken over the mean squared
+activations of all columns of all matrices that have seen anything:
 
     total, mean, min, max, deviation
     active       share of columns above 1e-5
-    entropy      of the columns' shares of the total, in bits; and against that of equal shares
+    entropy      of the columns' shares of the total, in bits, and as a share of the largest possible
     outliers     share of columns more than a standard deviation above the mean
-    similarity   cosine between the sums and those of the same tensor one layer before
+    similarity   cosine between the sums and those of the same tensor in the previous layer
 
-and beside them the coverage: matrices that were never seen or rarely seen (a tenth of the median count or
+Coverage is counted besides: matrices that were never seen or rarely seen (a tenth of the median count or
 less), and columns whose sum is zero.
 """
 
@@ -27,16 +27,19 @@ from quantize.importance import ImportanceFile, Importances
 from quantize.roles import layer_of
 
 ACTIVE_ABOVE = 1e-5
+"""Mean squared activation above which a column counts as active."""
+
 RARE_SHARE = 0.1
+"""Share of the median count up to which a matrix counts as rarely seen."""
 
 
 @dataclass(frozen=True)
 class EntryStats:
-    """One entry; shares are 0 to 1. Without anything seen, the numbers are NaN.
+    """Statistics of one entry; shares are 0 to 1. The numbers of an entry that has seen nothing are NaN.
 
-    layer       None outside of the layers
+    layer       None for a tensor outside the layers
     kind        the name without its layer
-    similarity  None where there is no layer before
+    similarity  None where there is no previous layer
     """
 
     name: str
@@ -61,7 +64,7 @@ class EntryStats:
 
 @dataclass(frozen=True)
 class LayerStats:
-    """Means over a layer's entries, each weighing as many as it has elements."""
+    """Means over a layer's entries, weighted by their numbers of elements."""
 
     layer: int
     total: float
@@ -71,15 +74,14 @@ class LayerStats:
 
 def entry_stats(contents: ImportanceFile) -> tuple[EntryStats, ...]:
     """Return the statistics of all entries, by kind and then by layer."""
-    found = [_of_entry(name, contents.entries) for name in contents.entries]
-    return tuple(sorted(found, key=lambda entry: (entry.kind, -1 if entry.layer is None else entry.layer)))
+    entries = [_of_entry(name, contents.entries) for name in contents.entries]
+    return tuple(sorted(entries, key=lambda entry: (entry.kind, -1 if entry.layer is None else entry.layer)))
 
 
 def layer_stats(entries: tuple[EntryStats, ...]) -> tuple[LayerStats, ...]:
     """Return the means of every layer."""
-    layers = sorted({entry.layer for entry in entries if entry.layer is not None})
-    found = []
-    for layer in layers:
+    means = []
+    for layer in sorted({entry.layer for entry in entries if entry.layer is not None}):
         mine = [entry for entry in entries if entry.layer == layer and entry.n_elements]
         weights = np.array([entry.n_elements for entry in mine], np.float64)
         if not weights.sum():
@@ -88,7 +90,7 @@ def layer_stats(entries: tuple[EntryStats, ...]) -> tuple[LayerStats, ...]:
         def mean(values: list[float], weights: np.ndarray = weights) -> float:
             return float(np.average(values, weights=weights))
 
-        found.append(
+        means.append(
             LayerStats(
                 layer,
                 mean([entry.total for entry in mine]),
@@ -96,7 +98,7 @@ def layer_stats(entries: tuple[EntryStats, ...]) -> tuple[LayerStats, ...]:
                 mean([entry.similarity or 0.0 for entry in mine]),
             )
         )
-    return tuple(found)
+    return tuple(means)
 
 
 @np.errstate(invalid="ignore", divide="ignore")  # a file with NaN or infinity has them in its numbers, too
@@ -138,7 +140,7 @@ def _kind(name: str) -> str:
 
 
 def _similarity(name: str, sums: np.ndarray, entries: Importances) -> float | None:
-    """Return the cosine between the sums of an entry and those of the layer before; None without these."""
+    """Return the cosine between an entry's sums and those of the previous layer; None without those."""
     layer = layer_of(name)
     before = None if layer is None else entries.get(re.sub(r"^blk\.\d+\.", f"blk.{layer - 1}.", name))
     if before is None or before.n_values != sums.size:
@@ -184,12 +186,12 @@ def stats_lines(contents: ImportanceFile) -> Iterator[str]:
     if layers:
         yield ""
         yield "means per layer, weighed by elements"
-        parts = [("layer", "total", "outliers", "similarity")]
-        parts += [
+        rows = [("layer", "total", "outliers", "similarity")]
+        rows += [
             (str(one.layer), f"{one.total:.2f}", f"{one.outliers:.2%}", f"{one.similarity:.4f}")
             for one in layers
         ]
-        yield from table(parts, right=(0, 1, 2, 3))
+        yield from table(rows, right=(0, 1, 2, 3))
     gaps = [entry for entry in entries if entry.n_unseen or entry.n_rare or entry.n_zero_columns]
     if gaps:
         yield ""
@@ -200,12 +202,12 @@ def stats_lines(contents: ImportanceFile) -> Iterator[str]:
 
 def gap_text(entry: EntryStats) -> str:
     """Return what an entry has not seen, in words."""
-    parts = (
+    gaps = (
         (entry.n_unseen, f"{entry.n_unseen} of {entry.n_mats} matrices never seen"),
         (entry.n_rare, f"{entry.n_rare} of {entry.n_mats} rarely seen"),
         (entry.n_zero_columns, f"{entry.n_zero_columns} columns at zero"),
     )
-    return ", ".join(text for number, text in parts if number)
+    return ", ".join(text for number, text in gaps if number)
 
 
 def _row(entry: EntryStats) -> tuple[str, ...]:

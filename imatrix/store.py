@@ -13,8 +13,8 @@ GGUF form: a GGUF file with the metadata
 and for every weight NAME, sorted by name, two F32 tensors:
 
     NAME.in_sum2   (n_mats, n_cols)  sums of squared activations
-    NAME.counts    (n_mats, 1)       rows summed, per expert; a single one for what is not routed, so that the
-                                     heads of `attn_k_b` and `attn_v_b` stand end to end in one row of in_sum2
+    NAME.counts    (n_mats, 1)       rows summed, per expert. What is not routed has a single count, so the
+                                     heads of `attn_k_b` and `attn_v_b` are end to end in one row of in_sum2
 
 `.dat` form, little-endian:
 
@@ -27,8 +27,8 @@ and for every weight NAME, sorted by name, two F32 tensors:
     int32 n_chunks                  trailer, may be missing
     int32 length, bytes dataset
 
-So `.dat` knows no counts per expert: each entry has been normalised, and experts carry equal weight when two
-files are merged. Entries that saw nothing at all are left out of it.
+So `.dat` has no counts per expert: each entry has been normalised, and experts carry equal weight when two
+files are merged. Entries that saw nothing at all are left out.
 
 Opening a file reads its names, shapes and counts; values stay unread (see stored.py).
 """
@@ -57,7 +57,7 @@ from quantize.importance import ImportanceEntry, ImportanceFile, ImportanceForma
 
 __all__ = ["ImportanceFile", "format_of", "load", "not_held", "save", "save_dat", "save_gguf"]
 
-# Bounds on what a hostile file can ask for, several times what the largest models have.
+# Bounds on what a hostile file can ask for: several times what the largest models have.
 MAX_ENTRIES = 1 << 16
 MAX_COUNTS = 1 << 12
 MAX_VALUES = 1 << 23
@@ -75,17 +75,17 @@ def load(path: str | os.PathLike[str]) -> ImportanceFile:
     """
     path = Path(path)
     try:
-        # Without waiting for whoever writes a pipe.
+        # O_NONBLOCK: opening a pipe would wait for its writer.
         file = OpenFile(path, os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
         if not path.is_file():
             raise BadImportance(f"{path}: not a regular file")
         is_gguf = file.n_bytes >= 4 and file.read(0, 4, "the first bytes").tobytes() == b"GGUF"
-        found = _load_gguf(path) if is_gguf else _load_dat(file)
+        contents = _load_gguf(path) if is_gguf else _load_dat(file)
     except OSError as error:
         raise BadImportance(f"{path}: can't be read ({error.strerror})") from error
-    if not found.entries:
+    if not contents.entries:
         raise BadImportance(f"{path}: holds no importances")
-    return found
+    return contents
 
 
 def save(
@@ -270,7 +270,7 @@ class _Cursor:
         return self._file.read(start, length, what).tobytes().decode("utf-8", "surrogateescape")
 
     def skip_floats(self, what: str) -> tuple[int, int]:
-        """Return where float32 values begin and how many they are; their number stands before them."""
+        """Read the number of float32 values that follow; return where they begin and that number."""
         count = self.int32(f"the number of {what}")
         if not 1 <= count <= MAX_VALUES:
             raise BadImportance(
