@@ -1,14 +1,10 @@
 """Whole models in FP8, int4, MXFP4 and NVFP4: llama.cpp computes what transformers computes
 from the decoded weights.
-
-The packers of tests/support make the checkpoints from the layouts alone, and decode them as well: the loaders
-have no part in the expected values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +18,13 @@ from gguf_tools.ggml_types import BF16, MXFP4, NVFP4
 from quantize.formats import get_format
 from quantize.plan.decide import PlanOptions
 from quantize.plan.overrides import parse_overrides
+from tests.end_to_end.packed_models import Format, Pack, assert_same_q8_0, error_of_logits, packed_model
 from tests.support import oracle
-from tests.support.checkpoints import load_transformers, shard, transformers_checkpoint
-from tests.support.packers import Packed, pack_projections
+from tests.support.packers import Packed
 from tests.support.scaled_packers import fp8, mxfp4, nvfp4, packed_integers
-from tests.support.tokenizer_files import VOCAB_SIZES, copy_tokenizer
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
-
-TEXT = "def mean(values):\n    return sum(values) / len(values)\n\n# 中文, 日本語 and 3.14159\n" * 3
-SIZES = {"q_lora_rank": 64, "moe_intermediate_size": 64, "vocab_size": VOCAB_SIZES["tiny"]}
-
-Pack = Callable[[str, np.ndarray], Packed | None]
-
-
-@dataclass(frozen=True)
-class Format:
-    """How modules are packed, and what config.json says."""
-
-    pack: Pack
-    quantization: dict[str, Any]
 
 
 def as_found(pack: Callable[[np.ndarray], Packed]) -> Pack:
@@ -106,29 +88,13 @@ FORMATS = {
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_llama_cpp_computes_what_the_decoded_weights_compute(name: str, tmp_path: Path) -> None:
-    import torch
-
-    folder = transformers_checkpoint(tmp_path / "hf", "v3", **SIZES)
-    pack_projections(folder, tmp_path / "decoded", FORMATS[name].pack, FORMATS[name].quantization)
-    shard(folder, 4)
-    copy_tokenizer("tiny", folder)
-    convert.convert(folder, tmp_path / "model.gguf", outtype="f32")
-    with oracle.Model(tmp_path / "model.gguf") as model:
-        ids = model.tokenize(TEXT)
-        found = model.logits(ids, n_threads=1)
-    torch.set_num_threads(1)
-    with torch.no_grad():
-        original = load_transformers(tmp_path / "decoded")
-        expected = original(torch.tensor([ids])).logits[0].numpy()
-    assert np.linalg.norm(found - expected) / np.linalg.norm(expected) <= 1e-5
+    assert error_of_logits(tmp_path, FORMATS[name]) <= 1e-5
 
 
 @pytest.mark.parametrize("name", ["fp8 blocks", "int4"])
 def test_auto_is_bf16_for_quantized_sources(name: str, tmp_path: Path) -> None:
     """BF16 even where the plain tensors are F16."""
-    folder = transformers_checkpoint(tmp_path / "hf", "v3", dtype="float16", **SIZES)
-    pack_projections(folder, tmp_path / "decoded", FORMATS[name].pack, FORMATS[name].quantization)
-    copy_tokenizer("tiny", folder)
+    folder, _ = packed_model(tmp_path, FORMATS[name], dtype="float16")
     convert.convert(folder, tmp_path / "model.gguf")
     with open_gguf(tmp_path / "model.gguf") as file:
         matrices = [info for name, info in file.tensors.items() if "_exps" in name or "attn_output" in name]
@@ -137,20 +103,10 @@ def test_auto_is_bf16_for_quantized_sources(name: str, tmp_path: Path) -> None:
 
 def test_fp8_goes_straight_to_q8_0(tmp_path: Path) -> None:
     """The file is the one made from the decoded float32 weights, with nothing rounded in between."""
-    folder = transformers_checkpoint(tmp_path / "hf", "v3", **SIZES)
-    pack_projections(
-        folder, tmp_path / "decoded", FORMATS["fp8 blocks"].pack, FORMATS["fp8 blocks"].quantization
-    )
-    for source in (folder, tmp_path / "decoded"):
-        copy_tokenizer("tiny", source)
-        convert.convert(source, tmp_path / f"{source.name}.gguf", outtype="q8_0")
-    with open_gguf(tmp_path / "hf.gguf") as found, open_gguf(tmp_path / "decoded.gguf") as expected:
-        assert set(found.tensors) == set(expected.tensors)
-        for tensor in found.tensors:
-            assert np.array_equal(found.raw(tensor), expected.raw(tensor)), tensor
+    assert_same_q8_0(tmp_path, FORMATS["fp8 blocks"])
 
 
-WIDE = SIZES | {"hidden_size": 128, "intermediate_size": 192}
+WIDE = {"hidden_size": 128, "intermediate_size": 192}
 """Sizes that blocks of 64 divide."""
 
 
@@ -170,10 +126,8 @@ REPACKED = {
 def test_4_bit_floats_keep_their_codes(name: str, tmp_path: Path) -> None:
     """GGUF's type of the same name: the blocks decode to the checkpoint's weights, bit for bit."""
     format_, type_ = REPACKED[name]
-    folder = transformers_checkpoint(tmp_path / "hf", "v3", **WIDE)
-    pack_projections(folder, tmp_path / "decoded", lambda m, w: format_.pack("", w), format_.quantization)
-    for source in (folder, tmp_path / "decoded"):
-        copy_tokenizer("tiny", source)
+    everywhere = Format(lambda _module, weight: format_.pack("", weight), format_.quantization)
+    folder, _ = packed_model(tmp_path, everywhere, **WIDE)
     types = PlanOptions(overrides=parse_overrides([f"ffn_.*exps|shexp|attn_q_a|attn_v_b={type_.name}"]))
     convert.convert(folder, tmp_path / "model.gguf", outtype="Q8_0", types=types)
     convert.convert(tmp_path / "decoded", tmp_path / "decoded.gguf", outtype="f32")
@@ -189,12 +143,9 @@ def test_4_bit_floats_keep_their_codes(name: str, tmp_path: Path) -> None:
 
 
 def test_nvfp4_with_a_factor_is_encoded_again(tmp_path: Path) -> None:
-    folder = transformers_checkpoint(tmp_path / "hf", "v3", **WIDE)
-    format_ = FORMATS["nvfp4"]
-    pack_projections(folder, tmp_path / "decoded", format_.pack, format_.quantization)
+    folder, decoded = packed_model(tmp_path, FORMATS["nvfp4"], **WIDE)
     types = PlanOptions(overrides=parse_overrides(["ffn_.*exps=NVFP4"]))
-    for source in (folder, tmp_path / "decoded"):
-        copy_tokenizer("tiny", source)
+    for source in (folder, decoded):
         result = convert.convert(source, tmp_path / f"{source.name}.gguf", outtype="Q8_0", types=types)
         notes = [note for note in result.preparation.plan.notes if "encoded again" in note]
         assert len(notes) == (source == folder)
