@@ -38,11 +38,10 @@ from typing import ClassVar
 import numpy as np
 
 from convert.checkpoint.safetensors_file import RawTensor
-from convert.weights.base import Module, Weight, WeightsLoader
+from convert.weights.base import Decoded, Module, Weight, WeightsLoader
 from convert.weights.groups import check_matrix, check_scales, group_size_of, read_scales
 from convert.weights.marlin import marlin_weight
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
-from gguf_tools.ggml_types import F32, GGMLType
 
 BITS = 4
 PER_WORD = 8
@@ -51,20 +50,14 @@ ORDER = np.array((0, 2, 4, 6, 1, 3, 5, 7))
 
 
 @dataclass(frozen=True, slots=True)
-class AwqGemmWeight:
+class AwqGemmWeight(Decoded):
     """A matrix in the GEMM layout: qweight, qzeros (None: all 8) and scales."""
 
-    name: str
-    shape: tuple[int, ...]
     codes: RawTensor
     zeros: RawTensor | None
     scales: RawTensor
     group_size: int
     by_rows: ClassVar[bool] = False
-
-    @property
-    def type(self) -> GGMLType:
-        return F32
 
     @property
     def stored_as(self) -> str:
@@ -96,20 +89,13 @@ def _read_interleaved(raw: RawTensor, start: int, stop: int) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class AwqGemvWeight:
+class AwqGemvWeight(Decoded):
     """A matrix in the GEMV layout: qweight, qzeros and scales, all with an output per row."""
 
-    name: str
-    shape: tuple[int, ...]
     codes: RawTensor
     zeros: RawTensor
     scales: RawTensor
     group_size: int
-    by_rows: ClassVar[bool] = True
-
-    @property
-    def type(self) -> GGMLType:
-        return F32
 
     @property
     def stored_as(self) -> str:
@@ -132,20 +118,14 @@ FAST_ROWS, FAST_COLS = 4, 64
 
 
 @dataclass(frozen=True, slots=True)
-class AwqGemvFastWeight:
+class AwqGemvFastWeight(Decoded):
     """A matrix in the layout of the fast GEMV: qweight in tiles, -scale * zero, and scales."""
 
-    name: str
-    shape: tuple[int, ...]
     codes: RawTensor
     zeros: RawTensor
     scales: RawTensor
     group_size: int
     by_rows: ClassVar[bool] = False
-
-    @property
-    def type(self) -> GGMLType:
-        return F32
 
     @property
     def stored_as(self) -> str:

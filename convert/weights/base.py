@@ -18,12 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.settings import Settings
 from gguf_tools.errors import CheckpointError, MissingTensor
+from gguf_tools.ggml_types import F32, GGMLType
 from quantize.fill.sources import RowSource, SourceTensor
 
 
@@ -50,6 +51,20 @@ class BlockWeight(Weight, SourceTensor, Protocol):
 
     `raw_rows` gives blocks with the same weights. It raises CheckpointError for what the type can't hold.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What weights that are decoded have in common: they are read as float32.
+
+    A class whose rows lie in columns of what is stored sets by_rows to False.
+    """
+
+    type: ClassVar[GGMLType] = F32
+    by_rows: ClassVar[bool] = True
+
+    name: str
+    shape: tuple[int, ...]
 
 
 class Weights(Protocol):

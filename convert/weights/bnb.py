@@ -32,15 +32,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from convert.checkpoint.safetensors_file import NUMPY_DTYPES, RawTensor
-from convert.weights.base import Module, WeightsLoader
+from convert.weights.base import Decoded, Module, WeightsLoader
 from convert.weights.groups import check_scales
 from gguf_tools.errors import CheckpointError, MissingTensor, UnsupportedCheckpoint
-from gguf_tools.ggml_types import F32, GGMLType
 
 _STORAGE = ("U8", "I8", "F16", "BF16", "F32")
 
@@ -56,7 +55,7 @@ class NestedScales:
 
 
 @dataclass(frozen=True, slots=True)
-class Bnb4Weight:
+class Bnb4Weight(Decoded):
     """A matrix of 4-bit codes in blocks.
 
     codes   the bytes, under whatever dtype
@@ -65,19 +64,12 @@ class Bnb4Weight:
     nested  how to decode `scales`; None: they are floats
     """
 
-    name: str
-    shape: tuple[int, ...]
     codes: RawTensor
     values: RawTensor
     scales: RawTensor
     nested: NestedScales | None
     block_elems: int
     kind: str
-    by_rows: ClassVar[bool] = True
-
-    @property
-    def type(self) -> GGMLType:
-        return F32
 
     @property
     def stored_as(self) -> str:
@@ -114,24 +106,11 @@ class Bnb4Weight:
 
 
 @dataclass(frozen=True, slots=True)
-class Bnb8Weight:
+class Bnb8Weight(Decoded):
     """A matrix of 8-bit integers with a scale per row."""
 
     codes: RawTensor
     scales: RawTensor
-    by_rows: ClassVar[bool] = True
-
-    @property
-    def name(self) -> str:
-        return self.codes.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.codes.shape
-
-    @property
-    def type(self) -> GGMLType:
-        return F32
 
     @property
     def stored_as(self) -> str:
@@ -248,7 +227,7 @@ def _load8(module: Module) -> Bnb8Weight:
         )
     if scales.dtype != "F32" or scales.n_rows * scales.n_cols != codes.shape[0]:
         raise module.wrong(scales, f"{scales.dtype} {scales.shape}", f"{codes.shape[0]} F32")
-    return Bnb8Weight(codes, scales)
+    return Bnb8Weight(codes.name, codes.shape, codes, scales)
 
 
 def _fits4(module: Module) -> bool:

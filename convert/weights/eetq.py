@@ -16,14 +16,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
 
 import numpy as np
 
 from convert.checkpoint.safetensors_file import RawTensor
-from convert.weights.base import Module, WeightsLoader
+from convert.weights.base import Decoded, Module, WeightsLoader
 from convert.weights.groups import check_scales
-from gguf_tools.ggml_types import F32, GGMLType
 
 TILE_ROWS, TILE_COLS = 2, 64
 _COLUMNS_OF_16 = (0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15)
@@ -31,21 +29,11 @@ _SWAPPED = (0, 2, 1, 3)
 
 
 @dataclass(frozen=True, slots=True)
-class EetqWeight:
+class EetqWeight(Decoded):
     """A matrix of bytes in tiles, and a scale per row."""
 
-    name: str
     codes: RawTensor
     scales: RawTensor
-    by_rows: ClassVar[bool] = True
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.codes.shape[1], self.codes.shape[0]
-
-    @property
-    def type(self) -> GGMLType:
-        return F32
 
     @property
     def stored_as(self) -> str:
@@ -83,7 +71,7 @@ def _weight(module: Module, suffix: str) -> EetqWeight:
         raise module.wrong(scales, f"shape {scales.shape}", f"({n_rows},) for {n_rows} outputs")
     if n_cols % TILE_COLS or n_rows % TILE_COLS or not n_cols:
         raise module.wrong(codes, f"shape {codes.shape}", f"multiples of {TILE_COLS}")
-    return EetqWeight(module.name, codes, scales)
+    return EetqWeight(module.name, (n_rows, n_cols), codes, scales)
 
 
 def _load(module: Module) -> EetqWeight:

@@ -30,10 +30,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from convert.checkpoint.safetensors_file import RawTensor
-from convert.weights.base import Module, WeightsLoader
+from convert.weights.base import Decoded, Module, WeightsLoader
 from convert.weights.groups import check_matrix
 from gguf_tools.errors import CheckpointError
-from gguf_tools.ggml_types import F32, GGMLType
 
 WIDTHS = (2, 3, 4, 5, 6, 8)
 PADDED_TO = 32
@@ -50,21 +49,15 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Exl2Weight:
+class Exl2Weight(Decoded):
     """A matrix in EXL2's packing: q_weight, q_scale, q_scale_max, q_groups and q_invperm."""
 
-    name: str
-    shape: tuple[int, ...]
     codes: RawTensor
     scales: RawTensor
     scale_max: RawTensor
     groups: RawTensor
     order: RawTensor
     by_rows: ClassVar[bool] = False
-
-    @property
-    def type(self) -> GGMLType:
-        return F32
 
     @property
     def stored_as(self) -> str:

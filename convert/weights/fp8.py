@@ -21,16 +21,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
 
 import numpy as np
 
 from convert.checkpoint.safetensors_file import NUMPY_DTYPES, RawTensor
-from convert.weights.base import Module, WeightsLoader
+from convert.weights.base import Decoded, Module, WeightsLoader
 from convert.weights.matrices import split_matrices
 from convert.weights.scales import Block, ScaleGrid, scale_grid
 from gguf_tools.errors import UnsupportedCheckpoint
-from gguf_tools.ggml_types import F32, GGMLType
 
 FACTS = {
     "F8_E4M3": (3, 7, 0x7E),
@@ -53,7 +51,7 @@ CODE_VALUES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Weight:
+class Fp8Weight(Decoded):
     """A matrix of 8-bit floats, or a stack of equal ones, with scales.
 
     codes     (rows, cols) or (n_mats, rows, cols)
@@ -62,20 +60,10 @@ class Fp8Weight:
     divides   whether the scales divide
     """
 
-    name: str
     codes: RawTensor
     encoding: str
     scales: ScaleGrid
     divides: bool = False
-    by_rows: ClassVar[bool] = True
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.codes.shape
-
-    @property
-    def type(self) -> GGMLType:
-        return F32
 
     @property
     def stored_as(self) -> str:
@@ -148,6 +136,7 @@ def fp8_weight(module: Module, codes: RawTensor, scales: RawTensor) -> Fp8Weight
         blocks = (DEFAULT_BLOCK,)
     return Fp8Weight(
         module.name,
+        codes.shape,
         codes,
         encoding,
         scale_grid(module, codes.shape, scales, blocks),

@@ -32,10 +32,9 @@ from typing import ClassVar
 import numpy as np
 
 from convert.checkpoint.safetensors_file import RawTensor
-from convert.weights.base import Module, WeightsLoader
+from convert.weights.base import Decoded, Module, WeightsLoader
 from convert.weights.groups import check_scales, group_size_of, read_scales
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
-from gguf_tools.ggml_types import F32, GGMLType
 
 LAYOUTS = {None: 1, "gptq": 1, "gptq_v2": 0, "gptq_p": 0}
 """checkpoint_format -> what is missing in stored zero points."""
@@ -49,7 +48,7 @@ _ONES = {2: np.uint32(0x55555555), 4: np.uint32(0x11111111), 8: np.uint32(0x0101
 
 
 @dataclass(frozen=True, slots=True)
-class GptqWeight:
+class GptqWeight(Decoded):
     """A matrix in GPTQ's packing.
 
     codes, zeros, scales, groups  qweight, qzeros (None: all in the middle), scales, g_idx (None: runs)
@@ -59,8 +58,6 @@ class GptqWeight:
     group_size                    columns in a group where `groups` doesn't say it; 0: it has to
     """
 
-    name: str
-    shape: tuple[int, ...]
     codes: RawTensor
     zeros: RawTensor | None
     scales: RawTensor
@@ -70,10 +67,6 @@ class GptqWeight:
     zero_offset: int
     group_size: int
     by_rows: ClassVar[bool] = False
-
-    @property
-    def type(self) -> GGMLType:
-        return F32
 
     @property
     def stored_as(self) -> str:

@@ -21,15 +21,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
 
 import numpy as np
 
 from convert.checkpoint.safetensors_file import RawTensor
-from convert.weights.base import Module, WeightsLoader
+from convert.weights.base import Decoded, Module, WeightsLoader
 from convert.weights.groups import SCALE_DTYPES
 from gguf_tools.errors import UnsupportedCheckpoint
-from gguf_tools.ggml_types import F32, GGMLType
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +50,12 @@ _OF_BITS = {8: "8bit_u8", 6: "8bit_u8", 5: "8bit_u8", 4: "4bit_u8", 3: "3bit_32"
 
 
 @dataclass(frozen=True, slots=True)
-class HqqWeight:
+class HqqWeight(Decoded):
     """A matrix in HQQ's packing.
 
     group_size   for axis 1, elements in a group; for axis 0, into how many pieces the run is cut
     """
 
-    name: str
-    shape: tuple[int, ...]
     codes: RawTensor
     scales: RawTensor
     zeros: RawTensor
@@ -67,11 +63,6 @@ class HqqWeight:
     bits: int
     axis: int
     group_size: int
-    by_rows: ClassVar[bool] = True
-
-    @property
-    def type(self) -> GGMLType:
-        return F32
 
     @property
     def stored_as(self) -> str:

@@ -12,36 +12,24 @@ Where X.pre_quant_scale is stored too, the model scales the inputs of X at run t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from convert.checkpoint.safetensors_file import RawTensor
-from convert.weights.base import Module, WeightsLoader
+from convert.weights.base import Decoded, Module, WeightsLoader
 from convert.weights.scales import ScaleGrid, scale_grid
-from gguf_tools.ggml_types import F32, GGMLType
 
 
 @dataclass(frozen=True, slots=True)
-class RowPairWeight:
+class RowPairWeight(Decoded):
     """A matrix of signed 4-bit integers whose rows share bytes in pairs.
 
     pairs   U8 (rows / 2, cols); for an odd range the pair at its edge is read too
     scales  of groups of columns
     """
 
-    name: str
     pairs: RawTensor
     scales: ScaleGrid
-    by_rows: ClassVar[bool] = True
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return 2 * self.pairs.shape[0], self.pairs.shape[1]
-
-    @property
-    def type(self) -> GGMLType:
-        return F32
 
     @property
     def stored_as(self) -> str:
@@ -76,7 +64,7 @@ def _load(module: Module) -> RowPairWeight:
     if len(pairs.shape) != 2:
         raise module.wrong(pairs, f"shape {pairs.shape}", "a matrix")
     shape = 2 * pairs.shape[0], pairs.shape[1]
-    return RowPairWeight(module.name, pairs, scale_grid(module, shape, module[".weight_scale"]))
+    return RowPairWeight(module.name, shape, pairs, scale_grid(module, shape, module[".weight_scale"]))
 
 
 LOADERS = (

@@ -12,38 +12,26 @@ The difference is exact, so the product is the exact value rounded once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from convert.checkpoint.safetensors_file import RawTensor
-from convert.weights.base import Module, WeightsLoader
+from convert.weights.base import Decoded, Module, WeightsLoader
 from convert.weights.scales import ScaleGrid, scale_grid
 from gguf_tools.errors import UnsupportedCheckpoint
-from gguf_tools.ggml_types import F32, GGMLType
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Weight:
+class Int8Weight(Decoded):
     """A matrix of 8-bit integers.
 
     codes          I8 (rows, cols)
     scales, zeros  of its blocks; zeros None where they are 0
     """
 
-    name: str
     codes: RawTensor
     scales: ScaleGrid
     zeros: ScaleGrid | None
-    by_rows: ClassVar[bool] = True
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.codes.shape
-
-    @property
-    def type(self) -> GGMLType:
-        return F32
 
     @property
     def stored_as(self) -> str:
@@ -69,11 +57,11 @@ def int8_weight(module: Module, codes: RawTensor, scales: RawTensor, zeros: RawT
         )
     grid = scale_grid(module, codes.shape, scales)
     if zeros is None:
-        return Int8Weight(module.name, codes, grid, None)
+        return Int8Weight(module.name, codes.shape, codes, grid, None)
     if zeros.dtype != "I8" or zeros.shape != scales.shape:
         found = f"zero points stored as {zeros.dtype} {zeros.shape}"
         raise module.wrong(zeros, found, f"I8 {scales.shape}, as of {scales.name}")
-    return Int8Weight(module.name, codes, grid, ScaleGrid(zeros, grid.grid, grid.block))
+    return Int8Weight(module.name, codes.shape, codes, grid, ScaleGrid(zeros, grid.grid, grid.block))
 
 
 def _fits(module: Module) -> bool:

@@ -31,9 +31,8 @@ from typing import ClassVar
 import numpy as np
 
 from convert.checkpoint.safetensors_file import RawTensor
-from convert.weights.base import Module, WeightsLoader
+from convert.weights.base import Decoded, Module, WeightsLoader
 from convert.weights.groups import check_matrix, check_scales, read_scales
-from gguf_tools.ggml_types import F32, GGMLType
 
 TILE_ROWS, TILE_COLS = 64, 16
 TILE_CODES = TILE_ROWS * TILE_COLS
@@ -46,18 +45,12 @@ _SCALES_OF_64_SPARSE = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 @dataclass(frozen=True, slots=True)
-class MarlinWeight:
+class MarlinWeight(Decoded):
     """A matrix in Marlin's dense layout: B and s."""
 
-    name: str
-    shape: tuple[int, ...]
     codes: RawTensor
     scales: RawTensor
     by_rows: ClassVar[bool] = False
-
-    @property
-    def type(self) -> GGMLType:
-        return F32
 
     @property
     def stored_as(self) -> str:
@@ -77,20 +70,14 @@ class MarlinWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class SparseMarlinWeight:
+class SparseMarlinWeight(Decoded):
     """A matrix in Marlin's 2:4 sparse layout: the kept codes, where they stand, and scales."""
 
-    name: str
-    shape: tuple[int, ...]
     codes: RawTensor
     places: RawTensor
     scales: RawTensor
     bits: int
     by_rows: ClassVar[bool] = False
-
-    @property
-    def type(self) -> GGMLType:
-        return F32
 
     @property
     def stored_as(self) -> str:

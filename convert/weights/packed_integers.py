@@ -22,15 +22,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
-from typing import ClassVar
 
 import numpy as np
 
 from convert.checkpoint.safetensors_file import RawTensor
-from convert.weights.base import Module, WeightsLoader
+from convert.weights.base import Decoded, Module, WeightsLoader
 from convert.weights.scales import ScaleGrid, scale_grid
 from gguf_tools.errors import UnsupportedCheckpoint
-from gguf_tools.ggml_types import F32, GGMLType
 
 WORD_BITS = 32
 
@@ -70,7 +68,7 @@ class Packing:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedWeight:
+class PackedWeight(Decoded):
     """A matrix of integers in words.
 
     packed   I32 (rows, words)
@@ -82,18 +80,11 @@ class PackedWeight:
     For any rows, the whole of g_idx is read; and of packed zero points the rows that share words with them.
     """
 
-    name: str
-    shape: tuple[int, ...]
     packed: RawTensor
     packing: Packing
     scales: ScaleGrid
     zeros: RawTensor | None
     g_idx: RawTensor | None
-    by_rows: ClassVar[bool] = True
-
-    @property
-    def type(self) -> GGMLType:
-        return F32
 
     @property
     def stored_as(self) -> str:
