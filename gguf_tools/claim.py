@@ -1,7 +1,7 @@
-"""Claims: one process at a time works on a run, and it goes on only with the run that was begun.
+"""Claims: only one process at a time works on a run, and it resumes only the run that was started.
 
-A run that can be resumed leaves a file that says what it is about. The next process locks a file of the run,
-and compares what is stored with what it is about itself before it goes on.
+A run that can be resumed stores what it is about: its inputs and its choices. The next process locks a file
+of the run, and compares its own inputs and choices with the stored ones before it resumes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Difference(NamedTuple):
 class Refusals:
     """The errors of a kind of run.
 
-    unwritable  of a reason: the file can't be created
-    taken       another process has the run
-    another     of a difference: what is stored is about something else
+    unwritable  given a reason: the file can't be created
+    taken       another process holds the run
+    another     given a difference: the stored run has other inputs or choices
     """
 
     unwritable: Callable[[str], ToolkitError]
@@ -66,7 +66,7 @@ def claim_run(path: Path, about: Mapping[str, Any], refusals: Refusals) -> Claim
     """Lock `path`, created if it is missing, and return the claim.
 
     about   what the run is about: a mapping of JSON data
-    raises  the errors of `refusals` if the file can't be created, or if another process has it
+    raises  the errors of `refusals` if the file can't be created, or if another process holds it
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)

@@ -11,7 +11,7 @@
     1    an error, told in one line on standard error; what `show` returns, if it returns 1
     2    arguments that make no sense
     130  interrupted
-    141  whoever read the output has stopped reading
+    141  the reader of the output has stopped reading
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from gguf_tools.errors import ToolkitError
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 MAX_CHARS = 4000
-"""Of a message; what a stranger calls a tensor may be longer."""
+"""Maximum length of a message: a file may hold a tensor name of any length."""
 
 Body = Callable[[argparse.Namespace], "int | None"]
 
 
 def make_parser(prog: str, description: str, *, epilog: str = "", version: str) -> argparse.ArgumentParser:
-    """Return a parser with `--version` and `--verbose`; texts are printed as they are laid out."""
+    """Return a parser with `--version` and `--verbose`; texts keep their line breaks."""
     parser = argparse.ArgumentParser(
         prog, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -51,7 +51,7 @@ def add_verbose(parser: argparse.ArgumentParser) -> None:
 
 
 class Subcommands:
-    """The subcommands of a parser; every one of them sets `body`, which `run` is given."""
+    """The subcommands of a parser; each sets `body`, which `run` calls."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self._commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -59,7 +59,7 @@ class Subcommands:
     def add(
         self, name: str, body: Body, text: str, detail: str, *, epilog: str = "", json: bool = True
     ) -> argparse.ArgumentParser:
-        """Return the parser of a new subcommand, to which its arguments are to be added.
+        """Return the parser of a new subcommand, which still needs its arguments.
 
         text    one line for the list of commands, lower case, without a full stop
         detail  what else its own --help says, in whole sentences
@@ -113,7 +113,7 @@ def run(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str] | None 
 
 
 def one_line(error: BaseException) -> str:
-    """An error, with the notes added to it, as one line of text that leaves a terminal as it is."""
+    """Return an error and its notes as one line of text, without anything that controls a terminal."""
     if isinstance(error, OSError) and error.strerror:
         name = error.filename if error.filename is not None else error.filename2
         text = f"{os.fsdecode(name)}: {error.strerror}" if isinstance(name, str | bytes) else error.strerror
@@ -130,7 +130,7 @@ def _notes(error: BaseException) -> list[str]:
 
 
 def _print_anything(stream: object) -> None:
-    """Let `stream` print text that its encoding lacks as escapes, instead of raising in mid-output."""
+    """Make `stream` print characters that its encoding lacks as escapes, instead of raising in the middle."""
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""Copying a range of bytes from one file to another, by the kernel where it can.
+"""Copying a range of bytes from one file to another, in the kernel where possible.
 
 `copy_file_range` keeps the bytes out of this process, and lets a file system share blocks instead of
 copying them. Where it is missing or refuses (file systems of two kinds, old kernels, containers), the
@@ -31,9 +31,9 @@ def copy_range(
 ) -> None:
     """Copy `n_bytes` bytes; the two ranges must not overlap if the files are the same.
 
-    source_name  for messages: the file and what of it, "model.gguf: tensor 'output.weight'"
+    source_name  for messages: the file and the part of it, "model.gguf: tensor 'output.weight'"
     target_name  for messages: the file
-    progress     is given the number of bytes after each piece
+    progress     called with the number of bytes after each piece
     raises       TruncatedError if the source ends early, OutputError if the target can't be written,
                  OSError with `source_name` as its file if the source can't be read
     """

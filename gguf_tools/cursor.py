@@ -1,7 +1,7 @@
-"""Reading a stranger's header: never beyond the file's end, and never more than it may take in memory.
+"""Reading an untrusted header: never beyond the end of the file, and never more than fits a budget of memory.
 
-A count in a header costs its writer eight bytes. So whoever reads asks twice before making anything of a size
-that the file names: whether the rest of the file can hold it (`require`), and whether we are willing to
+A count in a header costs its writer eight bytes. So a reader checks twice before it makes anything of a size
+that the file names: that the rest of the file can hold it (`require`), and that the budget allows it
 (`charge`).
 """
 
@@ -15,7 +15,7 @@ from gguf_tools.errors import FormatError, TruncatedError
 from gguf_tools.values import Kind
 
 MAX_MEMORY = 160 << 20
-"""Bytes that the contents of one header may take in memory: twice those of the largest vocabularies."""
+"""Budget of memory for the contents of one header: twice what the largest vocabularies take."""
 
 READ_AT_ONCE = 1 << 18
 
@@ -24,16 +24,16 @@ _ASCII_MEMORY = 1 + 1
 _UNICODE_MEMORY = 1 + 4
 
 Read = Callable[[int, int], bytes]
-"""(offset, n_bytes) -> as many of these bytes as there are."""
+"""Function of (offset, n_bytes) that returns those bytes, fewer where the file ends."""
 
 
 class Cursor:
-    """A position in a file that never leaves it, with the bytes that follow it at hand.
+    """A position in a file that never leaves it, and a window on the bytes that follow.
 
-    source  the file's name; what its methods are given as `what` goes behind it in messages
+    source  the file's name; messages put a method's `what` after it
     order   of the bytes of numbers, as struct has it: "<" or ">"
 
-    All methods that read raise TruncatedError where the file ends, and what `read` raises.
+    All methods that read raise TruncatedError where the file ends, and whatever `read` raises.
     """
 
     def __init__(self, read: Read, size: int, source: str) -> None:
@@ -51,7 +51,7 @@ class Cursor:
         return self._window_start + self._at
 
     def require(self, n_bytes: int, what: str) -> None:
-        """Raise TruncatedError unless the rest of the file has so many bytes."""
+        """Raise TruncatedError unless the rest of the file has `n_bytes` bytes."""
         left = self.size - self.position
         if n_bytes > left:
             raise TruncatedError(
@@ -60,13 +60,13 @@ class Cursor:
             )
 
     def charge(self, n_bytes: int, what: str) -> None:
-        """Count memory that is about to be taken; raises FormatError if it is too much for one header."""
+        """Take memory from the budget; raises FormatError if it is exceeded."""
         self.memory_left -= n_bytes
         if self.memory_left < 0:
             raise FormatError(f"{self.source}: {what} would take more than {MAX_MEMORY >> 20} MiB of memory")
 
     def take(self, n_bytes: int, what: str) -> bytes:
-        """Return the next bytes, and step behind them."""
+        """Return the next bytes, and move past them."""
         stop = self._at + n_bytes
         if stop > len(self._window):
             self.require(n_bytes, what)
@@ -77,7 +77,7 @@ class Cursor:
         return data
 
     def _slide(self, n_bytes: int) -> None:
-        """Let the window begin here, and hold `n_bytes` at least."""
+        """Move the window so that it starts here and holds at least `n_bytes`."""
         self._window_start, self._at = self.position, 0
         wanted = min(max(n_bytes, READ_AT_ONCE), self.size - self._window_start)
         self._window = self._read(self._window_start, wanted)
@@ -88,7 +88,7 @@ class Cursor:
             )
 
     def fixed(self, code: str, n_bytes: int, what: str) -> Any:
-        """Read one number, of a struct code and its size."""
+        """Read one number with a struct code that takes `n_bytes`."""
         (value,) = struct.unpack(self.order + code, self.take(n_bytes, what))
         return value
 
@@ -111,7 +111,7 @@ class Cursor:
         return raw.decode("utf-8", "surrogateescape")
 
     def strings(self, count: int, what: str) -> tuple[str, ...]:
-        """Read `count` strings. A vocabulary has 100,000 and more, so the loop keeps to what is at hand."""
+        """Read `count` strings. A vocabulary has 100,000 and more, so the loop works on the window itself."""
         unpack_length = struct.Struct(self.order + "Q").unpack_from
         window, at, memory_left = self._window, self._at, self.memory_left
         end = len(window)
@@ -134,7 +134,7 @@ class Cursor:
         return tuple(strings)
 
     def kind(self, what: str) -> Kind:
-        """Read a kind; raises FormatError for a number that is none."""
+        """Read a kind; raises FormatError for a number that stands for none."""
         number = self.u32(f"the kind of {what}")
         try:
             return Kind(number)

@@ -1,12 +1,12 @@
 """Tensor data in the other byte order.
 
-A big-endian GGUF file is one for big-endian machines: its header's numbers are big-endian, and so is
+A big-endian GGUF file is meant for big-endian machines: the numbers of its header are big-endian, and so is
 every number inside its blocks that the machine reads as a whole: 16-bit scales, and the 32 high bits
 of Q5_0 and Q5_1. Bytes and nibbles stay where they are. `FileLayout` writes the header in the order
-asked for; whoever fills the data passes it through `swap_bytes`.
+asked for; the code that fills the data passes them through `swap_bytes`.
 
-Only types are listed whose blocks ggml reads through nothing but these fields and single bytes. The
-others (Q3_K, most IQ types) are read through casts that no big-endian file has settled.
+The list has only types whose blocks ggml reads through these fields and single bytes. The others (Q3_K, most
+IQ types) are read through casts, and no big-endian file exists that would settle their order.
 """
 
 from __future__ import annotations

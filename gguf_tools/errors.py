@@ -1,12 +1,12 @@
 """Every error that this project raises on purpose.
 
     ToolkitError
-      GGUFError           a GGUF file, or what was to become one
+      GGUFError           a GGUF file, or a file that was to become one
         FormatError         not GGUF, or a header that contradicts itself
         TruncatedError      shorter than its own header says
         UnsupportedVersion  a GGUF version that we don't read
         OutputError         an output that can't be created, written or published
-          BadTensor           a tensor of it that is not what it should be
+          BadTensor           a tensor of an output that is not what it should be
       CheckpointError     a Hugging Face folder
         MissingTensor       a rule needs a tensor that the checkpoint lacks
         UnexpectedTensors   tensors that no rule claims
@@ -15,7 +15,7 @@
         BadTokenizer        tokenizer files that can't be carried over faithfully
       QuantError          encoding or decoding blocks
         ShapeError          a row length that the type can't hold
-        NeedsImportance     a type that needs importances, and none are there
+        NeedsImportance     a type that needs importances, and there are none
         BadImportance       an importance matrix that doesn't fit the tensor, or is not one
         BadWeights          NaN or infinity in a weight
       PlanError           deciding which tensor gets which type
@@ -24,7 +24,7 @@
         BadRequest          options that contradict each other or the input
       ExecutionError      a task failed; carries the task and the cause
 
-A message is one line: which file, which tensor or key, what was found, what was expected, what
+A message is one line: the file, the tensor or key, what was found, what was expected, and what
 to do. The command line prints it as it is and exits with 1.
 """
 
@@ -32,7 +32,7 @@ from __future__ import annotations
 
 
 class ToolkitError(Exception):
-    """Base of all errors that are the input's or the environment's fault, not a bug."""
+    """Base of all errors that are caused by the input or the environment, not by a bug."""
 
 
 class GGUFError(ToolkitError):
@@ -108,7 +108,7 @@ class BadWeights(QuantError):
 
 
 class BadActivation(BadImportance):
-    """NaN or infinity came up while a model was computed."""
+    """NaN or infinity in the activations of a model."""
 
 
 class PlanError(ToolkitError):

@@ -2,8 +2,8 @@
 
 A tensor's data is its rows one after the other. A row is `row_meta_bytes` (per-row scales, only
 in ik_llama.cpp's types), then one block of `block_bytes` for every `block_elems` elements. Types
-with `rows_interleaved` > 1 shuffle that many rows into each other for SIMD; a group of rows takes
-the same bytes as the rows would take alone.
+with `rows_interleaved` > 1 interleave that many rows for SIMD; a group takes as many bytes as its rows would
+take on their own.
 
 Sources: `enum ggml_type` in ggml.h, `type_traits` in ggml.c and the structs of ggml-common.h, as of
 llama.cpp 0c1e570 (2026-10-01) and ik_llama.cpp 8337e4c (2026-08-15). Ids up to 42 belong to
@@ -33,9 +33,9 @@ class GGMLType:
     name              as in ggml's enum, without the prefix
     block_elems       elements that share a block
     block_bytes       bytes of one block
-    row_meta_bytes    bytes in front of each row's blocks
+    row_meta_bytes    bytes before each row's blocks
     rows_interleaved  rows that are stored as one group
-    tensor_meta_bytes bytes behind the last row
+    tensor_meta_bytes bytes after the last row
     note              what a user should know, or ""
     """
 
@@ -53,7 +53,7 @@ class GGMLType:
 
     @property
     def is_internal(self) -> bool:
-        """Whether programs only compute with this type and run no file that has it."""
+        """Whether programs use this type only while computing, and never in files."""
         return self.note.startswith(_INTERNAL)
 
     @property
@@ -62,7 +62,7 @@ class GGMLType:
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits of one element, without what a row or a tensor stores once."""
+        """Bits per element, not counting what a row or a tensor stores once."""
         return 8 * self.block_bytes / self.block_elems
 
     def row_bytes(self, n_cols: int) -> int:
@@ -193,7 +193,7 @@ _BY_NAME = {type_.name: type_ for type_ in TYPES} | {"Q1_0_G128": Q1_0}
 
 
 def by_id(type_id: int) -> GGMLType:
-    """The type with this id; raises FormatError for an id that neither project gave a meaning."""
+    """Return the type with this id; raises FormatError for an id that neither project has given a meaning."""
     try:
         return _BY_ID[type_id]
     except KeyError:
@@ -201,7 +201,7 @@ def by_id(type_id: int) -> GGMLType:
 
 
 def by_name(name: str) -> GGMLType:
-    """The type of this name in any case ("q4_k" is Q4_K); raises FormatError."""
+    """Return the type of this name, in any case ("q4_k" is Q4_K); raises FormatError."""
     try:
         return _BY_NAME[name.upper()]
     except KeyError:

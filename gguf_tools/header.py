@@ -21,13 +21,14 @@ The format, version 3 (numbers in the file's byte order, except the magic):
     zeros     up to the next multiple of the alignment: there the data begins
     then each tensor's data at its offset, a multiple of the alignment
 
-The alignment is metadata `general.alignment` (uint32, a power of two), 32 without it. Nothing in a
-file tells its byte order but the version: read the wrong way round, its low 16 bits are zero.
+The alignment is metadata `general.alignment` (uint32, a power of two), 32 without it. The byte
+order of a file shows in its version alone: read the wrong way round, its low 16 bits are zero.
 
 Forbidden, and refused by `read_header`: a key or tensor name twice, a key of more than 65535 bytes or a name
 of more than 1024, a dimension of 0, a length or count that the rest of the file can't hold, arrays nested
-deeper than 64, contents of more memory than `cursor.MAX_MEMORY`. Counts are checked before anything of their
-size is made or read, and time is linear in the bytes read. Only `check_data` looks at where tensor data lie.
+deeper than 64, contents that take more memory than `cursor.MAX_MEMORY`. Counts are checked before anything of
+their size is made or read, and time is linear in the bytes read. Only `check_data` looks at where tensor
+data lie.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ _MIN_TENSOR_BYTES = 8 + 4 + 4 + 8
 class Header:
     """What a header says.
 
-    offsets     of each tensor's data, from `data_start`, in the tensors' order
-    n_bytes     of the header itself, without padding
+    offsets     where each tensor's data begin, counted from `data_start`, in the tensors' order
+    n_bytes     size of the header itself, without padding
     data_start  where the data begin: `n_bytes` rounded up to the alignment
     """
 
@@ -90,12 +91,12 @@ class Header:
 
 
 def align_up(n_bytes: int, alignment: int) -> int:
-    """`n_bytes` rounded up to a multiple of `alignment`."""
+    """Return `n_bytes` rounded up to a multiple of `alignment`."""
     return -(-n_bytes // alignment) * alignment
 
 
 def alignment_of(metadata: Metadata, source: str) -> int:
-    """The alignment that `metadata` asks for; raises FormatError if it isn't a power of two."""
+    """Return the alignment that `metadata` asks for; raises FormatError if it isn't a power of two."""
     value = metadata.get(keys.ALIGNMENT)
     if value is None:
         return DEFAULT_ALIGNMENT
@@ -118,9 +119,9 @@ def decode_header(data: bytes, source: str) -> Header:
 def read_header(read: Read, file_bytes: int, source: str) -> Header:
     """Return what the header at the start of a file says.
 
-    read    gives bytes of the file; asked for no more than the header and what little follows it
+    read    returns bytes of the file; called for little more than the header
     source  the file's name, for messages
-    raises  FormatError, TruncatedError, UnsupportedVersion, each with `source` in front; what `read` raises
+    raises  FormatError, TruncatedError, UnsupportedVersion, each naming `source`; whatever `read` raises
     """
     cursor = Cursor(read, file_bytes, source)
     magic = cursor.take(len(MAGIC), "the magic")
@@ -288,9 +289,9 @@ def encode_header(
     metadata: Metadata, tensors: Sequence[TensorInfo], offsets: Sequence[int], *, endian: Endian = "little",
     version: int = VERSION,
 ) -> bytes:
-    """Return the bytes of a header, without the padding behind it.
+    """Return the bytes of a header, without the padding after it.
 
-    offsets  of each tensor's data, from where the data begin
+    offsets  where each tensor's data begin, counted from the first
     raises   FormatError for a name or a value that the format can't hold
     """
     if version not in (2, VERSION):
@@ -324,9 +325,9 @@ def _encode_string(text: str, order: str) -> bytes:
 
 
 def encode_value(value: Value, endian: Endian = "little") -> bytes:
-    """The bytes of a value with its kind in front.
+    """Return the bytes of a value, its kind first.
 
-    raises  struct.error, TypeError or UnicodeEncodeError for data that are not what the kind says
+    raises  struct.error, TypeError or UnicodeEncodeError for data that do not have that kind
     """
     order = _ORDER[endian]
     parts = [struct.pack(order + "I", value.kind)]
@@ -340,7 +341,7 @@ def encode_value(value: Value, endian: Endian = "little") -> bytes:
 
 
 def _encode_array(array: Value, order: str) -> list[bytes]:
-    """The bytes of an array behind its kind; arrays inside arrays wait in `todo`, the next one last."""
+    """Return the bytes of an array after its kind; arrays inside arrays wait in `todo`, the next one last."""
     parts: list[bytes] = []
     todo = [array]
     while todo:

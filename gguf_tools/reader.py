@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # numpy takes longer to import than a header to read
 
 
 class GGUFSource(Protocol):
-    """What a single file and a split set have in common."""
+    """The members that a single file and a split set share."""
 
     @property
     def path(self) -> Path: ...
@@ -59,15 +59,15 @@ class GGUFFile:
 
     path        as given
     version     2 or 3
-    endian      "little" or "big", of the header's numbers and of the data's
-    alignment   of tensor data
+    endian      byte order of the header's numbers and of the data: "little" or "big"
+    alignment   alignment of tensor data
     metadata    key -> Value, in file order
     tensors     name -> TensorInfo, in file order
     data_start  where the data begin
-    size_bytes  of the file when it was opened
+    size_bytes  size of the file when it was opened
 
-    Raises OSError if the file can't be read, FormatError, TruncatedError or UnsupportedVersion if it
-    is not what it says. Close it, or use it as a context manager; arrays that `raw` and `raw_rows`
+    Raises OSError if the file can't be read, FormatError, TruncatedError or UnsupportedVersion if its
+    header can't be right. Close it, or use it as a context manager; arrays that `raw` and `raw_rows`
     returned stay valid.
     """
 
@@ -107,7 +107,7 @@ class GGUFFile:
         self.close()
 
     def _read_at(self, offset: int, n_bytes: int) -> bytes:
-        """Bytes of the file; fewer where it ends."""
+        """Return bytes of the file; fewer where it ends."""
         return os.pread(self.fileno(), n_bytes, offset)
 
     def close(self) -> None:
@@ -119,41 +119,41 @@ class GGUFFile:
 
     @property
     def paths(self) -> list[Path]:
-        """The one file, as a list: what a split set has several of."""
+        """The path of the file, as a list, because a split set has several."""
         return [self.path]
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The plain data of a metadata value, arrays as tuples; `default` if there is no such key."""
+        """Return the plain data of a metadata value, arrays as tuples; `default` if there is no such key."""
         value = self.metadata.get(key)
         return default if value is None else value.plain
 
     def file_of(self, name: str) -> GGUFFile:
-        """The file that holds a tensor: this one; raises FormatError if it doesn't."""
+        """Return the file that holds a tensor: this one. Raises FormatError if it doesn't."""
         self.tensor(name)
         return self
 
     def tensor(self, name: str) -> TensorInfo:
-        """The tensor of this name; raises FormatError if there is none."""
+        """Return the tensor of this name; raises FormatError if there is none."""
         try:
             return self.tensors[name]
         except KeyError:
             raise FormatError(f"{self.path}: no tensor {name!r}") from None
 
     def data_offset(self, name: str) -> int:
-        """Where in the file a tensor's data begin."""
+        """Return where in the file a tensor's data begin."""
         self.tensor(name)
         return self._offsets[name]
 
     def fileno(self) -> int:
-        """The descriptor, for copies that the kernel makes."""
+        """Return the descriptor, for copies that the kernel makes."""
         return self._stream.fileno()
 
     def raw(self, name: str) -> np.ndarray:
-        """A tensor's data as uint8 (n_bytes,), a read-only view of the map."""
+        """Return a tensor's data as uint8 (n_bytes,), a read-only view of the map."""
         return self._view(self.data_offset(name), self.tensor(name).n_bytes)
 
     def raw_rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Rows start..stop, counted over all matrices, as uint8 (n_bytes,), a read-only view of the map.
+        """Return rows start..stop, counted over all matrices: uint8 (n_bytes,), a read-only view of the map.
 
         raises  ShapeError if there are no such rows, or if they cut a group of interleaved rows
         """
@@ -161,16 +161,16 @@ class GGUFFile:
         return self._view(offset, n_bytes)
 
     def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Rows start..stop like `raw_rows`, but read into a new array.
+        """Return rows start..stop like `raw_rows`, but read into a new array.
 
-        For whole models: pages of a map count as this process's memory, pages that were read don't,
-        and a file that another program shortens meanwhile is an error here and a crash there.
+        Use it to go through whole models. Pages of a map count as this process's memory, and a process that
+        maps a file crashes when another program shortens it; here that is an error.
         raises  ShapeError like `raw_rows`, TruncatedError if the file has become shorter
         """
         return self._read(name, *self._row_range(name, start, stop))
 
     def read_bytes(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Bytes start..stop of a tensor's data, or up to their end, as a new uint8 array; see `read_rows`."""
+        """Return bytes start..stop of a tensor's data, fewer at its end, as a new array; see `read_rows`."""
         stop = min(stop, self.tensor(name).n_bytes)
         return self._read(name, self._offsets[name] + start, stop - start)
 

@@ -1,11 +1,11 @@
-"""The floating-point numbers inside tensor data, and which of them are not finite.
+"""The floating-point numbers inside tensor data, and how many of them are not finite.
 
 One NaN or infinite scale turns a whole block, and soon all of a model's output, into NaN. Codes inside a
 block can't do that, so these numbers are all that a check needs to read.
 
 `SCALES` says where they are, for the types that files hold (not NVFP4: to ggml none of its codes is NaN;
 not I2_S, whose one scale follows the last row). Offsets are within one block; a group of interleaved rows
-keeps the numbers of its rows side by side, in front of the row group or in the block group. Sources:
+keeps the numbers of its rows side by side, before the row group or in the block group. Sources:
 ggml-common.h of llama.cpp and of ik_llama.cpp, and ik_llama.cpp's dequantizers for the row metadata.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Scales:
     """Where a type keeps its floating-point numbers.
 
-    row     code of the number in front of each row, or "": "e" float16, "f" float32
+    row     code of the number before each row, or "": "e" float16, "f" float32
     block   (code, offset) of each number in a block; "e", "f", "d" (float64), "b" bfloat16,
             "x" an 8-bit exponent (255 is NaN), "m" IQ1_M's float16 in the top nibbles of four uint16
     """
@@ -139,8 +139,8 @@ def count_nonfinite(
     """Count the numbers in `rows` that are NaN or infinite.
 
     rows     uint8 (n_rows * row_bytes,): whole rows, whole groups of them if the type interleaves rows
-    returns  how many, and in which row (or, for interleaved rows, in which group's first row) the first
-             one is, -1 if there is none
+    returns  how many, and the row of the first one (for interleaved rows, the first row of its group), -1 if
+             there is none
     """
     import numpy as np
 

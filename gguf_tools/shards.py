@@ -5,7 +5,7 @@
     ...
 
 `split.no` counts from 0 (uint16), `split.count` is the number of files (uint16) and
-`split.tensors.count` that of the tensors in all files (int32). A model in one file has none of them.
+`split.tensors.count` the number of tensors in all files (int32). A model in one file has none of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5,})-of-(?P<count>\d{5,}
 
 
 def shard_path(prefix: Path, index: int, count: int) -> Path:
-    """The name of shard `index` (from 0) of `count`: PREFIX-00001-of-00003.gguf."""
+    """Return the path of shard `index` (from 0) of `count`: PREFIX-00001-of-00003.gguf."""
     return prefix.with_name(_shard_name(prefix.name, index, count))
 
 
@@ -53,7 +53,7 @@ def set_of(path: Path) -> tuple[Path, int] | None:
 
 
 def shard_paths(path: str | os.PathLike[str], count: int) -> list[Path]:
-    """The files that a model for `path` ("model.gguf") becomes: `path` itself when it is only one."""
+    """Return the files of a model for `path` ("model.gguf"): `path` itself when there is only one."""
     path = Path(path)
     if count == 1:
         return [path]
@@ -66,10 +66,10 @@ def shard_paths(path: str | os.PathLike[str], count: int) -> list[Path]:
 def group_tensors(
     tensors: Iterable[TensorInfo], *, max_bytes: int | None = None, max_tensors: int | None = None
 ) -> list[list[TensorInfo]]:
-    """Deal tensors to shards in order: a new shard where the next tensor would break a limit.
+    """Assign tensors to shards in order; a new shard starts where the next tensor would break a limit.
 
-    max_bytes    of tensor data in a shard, padding not counted; a larger tensor gets its own shard
-    max_tensors  in a shard
+    max_bytes    limit of tensor data in a shard, without padding; a larger tensor gets a shard of its own
+    max_tensors  limit of tensors in a shard
     """
     groups: list[list[TensorInfo]] = [[]]
     n_bytes = 0
@@ -85,10 +85,11 @@ def group_tensors(
 
 
 def shard_metadata(metadata: Metadata, index: int, count: int, n_tensors: int) -> Metadata:
-    """The metadata of shard `index` (from 0) of `count`; `n_tensors` is that of all shards together.
+    """Return the metadata of shard `index` (from 0) of `count`; `n_tensors` counts all shards together.
 
-    The first has all of `metadata` and then the `split.*` keys, the others only those; an alignment other
-    than 32 goes into each, or its offsets could not be read. A single shard is a plain file without them.
+    The first shard has all of `metadata` and then the `split.*` keys, the others only the `split.*` keys. An
+    alignment other than 32 goes into each, or its offsets could not be read. A single shard is a plain file
+    without `split.*` keys.
     """
     own = {key: value for key, value in metadata.items() if key not in SPLIT_KEYS}
     if count == 1:
@@ -109,7 +110,7 @@ def layouts_of(
     """Lay out one file for each group of tensors.
 
     metadata  see `shard_metadata`
-    raises    FormatError if there are more than 65535 groups, and what FileLayout.of raises
+    raises    FormatError if there are more than 65535 groups, and whatever FileLayout.of raises
     """
     if len(groups) > MAX_SHARDS:
         raise FormatError(f"{len(groups)} shards, expected at most {MAX_SHARDS}; allow larger ones")
@@ -126,7 +127,7 @@ def split_layouts(
     metadata: Metadata, tensors: Iterable[TensorInfo], max_bytes: int | None = None,
     max_tensors: int | None = None, *, endian: Endian = "little",
 ) -> list[FileLayout]:
-    """Lay out a model as the shards that the limits ask for, as llama.cpp's converter does."""
+    """Lay out a model in shards within the limits, as llama.cpp's converter does."""
     groups = group_tensors(tensors, max_bytes=max_bytes, max_tensors=max_tensors)
     return layouts_of(metadata, groups, endian=endian)
 
@@ -135,12 +136,12 @@ def split_layouts(
 
 
 class GGUFSet:
-    """A model in one file or in several, seen as one. Has what GGUFFile has.
+    """A model in one file or several, with the interface of GGUFFile.
 
     path      as given
     shards    the files, in order
-    metadata  of the first shard, without the `split.*` keys of a set of several files
-    tensors   of all shards, in order
+    metadata  metadata of the first shard, without the `split.*` keys of a set of several files
+    tensors   tensors of all shards, in order
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -234,43 +235,43 @@ class GGUFSet:
         return [shard.path for shard in self.shards]
 
     def shard_of(self, name: str) -> int:
-        """Which of `shards` holds a tensor, from 0; raises FormatError if none does."""
+        """Return the index in `shards` of the shard that holds a tensor; raises FormatError if none does."""
         return self.shards.index(self.file_of(name))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The plain data of a metadata value, arrays as tuples; `default` if there is no such key."""
+        """Return the plain data of a metadata value, arrays as tuples; `default` if there is no such key."""
         value = self.metadata.get(key)
         return default if value is None else value.plain
 
     def file_of(self, name: str) -> GGUFFile:
-        """The shard that holds a tensor; raises FormatError if none does."""
+        """Return the shard that holds a tensor; raises FormatError if none does."""
         try:
             return self._file_of[name]
         except KeyError:
             raise FormatError(f"{self.path}: no tensor {name!r}") from None
 
     def tensor(self, name: str) -> TensorInfo:
-        """The tensor of this name; raises FormatError if there is none."""
+        """Return the tensor of this name; raises FormatError if there is none."""
         return self.file_of(name).tensors[name]
 
     def data_offset(self, name: str) -> int:
-        """Where in its own file (`file_of`) a tensor's data begin."""
+        """Return where in its own file (`file_of`) a tensor's data begin."""
         return self.file_of(name).data_offset(name)
 
     def raw(self, name: str) -> np.ndarray:
-        """A tensor's data, see GGUFFile.raw."""
+        """Return a tensor's data, see GGUFFile.raw."""
         return self.file_of(name).raw(name)
 
     def raw_rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Rows of a tensor as a view, see GGUFFile.raw_rows."""
+        """Return rows of a tensor as a view, see GGUFFile.raw_rows."""
         return self.file_of(name).raw_rows(name, start, stop)
 
     def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Rows of a tensor as a new array, see GGUFFile.read_rows."""
+        """Return rows of a tensor as a new array, see GGUFFile.read_rows."""
         return self.file_of(name).read_rows(name, start, stop)
 
     def read_bytes(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Bytes of a tensor's data as a new array, see GGUFFile.read_bytes."""
+        """Return bytes of a tensor's data as a new array, see GGUFFile.read_bytes."""
         return self.file_of(name).read_bytes(name, start, stop)
 
 
@@ -280,7 +281,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFSet:
 
 
 def _split_number(file: GGUFFile, key: str) -> int:
-    """A `split.*` number, 0 where it is missing; raises FormatError if it isn't a whole number."""
+    """Return a `split.*` number, 0 where it is missing; raises FormatError if it isn't a whole number."""
     number = file.get(key, 0)
     if not isinstance(number, int) or number < 0:
         found = value_text(file.metadata[key])

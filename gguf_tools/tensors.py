@@ -14,7 +14,7 @@ class TensorInfo:
     """A tensor without its data.
 
     name   as stored
-    shape  rows first, as numpy has it: (n_mats, n_rows, n_cols); a file stores it the other way round
+    shape  rows first, as in numpy: (n_mats, n_rows, n_cols); a file stores the reverse
     type   how rows are stored
     """
 
@@ -28,7 +28,7 @@ class TensorInfo:
 
     @property
     def n_rows(self) -> int:
-        """Rows of all matrices together."""
+        """Number of rows of all matrices together."""
         return prod(self.shape[:-1])
 
     @property

@@ -1,4 +1,4 @@
-"""Text for terminals, made of what strangers put into files."""
+"""Text for terminals, made from untrusted contents of files."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from gguf_tools.values import Kind, Value
 MAX_ITEMS = 6
 MAX_CHARS = 80
 MAX_WIDTH = 100
-"""Of a column: a longer cell stands out instead of widening all the others."""
+"""Maximum width of a column: a longer cell sticks out instead of widening the others."""
 
 
 def printable(text: str) -> str:
-    """`text` as it is, or quoted with escapes if it holds what would move a terminal's cursor."""
+    """Return `text` as it is, or quoted with escapes if it would control a terminal."""
     return text if text.isprintable() else repr(text)
 
 
 def shown(text: str) -> str:
-    """`text` as it is, or as `quoted` if it would not do on one line of a message."""
+    """Return `text` as it is, or as `quoted` if it does not fit on one line of a message."""
     return text if len(text) <= MAX_WIDTH and text.isprintable() else quoted(text)
 
 
 def quoted(text: str, limit: int = MAX_CHARS) -> str:
-    """`text` in quotes with escapes, cut short: for messages, which are to stay one line."""
+    """Return `text` in quotes with escapes, cut short so that a message stays one line."""
     return repr(text) if len(text) <= limit else f"{text[:limit]!r}..."
 
 
 def value_text(value: Value, *, full: bool = False) -> str:
-    """A metadata value on one line; long arrays and strings are cut short unless `full`."""
+    """Return a metadata value on one line; long arrays and strings are cut short unless `full`."""
     if value.kind is not Kind.ARRAY:
         return _scalar_text(value.data, full)
     shown = value.data if full else value.data[:MAX_ITEMS]
@@ -57,7 +57,7 @@ def _scalar_text(data: Any, full: bool) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
-    """Lines with columns in line; columns in `right` are flush right, the last one is never padded."""
+    """Return lines with aligned columns; those in `right` are flush right, the last is never padded."""
     widths = [min(max(map(len, column)), MAX_WIDTH) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -70,7 +70,7 @@ def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[s
 
 
 def json_text(data: Any) -> str:
-    """`data` as JSON in ASCII; numbers that JSON lacks become the strings "nan", "inf" and "-inf"."""
+    """Return `data` as JSON in ASCII; numbers that JSON lacks become the strings "nan", "inf" and "-inf"."""
     return json.dumps(_finite(data), indent=2, allow_nan=False)
 
 
@@ -85,7 +85,7 @@ def _finite(data: Any) -> Any:
 
 
 def size_text(n_bytes: float) -> str:
-    """A rounded size: 1536 -> "1.50 KiB"."""
+    """Return a rounded size: 1536 -> "1.50 KiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if n_bytes < 1024:
             return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.2f} {unit}"
@@ -94,6 +94,6 @@ def size_text(n_bytes: float) -> str:
 
 
 def bytes_text(n_bytes: int) -> str:
-    """A size: "1,234 bytes", with a rounded one behind it when that is easier to read."""
+    """Return a size: "1,234 bytes", followed by a rounded size where that is easier to read."""
     exact = f"{n_bytes:,} bytes"
     return exact if n_bytes < 1 << 20 else f"{exact} ({size_text(n_bytes)})"

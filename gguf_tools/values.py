@@ -51,7 +51,7 @@ FIXED_BYTES: Mapping[Kind, int] = {kind: struct.calcsize("<" + code) for kind, c
 
 
 def as_float32(number: float) -> float:
-    """`number` rounded to the nearest float32, so that what is written reads back equal."""
+    """Return `number` rounded to the nearest float32, so that it reads back equal after writing."""
     return float(struct.unpack("<f", struct.pack("<f", number))[0])
 
 
@@ -102,7 +102,7 @@ class Value:
 
     @classmethod
     def f32(cls, number: float) -> Value:
-        """A float32; `number` is rounded to one."""
+        """Return a float32 value; `number` is rounded to one."""
         return cls(Kind.FLOAT32, as_float32(number))
 
     @classmethod
@@ -119,7 +119,7 @@ class Value:
 
     @classmethod
     def array(cls, item: Kind, data: Iterable[Any]) -> Value:
-        """An array whose items are already plain data of kind `item` (Values for Kind.ARRAY)."""
+        """Return an array whose items are plain data of kind `item` (Values for Kind.ARRAY)."""
         return cls(Kind.ARRAY, tuple(data), item)
 
     @classmethod
@@ -165,10 +165,10 @@ Metadata = Mapping[str, Value]
 
 
 def text_of(text: str | bytes) -> str:
-    """Text as a str; bytes that are not UTF-8 become lone surrogates."""
+    """Return text as a str; bytes that are not UTF-8 become lone surrogates."""
     return text if isinstance(text, str) else bytes(text).decode("utf-8", "surrogateescape")
 
 
 def bytes_of(text: str) -> bytes:
-    """The UTF-8 bytes of a str, lone surrogates from `text_of` as the bytes they stand for."""
+    """Return the UTF-8 bytes of a str; lone surrogates from `text_of` become the bytes they stand for."""
     return text.encode("utf-8", "surrogateescape")

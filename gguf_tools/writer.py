@@ -1,11 +1,11 @@
-"""Writing a GGUF file so that it is either complete or not there.
+"""Writing a GGUF file so that it is either complete or missing.
 
 The file grows as PATH.partial beside PATH and takes PATH's name only when `publish` is called. Until
-then whatever was at PATH stays as it was; leaving the `with` block unpublished removes the partial.
+then the old file at PATH stays as it was; leaving the `with` block unpublished removes the partial.
 
-A run that can be resumed keeps it: then the partial begins with a mark of the run where the header will be,
-so that no program takes it for a GGUF file, and no run for its own when it isn't. The header's first bytes
-take the place of the mark when all the others are there.
+A run that can be resumed keeps the partial. Where the header will be, it begins with a mark of the run, so
+that no program mistakes it for a GGUF file, and no other run for its own. The first bytes of the header
+replace the mark when all other bytes have been written.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _MARK = b"PART"
 class GGUFWriter:
     """The output of one FileLayout, filled in any order.
 
-    path      where the file shall be
-    layout    what it shall be; its header is written at once, or by `publish` if there is a `run`
+    path      where to write the file
+    layout    what to write; its header is written at once, or by `publish` if there is a `run`
     inputs    files being read; an output that is one of them is refused
-    run       8 bytes that name a run which can be resumed: an unpublished partial stays, and one that has the
-              mark of this run is gone on with. A new one gets it from `mark`
-    whole     inode of this run's partial if all its data have been written: it may have its header already
-    resumed   whether there was a partial of this run; what has been written to it is there
+    run       8 bytes that name a run which can be resumed: an unpublished partial stays, and one with the
+              mark of this run is resumed. `mark` gives a new partial its mark
+    whole     inode of this run's partial if all its data have been written, and perhaps its header
+    resumed   whether there was a partial of this run; what was written to it is still there
 
     Raises OutputError, naming the file, if the folder can't be written, if there is too little space,
-    if another process is writing the same output. Data that nobody writes are zeros.
+    or if another process is writing the same output. Data that are not written are zeros.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class GGUFWriter:
         return self._fd >= 0
 
     def fileno(self) -> int:
-        """The partial's descriptor, for copies that the kernel makes."""
+        """Return the partial's descriptor, for copies that the kernel makes."""
         return self._fd
 
     def write(self, offset: int, data: bytes | bytearray | memoryview | npt.NDArray[Any]) -> None:
@@ -117,20 +117,20 @@ class GGUFWriter:
         _write_at(self._fd, left, offset, self.partial)
 
     def begin_writeback(self, offset: int, n_bytes: int) -> None:
-        """Let bytes that were written go to the disk while the run goes on, so that syncing is short.
+        """Start writing finished bytes to the disk while the run continues, so that syncing is short.
 
-        On Linux, POSIX_FADV_DONTNEED begins to write them, and forgets only what is on the disk already.
+        On Linux, POSIX_FADV_DONTNEED starts to write them, and drops from memory what is on the disk.
         """
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._fd, offset, n_bytes, os.POSIX_FADV_DONTNEED)
 
     def mark(self) -> None:
-        """Let the run that this partial belongs to go on with it; raises OutputError."""
+        """Mark the partial so that its run can resume it; raises OutputError."""
         assert self._run is not None, "no run to belong to"
         self.write(0, _MARK + self._run)
 
     def seal(self) -> int:
-        """Make the file whole and durable, still under its partial's name; returns its inode.
+        """Complete the file and make it durable, still under its partial's name; returns its inode.
 
         raises  OutputError if the write fails
         """
@@ -145,7 +145,7 @@ class GGUFWriter:
         return os.fstat(self._fd).st_ino
 
     def publish(self) -> None:
-        """Give the file its name, `seal` included; raises OutputError."""
+        """Seal the file and give it its name; raises OutputError."""
         self.seal()
         try:
             os.rename(self.partial, self.path)
@@ -168,7 +168,7 @@ class GGUFWriter:
             raise OutputError(f"{self.partial}: another process is writing it")
 
     def _is_of_run(self, run: bytes, whole: int | None) -> bool:
-        """Whether the partial is one that `run` has begun."""
+        """Whether the partial was started by `run`."""
         status = os.fstat(self._fd)
         if status.st_size != self.layout.total_bytes:
             return False
@@ -176,7 +176,7 @@ class GGUFWriter:
         return start == _MARK + run or (status.st_ino == whole and self.layout.header.startswith(start))
 
     def _reserve(self) -> None:
-        """Take the space now, so that a full disk shows before hours of work."""
+        """Reserve the space now, so that a full disk is noticed before hours of work."""
         total = self.layout.total_bytes
         try:
             os.ftruncate(self._fd, 0)
@@ -254,10 +254,10 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _fallocate(fd: int, n_bytes: int) -> bool:
-    """Take the space of a whole file; False where the file system has no way to do so.
+    """Reserve the space of a whole file; False where the file system can't.
 
-    The C library's posix_fallocate (and Python's) would write into every block there, which is why
-    the system call is made directly.
+    The C library's posix_fallocate (and Python's) would then write into every block, so the system call is
+    made directly.
     """
     if not sys.platform.startswith("linux") or not n_bytes:
         return False

@@ -1,21 +1,22 @@
 """Importances: which columns of a weight matter.
 
-An importance matrix holds, for every weight that multiplies activations, the sum over the seen rows
-of the squared activation of each column. Quantization searches weigh an error in column c by the
+An importance matrix holds, for each column of every weight that multiplies activations, the sum of the
+squared activations of that column over the rows seen. Quantization searches weigh an error in column c by the
 mean of that sum, so columns that carry large activations keep more precision.
 
-How data finds its tensor, the multi-head latent attention of DeepSeek in particular:
+How a tensor finds its entry, and the multi-head latent attention of DeepSeek in particular:
 
-  1. by exact name. The data has one row of values per matrix of a stack (expert, or attention head),
-     or one row for all of them. A file may hold the rows end to end with a single count.
-  2. `attn_v_b` without data takes `attn_kv_b`'s, and the other way round: `attn_v_b` is the second half of
-     each head's rows of `attn_kv_b`, so both multiply the same compressed keys and values. What
+  1. By exact name. The entry has one row of values per matrix of a stack (expert, or attention head), or
+     one row for all of them. A file may hold the rows end to end with a single count.
+  2. `attn_v_b` without an entry takes `attn_kv_b`'s, and the other way round: `attn_v_b` is the second half
+     of each head's rows of `attn_kv_b`, so both multiply the same compressed keys and values. What
      `attn_v_b` has seen may be kept per head, because the absorbed form of attention mixes tokens before it
      multiplies. `attn_kv_b` multiplies each token once for all heads, so it gets the mean over the heads:
-     their sums together over their counts together.
-  3. `attn_k_b`, `attn_v_b` and `attn_kv_b` as one 2-D matrix hold the heads one below the other, so data per
-     head (for `attn_k_b`: qk_nope_head_dim x n_head values) weighs each head's rows with its own.
-  4. a matrix that was never routed to gets neutral weights (1 everywhere, as llama-quantize does).
+     the total of their sums over the total of their counts.
+  3. `attn_k_b`, `attn_v_b` and `attn_kv_b` as one 2-D matrix hold the heads one below the other, so an
+     entry with a row per head (for `attn_k_b`: qk_nope_head_dim x n_head values) weighs each head's rows by
+     its own.
+  4. A matrix that no token was routed to gets neutral weights (1 everywhere, as in llama-quantize).
 
 A size that fits none of these is an error.
 """
@@ -147,12 +148,12 @@ class ImportanceFile:
 class ResolvedImportance:
     """The importances of one tensor, fitted to its rows.
 
-    entry             name of the data that is used
+    entry             name of the entry that is used
     matrix            sums (n_groups, n_cols) and counts (n_groups,)
     rows_per_weights  how many of the tensor's rows (counted over all matrices) share a row of values:
                       row r uses number r // rows_per_weights
     n_neutral         how many of the groups have seen nothing and weigh every column alike
-    reason            how the data came to this tensor, in a phrase
+    reason            how the tensor found that entry, in a phrase
     """
 
     entry: str
@@ -180,10 +181,10 @@ def resolve(
 ) -> ResolvedImportance | None:
     """Return the importances of a tensor, or None when there are none.
 
-    tensor   as the importance matrix knows it: by its name before pruning
-    n_heads  attention heads of the model, for MLA matrices whose heads lie one below the other
-    raises   BadImportance, with both sizes, when data of that name fits no rule. Only for token_embd,
-             which is looked up and not multiplied, is such data passed over, as llama-quantize does.
+    tensor   as in the importance matrix: under its name before pruning
+    n_heads  attention heads of the model, for MLA matrices that stack their heads in one 2-D matrix
+    raises   BadImportance, with both sizes, when the entry of that name fits no rule. For token_embd alone,
+             which is looked up and not multiplied, such an entry is ignored, as in llama-quantize.
     """
     entry = tensor.name if tensor.name in importances else sibling_with_same_activations(tensor.name)
     found = None if entry is None else importances.get(entry)
@@ -211,7 +212,7 @@ def resolve(
 
 
 def _possible_groups(role: Role, tensor: TensorInfo, n_heads: int | None) -> dict[int, str]:
-    """Return how many rows of values the tensor can use, each number with what one row then serves."""
+    """Return how many rows of values the tensor can use, and for each number what one row is for."""
     per_matrix = "one row per head" if role in _MLA else "one row per matrix"
     if tensor.n_mats > 1:
         return {1: ONE_ROW_FOR_ALL, tensor.n_mats: per_matrix}
@@ -221,7 +222,7 @@ def _possible_groups(role: Role, tensor: TensorInfo, n_heads: int | None) -> dic
 
 
 def _in_groups(entry: str, found: ImportanceEntry, n_groups: int) -> ImportanceEntry:
-    """Return the data as (n_groups, n_cols) with a count for each."""
+    """Return the entry as (n_groups, n_cols) with a count for each group."""
     if found.counts.size == n_groups:
         return found.in_rows(found.counts)
     if found.counts.size == 1:
@@ -241,7 +242,7 @@ def _count_neutral(found: ImportanceEntry, n_groups: int) -> int:
 
 
 def _mean_over_groups(found: ImportanceEntry) -> Importance:
-    """Return all groups as one: their sums together and their counts together."""
+    """Return all groups as one: their sums and their counts added up."""
     seen = found.whole_counts() > 0
     values = found.read()[seen].sum(axis=0, dtype=np.float64, keepdims=True).astype(np.float32)
     counts = found.whole_counts()[seen].sum(dtype=np.float64, keepdims=True).astype(np.float32)

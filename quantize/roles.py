@@ -1,11 +1,11 @@
 """What the name of a tensor says about it.
 
 This is the only module that reads tensor names. Everything else asks for a `TensorRole`: which part of the
-model the tensor is, which layer it belongs to, and why it must not be quantized, if that is so.
+model the tensor is, which layer it belongs to, and, if it must not be quantized, why.
 
 The names and the list of tensors that are never quantized are facts of llama.cpp's quantizer
 (llama-quant.cpp: tensor_get_category, tensor_allows_quantization). It looks for substrings, so `ffn_down`
-covers the dense, the stacked and the shared experts' matrices alike.
+covers dense matrices, stacked experts and shared experts alike.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LAYER = re.compile(r"blk\.(\d+)")
 
 
 class Role(Enum):
-    """The part that a tensor plays in the model, as far as choosing its type goes."""
+    """The part that a tensor plays in the model, as far as it matters for choosing a type."""
 
     TOKEN_EMBD = "token embeddings"
     OUTPUT = "output"
@@ -105,7 +105,7 @@ class TensorRole:
     """What a tensor's name and number of dimensions say about it.
 
     layer    the N of `blk.N.`, or None outside the layers
-    kept_as  why it is never quantized, in a phrase; None when it may be
+    kept_as  why it is never quantized, in a phrase; None when it may be quantized
     """
 
     role: Role
@@ -135,7 +135,7 @@ def _kept_as(name: str, shape: tuple[int, ...]) -> str | None:
 
 
 def float32_reason(name: str, shape: tuple[int, ...]) -> str | None:
-    """Return why the converter stores a tensor as F32 whatever the output type, or None.
+    """Return why the converter stores a tensor as F32 whatever the output type; None if it does not.
 
     Facts of llama.cpp's converter (conversion/base.py: prepare_tensors). Unlike in `n_dims`, leading
     dimensions of 1 count here.
@@ -187,7 +187,7 @@ def in_layer(name: str, layer: int) -> str:
 
 
 def in_layer_ranges(names: Iterable[str]) -> list[str]:
-    """Return `names` for people to read: names that differ only in the layer become one.
+    """Return `names` in a form for people: names that differ only in the layer become one.
 
     >>> in_layer_ranges(["output.weight", "blk.0.attn_q.weight", "blk.1.attn_q.weight"])
     ['output.weight', 'blk.0-1.attn_q.weight']

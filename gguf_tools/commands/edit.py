@@ -132,7 +132,7 @@ def _add_force(sub: argparse.ArgumentParser, text: str) -> None:
 
 
 def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """`parse` as argparse wants it."""
+    """Return `parse` with errors that argparse understands."""
 
     def parse_argument(text: str) -> T:
         try:
@@ -144,7 +144,7 @@ def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def _size(text: str) -> int:
-    """Bytes of `500M` or `2G`: thousands, as llama-gguf-split has them."""
+    """Return the bytes of `500M` or `2G`, in powers of 1000 as in llama-gguf-split."""
     match = re.fullmatch(r"0*([1-9]\d*)([KMG])", text)
     if match is None:
         raise BadRequest(f"{text!r} is no size, expected a number with M or G, for instance 2G")
@@ -164,7 +164,7 @@ def _rename(text: str) -> str:
 
 
 def _old_and_new(renames: list[str], regex: bool) -> list[tuple[str, str]]:
-    """Each OLD=NEW as a pair; a pattern may hold = itself, a replacement hardly ever does."""
+    """Return each OLD=NEW as a pair, split at the last `=` for patterns, which may contain one."""
     parts = [text.rpartition("=") if regex else text.partition("=") for text in renames]
     return [(old, new) for old, _, new in parts]
 
@@ -232,7 +232,7 @@ def _edit_text(file: FileEdit, dry_run: bool) -> str:
 
 
 def _recover(args: argparse.Namespace) -> list[str]:
-    """Restore what an interrupted edit has left, and say so at once: what follows may fail."""
+    """Restore what an interrupted edit left, and say so at once, because what follows may fail."""
     from gguf_tools.edit.model_edits import recover
 
     restored = [str(path) for path in recover(args.file, dry_run=args.dry_run)]

@@ -1,1 +1,1 @@
-"""Changing files without touching weights: headers, names, how tensors are dealt to files."""
+"""Changing files without touching weights: their headers, names, and how tensors are split over files."""

@@ -4,7 +4,7 @@
     tokenizer.ggml.add_bos_token=bool:true    general.tags=[str]:chat,moe
     tokenizer.chat_template=str@chat.jinja    the value is the text of a file, as it is
     general.tags=[str]:["a, b", "c"]          an array in JSON, for items with commas
-    general.name=DeepSeek V3                  of the type that the key has, or that llama.cpp expects
+    general.name=DeepSeek V3                  with the type that the key has, or that llama.cpp expects
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _TYPED = re.compile(
 class Assignment:
     """One KEY=VALUE.
 
-    type_name  as Value.type_name has it; None if none was given
+    type_name  as in Value.type_name; None if none was given
     text       the value, not yet read
     """
 
@@ -81,7 +81,7 @@ def parse_assignment(argument: str) -> Assignment:
 def parse_value(key: str, type_name: str, text: str) -> Value:
     """Return `text` as a value of a type.
 
-    type_name  as Value.type_name has it; no array of arrays
+    type_name  as in Value.type_name; no array of arrays
     raises     BadRequest, naming the key, if the text is not such a value
     """
     name = type_name.removeprefix("array of ")

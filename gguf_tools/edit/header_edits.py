@@ -1,4 +1,4 @@
-"""Edits of a header as functions: metadata and tensor names in, new ones out, with what was changed.
+"""Edits of a header, as functions from metadata and tensor names to new ones and a list of changes.
 
 They refuse what would leave a file that llama.cpp can't read, or a split set that doesn't fit together.
 Nothing here touches a file.
@@ -28,7 +28,7 @@ class Change:
 
     name      key or tensor, before
     old, new  the value of a key that is set, added or removed; None where there is none
-    new_name  of what is renamed
+    new_name  new name of a key or tensor that is renamed
     """
 
     action: Action
@@ -68,9 +68,9 @@ def _value_json(value: Value | None) -> dict[str, Any] | None:
 class Edited:
     """What an edit makes of a header.
 
-    metadata   all of it
+    metadata   all metadata, changed or not
     new_names  tensor name -> new name, for those that change
-    changes    in order; empty if everything is as it was
+    changes    in order; empty if nothing changes
     """
 
     metadata: dict[str, Value]
@@ -79,14 +79,14 @@ class Edited:
 
 
 Edit = Callable[[Metadata, Sequence[str]], Edited]
-"""(metadata, tensor names) -> Edited"""
+"""Function from metadata and tensor names to what an edit makes of them."""
 
 
 # --- metadata -------------------------------------------------------------------------------
 
 
 def set_values(metadata: Metadata, assignments: Iterable[Assignment], *, force: bool = False) -> Edited:
-    """Set keys: a known one keeps its place, a new one goes to the end, but before `split.*` keys there.
+    """Set keys: a known one keeps its place, a new one goes to the end, before any `split.*` keys.
 
     force   allow a kind that llama.cpp doesn't read the key as, and another architecture
     raises  BadRequest for a value that doesn't fit its type, and for what would break the file
@@ -170,7 +170,7 @@ def _refuse_split_key(key: str) -> None:
 
 
 def _refuse_other_kind(metadata: Metadata, key: str, value: Value) -> None:
-    """Raise unless the value is what llama.cpp reads the key as, or else what it has been so far."""
+    """Raise unless the value has the type that llama.cpp expects or, for other keys, the type of before."""
     expected = expected_kinds(key, _architecture(metadata))
     reader = "llama.cpp reads"
     if not expected and key in metadata:
@@ -220,7 +220,7 @@ def new_names_of(
 ) -> dict[str, str]:
     """Return the new name of each name that changes, in the order of `names`.
 
-    renames  (old, new), all done at once, so that two names can be exchanged; with `regex` (pattern,
+    renames  (old, new), applied together, so that two names can be exchanged; with `regex` (pattern,
              replacement), each applied to every name wherever it matches, one after the other
     what     "key" or "tensor", for messages
     raises   BadRequest

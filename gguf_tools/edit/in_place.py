@@ -1,16 +1,16 @@
-"""Changing the header of a file where it is, so that a crash can be undone.
+"""Changing the header of a file in place, so that a crash can be undone.
 
     1. NAME.undo, with the old header and the new one, is written and made durable
     2. the new header is written over the old one, and made durable
     3. NAME.undo is removed
 
-NAME.undo takes its name when it is whole, so while there is none the file is untouched or done. After a
+NAME.undo gets its name once it is complete, so while it is missing the file is untouched or done. After a
 crash in 2 or 3 the file's header is old here and new there, and `restore` writes the old one back.
 
     NAME.undo   the old header, the new header, then 56 bytes: the letters GGUFUNDO, the size of one
-                header and that of the file (uint64, little endian), SHA-256 of all that comes before
+                header and the size of the file (uint64, little endian), SHA-256 of everything before
 
-The old header is in front, so that it can be put back by hand:
+The old header comes first, so that it can be restored by hand:
 
     dd if=NAME.undo of=NAME bs=SIZE count=1 conv=notrunc
 """
@@ -37,13 +37,13 @@ _HASH_BYTES = hashlib.sha256().digest_size
 
 
 def undo_path(path: Path) -> Path:
-    """Where the headers of a file are kept while it is changed."""
+    """Return the path of the undo file of `path`."""
     return path.with_name(path.name + UNDO_SUFFIX)
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[int]:
-    """Open a file to change it, alone among those who ask so; yields its descriptor.
+    """Open and lock a file to change it; yields its descriptor.
 
     raises  OutputError if it can't be written, or if another process is changing it
     """
@@ -69,10 +69,10 @@ def _claim(fd: int, path: Path) -> bool:
 
 
 def replace_header(fd: int, path: Path, header: bytes) -> None:
-    """Write `header` over the first bytes of a file, which are one of the same length.
+    """Overwrite the header of a file with one of the same length.
 
-    fd      of `locked`
-    raises  OutputError if something can't be written; the old header is back then, or in NAME.undo
+    fd      descriptor from `locked`
+    raises  OutputError if something can't be written; the old header is then restored, or still in NAME.undo
     """
     status = os.fstat(fd)
     old = os.pread(fd, len(header), 0)
@@ -117,7 +117,7 @@ def restore(path: Path) -> bool:
 
 
 def _read(undo: Path) -> tuple[bytes, bytes, int]:
-    """The old header, the new one, and the size of the file."""
+    """Return the old header, the new one, and the size of the file."""
     content = undo.read_bytes()
     body, digest = content[:-_HASH_BYTES], content[-_HASH_BYTES:]
     if len(body) >= _SIZES.size and hashlib.sha256(body).digest() == digest:
@@ -128,7 +128,7 @@ def _read(undo: Path) -> tuple[bytes, bytes, int]:
 
 
 def _is_mixture(found: bytes, old: bytes, new: bytes) -> bool:
-    """Whether every byte is that of the old header or of the new one: a crash can leave any such mixture."""
+    """Whether every byte comes from the old header or the new one: a crash can leave any such mixture."""
     import numpy as np
 
     if len(found) != len(old):
@@ -138,7 +138,7 @@ def _is_mixture(found: bytes, old: bytes, new: bytes) -> bool:
 
 
 def _create(path: Path, content: bytes, permissions: int) -> None:
-    """Write a file that is whole and durable when it gets its name; raises OutputError."""
+    """Write a file that is complete and durable before it gets its name; raises OutputError."""
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
     try:
         fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, permissions)

@@ -1,13 +1,13 @@
-"""Editing a model's files: what an edit changes in which file, and the cheapest safe way to do it.
+"""Editing a model's files: which files an edit changes, and the cheapest safe way to change each.
 
-A file whose new header fits exactly into the room before the data is changed in place (in_place.py);
-any other is written anew beside the old one, its data copied, and takes its name when it is whole
-(rewrite.py). Of a split set only the files that change are touched: metadata are in the first one, a
-tensor's name is where the tensor is.
+A file whose new header fits exactly into the room before the data is changed in place (in_place.py).
+Any other file is rewritten: a new file is made beside it, the data are copied, and it takes the old name when
+it is complete (rewrite.py). In a split set only the files that change are touched: the metadata are in the
+first file, and a tensor's name is in the file that holds the tensor.
 
-Each file changes at once or not at all. A run that is killed while several of them change leaves some
-new and some old, each of them whole, and together still a set that opens: what is left to do can be done
-by another run. What a killed run left half-done in place is undone by the next one.
+Each file changes completely or not at all. If a run is killed while several files change, some are new and
+some are old, each is complete, and together they still open as a set: another run can finish the work. A file
+that a killed run left half changed is restored by the next run.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ How = Literal["unchanged", "in place", "rewritten", "written"]
 class FileEdit:
     """What happens to one file.
 
-    path     of the result
+    path     path of the result
     how      "unchanged"; "in place": a new header over the old one; "rewritten": a new file in its place;
              "written": a new file elsewhere
-    layout   of the result
-    origins  of its tensors
+    layout   layout of the result
+    origins  where the data of its tensors come from
     """
 
     path: Path
@@ -70,7 +70,7 @@ class FileEdit:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an edit changed, and how each file became what it is."""
+    """What an edit changed, and how each file was changed."""
 
     changes: tuple[Change, ...]
     files: tuple[FileEdit, ...]
@@ -86,7 +86,7 @@ def edit_model(
 ) -> Outcome:
     """Change the header of a file, or of the files of a split set.
 
-    edit      see edits.py; it gets the metadata of the first file and the names of all tensors
+    edit      see header_edits.py; called with the metadata of the first file and the names of all tensors
     output    None changes the files themselves; else the result is written there, a set as
               OUTPUT-00001-of-0000N.gguf, and the files stay as they are
     dry_run   find out what would be done, and do nothing
@@ -118,7 +118,7 @@ def edit_model(
 
 
 def recover(path: str | os.PathLike[str], *, dry_run: bool = False) -> list[Path]:
-    """Restore what an interrupted edit left of a file or of the set that it belongs to; returns which files.
+    """Undo an interrupted edit of a file, or of the set that it belongs to; returns the files restored.
 
     dry_run  restore nothing
     raises   OutputError if something can't be restored, or under `dry_run` if something should be
@@ -137,12 +137,12 @@ def recover(path: str | os.PathLike[str], *, dry_run: bool = False) -> list[Path
 
 
 def _real(path: Path) -> Path:
-    """The file that a path means: a symbolic link stays one, and its target is changed."""
+    """Return the file behind a path: a symbolic link is kept, and its target is changed."""
     return path.resolve() if path.is_symlink() else path
 
 
 def _files_by_name(path: Path) -> list[Path]:
-    """The files of the set to which a path belongs by its name: the headers may be unreadable."""
+    """Return the files of the set that a path belongs to, by name alone: their headers may be unreadable."""
     prefix, count = set_of(path) or (path, 0)
     if not 1 <= count <= MAX_SHARDS:
         return [path]
@@ -169,7 +169,7 @@ def _plan(source: GGUFSet, edit: Edit, output: Path | None) -> Outcome:
 
 
 def _output_paths(output: Path, count: int) -> list[Path]:
-    """The files of the result; `output` may be the name of one of them."""
+    """Return the paths of the result; `output` may be the name of one of them."""
     named = set_of(output)
     if count > 1 and named is not None and named[1] == count:
         return _files_by_name(output)
@@ -195,7 +195,7 @@ def _plan_file(
 
 
 def _fits(layout: FileLayout, file: GGUFFile) -> bool:
-    """Whether a layout's header can be written over that of a file, with the data where they are."""
+    """Whether a layout's header can overwrite the header of a file while the data stay where they are."""
     offsets = tuple(file.data_offset(name) for name in file.tensors)
     return (layout.data_start, layout.offsets) == (file.data_start, offsets) and (
         file.size_bytes >= file.data_start
@@ -203,7 +203,7 @@ def _fits(layout: FileLayout, file: GGUFFile) -> bool:
 
 
 def _metadata_of_files(source: GGUFSet, edited: Edited) -> list[Metadata]:
-    """The metadata of each file: the first has those of the model, all have its alignment."""
+    """Return the metadata of each file: the first has the model's, and all have its alignment."""
     first, *others = (file.metadata for file in source.shards)
     before, after = (alignment_of(metadata, str(source.path)) for metadata in (first, edited.metadata))
     if before == after:
@@ -214,7 +214,7 @@ def _metadata_of_files(source: GGUFSet, edited: Edited) -> list[Metadata]:
 
 
 def _refuse_moving_names(source: GGUFSet, edited: Edited) -> None:
-    """Raise if a tensor's new name is in another file: between two renamings it would be there twice."""
+    """Raise if another file has a tensor's new name: between two renamings, both would have it."""
     for old, new in edited.new_names.items():
         if new in source.tensors and source.file_of(new) is not source.file_of(old):
             raise BadRequest(

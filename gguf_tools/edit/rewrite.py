@@ -1,4 +1,4 @@
-"""New files made of tensors that other files hold: their data are copied and never decoded."""
+"""New files made of the tensors of other files: data are copied, never decoded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gguf_tools.writer import GGUFWriter
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the data of a tensor are: in which file, and its name there."""
+    """Where the data of a tensor come from: the file, and the tensor's name there."""
 
     file: GGUFFile
     name: str
@@ -29,9 +29,9 @@ class NewFile:
     """A file to be written.
 
     path         where
-    layout       what it shall be
-    origins      of each tensor of the layout, in order
-    permissions  that it gets; None for those of any new file
+    layout       what to write
+    origins      where the data of each tensor of the layout come from, in order
+    permissions  mode bits of the file; None for the default
     """
 
     path: Path
@@ -41,7 +41,7 @@ class NewFile:
 
     @property
     def data_bytes(self) -> int:
-        """Bytes that are to be copied."""
+        """Bytes to copy."""
         return sum(info.n_bytes for info in self.layout.tensors)
 
 
@@ -57,12 +57,12 @@ def write_files(
 def written(
     files: Sequence[NewFile], inputs: Iterable[str | os.PathLike[str]], progress: StartProgress = no_start
 ) -> Iterator[None]:
-    """Write all `files`, run the `with` block, and then give them their names, the first one last.
+    """Write all `files`, run the `with` block, and then rename them into place, the first one last.
 
-    So a run that is interrupted, that runs out of space or whose block fails changes nothing, and one that
-    is killed in the moment of renaming leaves whole files, some old and some new, the first one still old.
+    A run that is interrupted, that runs out of space, or whose block fails changes nothing. One that is
+    killed while it renames leaves complete files: some old, some new, the first still old.
 
-    inputs  files that may not be written over
+    inputs  files that must not be overwritten
     raises  OutputError, TruncatedError, OSError; see GGUFWriter and copy_range
     """
     with ExitStack() as opened:

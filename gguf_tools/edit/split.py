@@ -1,16 +1,16 @@
-"""A model dealt to several files as llama-gguf-split deals it, and put together again.
+"""Splitting a model into several files as llama-gguf-split does, and merging them again.
 
 What that program does (tools/gguf-split/gguf-split.cpp), byte for byte:
 
 - A limit of size counts the data of tensors, each padded to 32 bytes whatever the alignment, and no
   header. (llama.cpp's converter counts them without padding, see shards.py.)
 - Every file ends its metadata with split.no, split.tensors.count and split.count, in this order: the
-  count is only known at last. (The converter has the tensors' count last.)
-- A set of one file has these keys too, and is named -00001-of-00001.
+  count is known only at the end. (The converter puts the number of tensors last.)
+- A set of one file has these keys, too, and is named -00001-of-00001.
 - --no-tensor-first-split makes the first file one of metadata alone.
 
-Where it gives up or goes wrong, this doesn't: a first tensor beyond the limit gets a file of its own,
-like a later one; an alignment other than 32 goes into every file, with offsets to match; the version
+Where that program gives up or goes wrong, this one does not: a first tensor beyond the limit gets a file of
+its own, like a later one; an alignment other than 32 goes into every file, with offsets to match; the version
 and dimensions of 1 stay as they are; merged files are the model's, without stale `split.*` keys.
 """
 
@@ -36,11 +36,11 @@ def group_tensors(
     tensors: Iterable[TensorInfo], *, max_bytes: int | None = None, max_tensors: int | None = None,
     first_is_empty: bool = False,
 ) -> list[list[TensorInfo]]:
-    """Deal tensors to files in order: a new one where the next tensor would break a limit.
+    """Assign tensors to files in order; a new file starts where the next tensor would break a limit.
 
-    max_bytes       of padded data in a file; a larger tensor gets its own
-    max_tensors     in a file
-    first_is_empty  the first file gets none
+    max_bytes       limit of padded data in a file; a larger tensor gets a file of its own
+    max_tensors     limit of tensors in a file
+    first_is_empty  whether the first file holds metadata alone
     """
     groups: list[list[TensorInfo]] = [[], []] if first_is_empty else [[]]
     group_bytes = 0
@@ -60,7 +60,7 @@ def split_files(
     source: GGUFSet, prefix: Path, *, max_bytes: int | None = None, max_tensors: int | None = None,
     first_is_empty: bool = False,
 ) -> list[NewFile]:
-    """Return the files that a model is to be split into, PREFIX-00001-of-0000N.gguf; see `group_tensors`.
+    """Return the files to split a model into, PREFIX-00001-of-0000N.gguf; see `group_tensors`.
 
     raises  FormatError if there were more than 65535 files
     """
@@ -84,7 +84,7 @@ def split_files(
 
 
 def merged_file(source: GGUFSet, path: Path) -> NewFile:
-    """Return the one file that a split set is to become.
+    """Return the file to merge a split set into.
 
     raises  BadRequest if the source isn't part of a set, OutputError if there is something at `path`
     """

@@ -1,7 +1,7 @@
 """What `gguf-tools verify` finds in a file that can be opened.
 
-Opening has refused what contradicts itself (see header.py). Left are data that would make a model compute
-nonsense, and things that llama.cpp refuses though the file is readable.
+Opening a file refuses a header that contradicts itself (see header.py). What remains are data that would make
+a model compute nonsense, and things that llama.cpp refuses although the file is readable.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def verify(source: GGUFSource) -> list[Finding]:
 
 
 def _check_places(file: GGUFFile) -> list[Finding]:
-    """Gaps and order, as llama.cpp wants them, and bytes that belong to nothing."""
+    """Check that data are in order and without gaps, as llama.cpp wants them, with no bytes left over."""
     name = str(file.path)
     findings = []
     expected = file.data_start
@@ -64,7 +64,7 @@ def _check_places(file: GGUFFile) -> list[Finding]:
 
 
 def _check_tensor(file: GGUFFile, info: TensorInfo) -> list[Finding]:
-    """NaN and infinity in floats and in the scales of blocks."""
+    """Check floats, and the scales of blocks, for NaN and infinity."""
     n_bad, first_row = 0, -1
     if info.n_rows % info.type.rows_interleaved:
         text = f"{info.n_rows} rows, but {info.type.name} keeps {info.type.rows_interleaved} together"
