@@ -9,7 +9,7 @@ that is not rotated), then its value rows, each of `kv_lora` columns. A GGUF fil
            its metadata describe the heads before compression. For ik_llama.cpp
     none   attn_kv_b alone, metadata as with both. Either program runs it as plain attention
 
-These are facts of the converters; that ours writes the same is what the tests compare with.
+The converters of both programs write it so; the tests compare ours with them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ LAYOUTS: tuple[MLALayout, ...] = get_args(MLALayout)
 
 ARCHITECTURE = "deepseek2"
 
-_PARTS: Mapping[MLALayout, tuple[Role, ...]] = {
+_ROLES: Mapping[MLALayout, tuple[Role, ...]] = {
     "split": (Role.ATTN_K_B, Role.ATTN_V_B),
     "both": (Role.ATTN_KV_B, Role.ATTN_K_B, Role.ATTN_V_B),
     "none": (Role.ATTN_KV_B,),
 }
 
-Parts = dict[Role, TensorInfo]
-"""The latent attention's tensors of one layer."""
+LayerTensors = dict[Role, TensorInfo]
+"""The tensors of latent attention in one layer, by role."""
 
 
 @dataclass(frozen=True)
@@ -129,28 +129,28 @@ def tensor_name(layer: int, role: Role) -> str:
     return f"blk.{layer}.{role.value}.weight"
 
 
-def parts_of(layout: MLALayout) -> tuple[Role, ...]:
+def roles_in(layout: MLALayout) -> tuple[Role, ...]:
     """Return the tensors that every layer has in a layout, in the order in which a converter writes them."""
-    return _PARTS[layout]
+    return _ROLES[layout]
 
 
-def part_of(info: TensorInfo) -> tuple[int, Role] | None:
+def place_of(info: TensorInfo) -> tuple[int, Role] | None:
     """Return (layer, role) of a tensor of latent attention, None for any other."""
     role, layer = tensor_role(info.name, info.shape).role, layer_of(info.name)
-    if layer is None or role not in _PARTS["both"] or info.name != tensor_name(layer, role):
+    if layer is None or role not in _ROLES["both"] or info.name != tensor_name(layer, role):
         return None
     return layer, role
 
 
-def find_parts(tensors: Iterable[TensorInfo], sizes: HeadSizes, path: Path) -> dict[int, Parts]:
+def tensors_by_layer(tensors: Iterable[TensorInfo], sizes: HeadSizes, path: Path) -> dict[int, LayerTensors]:
     """Return the tensors of latent attention by layer, in the order in which layers first appear.
 
     raises  BadRequest when there are none, for one whose shape the metadata contradict, or for a layer that
             lacks a half of its heads
     """
-    layers: dict[int, Parts] = {}
+    layers: dict[int, LayerTensors] = {}
     for info in tensors:
-        place = part_of(info)
+        place = place_of(info)
         if place is None:
             continue
         layer, role = place
@@ -163,11 +163,11 @@ def find_parts(tensors: Iterable[TensorInfo], sizes: HeadSizes, path: Path) -> d
             )
         layers.setdefault(layer, {})[role] = info
     if not layers:
-        names = ", ".join(role.value for role in _PARTS["both"])
+        names = ", ".join(role.value for role in _ROLES["both"])
         raise BadRequest(f"{path}: none of {names} is there, so there is no latent attention to lay out anew")
-    for layer, parts in layers.items():
-        if len(parts) == 1 and Role.ATTN_KV_B not in parts:
-            missing = Role.ATTN_V_B if Role.ATTN_K_B in parts else Role.ATTN_K_B
+    for layer, present in layers.items():
+        if len(present) == 1 and Role.ATTN_KV_B not in present:
+            missing = Role.ATTN_V_B if Role.ATTN_K_B in present else Role.ATTN_K_B
             raise BadRequest(
                 f"{path}: {tensor_name(layer, missing)} is missing, and {tensor_name(layer, Role.ATTN_KV_B)}"
                 " that it could be made of; the file is incomplete"
@@ -175,16 +175,16 @@ def find_parts(tensors: Iterable[TensorInfo], sizes: HeadSizes, path: Path) -> d
     return layers
 
 
-def layout_of(layers: Mapping[int, Parts], sizes: HeadSizes) -> MLALayout | None:
+def layout_of(layers: Mapping[int, LayerTensors], sizes: HeadSizes) -> MLALayout | None:
     """Return the layout that every layer has, or None when it is a mixture or none of the three."""
     return next(
-        (layout for layout in LAYOUTS if all(_is_in(layout, parts, sizes) for parts in layers.values())), None
+        (layout for layout in LAYOUTS if all(_is_in(layout, layer, sizes) for layer in layers.values())), None
     )
 
 
-def _is_in(layout: MLALayout, parts: Parts, sizes: HeadSizes) -> bool:
-    expected = {role: sizes.shape(role, layout) for role in parts_of(layout)}
-    return {role: info.shape for role, info in parts.items()} == expected
+def _is_in(layout: MLALayout, tensors: LayerTensors, sizes: HeadSizes) -> bool:
+    expected = {role: sizes.shape(role, layout) for role in roles_in(layout)}
+    return {role: info.shape for role, info in tensors.items()} == expected
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:
@@ -225,7 +225,7 @@ def _key(template: str) -> str:
 
 
 def _set(metadata: dict[str, Value], template: str, number: int, after: str) -> None:
-    """Give a key its number: in its place, or behind the key `after` when it is new."""
+    """Set a key to a number: in its place, or behind the key `after` when it is new."""
     key = _key(template)
     if key not in metadata:
         _insert(metadata, key, Value.u32(number), _key(after))

@@ -1,4 +1,4 @@
-"""Moves: by what each tensor of the new file is made, and which type it gets; pure data.
+"""Moves: how each tensor of the new file is made, and which type it gets; pure data.
 
 Rows of attn_kv_b and attn_v_b lie along the latent, those of attn_k_b across it. So
 
@@ -7,10 +7,10 @@ Rows of attn_kv_b and attn_v_b lie along the latent, those of attn_k_b across it
                encoded again, which costs accuracy
     2-D, 3-D   only differ in the header
 
-What is encoded again gets Q8_0, whatever it was. Of the small trained model as Q4_K_M, attn_k_b (Q5_0) is off
-by 4.5 %; the keys of an attn_kv_b made of it are off by 4.5 % as Q8_0 and by 8.4 % as Q4_K, the type of
-attn_v_b, which would have kept the value rows as they are. ik_llama.cpp, too, makes what a file lacks as Q8_0
-when it loads it. A user may choose otherwise. Tensors that are there already keep their type.
+Whatever is encoded again gets Q8_0. In the small trained model as Q4_K_M, attn_k_b (Q5_0) is off by 4.5 %.
+The keys of an attn_kv_b made from it are off by 4.5 % as Q8_0, and by 8.4 % as Q4_K, the type of attn_v_b,
+which would have kept the value rows as they are. ik_llama.cpp also uses Q8_0 for tensors that a file lacks,
+when it loads the file. The user may choose otherwise. Tensors that are there already keep their type.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gguf_tools.errors import BadOverride, QuantError
 from gguf_tools.ggml_types import BF16, F16, F32, Q8_0, GGMLType
 from gguf_tools.tensors import TensorInfo
 from quantize.formats import available
-from quantize.mla_layout.layouts import HeadSizes, MLALayout, Parts, part_of, parts_of, tensor_name
+from quantize.mla_layout.layouts import HeadSizes, LayerTensors, MLALayout, place_of, roles_in, tensor_name
 from quantize.plan.overrides import Override, find_override
 from quantize.roles import Role, file_order, in_layer_ranges
 
@@ -32,7 +32,7 @@ _FLOATS = frozenset({F32, F16, BF16})
 
 
 class How(Enum):
-    """How the rows of a new tensor come about."""
+    """How a tensor of the new file is made."""
 
     KEPT = "kept"
     RESHAPED = "reshaped"
@@ -42,7 +42,7 @@ class How(Enum):
 
 
 @dataclass(frozen=True)
-class Piece:
+class MovedRows:
     """All rows of a new tensor, or its key rows, or its value rows.
 
     origin    the tensor of the input that they are made of
@@ -72,13 +72,13 @@ class Move:
 
     info    as it will be
     how     its rows come about
-    pieces  one, or key rows and value rows where they are joined
+    moved   all its rows, or key rows and value rows where they are joined
     rule    the user's choice of its type, if there is one
     """
 
     info: TensorInfo
     how: How
-    pieces: tuple[Piece, ...]
+    moved: tuple[MovedRows, ...]
     rule: Override | None = None
 
     @property
@@ -88,12 +88,12 @@ class Move:
 
     @property
     def is_exact(self) -> bool:
-        return all(piece.is_exact for piece in self.pieces)
+        return all(rows.is_exact for rows in self.moved)
 
 
 def plan_moves(
     tensors: Sequence[TensorInfo],
-    layers: Mapping[int, Parts],
+    layers: Mapping[int, LayerTensors],
     wanted: MLALayout,
     sizes: HeadSizes,
     overrides: Sequence[Override] = (),
@@ -101,7 +101,7 @@ def plan_moves(
     """Return one move for each tensor of the new file, in its order.
 
     tensors    of the input, in order
-    layers     their latent attention, from `find_parts`
+    layers     those of latent attention, from `tensors_by_layer`
     overrides  types for tensors that have to be made; the first that matches wins
     raises     BadOverride for a type whose blocks do not fit
 
@@ -111,15 +111,15 @@ def plan_moves(
     moves: list[Move] = []
     done: set[int] = set()
     for info in tensors:
-        place = part_of(info)
+        place = place_of(info)
         if place is None:
-            moves.append(Move(info, How.KEPT, (Piece(info, info.type, True),)))
+            moves.append(Move(info, How.KEPT, (MovedRows(info, info.type, True),)))
             continue
         layer, _ = place
         if layer not in done:
             done.add(layer)
-            parts = layers[layer]
-            moves += (_move(layer, role, parts, wanted, sizes, overrides) for role in parts_of(wanted))
+            old = layers[layer]
+            moves += (_move(layer, role, old, wanted, sizes, overrides) for role in roles_in(wanted))
     names = [info.name for info in tensors]
     if names == file_order(names):
         by_name = {move.info.name: move for move in moves}
@@ -130,19 +130,19 @@ def plan_moves(
 def _move(
     layer: int,
     role: Role,
-    parts: Parts,
+    tensors: LayerTensors,
     wanted: MLALayout,
     sizes: HeadSizes,
     overrides: Sequence[Override],
 ) -> Move:
     name, shape = tensor_name(layer, role), sizes.shape(role, wanted)
-    if role in parts:
-        origin = parts[role]
+    if role in tensors:
+        origin = tensors[role]
         if origin.shape == shape:
-            return Move(origin, How.KEPT, (Piece(origin, origin.type, True),))
-        piece = Piece(origin, origin.type, _has_whole_groups(origin.type, sizes.head_shape(role)[0]))
-        return Move(TensorInfo(name, shape, origin.type), How.RESHAPED, (piece,))
-    how, origins = _sources(role, parts)
+            return Move(origin, How.KEPT, (MovedRows(origin, origin.type, True),))
+        rows = MovedRows(origin, origin.type, _has_whole_groups(origin.type, sizes.head_shape(role)[0]))
+        return Move(TensorInfo(name, shape, origin.type), How.RESHAPED, (rows,))
+    how, origins = _sources(role, tensors)
     types = {origin.type for origin in origins}
     whole = all(_has_whole_groups(type_, sizes.nope, sizes.value) for type_ in types)
     rule = find_override(overrides, name)
@@ -152,18 +152,18 @@ def _move(
         (type_,) = types
     else:
         type_ = _default_type(types, shape[-1])
-    # Of joined pieces the value rows lie as in attn_v_b; key rows are always transposed.
+    # Of joined rows, the value rows lie as in attn_v_b; key rows are always transposed.
     regroups = {How.VALUE_ROWS: (whole,), How.KEY_ROWS: (False,), How.JOINED: (False, whole)}[how]
-    pieces = tuple(Piece(origin, type_, r) for origin, r in zip(origins, regroups, strict=True))
-    return Move(TensorInfo(name, shape, type_), how, pieces, rule)
+    moved = tuple(MovedRows(origin, type_, r) for origin, r in zip(origins, regroups, strict=True))
+    return Move(TensorInfo(name, shape, type_), how, moved, rule)
 
 
-def _sources(role: Role, parts: Parts) -> tuple[How, tuple[TensorInfo, ...]]:
-    """Return what a tensor that is not there is made of."""
+def _sources(role: Role, tensors: LayerTensors) -> tuple[How, tuple[TensorInfo, ...]]:
+    """Return how a missing tensor is made, and of which tensors."""
     if role is Role.ATTN_KV_B:
-        return How.JOINED, (parts[Role.ATTN_K_B], parts[Role.ATTN_V_B])
+        return How.JOINED, (tensors[Role.ATTN_K_B], tensors[Role.ATTN_V_B])
     how = How.KEY_ROWS if role is Role.ATTN_K_B else How.VALUE_ROWS
-    return how, (parts[Role.ATTN_KV_B],)
+    return how, (tensors[Role.ATTN_KV_B],)
 
 
 def _has_whole_groups(type_: GGMLType, *counts: int) -> bool:
@@ -172,7 +172,7 @@ def _has_whole_groups(type_: GGMLType, *counts: int) -> bool:
 
 
 def _default_type(origins: set[GGMLType], n_cols: int) -> GGMLType:
-    """Return the type of a tensor that is encoded anew."""
+    """Return the type of a tensor that is encoded again."""
     if origins <= _FLOATS:
         return next(iter(origins)) if len(origins) == 1 else F32
     return F16 if n_cols % Q8_0.block_elems else Q8_0
@@ -188,7 +188,7 @@ def _fitting(rule: Override, name: str, shape: tuple[int, ...]) -> GGMLType:
 
 
 def dropped(tensors: Iterable[TensorInfo], moves: Iterable[Move]) -> tuple[TensorInfo, ...]:
-    """Return the tensors of the input that the new file has not."""
+    """Return the tensors of the input that the new file lacks."""
     names = {move.info.name for move in moves}
     return tuple(info for info in tensors if info.name not in names)
 
@@ -198,12 +198,12 @@ def refuse_uncodable(moves: Iterable[Move], path: Path, wanted: MLALayout) -> No
     known = set(available())
     stuck: dict[tuple[str, str], list[str]] = {}
     for move in moves:
-        for piece in move.pieces:
-            if piece.is_verbatim:
+        for rows in move.moved:
+            if rows.is_verbatim:
                 continue
-            for type_, verb in ((piece.origin.type, "decoded"), (piece.type, "encoded")):
+            for type_, verb in ((rows.origin.type, "decoded"), (rows.type, "encoded")):
                 if type_.name not in known:
-                    concerned = piece.origin if verb == "decoded" else move.info
+                    concerned = rows.origin if verb == "decoded" else move.info
                     stuck.setdefault((type_.name, verb), []).append(concerned.name)
     if not stuck:
         return

@@ -25,7 +25,7 @@ from quantize.fill.provenance import PROVENANCE_KEY
 from quantize.fill.sources import GGUFTensor, SourceTensor
 from quantize.formats.codecs import ignores_importances, requires_importances
 from quantize.importance import ImportanceFile, Importances, ResolvedImportance, refuse_nonfinite, resolve
-from quantize.mla_layout.layouts import HeadSizes, MLALayout, find_parts, layout_of, metadata_in
+from quantize.mla_layout.layouts import HeadSizes, MLALayout, layout_of, metadata_in, tensors_by_layer
 from quantize.mla_layout.moves import How, Move, dropped, plan_moves, refuse_uncodable
 from quantize.mla_layout.size_label import relabelled
 from quantize.mla_layout.sources import Encoded, JoinedHeads
@@ -157,7 +157,7 @@ def prepare(
     tensors = tuple(source.tensors.values())
     _refuse_odd_types(tensors, source.path)
     sizes = HeadSizes.from_metadata(source.metadata, source.path)
-    layers = find_parts(tensors, sizes, source.path)
+    layers = tensors_by_layer(tensors, sizes, source.path)
     found = layout_of(layers, sizes)
     moves = plan_moves(tensors, layers, to, sizes, overrides)
     refuse_uncodable(moves, source.path, to)
@@ -219,13 +219,13 @@ def _weigh(moves: Sequence[Move], entries: Importances, sizes: HeadSizes) -> dic
 
 def _tensor_plan(move: Move, data: ResolvedImportance | None) -> TensorPlan:
     """Return a move as a plan says it."""
-    kept = all(piece.is_verbatim for piece in move.pieces)
+    kept = all(rows.is_verbatim for rows in move.moved)
     return TensorPlan(
         name=move.info.name,
         shape=move.info.shape,
         role=tensor_role(move.info.name, move.info.shape).role,
         source_name=move.info.name,
-        source_type=move.pieces[0].origin.type,
+        source_type=move.moved[0].origin.type,
         target_type=move.info.type,
         decider=Decider.KEPT if kept else Decider.RULES if move.rule is None else Decider.OVERRIDE,
         reason=move.how.value,
@@ -263,12 +263,12 @@ def _groups(source: GGUFSet, moves: Sequence[Move], keep_split: bool) -> list[li
         raise BadRequest(f"{source.path}: --keep-split needs a split source, found a single file")
     groups: list[list[TensorInfo]] = [[] for _ in source.shards]
     for move in moves:
-        groups[source.shard_of(move.pieces[0].origin.name)].append(move.info)
+        groups[source.shard_of(move.moved[0].origin.name)].append(move.info)
     return groups
 
 
 def _source_bytes(moves: Iterable[Move]) -> int:
-    origins = {piece.origin.name: piece.origin for move in moves for piece in move.pieces}
+    origins = {rows.origin.name: rows.origin for move in moves for rows in move.moved}
     return sum(origin.n_bytes for origin in origins.values())
 
 
@@ -307,7 +307,7 @@ def _source_tensor(
     move: Move, source: GGUFSet, sizes: HeadSizes, importance: ResolvedImportance | None
 ) -> SourceTensor:
     name, shape = move.info.name, move.info.shape
-    first, *others = (GGUFTensor(source, piece.origin.name) for piece in move.pieces)
+    first, *others = (GGUFTensor(source, rows.origin.name) for rows in move.moved)
     if move.how is How.KEY_ROWS:
         return TransposedHeads(name, shape, first, sizes.head_rows, 0, sizes.nope)
     if move.how is How.VALUE_ROWS:
@@ -315,7 +315,7 @@ def _source_tensor(
     if move.how is How.JOINED:
         key_shape = (sizes.n_heads * sizes.nope, sizes.kv_lora)
         keys: SourceTensor = TransposedHeads(name, key_shape, first, sizes.kv_lora, 0, sizes.kv_lora)
-        if move.pieces[1].is_verbatim and move.info.type.is_quantized:
+        if move.moved[1].is_verbatim and move.info.type.is_quantized:
             keys = Encoded(keys, move.info.type, _of_key_rows(importance, sizes))
         return JoinedHeads(name, shape, keys, sizes.nope, others[0], sizes.value)
     return first

@@ -9,8 +9,8 @@ from typing import Any
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.text import size_text, value_text
 from gguf_tools.values import Value
-from quantize.mla_layout.layouts import part_of, parts_of
-from quantize.mla_layout.moves import How, Move, Piece
+from quantize.mla_layout.layouts import place_of, roles_in
+from quantize.mla_layout.moves import How, Move, MovedRows
 from quantize.mla_layout.pipeline import LayoutChange, Result
 from quantize.roles import Role
 
@@ -24,12 +24,12 @@ def change_lines(change: LayoutChange) -> Iterator[str]:
     n_layers: Counter[tuple[Role, str]] = Counter()
     n_others = 0
     for info, text in _texts(change):
-        place = part_of(info)
+        place = place_of(info)
         if place is None:
             n_others += 1
         else:
             n_layers[place[1], text] += 1
-    for wanted in parts_of("both"):
+    for wanted in roles_in("both"):
         for (role, text), number in n_layers.items():
             if role is wanted:
                 yield f"  {role.value} of {_count(number, 'layer')}: {text}"
@@ -97,7 +97,7 @@ def _move_data(move: Move, change: LayoutChange) -> dict[str, Any]:
         "shape": list(move.info.shape),
         "type": move.info.type.name,
         "how": move.how.value,
-        "of": [{"name": piece.origin.name, "type": piece.origin.type.name} for piece in move.pieces],
+        "of": [{"name": moved.origin.name, "type": moved.origin.type.name} for moved in move.moved],
         "exact": move.is_exact,
         "importance": None if weighed is None else weighed.entry,
     }
@@ -113,21 +113,21 @@ def _texts(change: LayoutChange) -> Iterator[tuple[TensorInfo, str]]:
 
 
 def _move_text(move: Move) -> str:
-    first, *others = move.pieces
+    first, *others = move.moved
     if move.how is How.KEPT:
-        return _piece_text(first)
+        return _moved_text(first)
     if move.how is How.RESHAPED:
         dims = f"{len(first.origin.shape)}-D to {len(move.info.shape)}-D"
-        return f"reshaped from {dims}, {_piece_text(first)}"
+        return f"reshaped from {dims}, {_moved_text(first)}"
     if move.how is How.JOINED:
-        keys, values = _piece_text(first), _piece_text(*others)
+        keys, values = _moved_text(first), _moved_text(*others)
         return f"keys from attn_k_b, transposed, {keys}; values from attn_v_b, {values}"
-    return f"{move.how.value}, {_piece_text(first)}"
+    return f"{move.how.value}, {_moved_text(first)}"
 
 
-def _piece_text(piece: Piece) -> str:
-    old, new = piece.origin.type, piece.type
-    if piece.is_exact:
+def _moved_text(moved: MovedRows) -> str:
+    old, new = moved.origin.type, moved.type
+    if moved.is_exact:
         return f"as they are ({old})" if old == new else f"as they are ({old}, stored as {new})"
     return f"encoded {'again ' if old.is_quantized else ''}from {old} to {new}"
 

@@ -14,7 +14,7 @@ from gguf_tools.layout import FileLayout
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
 from gguf_tools.writer import GGUFWriter
-from quantize.mla_layout.layouts import HeadSizes, MLALayout, parts_of, tensor_name
+from quantize.mla_layout.layouts import HeadSizes, MLALayout, roles_in, tensor_name
 from quantize.roles import Role
 
 KV, K, V = Role.ATTN_KV_B, Role.ATTN_K_B, Role.ATTN_V_B
@@ -53,7 +53,7 @@ def infos_of(
     return [
         TensorInfo(tensor_name(layer, role), SIZES.shape(role, layout), chosen[role])
         for layer in range(n_layers)
-        for role in parts_of(layout)
+        for role in roles_in(layout)
     ]
 
 

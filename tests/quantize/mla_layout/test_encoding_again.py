@@ -13,7 +13,7 @@ from gguf_tools.errors import NeedsImportance
 from gguf_tools.ggml_types import Q4_0, Q5_0, Q8_0, GGMLType
 from gguf_tools.tensors import TensorInfo
 from quantize.importance import Importance
-from quantize.mla_layout.layouts import HeadSizes, MLALayout, parts_of, tensor_name
+from quantize.mla_layout.layouts import HeadSizes, MLALayout, roles_in, tensor_name
 from quantize.mla_layout.pipeline import LayoutOptions, change_layout, prepare
 from quantize.mla_layout.report import change_lines
 from quantize.plan.overrides import parse_overrides
@@ -28,7 +28,7 @@ WIDE = HeadSizes(n_heads=N_HEADS, nope=32, rope=16, value=24, kv_lora=64)
 def wide_model(path: Path, layout: MLALayout, chosen: Mapping[Role, GGMLType]) -> Path:
     """Write one layer of 16 heads of normal numbers, encoded."""
     tensors = {}
-    for role in parts_of(layout):
+    for role in roles_in(layout):
         info = TensorInfo(tensor_name(0, role), WIDE.shape(role, layout), chosen[role])
         values = np.random.default_rng(info.n_rows).standard_normal((info.n_rows, info.n_cols))
         tensors[info] = encode(info.type, values.astype(np.float32), None).tobytes()

@@ -16,10 +16,10 @@ from quantize.mla_layout.layouts import (
     LAYOUTS,
     HeadSizes,
     MLALayout,
-    find_parts,
     layout_of,
     metadata_in,
     tensor_name,
+    tensors_by_layer,
 )
 from quantize.mla_layout.size_label import relabelled
 from quantize.roles import Role
@@ -62,21 +62,21 @@ def test_another_architecture_is_refused(metadata: dict[str, Value]) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_is_recognised_and_a_mixture_is_none(layout: MLALayout) -> None:
     infos = infos_of(layout)
-    assert layout_of(find_parts(infos, SIZES, PATH), SIZES) == layout
+    assert layout_of(tensors_by_layer(infos, SIZES, PATH), SIZES) == layout
     other = LAYOUTS[LAYOUTS.index(layout) - 1]
     mixed = [*infos, *(TensorInfo(i.name.replace("blk.", "blk.1"), i.shape, F32) for i in infos_of(other))]
-    assert layout_of(find_parts(mixed, SIZES, PATH), SIZES) is None
+    assert layout_of(tensors_by_layer(mixed, SIZES, PATH), SIZES) is None
 
 
 def test_a_shape_that_the_metadata_contradict_is_named() -> None:
     wrong = TensorInfo("blk.0.attn_k_b.weight", (3, 256, 16), F32)
     with pytest.raises(BadRequest, match=r"k_b.weight has shape 3 x 256 x 16, expected 3 heads of 256 x 32"):
-        find_parts([wrong], SIZES, PATH)
+        tensors_by_layer([wrong], SIZES, PATH)
 
 
 def test_a_file_without_latent_attention_is_refused() -> None:
     with pytest.raises(BadRequest, match=r"none of attn_kv_b, attn_k_b, attn_v_b is there"):
-        find_parts([TensorInfo("blk.0.attn_k.weight", (3, 256), F32)], SIZES, PATH)
+        tensors_by_layer([TensorInfo("blk.0.attn_k.weight", (3, 256), F32)], SIZES, PATH)
 
 
 @pytest.mark.parametrize(("there", "missing"), [(K, "attn_v_b"), (V, "attn_k_b")])
@@ -85,7 +85,7 @@ def test_half_a_layer_is_refused(there: Role, missing: str) -> None:
     with pytest.raises(
         BadRequest, match=rf"model.gguf: blk.5.{missing}.weight is missing, and blk.5.attn_kv_b"
     ):
-        find_parts(infos, SIZES, PATH)
+        tensors_by_layer(infos, SIZES, PATH)
 
 
 @pytest.mark.parametrize("found", LAYOUTS)

@@ -10,7 +10,7 @@ import pytest
 from gguf_tools.errors import BadOverride
 from gguf_tools.ggml_types import BF16, F16, F32, Q4_0, Q4_K, Q5_0, Q8_0
 from gguf_tools.tensors import TensorInfo
-from quantize.mla_layout.layouts import HeadSizes, MLALayout, find_parts
+from quantize.mla_layout.layouts import HeadSizes, MLALayout, tensors_by_layer
 from quantize.mla_layout.moves import How, plan_moves
 from quantize.plan.overrides import parse_overrides
 from tests.quantize.mla_layout.models import KV, SIZES, K, V, infos_of
@@ -20,7 +20,7 @@ PATH = Path("model.gguf")
 
 def moves_of(found: MLALayout, wanted: MLALayout, type_: Any, *rules: str) -> dict[str, Any]:
     infos = infos_of(found, type_, n_layers=1)
-    moves = plan_moves(infos, find_parts(infos, SIZES, PATH), wanted, SIZES, parse_overrides(rules))
+    moves = plan_moves(infos, tensors_by_layer(infos, SIZES, PATH), wanted, SIZES, parse_overrides(rules))
     return {move.info.name.split(".")[2]: (move.how, move.info.type.name, move.is_exact) for move in moves}
 
 
@@ -64,7 +64,7 @@ def test_types_by_hand_are_for_what_is_made() -> None:
 def test_rows_that_q8_0_does_not_fit_become_f16() -> None:
     sizes = HeadSizes(n_heads=2, nope=48, rope=16, value=32, kv_lora=64)
     infos = [TensorInfo("blk.0.attn_kv_b.weight", (160, 64), Q4_0)]
-    moves = plan_moves(infos, find_parts(infos, sizes, PATH), "split", sizes)
+    moves = plan_moves(infos, tensors_by_layer(infos, sizes, PATH), "split", sizes)
     assert [move.info.type for move in moves] == [F16, Q4_0]
 
 
@@ -77,7 +77,7 @@ def test_order_is_the_converters_in_place_or_the_quantizers_by_name() -> None:
     def order(names: list[str], wanted: MLALayout) -> list[str]:
         by_name = {info.name: info for info in infos_of("split", n_layers=1)}
         infos = [by_name.get(f"blk.0.{n}.weight", TensorInfo(f"blk.0.{n}.weight", (8,), F32)) for n in names]
-        moves = plan_moves(infos, find_parts(infos, SIZES, PATH), wanted, SIZES)
+        moves = plan_moves(infos, tensors_by_layer(infos, SIZES, PATH), wanted, SIZES)
         return [move.info.name.split(".")[2] for move in moves]
 
     as_converted = ["attn_norm", "attn_k_b", "attn_v_b", "attn_output"]
