@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,19 +44,6 @@ class Run:
     def execute(self, run: RunOptions | None = None) -> Result:
         """Write and publish the outputs; raises ToolkitError, see `write_outputs`."""
         run = run or RunOptions()
-        written = write_outputs(
-            self.preparation.outputs,
-            self.job,
-            run.n_threads or default_threads(),
-            run.progress(self.preparation) if run.progress else no_progress,
-            self.inputs,
-            restart=run.restart,
-            reuse=map(Path, run.reuse),
-            verify=run.verify,
-        )
+        progress = run.progress(self.preparation) if run.progress else no_progress
+        written = write_outputs(self.preparation.outputs, self.job, self.inputs, run, progress)
         return Result(self.preparation, written, time.monotonic() - self.started)
-
-
-def default_threads() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from gguf_tools.progress import Progress
 from gguf_tools.values import Value
+from quantize.fill.options import FillOptions
 from quantize.importance import ImportanceFile, Importances
 from quantize.plan.decide import PlanOptions
 from quantize.prepare import Preparation
@@ -25,20 +26,13 @@ else:
 
 
 @dataclass(frozen=True)
-class RunOptions:
+class RunOptions(FillOptions):
     """How to run; nothing here changes a byte of the output.
 
-    n_threads  None: one per core
-    restart    start over instead of resuming an interrupted run
-    reuse      older GGUF files: tensors that were made of the same data are copied from them
-    verify     check a sample of every tensor before the output gets its name
+    n_threads, restart, reuse, verify  see FillOptions
     progress   called once with what was decided; what it returns is then called with the bytes of every chunk
     """
 
-    n_threads: int | None = None
-    restart: bool = False
-    reuse: Iterable[str | os.PathLike[str]] = ()
-    verify: bool = False
     progress: Callable[[Preparation], Progress] | None = None
 
 

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gguf_tools.journal import Journal, journal_path
-from gguf_tools.progress import Progress
+from gguf_tools.progress import Progress, no_progress
 from gguf_tools.writer import PARTIAL_SUFFIX, refuse_inputs
 from quantize.fill.chunks import CHUNK_ELEMS, ChunkTable
 from quantize.fill.encode import FillJob
 from quantize.fill.executors import make_executor
 from quantize.fill.fingerprint import describe_run
+from quantize.fill.options import FillOptions
 from quantize.fill.precompile import Encoding, compile_all
 from quantize.fill.reuse import OldFiles, OldTensor, Reuse
 from quantize.fill.session import Output, Session
@@ -48,40 +49,35 @@ class Written:
 def write_outputs(
     outputs: Iterable[Output],
     job: FillJob,
-    n_threads: int,
-    progress: Progress,
     inputs: Iterable[Path],
-    *,
-    restart: bool = False,
-    reuse: Iterable[Path] = (),
-    verify: bool = False,
+    options: FillOptions,
+    progress: Progress = no_progress,
 ) -> Written:
     """Fill all `outputs` and publish each when it is whole.
 
-    inputs   files that are being read, which no output may replace
-    restart  start over instead of resuming an interrupted run
-    reuse    older files that may have some of the tensors, see reuse.py; an output may replace them
-    verify   check every output before it is published, see verify.py
-    raises   ExecutionError for the first chunk that fails, OutputError for a file that can't be written and
-             for leftovers of another run; what is done stays for the next run
+    inputs    files that are being read, which no output may replace; it may replace those it reuses
+    options   how to fill them; see reuse.py and verify.py
+    progress  called with the bytes of every chunk, from any thread
+    raises    ExecutionError for the first chunk that fails, OutputError for a file that can't be written and
+              for leftovers of another run; what is done stays for the next run
     """
     outputs, inputs = tuple(outputs), tuple(inputs)
     refuse_inputs(journal_path(outputs[0].path), inputs)
     table = ChunkTable.of([output.layout for output in outputs], job.rows_per_weights(), CHUNK_ELEMS)
     about = describe_run({output.path.name: output.layout for output in outputs}, job, inputs)
     with ExitStack() as stack:
-        old = stack.enter_context(OldFiles(reuse, outputs[0].layout.endian))
+        old = stack.enter_context(OldFiles(map(Path, options.reuse), outputs[0].layout.endian))
         for output in outputs:
             refuse_inputs(output.path.with_name(output.path.name + PARTIAL_SUFFIX), old.paths)
-        journal = stack.enter_context(Journal(outputs[0].path, about, restart=restart))
-        session = Session(outputs, table, job, journal, progress, verify=verify)
+        journal = stack.enter_context(Journal(outputs[0].path, about, restart=options.restart))
+        session = Session(outputs, table, job, journal, progress, verify=options.verify)
         try:
             session.open_outputs(inputs, stack)
             n_resumed = len(journal.done)
             reused = Reuse(old, session, job, journal.done)
-            compile_all(_encodings(session, job, reused), n_threads)
+            compile_all(_encodings(session, job, reused), options.threads)
             session.publish_whole()
-            executor = make_executor(n_threads)
+            executor = make_executor(options.threads)
             reused.run(executor)
             executor.run(session.missing(), session.spec(), session.done)
             session.finish()
@@ -94,7 +90,7 @@ def write_outputs(
         n_resumed,
         reused=reused.counts,
         notes=(*old.notes, *(_damage_note(tensor) for tensor in reused.damaged)),
-        verification=merge_verifications(session.checked) if verify else None,
+        verification=merge_verifications(session.checked) if options.verify else None,
     )
 
 

@@ -25,6 +25,7 @@ from gguf_tools.shards import open_gguf
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
 from quantize.fill.encode import FillJob
+from quantize.fill.options import FillOptions
 from quantize.fill.outputs import Written, write_outputs
 from quantize.prepare import lay_out
 from tests.support.killing import OLD, Mode, WatchedOutputs, killed_at, without_syncs  # noqa: F401
@@ -73,7 +74,7 @@ def run(
     ]
     groups = [infos] if n_parts == 1 else [infos[:2], infos[2:3], infos[3:]]
     outputs = lay_out(folder / "out.gguf", {"general.name": Value.string("x" * 100)}, groups)
-    return write_outputs(outputs, job, n_threads, progress, inputs, restart=restart)
+    return write_outputs(outputs, job, inputs, FillOptions(n_threads, restart), progress)
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from gguf_tools.ggml_types import BF16, F32, Q4_0, Q8_0, by_name
-from gguf_tools.progress import no_progress
 from gguf_tools.tensors import TensorInfo
 from quantize.fill import outputs, precompile
 from quantize.fill.encode import FillJob
+from quantize.fill.options import FillOptions
 from quantize.fill.outputs import write_outputs
 from quantize.fill.precompile import Encoding, compile_all
 from quantize.importance import Importance, ResolvedImportance
@@ -141,7 +141,7 @@ def test_a_run_asks_for_what_it_will_encode(tmp_path: Path, monkeypatch: pytest.
     )
     asked: list[Encoding] = []
     monkeypatch.setattr(outputs, "compile_all", lambda encodings, n_threads: asked.extend(encodings))
-    write_outputs(lay_out(tmp_path / "new.gguf", {}, [infos]), job, 1, no_progress, [])
+    write_outputs(lay_out(tmp_path / "new.gguf", {}, [infos]), job, [], FillOptions(n_threads=1))
     assert asked == [
         Encoding("F32", "Q4_0", True),
         Encoding("F32", "Q8_0", False),

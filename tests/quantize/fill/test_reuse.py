@@ -15,7 +15,6 @@ import pytest
 from gguf_tools.errors import BadTensor, ExecutionError, OutputError, ToolkitError, TruncatedError
 from gguf_tools.ggml_types import F32, Q4_0, Q4_1, Q8_0, GGMLType
 from gguf_tools.header import Endian
-from gguf_tools.progress import no_progress
 from gguf_tools.shards import open_gguf, shard_paths
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
@@ -24,6 +23,7 @@ from quantize.fill import filling
 from quantize.fill.chunks import RowRange
 from quantize.fill.digests import UNKNOWN, RowsDigest
 from quantize.fill.encode import FillJob, encode_strips
+from quantize.fill.options import FillOptions
 from quantize.fill.outputs import Written, write_outputs
 from quantize.fill.provenance import PROVENANCE_KEY, provenance_value, read_provenance
 from quantize.importance import Importance, ResolvedImportance
@@ -85,7 +85,7 @@ class Setup:
         groups = [infos] if self.n_parts == 1 else [infos[:2], infos[2:3], infos[3:]]
         outputs = lay_out(path, metadata, groups, self.endian)
         job = FillJob(self.sources, self.importances)
-        return write_outputs(outputs, job, n_threads, no_progress, (), reuse=reuse, verify=verify)
+        return write_outputs(outputs, job, (), FillOptions(n_threads, reuse=reuse, verify=verify))
 
     def paths(self, path: Path) -> list[Path]:
         return shard_paths(path, self.n_parts)

@@ -1,0 +1,30 @@
+"""How outputs are filled, whatever is in them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class FillOptions:
+    """How to fill outputs; nothing here changes a byte of them.
+
+    n_threads  None: one per core
+    restart    start over instead of resuming an interrupted run
+    reuse      older GGUF files: tensors that were made of the same data are copied from them
+    verify     check a sample of every tensor before the output gets its name
+    """
+
+    n_threads: int | None = None
+    restart: bool = False
+    reuse: Iterable[str | os.PathLike[str]] = ()
+    verify: bool = False
+
+    @property
+    def threads(self) -> int:
+        """How many threads to run: `n_threads`, or one for each core that this process may use."""
+        if self.n_threads:
+            return self.n_threads
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
