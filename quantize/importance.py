@@ -187,19 +187,19 @@ def resolve(
              which is looked up and not multiplied, such an entry is ignored, as in llama-quantize.
     """
     entry = tensor.name if tensor.name in importances else sibling_with_same_activations(tensor.name)
-    found = None if entry is None else importances.get(entry)
-    if entry is None or found is None:
+    stored = None if entry is None else importances.get(entry)
+    if entry is None or stored is None:
         return None
     role = tensor_role(tensor.name, tensor.shape).role
     served = _possible_groups(role, tensor, n_heads)
-    n_groups, rest = divmod(found.n_values, tensor.n_cols)
+    n_groups, rest = divmod(stored.n_values, tensor.n_cols)
     if rest or n_groups not in served:
         if role is Role.TOKEN_EMBD:
             return None
-        raise BadImportance(_misfit(tensor, entry, found, served))
+        raise BadImportance(_misfit(tensor, entry, stored, served))
     serves = served[n_groups]
-    n_neutral = _count_neutral(found, n_groups)
-    fitted = _in_groups(entry, found, n_groups)
+    n_neutral = _count_neutral(stored, n_groups)
+    fitted = _in_groups(entry, stored, n_groups)
     if role is Role.ATTN_KV_B and entry != tensor.name and n_groups > 1:
         fitted, serves, n_groups, n_neutral = _mean_over_groups(fitted), "mean over heads", 1, 0
     return ResolvedImportance(
@@ -221,39 +221,39 @@ def _possible_groups(role: Role, tensor: TensorInfo, n_heads: int | None) -> dic
     return {1: ""}
 
 
-def _in_groups(entry: str, found: ImportanceEntry, n_groups: int) -> ImportanceEntry:
+def _in_groups(entry: str, stored: ImportanceEntry, n_groups: int) -> ImportanceEntry:
     """Return the entry as (n_groups, n_cols) with a count for each group."""
-    if found.counts.size == n_groups:
-        return found.in_rows(found.counts)
-    if found.counts.size == 1:
-        return found.in_rows(np.broadcast_to(found.counts, (n_groups,)))
-    raise BadImportance(f"{entry}: found {found.counts.size} counts for {n_groups} rows of importances")
+    if stored.counts.size == n_groups:
+        return stored.in_rows(stored.counts)
+    if stored.counts.size == 1:
+        return stored.in_rows(np.broadcast_to(stored.counts, (n_groups,)))
+    raise BadImportance(f"{entry}: found {stored.counts.size} counts for {n_groups} rows of importances")
 
 
-def _count_neutral(found: ImportanceEntry, n_groups: int) -> int:
+def _count_neutral(stored: ImportanceEntry, n_groups: int) -> int:
     """Return how many groups have seen nothing.
 
     With one count for all, as in a `.dat` file, such a group is stored as weights of exactly 1.
     """
-    empty = found.whole_counts() <= 0
-    if found.counts.size == n_groups:
+    empty = stored.whole_counts() <= 0
+    if stored.counts.size == n_groups:
         return int(np.count_nonzero(empty))
-    return int(np.count_nonzero((found.weights().reshape(n_groups, -1) == 1).all(axis=1)))
+    return int(np.count_nonzero((stored.weights().reshape(n_groups, -1) == 1).all(axis=1)))
 
 
-def _mean_over_groups(found: ImportanceEntry) -> Importance:
+def _mean_over_groups(grouped: ImportanceEntry) -> Importance:
     """Return all groups as one: their sums and their counts added up."""
-    seen = found.whole_counts() > 0
-    values = found.read()[seen].sum(axis=0, dtype=np.float64, keepdims=True).astype(np.float32)
-    counts = found.whole_counts()[seen].sum(dtype=np.float64, keepdims=True).astype(np.float32)
+    seen = grouped.whole_counts() > 0
+    values = grouped.read()[seen].sum(axis=0, dtype=np.float64, keepdims=True).astype(np.float32)
+    counts = grouped.whole_counts()[seen].sum(dtype=np.float64, keepdims=True).astype(np.float32)
     return Importance(values, counts)
 
 
-def _misfit(tensor: TensorInfo, entry: str, found: ImportanceEntry, served: dict[int, str]) -> str:
+def _misfit(tensor: TensorInfo, entry: str, stored: ImportanceEntry, served: dict[int, str]) -> str:
     sizes = (f"{n * tensor.n_cols}{f' ({serves})' if serves else ''}" for n, serves in served.items())
     whose = "its" if entry == tensor.name else f"{entry}'s"
     return (
-        f"{tensor.name}: {whose} importances have {found.n_values} values, expected {' or '.join(sizes)}"
+        f"{tensor.name}: {whose} importances have {stored.n_values} values, expected {' or '.join(sizes)}"
         f" for shape {' x '.join(map(str, tensor.shape))}; was the matrix made for another model?"
     )
 

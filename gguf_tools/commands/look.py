@@ -55,15 +55,15 @@ def diff(args: argparse.Namespace) -> int:
     from gguf_tools.look.compare import compare
 
     with open_gguf(args.a) as a, open_gguf(args.b) as b:
-        found = compare(a, b, data=not args.no_data)
+        differences = compare(a, b, data=not args.no_data)
     if args.json:
-        print(json_text([difference.as_json() for difference in found]))
+        print(json_text([difference.as_json() for difference in differences]))
     else:
-        for difference in found:
+        for difference in differences:
             print(difference.as_text())
-        if not found:
+        if not differences:
             print("headers are the same" if args.no_data else "metadata and tensors are the same")
-    return 1 if found else 0
+    return 1 if differences else 0
 
 
 def verify(args: argparse.Namespace) -> int:

@@ -257,11 +257,11 @@ def _by_pattern(names: Sequence[str], renames: Iterable[tuple[str, str]], what: 
     for pattern, replacement in renames:
         try:
             compiled = re.compile(pattern)
-            found = [name for name, new in new_names.items() if compiled.search(new)]
-            for name in found:
+            taken = [name for name, new in new_names.items() if compiled.search(new)]
+            for name in taken:
                 new_names[name] = compiled.sub(replacement, new_names[name])
         except (re.error, IndexError) as error:
             raise BadRequest(f"{pattern!r} -> {replacement!r}: not a regular expression: {error}") from None
-        if not found:
+        if not taken:
             raise BadRequest(f"{pattern!r} matches no {what}")
     return new_names

@@ -127,13 +127,13 @@ def _read(undo: Path) -> tuple[bytes, bytes, int]:
     raise OutputError(f"{undo}: isn't what an interrupted edit leaves; move it away")
 
 
-def _is_mixture(found: bytes, old: bytes, new: bytes) -> bool:
+def _is_mixture(mixed: bytes, old: bytes, new: bytes) -> bool:
     """Whether every byte comes from the old header or the new one: a crash can leave any such mixture."""
     import numpy as np
 
-    if len(found) != len(old):
+    if len(mixed) != len(old):
         return False
-    bytes_found, bytes_old, bytes_new = (np.frombuffer(header, np.uint8) for header in (found, old, new))
+    bytes_found, bytes_old, bytes_new = (np.frombuffer(header, np.uint8) for header in (mixed, old, new))
     return bool(((bytes_found == bytes_old) | (bytes_found == bytes_new)).all())
 
 

@@ -42,7 +42,7 @@ def compare(a: GGUFSource, b: GGUFSource, *, data: bool = True) -> list[Differen
 
     data  compare the bytes of tensors that have the same shape and type; False only looks at headers
     """
-    found = [
+    differences = [
         Difference("file", name, str(of_a), str(of_b))
         for name, of_a, of_b in (
             ("byte order", a.endian, b.endian),
@@ -51,11 +51,11 @@ def compare(a: GGUFSource, b: GGUFSource, *, data: bool = True) -> list[Differen
         )
         if of_a != of_b
     ]
-    return found + _compare_metadata(a, b) + _compare_tensors(a, b, data)
+    return differences + _compare_metadata(a, b) + _compare_tensors(a, b, data)
 
 
 def _compare_metadata(a: GGUFSource, b: GGUFSource) -> list[Difference]:
-    found = []
+    differences = []
     for key in a.metadata | b.metadata:
         of_a, of_b = a.metadata.get(key), b.metadata.get(key)
         if of_a is not None and of_b is not None and encode_value(of_a) == encode_value(of_b):
@@ -64,8 +64,8 @@ def _compare_metadata(a: GGUFSource, b: GGUFSource) -> list[Difference]:
         if text_a == text_b and of_a is not None and of_b is not None:
             place = _first_difference(of_a, of_b)
             text_a, text_b = (f"{text} (differs from {place} on)" for text in (text_a, text_b))
-        found.append(Difference("metadata", key, text_a, text_b))
-    return found
+        differences.append(Difference("metadata", key, text_a, text_b))
+    return differences
 
 
 def _value_text(value: Value | None) -> str | None:
@@ -83,19 +83,19 @@ def _first_difference(a: Value, b: Value) -> str:
 
 
 def _compare_tensors(a: GGUFSource, b: GGUFSource, data: bool) -> list[Difference]:
-    found = []
+    differences = []
     for name in a.tensors | b.tensors:
         of_a, of_b = (_tensor_text(source, name) for source in (a, b))
         if of_a != of_b:
-            found.append(Difference("tensors", name, of_a, of_b))
+            differences.append(Difference("tensors", name, of_a, of_b))
         elif data:
             row = _first_different_row(a, b, name)
             if row is not None:
                 same = f"{of_a}, other data from row {row} on"
-                found.append(Difference("tensors", name, same, same))
+                differences.append(Difference("tensors", name, same, same))
     if list(a.tensors) != list(b.tensors) and a.tensors.keys() == b.tensors.keys():
-        found.append(Difference("tensors", "order", _order_text(a, b), _order_text(b, a)))
-    return found
+        differences.append(Difference("tensors", "order", _order_text(a, b), _order_text(b, a)))
+    return differences
 
 
 def _tensor_text(source: GGUFSource, name: str) -> str | None:

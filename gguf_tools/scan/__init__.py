@@ -35,8 +35,8 @@ def scan(source: GGUFSet, *, data: bool = False, limits: Limits | None = None) -
     data    read the tensors' data too, as `gguf-tools verify` does
     limits  of the process that tries chat templates
     """
-    found = capped(_all_checks(source, data, limits))
-    return sorted(found, key=lambda finding: -finding.level)
+    findings = capped(_all_checks(source, data, limits))
+    return sorted(findings, key=lambda finding: -finding.level)
 
 
 def _all_checks(source: GGUFSet, data: bool, limits: Limits | None) -> Iterator[Finding]:

@@ -157,8 +157,8 @@ def _kind_of(file: GGUFFile, gap: Gap, first: int) -> str:
             return "a safetensors file"
         if os.pread(file.fileno(), 5, start + 257) == b"ustar" and start + 262 <= gap.stop:
             return "a tar archive"
-    found = _ANY_LONG.search(os.pread(file.fileno(), min(_SEARCHED_BYTES, gap.stop - first), first))
-    return _LONG_SIGNATURES[found[0]] if found else ""
+    match = _ANY_LONG.search(os.pread(file.fileno(), min(_SEARCHED_BYTES, gap.stop - first), first))
+    return _LONG_SIGNATURES[match[0]] if match else ""
 
 
 def _zip_entries(file: GGUFFile) -> int:

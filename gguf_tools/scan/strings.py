@@ -100,8 +100,8 @@ def check_texts(metadata: Metadata) -> Iterator[Finding]:
         if is_link:
             links.append(f"{where} {quoted(text)}")
         if where != _TOKENIZER_FILE:
-            found = _check_contents(where, text[:_MAX_TEXT_CHARS])
-            yield from (finding for finding in found if not (is_link and finding.kind == "links"))
+            contents = _check_contents(where, text[:_MAX_TEXT_CHARS])
+            yield from (finding for finding in contents if not (is_link and finding.kind == "links"))
     if links:
         yield Finding("links", f"links of the model's maker: {', '.join(links[:20])}", Level.NOTE)
     yield from _check_sizes(metadata)
@@ -134,9 +134,9 @@ def _check_characters(where: str, text: str) -> Iterator[Finding]:
 
 
 def _check_contents(where: str, text: str) -> Iterator[Finding]:
-    if found := sorted({match[0] for match in _LINK.finditer(text)}):
-        yield Finding("links", f"links to {listed(found)}", Level.NOTE, (where,))
-        if any(map(_LOGIN_IN_LINK.search, found)):
+    if links := sorted({match[0] for match in _LINK.finditer(text)}):
+        yield Finding("links", f"links to {listed(links)}", Level.NOTE, (where,))
+        if any(map(_LOGIN_IN_LINK.search, links)):
             yield Finding("secret", "a link with a user name and a password in it", Level.WARNING, (where,))
     if match := _UNC.search(text):
         yield Finding("links", f"names a network share: {quoted(match[0])}", Level.NOTE, (where,))

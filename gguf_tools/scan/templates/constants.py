@@ -57,26 +57,26 @@ class Folder:
                 self._known[number] = NotConstant
             finally:
                 self._open.discard(number)
-        found = self._known[number]
-        if found is NotConstant:
+        result = self._known[number]
+        if result is NotConstant:
             raise NotConstant
-        return found
+        return result
 
     def text(self, node: nodes.Node) -> str | None:
         """The same if it is a text, else None."""
         try:
-            found = self.value(node)
+            result = self.value(node)
         except NotConstant:
             return None
-        return found if isinstance(found, str) else None
+        return result if isinstance(result, str) else None
 
     def number(self, node: nodes.Node) -> int | None:
         """The same if it is a whole number, else None."""
         try:
-            found = self.value(node)
+            result = self.value(node)
         except NotConstant:
             return None
-        return found if isinstance(found, int) and not isinstance(found, bool) else None
+        return result if isinstance(result, int) and not isinstance(result, bool) else None
 
     def _compute(self, node: nodes.Node) -> Any:
         if isinstance(node, nodes.Const):
@@ -105,8 +105,8 @@ class Folder:
         return [self.value(argument) for argument in node.args]
 
     def _filtered(self, name: str, value: Any, arguments: list[Any]) -> Any:
-        found = self._env.call_filter(name, value, arguments, eval_ctx=nodes.EvalContext(self._env))
-        return _limited(list(found) if isinstance(found, Iterator) else found)
+        result = self._env.call_filter(name, value, arguments, eval_ctx=nodes.EvalContext(self._env))
+        return _limited(list(result) if isinstance(result, Iterator) else result)
 
     def _operation(self, node: nodes.BinExpr) -> Any:
         left, right = self.value(node.left), self.value(node.right)

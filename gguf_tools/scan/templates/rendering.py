@@ -116,11 +116,11 @@ class Outcome:
     def summary(self, special: Mapping[str, str]) -> dict[str, Any]:
         """For whoever knows the vocabulary: how many prompts, the first error, what looks like tokens."""
         bos = special.get("bos_token", "")
-        found = (token for prompt in self.prompts.values() for token in _TOKEN_LIKE.findall(prompt))
+        spelled = (token for prompt in self.prompts.values() for token in _TOKEN_LIKE.findall(prompt))
         return {
             "prompts": len(self.prompts),
             "error": next(iter(self.errors.values()), ""),
-            "emits": list(islice(dict.fromkeys(found), _MAX_TOKENS)),
+            "emits": list(islice(dict.fromkeys(spelled), _MAX_TOKENS)),
             "begins_with_bos": bool(bos) and any(text.startswith(bos) for text in self.prompts.values()),
         }
 

@@ -134,7 +134,7 @@ def _check_tokens(key: str, answer: Answer, metadata: Metadata) -> Iterator[Find
 def special_tokens(metadata: Metadata) -> dict[str, str]:
     """The variables that templates are given beside the conversation: bos_token and the like, "" for none."""
     tokens = items_of(metadata, keys.TOKENIZER_TOKENS, Kind.STRING)
-    found = {}
+    variables = {}
     for name, key in (
         ("bos_token", keys.TOKENIZER_BOS_ID),
         ("eos_token", keys.TOKENIZER_EOS_ID),
@@ -143,8 +143,8 @@ def special_tokens(metadata: Metadata) -> dict[str, str]:
     ):
         value = metadata.get(key)
         has_text = value is not None and isinstance(value.data, int) and 0 <= value.data < len(tokens)
-        found[name] = tokens[value.data] if value is not None and has_text else ""
-    return found
+        variables[name] = tokens[value.data] if value is not None and has_text else ""
+    return variables
 
 
 # --- the worker -----------------------------------------------------------------------------
