@@ -62,7 +62,7 @@ def _add_checkpoint(commands: command.Subcommands) -> None:
 
 def checkpoint(args: argparse.Namespace) -> None:
     from convert import open_checkpoint
-    from convert.listing import checkpoint_text, describe
+    from convert.weights.listing import checkpoint_text, describe
 
     with open_checkpoint(args.folder, allow_pickle=args.allow_pickle) as weights:
         print(json_text(describe(weights)) if args.json else "\n".join(checkpoint_text(weights)))

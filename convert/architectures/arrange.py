@@ -1,4 +1,4 @@
-"""Output tensors: what rules make of weights, still unread.
+"""Output tensors, which rules make of weights that are still unread.
 
 Each class is one way to arrange rows. None holds data; all read what a row range needs and no more, from any
 thread. They are the SourceTensors that the quantizer fills files from.

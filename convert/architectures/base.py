@@ -67,7 +67,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Conversion:
-    """Everything about a file to come but its tokenizer and general keys.
+    """Everything about a file to be written except its tokenizer and its general keys.
 
     tensors   in file order, unread
     metadata  the family's own keys ("deepseek2.block_count" ...), in llama.cpp's order

@@ -1,4 +1,4 @@
-"""Tensor rules: which weights of a checkpoint become which tensors of the file.
+"""Rules that say which weights of a checkpoint become which tensors of the file.
 
 A model family is a table of rules. A rule says where it applies (once, in every layer, in the layers with
 experts ...) and what comes out there; an output names its source, the shape that the configuration
@@ -9,13 +9,13 @@ promises for it, and how rows are arranged:
 
 A source with "{expert}" stands for one weight per routed expert, which the output stacks.
 
-Matching is total. The configuration decides which weights a rule wants, name by name, so what is missing
-and what nobody wants are both known before a weight is read: every logical name of the checkpoint is
-claimed by exactly one rule, or dropped by a `Drop` that says why, or reported.
+Matching is total. The configuration decides which weights a rule wants, name by name, so missing and
+unclaimed weights are both known before a weight is read. Every logical name of the checkpoint is claimed by
+exactly one rule, or dropped by a `Drop` that says why, or reported.
 
-Order: the outputs of a rule stand together, where the last of its weights stands in the checkpoint. That is
-when llama.cpp's converter, which goes through the checkpoint once, can write them (a stack needs all of its
-experts), so files come out in its order.
+The outputs of a rule stand together, where the last of its weights stands in the checkpoint. That is the
+order of llama.cpp's converter, which goes through the checkpoint once and can write a stack only when it has
+all of its experts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Arrange = Callable[[str, Sequence[Weight], Any], OutputTensor]
 """(name, weights, config) -> the output tensor; `weights` has one entry, or one per expert."""
 
 LISTED = 8
-"""How many names an error message lists before it counts the rest."""
+"""Number of names that an error message lists before it counts the rest."""
 
 
 def renamed(name: str, weights: Sequence[Weight], config: Any) -> OutputTensor:
@@ -56,7 +56,7 @@ class Output:
     name     in the file, with {layer}
     source   logical weight it is made of, with {layer} and possibly {expert}
     sizes    shape of (each) source as attributes of the configuration, separated by spaces
-    arrange  how
+    arrange  how the tensor is made of its weights
     """
 
     name: str
@@ -75,7 +75,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Drop:
-    """Weights that are left out: those whose name `fits` says yes to, unless a rule wants them."""
+    """Weights that are left out: those whose name `fits` accepts, unless a rule wants them."""
 
     fits: Callable[[str], bool]
     reason: str

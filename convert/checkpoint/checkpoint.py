@@ -7,10 +7,10 @@ A folder holds `config.json` and its weights, in one of these forms (looked for 
     output*.safetensors             the same, as exllamav2 names them
     gptq_model*.safetensors         the same, as AutoGPTQ names them
 
-Names are unique over all shards, and index and shards must agree tensor by tensor: what the index
-places elsewhere, or doesn't know, is an error that names it, because it means a download that stopped
-half-way or shards of two models. Pickle checkpoints (`.bin`, `.pt`) are refused unless they are asked for:
-reading one can run whatever code it holds; see convert.checkpoint.pickle_file for how it is done then.
+Names are unique over all shards, and index and shards must agree tensor by tensor. A tensor that the index
+places elsewhere, or doesn't list, is an error: the download stopped half-way, or the shards are those of two
+models. Pickle checkpoints (`.bin`, `.pt`) are refused unless they are asked for, because reading a pickle can
+run the code it holds; convert.checkpoint.pickle_file says how they are read.
 
 The order of `names()` is by shard file, then by tensor name. llama.cpp's converter reads in that order,
 so its files can be reproduced, and a conversion reads every shard from front to back once.
@@ -97,7 +97,7 @@ class Checkpoint:
 
 
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the config.json of `folder`; enough where no weights are wanted."""
+    """Return the config.json of `folder`, for callers that need no weights."""
     folder = Path(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder")

@@ -1,4 +1,4 @@
-"""Reading the small JSON files that lie beside a checkpoint's weights."""
+"""Reads the small JSON files beside a checkpoint's weights."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Pickle checkpoints (`.bin`, `.pt`), read by torch without running their code.
 
-A pickle is a program; loading one does what it says. torch.load with weights_only=True runs a small
-interpreter that builds tensors and containers and refuses everything else. That interpreter had holes which
-were closed one by one, so an old torch is refused, and all of this happens only when the user asks for it.
+A pickle is a program, and loading one runs it. torch.load with weights_only=True instead runs a small
+interpreter that builds tensors and containers and refuses everything else. That interpreter had holes, which
+were closed one by one. So an old torch is refused, and pickles are read only when the user asks for it.
 
 The file is a dictionary of tensors, or has one under "state_dict", "model" or "module". Tensors are mapped,
-not read, so those that nobody asks for cost nothing (but for files of before torch 1.6). Offsets count
-through the tensors in the order of the file, as if they were stored one after the other.
+not read, so unused tensors cost nothing, except in files from before torch 1.6. Offsets count through the
+tensors in the order of the file, as if they were stored one after the other.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def _load(path: Path) -> dict[str, Any]:
         raise UnsupportedCheckpoint(
             f"{path}: reading a pickle needs torch: pip install 'gguf-tools[torch]'"
         ) from None
-    found = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
-    if found < OLDEST_TORCH:
+    version = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
+    if version < OLDEST_TORCH:
         raise UnsupportedCheckpoint(
             f"{path}: torch {torch.__version__} can be tricked into running a pickle's code, expected"
             f" {'.'.join(map(str, OLDEST_TORCH))} or newer"

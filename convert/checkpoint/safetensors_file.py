@@ -7,18 +7,17 @@ The format, as its README gives it:
                  and optionally "__metadata__": {string: string}; may be padded with spaces
     the rest     the data; offsets count from its first byte, elements are little endian, rows last
 
-Refused, each with one line: a file shorter than its header says, a header that is no such JSON or would
-take much memory, a name given twice, an unknown dtype, a negative or non-integer size, a range that
-disagrees with shape and dtype, and data with holes, overlaps or a tail (which the format forbids, so that
-no file can be read as two).
+These are refused, each with a message of one line: a file shorter than its header says; a header that is not
+such JSON, or would take much memory; a name given twice; an unknown dtype; a negative or non-integer size; a
+range that disagrees with shape and dtype; and data with holes, overlaps or a tail, which the format forbids
+so that no file can be read in two ways.
 
-Why not the safetensors library, and why not mmap. The library hands out a row range of BF16 or FP8
-only through torch. A memory map costs no copy, but the pages that it touches count as the process's
-memory until the kernel wants them back (a conversion would seem to need as much memory as the model
-has), and a file that is truncated while it is read kills the process with SIGBUS. `pread` into the
-array that is handed out costs exactly one copy, at memory speed; memory stays bounded by what is asked
-for, the call is thread-safe because it has no file position, it drops the GIL, and a short read is an
-error with a name.
+The safetensors library isn't used, because it returns a row range of BF16 or FP8 only through torch. Nor is
+mmap. It saves a copy, but the pages it touches count as the process's memory until the kernel reclaims them,
+so a conversion would seem to need as much memory as the model; and a file that is truncated while it is read
+kills the process with SIGBUS. `pread` into the returned array costs exactly one copy, at memory speed. Memory
+stays bounded by the size of the request, the call is thread-safe because it has no file position, it drops
+the GIL, and a short read is an error like any other.
 """
 
 from __future__ import annotations
@@ -186,15 +185,15 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            # Without waiting for whoever writes a pipe.
+            # Opening a pipe must not wait for a writer.
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise CheckpointError(f"{path}: {error.strerror}") from error
         try:
-            found = os.fstat(self._fd)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(self._fd)
+            if not stat.S_ISREG(status.st_mode):
                 raise CheckpointError(f"{path}: not a regular file")
-            self.size_bytes = found.st_size
+            self.size_bytes = status.st_size
             header, data_start = self._read_header()
             self.metadata: Mapping[str, str] = MappingProxyType(
                 _metadata(path, header.pop("__metadata__", {}))

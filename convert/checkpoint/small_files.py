@@ -1,8 +1,8 @@
-"""Reading what lies beside a checkpoint's weights: regular files of bounded size, JSON of bounded memory.
+"""Reads the small files beside a checkpoint's weights, within bounds on their size and on memory.
 
-A folder from a stranger may hold a pipe where a file is expected (opening it waits for ever), a link to
-/dev/zero, or a file of gigabytes. And JSON grows as it is read: `{},` are three bytes in a file and seventy
-in memory.
+A folder of unknown origin may hold a pipe where a file is expected (opening it would wait for ever), a link
+to /dev/zero, or a file of gigabytes. JSON also grows as it is read: `{},` takes three bytes in a file and
+seventy in memory.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def read_small_file(path: Path, most: int, error: type[CheckpointError]) -> byte
     raises  `error` when it is not a regular file, has more than `most` bytes, or can't be read
     """
     try:
-        # Without waiting for whoever writes a pipe.
+        # Opening a pipe must not wait for a writer.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise error(f"{path}: not a regular file")
-            if found.st_size > most:
-                raise error(f"{path}: {found.st_size} bytes, expected at most {most}")
+            if status.st_size > most:
+                raise error(f"{path}: {status.st_size} bytes, expected at most {most}")
             return b"".join(iter(lambda: file.read(most), b""))
     except OSError as cause:
         raise error(f"{path}: can't be read: {cause.strerror or cause}") from cause
@@ -50,16 +50,16 @@ def read_small_file(path: Path, most: int, error: type[CheckpointError]) -> byte
 
 
 def parse_json(data: bytes, objects: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """Return what JSON in UTF-8 says.
+    """Return the value of JSON in UTF-8.
 
     objects  makes an object of its pairs, as in json.loads
-    raises   ValueError for anything else, for what would take more memory than MAX_MEMORY, and for lists and
-             objects nested deeper than MAX_NESTING
+    raises   ValueError for anything else, for JSON that would take more memory than MAX_MEMORY, and for lists
+             and objects nested deeper than MAX_NESTING
     """
     if not data.isascii():
         _check_memory(5 * len(data))
     text = data.decode("utf-8")
-    # As bytes, as one text, and as the texts in it, where one \u makes every other character as large.
+    # The content is held as bytes, as one text, and as the texts in it, which a single \u widens throughout.
     in_texts = 4 * len(text) if b"\\u" in data else sys.getsizeof(text)
     _check_memory(
         len(data)
@@ -83,7 +83,7 @@ _TOO_DEEP = f"lists and objects are nested deeper than {MAX_NESTING}"
 
 
 def _check_nesting(value: Any) -> None:
-    """Raise ValueError for what others, who may go down into it call by call, should not see."""
+    """Raise ValueError for nesting in which a recursive reader could exhaust the stack."""
     level = [value]
     for _ in range(MAX_NESTING + 1):
         level = [

@@ -1,6 +1,6 @@
-"""Where a model comes from: the metadata keys general.*
+"""The metadata keys general.*, which say where a model comes from.
 
-Asked in this order, the first that knows a thing is believed:
+The first of these sources that states a fact is believed:
 
 1. --model-name, for the name alone
 2. the --metadata file: a JSON object of metadata keys; base models and datasets as lists of objects
@@ -109,7 +109,7 @@ _MAKERS: Mapping[Kind, Callable[[Any], Value]] = {
 }
 _CLEARED: tuple[object, ...] = (None, "", [])  # a null in the --metadata file leaves a key out
 MAX_NAME_PART = 40
-"""Characters of each of the five things that the name of an output is made of."""
+"""Maximum length of each of the five parts of an output's name."""
 
 _LARGEST_FLOAT32 = 3.4028234e38
 
@@ -157,7 +157,7 @@ class GeneralMetadata:
 
 
 def _for_a_file(part: str | None) -> str | None:
-    """What a stranger calls a model, without what no file name should have in it, and not at any length."""
+    """Return `part` fit for a file name: printable, and no longer than MAX_NAME_PART."""
     if part is None:
         return None
     return "".join(char if char.isprintable() else "-" for char in part[:MAX_NAME_PART])
@@ -171,7 +171,7 @@ def general_metadata(
     metadata_file: Path | None = None,
     counts: ParameterCounts | None = None,
 ) -> GeneralMetadata:
-    """Return what the files in and around a checkpoint's folder say about the model.
+    """Return what a checkpoint's files and the name of its folder say about the model.
 
     config         config.json
     model_name     --model-name

@@ -1,4 +1,4 @@
-"""Reading a model card: the YAML between two lines `---` on top of README.md."""
+"""Reads a model card: the YAML between two lines `---` on top of README.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gguf_tools.errors import BadConfig
 
 MAX_BYTES = 8 << 20
 MAX_ENTRY_BYTES = 1 << 17
-"""Of the part that is YAML: its reader takes a second for so much."""
+"""Maximum size of the YAML part, for which its reader takes a second."""
 
 _NULLS = frozenset(("", "~", "null", "Null", "NULL"))
 
@@ -29,13 +29,13 @@ def read_model_card(path: Path) -> tuple[dict[str, Any], str | None]:
         lines = read_small_file(path, MAX_BYTES, BadConfig).decode("utf-8-sig").splitlines()
         if not lines or lines[0] != "---" or "---" not in lines[1:]:
             return {}, None
-        # Cards with tabs exist, and YAML forbids them.
+        # Some cards contain tabs, which YAML forbids.
         front_matter = "\n".join(lines[1 : lines.index("---", 1)]).replace("\t", "  ")
         if len(front_matter) > MAX_ENTRY_BYTES:
             return {}, f"{path.name}: the model card is ignored: entries of more than {MAX_ENTRY_BYTES} bytes"
         entries = yaml.load(front_matter, Loader=yaml.BaseLoader)  # builds texts, lists and dicts only
     except (BadConfig, RecursionError, ValueError, OverflowError, yaml.YAMLError) as cause:
-        # Texts that are not UTF-8, and characters and versions that are spelled out and don't exist.
+        # Text that is not UTF-8, or escapes of characters that don't exist.
         return {}, f"{path.name}: the model card is ignored: {' '.join(str(cause).split())}"
     if entries is None:
         return {}, None

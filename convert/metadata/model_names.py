@@ -1,8 +1,8 @@
-"""What a model's name says: who made it, which family, which size, which version.
+"""Takes a model's name apart into organization, family, size, fine-tune and version.
 
 Names on the Hugging Face hub look like `organization/Basename-16B-Chat-v2`. The parts are told apart by
-their looks; the rules are those of get_model_id_components in gguf-py, so that general.basename and its
-relatives come out as in other GGUF files.
+their form. The rules are those of get_model_id_components in gguf-py, so that general.basename and the other
+keys come out as in other GGUF files.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def title(identifier: str) -> str:
 
 
 def _look_at(part: str, index: int, n_params: int) -> tuple[str, str | None]:
-    """Return the part, in its usual spelling, and what it is by its looks alone."""
+    """Return the part, in its usual spelling, and what it is, judged by its form alone."""
     if _VERSION.fullmatch(part):
         return part, VERSION
     if _FILE_TYPE.fullmatch(part):
@@ -108,7 +108,7 @@ def _size(part: str, n_params: int) -> tuple[str, str]:
 
 
 def _drop_word_sizes(parts: list[str], kinds: list[set[str]]) -> None:
-    """`mini` or `large` beside a number is part of the name and no size."""
+    """Mark `mini` or `large` beside a number as part of the name: it is not a size then."""
     sizes = [part for part, kind in zip(parts, kinds, strict=True) if SIZE in kind]
     if any(char.isdecimal() for size in sizes for char in size):
         for part, kind in zip(parts, kinds, strict=True):
@@ -117,7 +117,7 @@ def _drop_word_sizes(parts: list[str], kinds: list[set[str]]) -> None:
 
 
 def _mark_basename(parts: list[str], kinds: list[set[str]]) -> None:
-    """The family is what stands first, versions inside it included; the unexplained rest is the fine-tune."""
+    """Mark the first parts, with versions among them, as the family, and the rest as the fine-tune."""
     at_start = True
     for part, kind in zip(parts, kinds, strict=True):
         if at_start and (VERSION in kind or (not kind and part[0].isalpha())):

@@ -1,4 +1,4 @@
-"""Names of files: what a model's GGUF file is called."""
+"""Names of output files."""
 
 from __future__ import annotations
 

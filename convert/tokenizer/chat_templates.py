@@ -1,4 +1,4 @@
-"""The chat templates of a checkpoint: how a conversation becomes a prompt."""
+"""Reads a checkpoint's chat templates, which turn a conversation into a prompt."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read_chat_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> Ch
 
     This is transformers' order; llama.cpp's converter asks 2 before 1. A note says when that matters.
 
-    raises  BadTokenizer for a template that is no text
+    raises  BadTokenizer for a template that is not a string
     """
     in_files = _jinja_files(folder)
     path = folder / "tokenizer_config.json"
@@ -79,5 +79,5 @@ def _named_templates(path: Path, entry: object) -> dict[str, str]:
 
 
 def _key_part(name: str) -> str:
-    """A template's name becomes part of a metadata key: anything but ASCII letters and digits is replaced."""
+    """Return a template's name as part of a metadata key, with _ for all but ASCII letters and digits."""
     return "".join(char if char in _IN_A_KEY else "_" for char in name)

@@ -1,7 +1,7 @@
-"""Calling the tokenizers library with a stranger's files: whatever it raises becomes BadTokenizer.
+"""Turns whatever the tokenizers library raises for a file into BadTokenizer.
 
-It raises bare Exceptions for what it refuses, and where its Rust code gives up a PanicException, which is no
-Exception and has printed lines of its own.
+The library raises bare Exceptions for files that it refuses. Where its Rust code panics it raises
+PanicException, which isn't derived from Exception, after printing lines of its own.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from gguf_tools.text import shown
 def library_errors(path: Path, what: str) -> Iterator[None]:
     """Raise BadTokenizer in place of what the library raises.
 
-    path  the file that it was given, for the message
-    what  what it could not do with it
+    path  the file that the library was given, for the message
+    what  what went wrong, in words: "its tokens can't be added"
     """
     try:
         yield

@@ -1,8 +1,8 @@
-"""Which of llama.cpp's pre-tokenizers does what a tokenizer.json asks for.
+"""Finds the pre-tokenizer of llama.cpp that does what a tokenizer.json asks for.
 
-A byte-level BPE first cuts the text into words, then merges bytes inside each word. tokenizer.json
-describes the cutting as a pipeline; llama.cpp has the pipelines built in, and a GGUF file only names
-one (`tokenizer.ggml.pre`). So the pipeline must be recognised, by what it does:
+A byte-level BPE first cuts the text into words, then merges bytes inside each word. tokenizer.json describes
+the cutting as a pipeline. llama.cpp has its pipelines built in, and a GGUF file only names one
+(`tokenizer.ggml.pre`). So the pipeline must be recognised, by what it does:
 
 1. by its steps: both pipelines are brought to one canonical form and compared;
 2. by its splits: an equivalent spelling cuts a long probe text at the same places. The probe has
@@ -33,7 +33,7 @@ MAX_DESCRIPTION = 1000
 
 PATIENCE = 50
 PATIENCE_SECONDS = 0.5
-"""A stranger's pipeline may take so many times as long as one of KNOWN, and so long besides."""
+"""Time that an unknown pipeline may take: this many times as long as one of KNOWN, and this many seconds."""
 
 GPT2_REGEX = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
@@ -251,8 +251,8 @@ def build_pipeline(path: Path, pre_tokenizer: Mapping[str, Any] | None) -> Any:
 def cuts_alike(one: Any, other: Any) -> bool:
     """Return whether two pipelines cut every line of the probe text into the same words of bytes.
 
-    raises  TimeoutError when `one` takes very much longer: a regular expression can take time that is
-            exponential in the length of a line, and the library gives up on one only after 0.1 s
+    raises  TimeoutError when `one` takes very much longer. A regular expression can take time that is
+            exponential in the length of a line, and the library gives up only after 0.1 s
     """
     seconds = [0.0, 0.0]
     for line in probe_lines():

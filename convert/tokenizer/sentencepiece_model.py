@@ -1,16 +1,16 @@
-"""Reading tokenizer.model, SentencePiece's protocol buffer, without its library.
+"""Reads tokenizer.model, SentencePiece's protocol buffer, without its library.
 
-The library builds a trie of all pieces and a table that normalizes text before anybody can ask it for a
-piece, and versions of it crash while they do so with a hostile file. What a vocabulary needs is this:
+Before it returns a single piece, the library builds a trie of all pieces and a table that normalizes text,
+and some versions crash there on a hostile file. A vocabulary needs only this:
 
     ModelProto       1  pieces: messages     2  trainer: message      3  normalizer: message
     piece            1  text: bytes          2  score: float32        3  kind: number, see Kind
     trainer          3  type of the model: number                     45 to 48  texts of unk, bos, eos, pad
     normalizer       3  whether a text gets a leading space: number
 
-A field begins with its number and wire type; of a field that comes twice the last counts, and messages that
-come twice are one. Refused: what is cut off, a piece without text or with that of another, more or less than
-one piece for what is unknown.
+A field begins with its number and wire type. Of a repeated field the last one counts; repeated messages are
+merged. These are refused: a file that is cut off, a piece without text or with the text of another, and more
+or fewer than one piece for unknown text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_PIECE_BYTES = 1 << 16
 
 
 class Kind(IntEnum):
-    """What a piece is for, as the number that the file stores."""
+    """Purpose of a piece, as the number that the file stores."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -179,10 +179,10 @@ def _varint(message: bytes, position: int) -> tuple[int, int]:
 
 
 def _number(message: bytes, number: int, default: int) -> int:
-    found = [value for n, _, value in _fields(message) if n == number and isinstance(value, int)]
-    return found[-1] if found else default
+    values = [value for n, _, value in _fields(message) if n == number and isinstance(value, int)]
+    return values[-1] if values else default
 
 
 def _text(message: bytes, number: int, default: str) -> str:
-    found = [value for n, type_, value in _fields(message) if n == number and type_ == _BYTES]
-    return bytes(found[-1]).decode("utf-8") if found else default
+    values = [value for n, type_, value in _fields(message) if n == number and type_ == _BYTES]
+    return bytes(values[-1]).decode("utf-8") if values else default

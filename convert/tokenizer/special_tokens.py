@@ -1,8 +1,8 @@
-"""Which token begins a text, ends it, pads it ...; and which of them a tokenizer adds by itself.
+"""Finds the tokens that begin a text, end it, pad it ..., and which of them a tokenizer adds by itself.
 
-The facts lie in up to five files. They are asked in the order of gguf-py's SpecialVocab, which knows
-tokenizer_config.json, tokenizer.json's post-processor and config.json; the others only fill what these
-leave open.
+The facts lie in up to five files. They are read in the order of gguf-py's SpecialVocab, which uses
+tokenizer_config.json, tokenizer.json's post-processor and config.json. The others only fill what these leave
+open.
 
 One decision differs from SpecialVocab of late 2026. A post-processor of type ByteLevel adds nothing;
 there it overrules `"add_bos_token": true` in tokenizer_config.json, which DeepSeek's V2 and V3 files
@@ -25,7 +25,7 @@ from gguf_tools.errors import BadTokenizer
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Both in the order they are written.
+    """The special tokens of a model, in the order in which they are written.
 
     ids   kind ("bos", "eos" ...) -> token id
     adds  kind -> whether encoding a text adds it
@@ -71,7 +71,7 @@ def read_special_tokens(
     config          config.json
     tokenizer_json  empty for a SentencePiece vocabulary without one
     tokens          texts by id
-    default_ids     what a SentencePiece model says itself, the last to be asked
+    default_ids     what a SentencePiece model says itself, used where nothing else says it
     raises          BadTokenizer when a side file is no JSON
     """
     named = _Named({kind: text for kind in SPECIAL_KINDS if (text := _text(tokenizer_config, kind))}, {})
@@ -101,7 +101,7 @@ def _text(source: Mapping[str, Any], kind: str) -> str | None:
 
 
 def _processors(post_processor: object) -> list[Mapping[str, Any]]:
-    """The steps of a post-processor; the library takes the values of one without names, too."""
+    """Return the steps of a post-processor; like the library, accept a sequence without names."""
     if isinstance(post_processor, Mapping) and post_processor.get("type") == "Sequence":
         steps = post_processor.get("processors")
     else:
@@ -135,7 +135,7 @@ def _after_template(named: _Named, processor: Mapping[str, Any]) -> _Named:
 
 
 def _with_new_eos(named: _Named, last: str) -> _Named:
-    """The token that the template puts at the end is eos; what was called eos ends a turn, or a message."""
+    """Take the token that the template puts at the end for eos, and the former eos for the end of a turn."""
     free = next((kind for kind in ("eot", "eom") if kind not in named.kinds), None)
     old = named.text("eos")
     if free is None:
@@ -145,7 +145,7 @@ def _with_new_eos(named: _Named, last: str) -> _Named:
 
 
 def _after_pair(named: _Named, pair: list[Any], first: str | None, last: str | None) -> _Named:
-    """Whether a separator stands between two texts, as in A [sep] [eos] B."""
+    """Note whether a separator stands between two texts, as in A [sep] [eos] B."""
     start = 1 if pair and first and _special(pair[0]) == first else 0
     stop = len(pair) - (1 if pair and last and _special(pair[-1]) == last else 0)
     between = pair[start:stop]
@@ -171,7 +171,7 @@ def _sequence(element: object) -> str | None:
 
 
 def _id_in(element: object, kind: str) -> str | None:
-    """The id of a template's element `{kind: {"id": ...}}`."""
+    """Return the id in an element `{kind: {"id": ...}}` of a template."""
     inner = element.get(kind) if isinstance(element, Mapping) else None
     return inner.get("id") if isinstance(inner, Mapping) else None
 

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer as GGUF metadata: the keys tokenizer.*.
+"""Turns a checkpoint's tokenizer into GGUF metadata, the keys tokenizer.*.
 
     tokenizer.json, a byte-level BPE     -> tokenizer.ggml.model "gpt2", merges, a named pre-tokenizer
     tokenizer.model, a SentencePiece BPE -> tokenizer.ggml.model "llama", scores
@@ -49,7 +49,7 @@ _OTHER_TOKENIZER_FILES = ("tiktoken.model", "tekken.json", "vocab.json", "merges
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """What tokenizer.* of a GGUF file says.
+    """A tokenizer, as the keys tokenizer.* of a GGUF file describe it.
 
     model             "gpt2" (byte-level BPE) or "llama" (SentencePiece)
     pre               name of the pre-tokenizer; "default" for SentencePiece

@@ -1,4 +1,4 @@
-"""A vocabulary as a GGUF file stores it: one text, one type and perhaps one score per token id."""
+"""A vocabulary as a GGUF file stores it, with a text, a type and perhaps a score per token id."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gguf_tools.errors import BadTokenizer
 from gguf_tools.text import quoted, shown
 
 MAX_VOCAB = 1 << 19
-"""Rows of an embedding: twice the largest vocabulary that was published. Every row gets a token."""
+"""Maximum number of rows of an embedding, twice the largest published vocabulary. Every row gets a token."""
 
 
 class TokenType(IntEnum):

@@ -1,4 +1,4 @@
-"""Reading a byte-level BPE vocabulary out of tokenizer.json.
+"""Reads a byte-level BPE vocabulary out of tokenizer.json.
 
 The ids are those that the `tokenizers` library gives, with what transformers adds to them: the tokens
 of tokenizer_config.json that tokenizer.json lacks, and the `special` flags it overrides.
@@ -112,7 +112,7 @@ def added_tokens_in(path: Path, tokenizer_json: Mapping[str, Any]) -> list[tuple
 
 
 def _check_added_ids(path: Path, tokenizer_json: Mapping[str, Any], library: Any) -> None:
-    """The library renumbers an added token whose id is taken or leaves a gap, and others with it."""
+    """Refuse added tokens that the library has renumbered, because an id was taken or left a gap."""
     for text, token_id in added_tokens_in(path, tokenizer_json):
         actual = library.token_to_id(text)
         if actual != token_id:
@@ -168,9 +168,9 @@ def _add_tokens_of_config(
 
 
 class _Batch:
-    """Tokens that the library is going to be given all at once, and the ids that it will give them.
+    """Tokens to be added to the library all at once, and the ids that it will give them.
 
-    One at a time, a list of thousands takes minutes: the library goes through all it has for each.
+    Adding thousands one at a time takes minutes, because the library walks through all its tokens for each.
     """
 
     def __init__(self, library: Any) -> None:

@@ -1,4 +1,4 @@
-"""Reading a SentencePiece vocabulary: tokenizer.model, and the tokens added to it beside it."""
+"""Reads a SentencePiece vocabulary out of tokenizer.model and the files of added tokens beside it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The weights of a checkpoint, whatever format they are stored in.
 
-The registry below is the order in which formats are tried on a module; the plain one needs no line, because
-it takes what no other wants. None of the modules loads numba before a weight is decoded.
+The registry below is the order in which formats are tried on a module. Plain weights need no line, because
+they are what no other format claims. None of the modules loads numba before a weight is decoded.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def all_loaders() -> tuple[WeightsLoader, ...]:
 
 
 def open_weights(checkpoint: Checkpoint) -> ModelWeights:
-    """Return the weights of `checkpoint`: what it says about its format, and its headers, decide how to read.
+    """Return the weights of `checkpoint`. Its settings and headers decide how they are read.
 
     raises  UnsupportedCheckpoint naming the format, the key that says so and the first tensor that shows it
     """

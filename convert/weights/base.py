@@ -99,7 +99,7 @@ class Module:
     stem        what the names of those tensors begin with: "model.layers.0.self_attn.o_proj"
     name        the logical name of the weight
     checkpoint  where the tensors are
-    settings    what the checkpoint says about its quantization
+    settings    the checkpoint's quantization settings
     """
 
     stem: str
@@ -117,13 +117,13 @@ class Module:
 
     def __getitem__(self, suffix: str) -> RawTensor:
         """Return the stored tensor `stem` + `suffix`; MissingTensor when there is none."""
-        found = self.get(suffix)
-        if found is None:
+        raw = self.get(suffix)
+        if raw is None:
             raise MissingTensor(
                 f"{self.checkpoint.folder}: {self.name}: quantized, but {self.stem}{suffix} is missing"
                 " (a shard may be missing)"
             )
-        return found
+        return raw
 
     def wrong(self, raw: RawTensor, found: str, expected: str) -> CheckpointError:
         """Return the error for a stored tensor of this module that doesn't fit the others."""

@@ -149,15 +149,15 @@ _SPELLINGS = (
 
 def _state(module: Module) -> tuple[_Spelling, RawTensor] | None:
     """Return how the tensors of this module are spelled, and the one with its state; None without a state."""
-    found = ((spelling, module.get(suffix)) for spelling in _SPELLINGS for suffix in spelling.states)
-    return next(((spelling, raw) for spelling, raw in found if raw is not None), None)
+    tried = ((spelling, module.get(suffix)) for spelling in _SPELLINGS for suffix in spelling.states)
+    return next(((spelling, raw) for spelling, raw in tried if raw is not None), None)
 
 
 def _load4(module: Module) -> Bnb4Weight:
-    found = _state(module)
-    if found is None:
+    stored_state = _state(module)
+    if stored_state is None:
         raise MissingTensor(f"{module.checkpoint.folder}: {module.name}: quantized without its quant_state")
-    spelling, state_raw = found
+    spelling, state_raw = stored_state
     state = _read_state(state_raw)
     codes, scales = module[".weight"], module[spelling.suffix("absmax")]
     values = module[spelling.suffix("quant_map")]

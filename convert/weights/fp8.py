@@ -13,7 +13,7 @@ where quantization_config.weight_scale_semantics is "inverse" (GPTQModel) it div
 they can't be inferred from the grid, whose last blocks are ragged where the size doesn't divide the matrix
 (kv_a_proj_with_mqa has 576 rows).
 
-A code that is NaN (0x7F and 0xFF of e4m3fn) decodes to NaN; whoever fills a file from it reports the row.
+A code that is NaN (0x7F and 0xFF of e4m3fn) decodes to NaN; filling a file then reports the row.
 Bytes are decoded as the type they are stored in, whatever a runtime may make of them.
 """
 
@@ -147,9 +147,9 @@ def fp8_weight(module: Module, codes: RawTensor, scales: RawTensor) -> Fp8Weight
 def _blocks(module: Module) -> tuple[Block, ...]:
     """Return the sizes of blocks that the configuration mentions."""
     settings = module.settings
-    found = settings.get("weight_block_size")
-    if found is not None:
-        block = _as_block(found)
+    size = settings.get("weight_block_size")
+    if size is not None:
+        block = _as_block(size)
         if block is None:
             raise settings.bad("weight_block_size", "two sizes such as [128, 128]")
         return (block,)

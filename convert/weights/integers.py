@@ -59,8 +59,8 @@ def int8_weight(module: Module, codes: RawTensor, scales: RawTensor, zeros: RawT
     if zeros is None:
         return Int8Weight(module.name, codes.shape, codes, grid, None)
     if zeros.dtype != "I8" or zeros.shape != scales.shape:
-        found = f"zero points stored as {zeros.dtype} {zeros.shape}"
-        raise module.wrong(zeros, found, f"I8 {scales.shape}, as of {scales.name}")
+        stored = f"zero points stored as {zeros.dtype} {zeros.shape}"
+        raise module.wrong(zeros, stored, f"I8 {scales.shape}, as of {scales.name}")
     return Int8Weight(module.name, codes.shape, codes, grid, ScaleGrid(zeros, grid.grid, grid.block))
 
 

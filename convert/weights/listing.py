@@ -1,4 +1,4 @@
-"""What `gguf-tools checkpoint` prints: the weights of a Hugging Face folder and how they are stored."""
+"""Lists the weights of a checkpoint and how they are stored, for `gguf-tools checkpoint`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gguf_tools.text import bytes_text, printable, table
 
 
 def describe(model: ModelWeights) -> dict[str, Any]:
-    """Return the weights as plain data: name, shape, stored_as, bits_per_weight of each; what was dropped.
+    """Return the weights as plain data (name, shape, stored_as, bits_per_weight), and what was dropped.
 
     raises  CheckpointError for the first weight whose stored tensors don't fit each other
     """
@@ -38,8 +38,8 @@ def describe(model: ModelWeights) -> dict[str, Any]:
 
 
 def checkpoint_text(model: ModelWeights) -> list[str]:
-    """Return the same as lines: one for each weight, then totals and what was dropped."""
-    found = describe(model)
+    """Return `describe` as lines: one per weight, then totals and what was dropped."""
+    listing = describe(model)
     rows = [
         (
             printable(tensor["name"]),
@@ -47,15 +47,15 @@ def checkpoint_text(model: ModelWeights) -> list[str]:
             f"{tensor['bits_per_weight']:.2f}",
             tensor["stored_as"],
         )
-        for tensor in found["tensors"]
+        for tensor in listing["tensors"]
     ]
     lines = table([("name", "shape", "bits", "stored as"), *rows], right=(1, 2))
     lines.append("")
     lines.append(
-        f"{len(rows)} tensors, {found['weights']:,} weights, {bytes_text(found['bytes'])},"
-        f" {found['bits_per_weight']:.2f} bits per weight"
+        f"{len(rows)} tensors, {listing['weights']:,} weights, {bytes_text(listing['bytes'])},"
+        f" {listing['bits_per_weight']:.2f} bits per weight"
     )
-    reasons = Counter(found["dropped"].values())
+    reasons = Counter(listing["dropped"].values())
     lines += [f"{count} more dropped: {reason}" for reason, count in reasons.items()]
     return lines
 

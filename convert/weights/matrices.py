@@ -1,4 +1,4 @@
-"""Row ranges over stacks of matrices."""
+"""Splits a range of rows over a stack of matrices into one range per matrix."""
 
 from __future__ import annotations
 

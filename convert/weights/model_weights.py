@@ -1,4 +1,4 @@
-"""All weights of a checkpoint, each read by the loader of the way it is stored in.
+"""All weights of a checkpoint, each read by the loader of its format.
 
 Every stored tensor ends up in one of four places, decided once, from names and headers:
 
@@ -7,9 +7,9 @@ Every stored tensor ends up in one of four places, decided once, from names and 
     plain                          floats: the weight itself, under its own name
     none of these                  an error that names the first one
 
-So a model can mix: what the configuration lists as not converted is found by being stored plain, module by
-module. The lists themselves (ignore, modules_to_not_convert ...) are matched differently by every producer,
-and are not needed.
+So a model can mix formats. Modules that were not quantized are recognised one by one, because they are stored
+as floats. The configuration's lists of them (ignore, modules_to_not_convert ...) are not needed, and every
+producer matches them in another way.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DROPPED: Mapping[str, str] = MappingProxyType({
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """A module and who reads it; `tensors` are the names of all that is stored for it."""
+    """A module, the loader that reads it, and the names of all tensors that are stored for it."""
 
     loader: WeightsLoader
     module: Module
@@ -49,9 +49,9 @@ class _Claim:
 
 
 class ModelWeights:
-    """The logical weights of an open checkpoint. Closing it, or leaving its with-block, closes that.
+    """The logical weights of an open checkpoint, which is closed with them, or at the end of a with-block.
 
-    checkpoint, settings   where they come from
+    checkpoint, settings   where the weights come from
     dropped                stored tensors that are part of no weight and not needed -> why
     raises   UnsupportedCheckpoint for a stored tensor that is part of no weight
     """

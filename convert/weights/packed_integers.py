@@ -200,19 +200,19 @@ def _is_old(version: object) -> bool:
 def _check_zeros(module: Module, zeros: RawTensor, packing: Packing, shape: tuple[int, int]) -> None:
     packed = packing.n_words(shape[0]), shape[1]
     if (zeros.dtype, zeros.shape) not in (("I32", packed), ("I8", shape)):
-        found = f"zero points stored as {zeros.dtype} {zeros.shape}"
-        raise module.wrong(zeros, found, f"I32 {packed} or I8 {shape}")
+        stored = f"zero points stored as {zeros.dtype} {zeros.shape}"
+        raise module.wrong(zeros, stored, f"I32 {packed} or I8 {shape}")
 
 
 def _bits(module: Module) -> tuple[int, ...]:
     """Return the numbers of bits that the configuration mentions, or all of them."""
-    found = module.settings.of_groups("num_bits")
-    return tuple(bits for bits in found if type(bits) is int and 1 <= bits <= 8) or (4, 8, 2, 3, 6, 5, 7, 1)
+    widths = module.settings.of_groups("num_bits")
+    return tuple(bits for bits in widths if type(bits) is int and 1 <= bits <= 8) or (4, 8, 2, 3, 6, 5, 7, 1)
 
 
 def _group_sizes(module: Module) -> tuple[int, ...]:
-    found = module.settings.of_groups("group_size")
-    return tuple(size for size in found if type(size) is int and size > 0)
+    sizes = module.settings.of_groups("group_size")
+    return tuple(size for size in sizes if type(size) is int and size > 0)
 
 
 LOADERS = (

@@ -1,4 +1,4 @@
-"""Checkpoints whose stored weights alone don't give the model, in whatever format: they are refused.
+"""Refuses checkpoints whose stored weights alone don't make up the model, in any format.
 
 A rotation of the activations, a scale that is multiplied into a module's inputs at run time, or zeros that
 are left out belong to the weights as much as codes and scales do. Reading without them would give a file that

@@ -1,4 +1,4 @@
-"""Scales of a matrix, in whatever form they are stored, seen as a grid of blocks.
+"""Reads the scales of a matrix as a grid of blocks, in whatever form they are stored.
 
 A block of rows and columns shares a scale. That covers every form there is:
 
@@ -124,7 +124,7 @@ def _block(grid: tuple[int, ...], size: tuple[int, int], blocks: Sequence[Block]
         return 1, cols // grid[1]
     for block in blocks:
         if block[0] > 1 and all(
-            found >= needed for found, needed in zip(grid, _grid_of(size, block), strict=True)
+            stored >= needed for stored, needed in zip(grid, _grid_of(size, block), strict=True)
         ):
             return block
     return None

@@ -1,6 +1,6 @@
-"""What a checkpoint says about its own quantization, wherever its producer wrote it.
+"""Reads what a checkpoint says about its own quantization, wherever its producer wrote it.
 
-Looked for in this order, the first one wins:
+The first of these that exists counts:
 
     config.json             quantization_config, or compression_config (older compressed-tensors); the same
                             inside text_config (multimodal wrappers)
@@ -8,8 +8,8 @@ Looked for in this order, the first one wins:
     quant_config.json       the whole file (AutoAWQ; EETQ)
     hf_quant_config.json    `quantization` in it (ModelOpt); also completes what config.json says
 
-The method is `quant_method`, or `method`; files that never had such a key mean the one of their program.
-Names of methods are lower case, with the spellings of one method brought together.
+The method is `quant_method`, or `method`. A file that never has such a key stands for the method of the
+program that writes it. Names of methods are in lower case, and one method has one name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TELLING_KEYS = {"quant_algo": "modelopt", "config_groups": "compressed-tensors"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is said about the quantization; empty for a checkpoint that says nothing.
+    """A checkpoint's quantization settings; empty where it has none.
 
     method   "gptq", "fp8" ...; None when nothing says so
     values   the keys as they stand there
@@ -75,13 +75,13 @@ class Settings:
     def of_groups(self, key: str) -> tuple[Any, ...]:
         """Return the values of `key` for weights in all `config_groups` (compressed-tensors), each once."""
         groups = self.values.get("config_groups")
-        found: list[Any] = []
+        values: list[Any] = []
         for group in groups.values() if isinstance(groups, dict) else ():
             weights = group.get("weights") if isinstance(group, dict) else None
             value = weights.get(key) if isinstance(weights, dict) else None
-            if value is not None and value not in found:
-                found.append(value)
-        return tuple(found)
+            if value is not None and value not in values:
+                values.append(value)
+        return tuple(values)
 
     @property
     def described(self) -> str:
@@ -109,9 +109,9 @@ def read_settings(checkpoint: Checkpoint) -> Settings:
                 fallback = "compressed-tensors" if key == "compression_config" else None
                 return _settings(values, path, prefix + key, config, fallback)
     for name, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
-        found = checkpoint.read_json(name)
-        if found is not None:
-            return _settings(found, checkpoint.folder / name, "", config, method)
+        content = checkpoint.read_json(name)
+        if content is not None:
+            return _settings(content, checkpoint.folder / name, "", config, method)
     if modelopt is not None:
         values = _modelopt_values(modelopt, checkpoint)
         path = checkpoint.folder / "hf_quant_config.json"
@@ -119,8 +119,9 @@ def read_settings(checkpoint: Checkpoint) -> Settings:
     return Settings(None, MappingProxyType({}), path, "quantization_config", config)
 
 
-def _modelopt_values(found: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
-    return _section(found.get("quantization", {}), checkpoint.folder / "hf_quant_config.json", "quantization")
+def _modelopt_values(content: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
+    path = checkpoint.folder / "hf_quant_config.json"
+    return _section(content.get("quantization", {}), path, "quantization")
 
 
 def _section(value: Any, path: Path, key: str) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import json
 import random
 from pathlib import Path
 
-from convert.listing import checkpoint_text
 from convert.weights import open_checkpoint
+from convert.weights.listing import checkpoint_text
 from tests.fuzz import mutate, scratch
 from tests.support.checkpoints import write_safetensors
 

@@ -56,7 +56,7 @@ def _uncompressed(options: Options) -> bool:
 
 
 def _norm(config: DeepseekConfig, options: Options) -> bool | None:
-    """Written when true; ik_llama.cpp's converter writes false too."""
+    """Return true, else None to leave the key out; with "both" false, as ik_llama.cpp's converter does."""
     return config.norm_topk_prob or (False if options.mla == "both" else None)
 
 
@@ -69,7 +69,7 @@ def _value_length(config: DeepseekConfig, options: Options) -> int:
 
 
 def _log_multiplier(config: DeepseekConfig, options: Options) -> float | None:
-    """A tenth of mscale_all_dim: the loader divides it out again."""
+    """Return a tenth of mscale_all_dim; the loader multiplies by ten again."""
     if config.yarn is None or config.yarn.mscale_all_dim is None:
         return None
     return 0.1 * config.yarn.mscale_all_dim

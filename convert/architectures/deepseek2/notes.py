@@ -8,7 +8,7 @@ from gguf_tools.errors import BadRequest
 
 
 def notes(config: DeepseekConfig, options: Options) -> tuple[str, ...]:
-    """Return where llama.cpp will not load this model, or compute something else than the original."""
+    """Return a note for each way in which llama.cpp won't load this model or computes something else."""
     return tuple(note for note in (
         _lite_note(config), _group_note(config), _norm_note(config), _yarn_note(config), _eps_note(config)
     ) if note)  # fmt: skip

@@ -14,7 +14,7 @@ def once(config: DeepseekConfig, options: Options) -> Iterable[int | None]:
 
 
 def layers(config: DeepseekConfig, options: Options) -> range:
-    """Return the layers that the file has: with MTP, those behind the model's own too."""
+    """Return the layers that the file has: the model's own, then the MTP layers if they are kept."""
     return range(config.num_hidden_layers + (config.num_nextn_predict_layers if options.mtp else 0))
 
 

@@ -152,17 +152,17 @@ RULES: tuple[Rule, ...] = (
 
 def drops(config: DeepseekConfig, options: Options) -> tuple[Drop, ...]:
     """Return what this model's checkpoint may hold that the file does not need."""
-    found = [Drop(lambda name: name.endswith(".rotary_emb.inv_freq"), "computed from rope_theta")]
+    left_out = [Drop(lambda name: name.endswith(".rotary_emb.inv_freq"), "computed from rope_theta")]
     if config.tie_word_embeddings:
-        found.append(
+        left_out.append(
             Drop(lambda name: name == "lm_head.weight", "tied: the token embedding is the output layer")
         )
     if not options.mtp:
-        found.append(Drop(
+        left_out.append(Drop(
             lambda name: _layer_of(name) >= config.num_hidden_layers,
             "multi-token prediction layer; kept with --mtp",
         ))  # fmt: skip
-    return tuple(found)
+    return tuple(left_out)
 
 
 def _layer_of(name: str) -> int:
