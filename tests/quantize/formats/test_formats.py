@@ -192,7 +192,7 @@ def test_bytes_equal_the_naive_twin(name: str, kind: str) -> None:
         weights = samples.importances(importance_kind, row.size)
         if weights is not None or not requires_importances(codec.type.name):
             np.testing.assert_array_equal(
-                encode(name, row, weights)[0], naive.QUANTIZE[name](row[0], weights)
+                encode(name, row, weights)[0], naive.TWINS[name].encode(row[0], weights)
             )
 
 
@@ -262,7 +262,7 @@ def test_any_bytes_decode_as_specified(name: str, data: st.DataObject) -> None:
     if oracle.available():
         assert_same_bits(ours, oracle.dequantize(codec.type.id, blocks))
     else:
-        assert_same_bits(ours[0], naive.DEQUANTIZE[name](blocks[0]))
+        assert_same_bits(ours[0], naive.TWINS[name].decode(blocks[0]))
 
 
 @needs_oracle
@@ -278,7 +278,7 @@ def test_many_blocks_decode_as_ggml_decodes_them(name: str) -> None:
 def test_naive_twin_decodes_the_same(name: str) -> None:
     codec = get_format(name)
     blocks = np.random.default_rng(3).integers(0, 256, (1, 2 * codec.type.block_bytes), np.uint8)
-    assert_same_bits(decode(name, blocks)[0], naive.DEQUANTIZE[name](blocks[0]))
+    assert_same_bits(decode(name, blocks)[0], naive.TWINS[name].decode(blocks[0]))
 
 
 # ---- what does not fit
