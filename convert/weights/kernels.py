@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from quantize.simd.kernel import kernel, part
+from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import gather, load, store
 from quantize.simd.lanes import LANES, Floats, any_lane, bits, from_bits, select, to_float
 
@@ -65,7 +65,7 @@ def decode_blocks(
                 flat[k] = value / scale if divides else value * scale
 
 
-@part
+@inlinable
 def _values(codes: np.ndarray, index: int, float8: Float8) -> Floats:
     """Return the values of codes[index : index + LANES].
 

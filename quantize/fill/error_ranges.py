@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 LEAST_MEAN = 0.65
-"""Of the magnitudes in an ordinary row, in units of their root mean square: 0.80 for normal weights, 0.71 for
-Laplace's, 1 for weights of one size, near 0 for one outlier or for many zeros."""
+"""Least mean magnitude in an ordinary row, in units of the root mean square. Normal weights have 0.80,
+Laplace's 0.71, weights of one size 1; one outlier or many zeros bring it near 0."""
 
 
 def is_ordinary(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from gguf_tools.errors import BadWeights
 from quantize.formats.base import as_source
-from quantize.simd.kernel import kernel, part
+from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import load
 from quantize.simd.lanes import LANES, any_lane, maximum, splat
 
@@ -40,7 +40,7 @@ def _first_with_exponent(bits: npt.NDArray[Any], exponent: int) -> int:
     return _search(bits, exponent, whole)
 
 
-@part
+@inlinable
 def _search(bits: npt.NDArray[Any], exponent: int, start: int) -> int:
     for i in range(start, bits.size):
         if bits[i] & exponent == exponent:

@@ -93,7 +93,7 @@ CODECS: Mapping[str, Codec] = {
     "Q1_0": Codec(".few_bits.q1_0", _IGNORED, _halves(1.00, 1)),
     "Q2_0": Codec(".few_bits.q2_0", _IGNORED, _halves(1.00, 2), "Q4_0"),
 }
-"""By the type's name."""
+"""The rows by the name of the type."""
 
 
 def ignores_importances(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The searches that formats share: the scale, and for some the minimum, that codes a sub-block best.
+"""The searches that formats share, for the scale, and sometimes the minimum, that code a sub-block best.
 
 Each works on LANES sub-blocks at once and takes the reference's steps in its order: which candidate wins
 a tie, which sums run in which order, what is updated inside a loop. The docstrings name ggml's functions.
@@ -7,8 +7,8 @@ A search does not return its codes, it returns what rebuilds them: the inverse s
 made the winning codes. They are needed only where the stored scale turns out to be 0: the reference then
 leaves the codes of the search in place.
 
-A search that comes in two flavours is made by a function that takes the part in which they differ. (A part
-as an argument would do, but numba can't cache a kernel that passes one.)
+A search that comes in two flavours is made by a factory that takes the function in which they differ. (The
+search itself could take it as an argument, but numba can't cache a kernel that passes a function.)
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from quantize.simd.kernel import part
-from quantize.simd.lane_memory import Tile, tile_like, zero_like
+from quantize.simd.kernel import inlinable
+from quantize.simd.lane_memory import FloatTile, IntTile, tile_like, zero_like
 from quantize.simd.lanes import (
     Floats,
     absolute,
@@ -37,9 +37,16 @@ ONE = np.float32(1)
 EMPTY = np.float32(1e-15)  # ggml's GROUP_MAX_EPS: below it a group counts as all zero
 
 
-@part
+@inlinable
 def _affine_levels(
-    x: Tile, inverse: Floats, low: Floats, lowest: Floats, highest: Floats, size: int, top: int, levels: Tile
+    x: FloatTile,
+    inverse: Floats,
+    low: Floats,
+    lowest: Floats,
+    highest: Floats,
+    size: int,
+    top: int,
+    levels: FloatTile,
 ) -> None:
     """Fill `levels`, Floats, with the codes of x under an inverse scale and a minimum.
 
@@ -67,9 +74,9 @@ def _affine_search(measure: Callable[..., Any]) -> Any:
     of the next candidates begins.
     """
 
-    @part
+    @inlinable
     def search(
-        x: Tile, weights: Tile, size: int, top: int, first: np.float32, step: np.float32, steps: int
+        x: FloatTile, weights: FloatTile, size: int, top: int, first: np.float32, step: np.float32, steps: int
     ) -> tuple[Floats, Floats, Floats, Floats]:
         levels = tile_like(x, 32)
         lowest = x[0]
@@ -124,7 +131,7 @@ def _affine_search(measure: Callable[..., Any]) -> Any:
     return search
 
 
-@part
+@inlinable
 def _squared(error: Floats) -> Floats:
     return error * error
 
@@ -133,16 +140,16 @@ search_affine = _affine_search(_squared)
 search_affine_absolute = _affine_search(absolute)
 
 
-@part
+@inlinable
 def affine_codes(
-    x: Tile,
+    x: FloatTile,
     scale: Floats,
     minus_low: Floats,
     inverse: Floats,
     code_low: Floats,
     size: int,
     top: int,
-    codes: Tile,
+    codes: IntTile,
 ) -> None:
     """Fill `codes`, Ints, for the scale and minimum as stored; where that scale is 0, with the search's."""
     for i in range(size):
@@ -154,8 +161,8 @@ def affine_codes(
             codes[i] = select(kept, searched, codes[i])
 
 
-@part
-def farthest_from_zero(x: Tile, count: int) -> tuple[Floats, Floats]:
+@inlinable
+def farthest_from_zero(x: FloatTile, count: int) -> tuple[Floats, Floats]:
     """Return the largest |x[j]|, and the x[j] that has it; the first one of equals. NaN never counts."""
     largest = zero_like(x)
     extreme = zero_like(x)
@@ -174,7 +181,7 @@ class _Found(NamedTuple):
     inverse: Floats
 
 
-@part
+@inlinable
 def _better_of(inverse: Floats, sum_lx: Floats, sum_l2: Floats, found: _Found) -> _Found:
     """Return what a candidate's sums make of it, where that gains more, and else what was found."""
     better = (sum_l2 > ZERO) & (sum_lx * sum_lx > found.gain * sum_l2)
@@ -192,11 +199,11 @@ def _trial(level: Callable[..., Any]) -> Any:
     have k = -9, -8; ... -3, -2; -1, 1; 2, 3; ... 8, 9.
     """
 
-    @part
+    @inlinable
     def trial(
-        x: Tile,
-        weights: Tile,
-        weighted: Tile,
+        x: FloatTile,
+        weights: FloatTile,
+        weighted: FloatTile,
         extreme: Floats,
         size: int,
         half: int,
@@ -241,8 +248,8 @@ def _symmetric_search(
     """
     trial_within, trial_above, trial = _trial(level_within), _trial(level_above), _trial(level)
 
-    @part
-    def search(x: Tile, weights: Tile, size: int, half: int) -> tuple[Floats, Floats]:
+    @inlinable
+    def search(x: FloatTile, weights: FloatTile, size: int, half: int) -> tuple[Floats, Floats]:
         weighted = tile_like(x, 32)
         for i in range(size):
             weighted[i] = weights[i] * x[i]
@@ -266,34 +273,36 @@ def _symmetric_search(
     return search
 
 
-@part
+@inlinable
 def _level_within(value: Floats, half: int) -> Floats:
     return (value + MAGIC) - MAGIC
 
 
-@part
+@inlinable
 def _level_above(value: Floats, half: int) -> Floats:
     return minimum(value + MAGIC, MAGIC + np.float32(half - 1)) - MAGIC
 
 
-@part
+@inlinable
 def _level(value: Floats, half: int) -> Floats:
     return nearest_float(value, -half, half - 1)
 
 
-@part
+@inlinable
 def _level_of_any(value: Floats, half: int) -> Floats:
     return to_float(clamp(nearest_int(value), -half, half - 1))
 
 
 search_symmetric = _symmetric_search(_level_within, _level_above, _level)
-"""For finite x."""
+"""The search for finite x."""
 search_symmetric_of_any = _symmetric_search(_level_of_any, _level_of_any, _level_of_any)
-"""For x that may be NaN or infinite, so that extreme is no bound of them."""
+"""The search for x that may be NaN or infinite, so that `extreme` does not bound them."""
 
 
-@part
-def symmetric_codes(x: Tile, scale: Floats, inverse: Floats, size: int, half: int, codes: Tile) -> None:
+@inlinable
+def symmetric_codes(
+    x: FloatTile, scale: Floats, inverse: Floats, size: int, half: int, codes: IntTile
+) -> None:
     """Fill `codes`, Ints, for the scale as stored; where that is 0, with those of `search_symmetric`."""
     for i in range(size):
         codes[i] = clamp(nearest_int(x[i] / scale), -half, half - 1) + half
@@ -304,8 +313,8 @@ def symmetric_codes(x: Tile, scale: Floats, inverse: Floats, size: int, half: in
             codes[i] = select(kept, select(inverse == ZERO, 0, searched), codes[i])
 
 
-@part
-def search_positive(x: Tile, weights: Tile, codes: Tile, size: int, top: int) -> Floats:
+@inlinable
+def search_positive(x: FloatTile, weights: FloatTile, codes: IntTile, size: int, top: int) -> Floats:
     """Return the scale with x ~ scale * code and fill `codes`, Ints; x are scales or minimums themselves.
 
     make_qp_quants: nine candidates, then up to five rounds that move one code at a time. Codes are bytes

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quantize.simd.kernel import part
+from quantize.simd.kernel import inlinable
 from quantize.simd.lanes import bits, from_bits, select
 
 _REBIAS = np.float32(2.0**112)  # 2**(127 - 15)
@@ -24,7 +24,7 @@ _LEAST_NORMAL = 0x38800000  # 2**-14, the least normal float16
 _INFINITY = 0x7F800000
 
 
-@part
+@inlinable
 def to_half_bits(value: Any) -> Any:
     """Return float32 as float16 bits, 0 .. 0xFFFF in a 32-bit integer. A NaN becomes 0x7E00 with its sign."""
     pattern = bits(value)
@@ -38,7 +38,7 @@ def to_half_bits(value: Any) -> Any:
     return ((pattern >> 16) & 0x8000) | half
 
 
-@part
+@inlinable
 def from_half_bits(half: Any) -> Any:
     """Return float16 bits, 0 .. 0xFFFF in an integer, as float32; exact. A signalling NaN stays one."""
     moved = (half & 0x7FFF) << 13
@@ -48,7 +48,7 @@ def from_half_bits(half: Any) -> Any:
     return from_bits(bits(value) | ((half & 0x8000) << 16))
 
 
-@part
+@inlinable
 def to_bfloat_bits(value: Any) -> Any:
     """Return float32 as bfloat16 bits, 0 .. 0xFFFF in an integer. A NaN keeps its upper bits, made quiet."""
     pattern = bits(value)
@@ -57,7 +57,7 @@ def to_bfloat_bits(value: Any) -> Any:
     return select((pattern & 0x7FFFFFFF) > _INFINITY, upper | 0x40, rounded)
 
 
-@part
+@inlinable
 def from_bfloat_bits(half: Any) -> Any:
     """Return bfloat16 bits, 0 .. 0xFFFF in an integer, as float32; exact."""
     return from_bits(half << 16)

@@ -1,4 +1,4 @@
-"""The import closure of a module: what it is made of, as one hash.
+"""A hash of all that a module is made of: of its import closure.
 
 A module's closure is the module and, transitively, the modules of its own package and of `quantize` that it
 imports where it is loaded, not inside a function. gguf_tools is left out: it holds facts of the file format
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import CodeType
 
 _ROOT = Path(__file__).parents[2]
-"""Folder of the packages."""
+"""The folder that holds the packages."""
 
 
 def closure_hash(name: str, path: Path) -> str:

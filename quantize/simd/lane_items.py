@@ -1,4 +1,4 @@
-"""Single items of lanes, and what brings many lanes to one value: for work that differs from lane to lane.
+"""Single items of lanes, and reductions of many lanes to one value, for work that differs from lane to lane.
 
 item, put_item            one lane of one vector of a Tile, read or written as a scalar
 mask_word, lowest_bit     a Mask as an integer, and the number of its first lane: loops over some lanes
@@ -17,7 +17,7 @@ from quantize.simd.lane_memory import TileType
 from quantize.simd.lanes import FLOATS, INTS, LANES, WORD, is_integer, is_lanes, operation
 
 TABLE_SIZE = 8
-"""Items of a table for `look_up`."""
+"""Number of items in a table for `look_up`."""
 
 _SCALARS = {"float32": types.float32, "int32": types.int32}
 

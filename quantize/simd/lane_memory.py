@@ -1,4 +1,4 @@
-"""Where lanes live: arrays, read and written LANES items at a time, and Tiles.
+"""The memory of lanes: arrays, read and written LANES items at a time, and Tiles.
 
     Tile    n Floats or n Ints on the kernel's stack: tile[i], tile[i] = lanes, tail(tile, start)
 
@@ -20,7 +20,10 @@ from numba.extending import intrinsic, lower_builtin, models, register_model, ty
 
 from quantize.simd.lanes import FLOATS, INTS, LANES, WORD, LaneType, broadcast, is_integer, operation
 
+# What type checkers see of these and of the operations below is in lane_memory.pyi.
 Tile = Any
+FloatTile = Any
+IntTile = Any
 
 
 class TileType(types.Type):

@@ -27,6 +27,7 @@ from numba.extending import intrinsic, lower_builtin, models, register_model, ty
 
 LANES = 16
 
+# What type checkers see of these and of the operations below is in lanes.pyi.
 Floats = Any
 Ints = Any
 Mask = Any

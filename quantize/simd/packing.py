@@ -1,4 +1,4 @@
-"""Codes to words and back: how K-quants lay 2 to 6 bits out in a block.
+"""Packing of codes into words, and unpacking, as K-quants lay 2 to 6 bits out in a block.
 
 Packing works on Tiles of Ints (lane = block) and gives words for `tiles.store_blocks`. Unpacking reads
 LANES codes of one block from bytes (`codes_at`), or all of an array's outside of kernels (`unpack`).
@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from quantize.simd.kernel import part
-from quantize.simd.lane_memory import Tile, load
+from quantize.simd.kernel import inlinable
+from quantize.simd.lane_memory import IntTile, load
 from quantize.simd.lanes import Ints, splat
 
 
-@part
-def pack(codes: Tile, shift: int, bits: int, group_bytes: int, n_bytes: int, words: Tile) -> None:
+@inlinable
+def pack(codes: IntTile, shift: int, bits: int, group_bytes: int, n_bytes: int, words: IntTile) -> None:
     """Fill n_bytes of words with bits shift .. shift + bits - 1 of the codes.
 
     In each group of `group_bytes` bytes, a multiple of 4, the lowest bits of all bytes hold the first
@@ -41,7 +41,7 @@ def unpack(packed: npt.NDArray[np.uint8], bits: int, group_bytes: int) -> npt.ND
     return parts.reshape(len(packed), -1)
 
 
-@part
+@inlinable
 def codes_at(data: npt.NDArray[np.uint8], offset: int, first: int, bits: int, group_bytes: int) -> Ints:
     """Return codes first .. first + LANES - 1 of the bytes of `pack` that begin at data[offset].
 
@@ -53,8 +53,8 @@ def codes_at(data: npt.NDArray[np.uint8], offset: int, first: int, bits: int, gr
     return load(data, offset + byte) >> shift & (1 << bits) - 1
 
 
-@part
-def pack_scales(scales: Tile, minimums: Tile, words: Tile) -> None:
+@inlinable
+def pack_scales(scales: IntTile, minimums: IntTile, words: IntTile) -> None:
     """Fill 3 words with 8 scales and 8 minimums, bytes of which 6 bits are kept; ggml's get_scale_min_k4.
 
     bytes 0 .. 3   scales 0 .. 3 | upper 2 bits of scales 4 .. 7, shifted left by 6
@@ -70,8 +70,8 @@ def pack_scales(scales: Tile, minimums: Tile, words: Tile) -> None:
         words[2] = words[2] | (scale & 0xF | (minimum & 0xF) << 4) << 8 * j
 
 
-@part
-def unpack_scale(words: Tile, field: int, j: int) -> Ints:
+@inlinable
+def unpack_scale(words: IntTile, field: int, j: int) -> Ints:
     """Return scale j (field 0) or minimum j (field 1) as a reader finds it in the words of `pack_scales`."""
     if j < 4:
         return words[field] >> 8 * j & 63
@@ -79,7 +79,7 @@ def unpack_scale(words: Tile, field: int, j: int) -> Ints:
     return words[2] >> 8 * (j - 4) + 4 * field & 0xF | upper << 4
 
 
-@part
+@inlinable
 def scale_at(data: npt.NDArray[np.uint8], offset: int, field: int, j: int) -> np.float32:
     """Return scale j (field 0) or minimum j (field 1) of the 12 bytes of `pack_scales` at data[offset]."""
     if j < 4:

@@ -1,4 +1,4 @@
-"""Sorting in lanes: each lane its own list, all of them by one fixed sequence of exchanges.
+"""Sorting in lanes. Each lane sorts its own list; all follow one fixed sequence of exchanges.
 
 A network after Batcher (merges of odd and even halves) compares the same places whatever they hold, so lanes
 need no branches. It is not stable by itself; here the place that an element came from decides between equals.
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from quantize.simd.kernel import part
-from quantize.simd.lane_memory import Tile
+from quantize.simd.kernel import inlinable
+from quantize.simd.lane_memory import FloatTile, IntTile
 from quantize.simd.lanes import select, splat
 
 
@@ -43,20 +43,22 @@ _OF_16 = exchanges(16)
 _OF_32 = exchanges(32)
 
 
-@part
-def sort_16(keys: Tile, order: Tile, carried: Tile) -> None:
+@inlinable
+def sort_16(keys: FloatTile, order: IntTile, carried: FloatTile) -> None:
     """Sort 16 Floats ascending, in place; equals stay in order. See `_run`."""
     _run(_OF_16, 16, keys, order, carried)
 
 
-@part
-def sort_32(keys: Tile, order: Tile, carried: Tile) -> None:
+@inlinable
+def sort_32(keys: FloatTile, order: IntTile, carried: FloatTile) -> None:
     """Sort 32 Floats ascending, in place; equals stay in order. See `_run`."""
     _run(_OF_32, 32, keys, order, carried)
 
 
-@part
-def _run(network: npt.NDArray[np.int64], size: int, keys: Tile, order: Tile, carried: Tile) -> None:
+@inlinable
+def _run(
+    network: npt.NDArray[np.int64], size: int, keys: FloatTile, order: IntTile, carried: FloatTile
+) -> None:
     """Run a network.
 
     keys     Floats, no NaN; 0 and -0 are equals

@@ -17,9 +17,9 @@ from numba.core import cgutils, types
 from numba.extending import overload
 
 from quantize.simd.half import from_bfloat_bits, from_half_bits
-from quantize.simd.kernel import part
+from quantize.simd.kernel import inlinable
 from quantize.simd.lane_items import lowest_bit, mask_word
-from quantize.simd.lane_memory import Tile, TileType, item_pointer, load
+from quantize.simd.lane_memory import FloatTile, IntTile, TileType, item_pointer, load
 from quantize.simd.lanes import INTS, LANES, Floats, Mask, any_lane, bits, maximum, operation, splat
 
 _EXPONENT = 0x7F800000
@@ -31,8 +31,8 @@ def padded_words(block_bytes: int) -> int:
     return -(-block_bytes // (4 * LANES)) * LANES
 
 
-@part
-def load_blocks(source: npt.NDArray[Any], first: int, block_elems: int, tile: Tile) -> bool:
+@inlinable
+def load_blocks(source: npt.NDArray[Any], first: int, block_elems: int, tile: FloatTile) -> bool:
     """Fill tile[elem] with blocks first .. first + LANES - 1 of a source, and return whether all are finite.
 
     A NaN or an infinity poisons its block. Looking for them here costs next to nothing.
@@ -52,8 +52,8 @@ def load_blocks(source: npt.NDArray[Any], first: int, block_elems: int, tile: Ti
     return not any_lane(exponents == _EXPONENT)
 
 
-@part
-def first_not_finite(tile: Tile, block_elems: int, first: int, n_blocks: int) -> int:
+@inlinable
+def first_not_finite(tile: FloatTile, block_elems: int, first: int, n_blocks: int) -> int:
     """Return the number of the first block of a tile that holds a NaN or an infinity; one of them does."""
     exponents = splat(0)
     for i in range(block_elems):
@@ -61,15 +61,15 @@ def first_not_finite(tile: Tile, block_elems: int, first: int, n_blocks: int) ->
     return first_failure(exponents == _EXPONENT, first, n_blocks)
 
 
-@part
+@inlinable
 def first_failure(failed: Mask, first: int, n_blocks: int) -> int:
     """Return the number of the first block of a tile that failed; `failed` holds in at least one lane."""
     return min(first + lowest_bit(mask_word(failed)), n_blocks - 1)
 
 
-@part
+@inlinable
 def load_columns(
-    source: npt.NDArray[Any], row_elems: int, first: int, column: int, count: int, tile: Tile
+    source: npt.NDArray[Any], row_elems: int, first: int, column: int, count: int, tile: FloatTile
 ) -> None:
     """Fill tile[i] with elements column + i of rows first .. first + LANES - 1; count a multiple of LANES."""
     last = source.size // row_elems - 1
@@ -81,8 +81,10 @@ def load_columns(
         _transpose(tile, elem)
 
 
-@part
-def load_importances(importances: npt.NDArray[np.float32], first: int, block_elems: int, tile: Tile) -> None:
+@inlinable
+def load_importances(
+    importances: npt.NDArray[np.float32], first: int, block_elems: int, tile: FloatTile
+) -> None:
     """Fill tile[elem] with the importances, float32 (n_cols,), that belong to the elements of `load_blocks`.
 
     Rows have n_cols elements, so blocks of all rows run through the same importances again and again.
@@ -96,8 +98,8 @@ def load_importances(importances: npt.NDArray[np.float32], first: int, block_ele
         _transpose(tile, elem)
 
 
-@part
-def store_blocks(words: Tile, out: npt.NDArray[np.uint8], first: int, block_bytes: int) -> None:
+@inlinable
+def store_blocks(words: IntTile, out: npt.NDArray[np.uint8], first: int, block_bytes: int) -> None:
     """Write blocks first .. first + LANES - 1, those that exist, to `out`, uint8 of all blocks' bytes.
 
     words   Tile of padded_words(block_bytes) Ints; its contents are lost

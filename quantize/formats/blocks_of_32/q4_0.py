@@ -25,8 +25,8 @@ from quantize.formats.blocks_of_32.scales import (
 )
 from quantize.formats.search import search_symmetric
 from quantize.simd.half import to_half_bits
-from quantize.simd.kernel import kernel, part
-from quantize.simd.lane_memory import Tile, float_tile, int_tile, load, store
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import IntTile, float_tile, int_tile, load, store
 from quantize.simd.lanes import LANES, Floats, select, to_float
 from quantize.simd.packing import pack
 from quantize.simd.rounding import clamp, nearest_int
@@ -89,8 +89,8 @@ def _quantize_weighted(source: Rows, importances: npt.NDArray[np.float32], out: 
     return -1
 
 
-@part
-def _store(d: Floats, codes: Tile, words: Tile, out: npt.NDArray[np.uint8], first: int) -> None:
+@inlinable
+def _store(d: Floats, codes: IntTile, words: IntTile, out: npt.NDArray[np.uint8], first: int) -> None:
     pack(codes, 0, 4, 16, 16, words)
     prepend_half(to_half_bits(d), words, 4)
     store_blocks(words, out, first, _BYTES)

@@ -25,8 +25,8 @@ from quantize.formats.blocks_of_32.scales import (
 )
 from quantize.formats.search import search_affine
 from quantize.simd.half import to_half_bits
-from quantize.simd.kernel import kernel, part
-from quantize.simd.lane_memory import Tile, float_tile, int_tile, load, store, tail
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import IntTile, float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, Floats, to_float
 from quantize.simd.packing import pack
 from quantize.simd.rounding import clamp, nearest_int
@@ -91,8 +91,10 @@ def _quantize_weighted(source: Rows, importances: npt.NDArray[np.float32], out: 
     return -1
 
 
-@part
-def _store(d: Floats, m: Floats, codes: Tile, words: Tile, out: npt.NDArray[np.uint8], first: int) -> None:
+@inlinable
+def _store(
+    d: Floats, m: Floats, codes: IntTile, words: IntTile, out: npt.NDArray[np.uint8], first: int
+) -> None:
     words[0] = to_half_bits(d) | to_half_bits(m) << 16
     pack(codes, 0, 4, 16, 16, tail(words, 1))
     store_blocks(words, out, first, _BYTES)

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.simd.half import from_half_bits
-from quantize.simd.kernel import part
-from quantize.simd.lane_memory import Tile, float_tile, load, store
+from quantize.simd.kernel import inlinable
+from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, load, store
 from quantize.simd.lanes import (
     LANES,
     Floats,
@@ -40,8 +40,8 @@ HALF = np.float32(0.5)
 INFINITY = np.float32(np.inf)
 
 
-@part
-def fit_symmetric(x: Tile, half: int, codes: Tile) -> Floats:
+@inlinable
+def fit_symmetric(x: FloatTile, half: int, codes: IntTile) -> Floats:
     """Return the d that maps the weight of largest magnitude to the code 0, and fill `codes`, 0 .. 2*half-1.
 
     Where 1 / d overflows, the reference converts infinities and NaN to integers and gets 0.
@@ -62,8 +62,8 @@ def fit_symmetric(x: Tile, half: int, codes: Tile) -> Floats:
     return d
 
 
-@part
-def fit_range(x: Tile, top: int, codes: Tile) -> tuple[Floats, Floats]:
+@inlinable
+def fit_range(x: FloatTile, top: int, codes: IntTile) -> tuple[Floats, Floats]:
     """Return d and the least weight m, so that the largest weight is m + d * top, and fill `codes`, 0 .. top.
 
     Where the range or 1 / d overflows, the reference converts infinities and NaN to integers and gets 0.
@@ -81,7 +81,7 @@ def fit_range(x: Tile, top: int, codes: Tile) -> tuple[Floats, Floats]:
     return d, low
 
 
-@part
+@inlinable
 def row_mean_squares(source: npt.NDArray[Any], n_cols: int) -> npt.NDArray[np.float32]:
     """Return the mean square of each block's row, float32 (n_blocks + LANES,).
 
@@ -105,14 +105,14 @@ def row_mean_squares(source: npt.NDArray[Any], n_cols: int) -> npt.NDArray[np.fl
     return means
 
 
-@part
+@inlinable
 def load_weighted(
     source: npt.NDArray[Any],
     importances: npt.NDArray[np.float32],
     means: npt.NDArray[np.float32],
     first: int,
-    x: Tile,
-    weights: Tile,
+    x: FloatTile,
+    weights: FloatTile,
 ) -> bool:
     """Fill x and weights with blocks first .. first + LANES - 1, and return whether all of x is finite.
 
@@ -126,8 +126,8 @@ def load_weighted(
     return finite
 
 
-@part
-def fifth_bits(codes: Tile) -> Ints:
+@inlinable
+def fifth_bits(codes: IntTile) -> Ints:
     """Return bit 4 of each of 32 codes, that of code i as bit i of a word."""
     word = splat(0)
     for i in range(ELEMS):
@@ -135,8 +135,8 @@ def fifth_bits(codes: Tile) -> Ints:
     return word
 
 
-@part
-def prepend_half(half: Ints, words: Tile, count: int) -> None:
+@inlinable
+def prepend_half(half: Ints, words: IntTile, count: int) -> None:
     """Put 16 bits before the bytes of words[0] .. words[count - 1], which end in words[count] then."""
     words[count] = shift_right_logical(words[count - 1], 16)
     for k in range(count - 1, 0, -1):
@@ -144,20 +144,20 @@ def prepend_half(half: Ints, words: Tile, count: int) -> None:
     words[0] = words[0] << 16 | half
 
 
-@part
+@inlinable
 def float_at(data: npt.NDArray[Any], offset: int) -> np.float32:
     """Return the float16 whose bytes, uint8 or int8, begin at data[offset]."""
     return from_half_bits(data[offset] & 0xFF | (data[offset + 1] & 0xFF) << 8)
 
 
-@part
+@inlinable
 def fifth_bits_at(data: npt.NDArray[np.uint8], offset: int, first: int) -> Ints:
     """Return the fifth bits of codes first .. first + LANES - 1, as 0 or 16, from 4 bytes at data[offset]."""
     word = data[offset] | data[offset + 1] << 8 | data[offset + 2] << 16 | data[offset + 3] << 24
     return (splat(word) >> (lane_numbers() + first) & 1) << 4
 
 
-@part
+@inlinable
 def add_minimum(product: Floats, m: np.float32) -> Floats:
     """Return product + m, and the product where both are NaN: a compiler may exchange what it adds."""
     return select(product != product, product, product + m)

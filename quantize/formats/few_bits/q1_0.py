@@ -16,7 +16,7 @@ from gguf_tools.ggml_types import Q1_0
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import ZERO, float_at, prepend_half
 from quantize.simd.half import to_half_bits
-from quantize.simd.kernel import kernel, part
+from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import float_tile, int_tile, store
 from quantize.simd.lanes import LANES, absolute, bits, from_bits, lane_numbers, select, splat
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
@@ -52,7 +52,7 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
             store(out, k * _ELEMS + i * LANES, select((bit & word) != 0, splat(d), -d))
 
 
-@part
+@inlinable
 def _quiet(value: np.float32) -> np.float32:
     """Return `value`; a signalling NaN as the quiet one that the reference's conversion of halves makes."""
     return select(value == value, value, from_bits(bits(value) | _QUIET))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from quantize.simd.half import to_half_bits
-from quantize.simd.kernel import part
-from quantize.simd.lane_memory import Tile
+from quantize.simd.kernel import inlinable
+from quantize.simd.lane_memory import FloatTile, IntTile
 from quantize.simd.lanes import Ints, absolute, maximum, select, splat
 
 ELEMS = 256
@@ -17,8 +17,8 @@ _HALF = np.float32(0.5)
 _INFINITY = np.float32(np.inf)
 
 
-@part
-def ternary_codes(x: Tile, codes: Tile) -> Ints:
+@inlinable
+def ternary_codes(x: FloatTile, codes: IntTile) -> Ints:
     """Fill 256 codes, 0 .. 2, and return the bits of d; a half of d and more counts as d.
 
     Where 1 / d overflows, the reference converts infinities and NaN to integers and gets code 1.

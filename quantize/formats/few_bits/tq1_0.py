@@ -21,8 +21,8 @@ from gguf_tools.ggml_types import TQ1_0
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.few_bits.ternary import ELEMS, ternary_codes
-from quantize.simd.kernel import kernel, part
-from quantize.simd.lane_memory import Tile, float_tile, int_tile, load, store, tail
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import IntTile, float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, Floats, Ints, lane_numbers, select, splat, to_float
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 from quantize.weighting import Weighting
@@ -69,7 +69,7 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
         store(out, first + 240, d * _weight(packed))
 
 
-@part
+@inlinable
 def _weight(packed: Ints) -> Floats:
     """Return the first code of bytes, less 1."""
     return to_float((packed * 3 >> 8) - 1)
@@ -90,8 +90,8 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     return -1
 
 
-@part
-def _pack_digits(codes: Tile, digits: int, n_bytes: int, words: Tile) -> None:
+@inlinable
+def _pack_digits(codes: IntTile, digits: int, n_bytes: int, words: IntTile) -> None:
     """Fill n_bytes of words; digit n of byte i is code i + n_bytes * n, digits beyond `digits` are 0."""
     for word in range(n_bytes // 4):
         packed = splat(0)
@@ -105,7 +105,7 @@ def _pack_digits(codes: Tile, digits: int, n_bytes: int, words: Tile) -> None:
         words[word] = packed
 
 
-@part
+@inlinable
 def _round_up(number: Ints) -> Ints:
     """Return number * 256 / 3**5, rounded up, for number < 3**5; 270 / 2**16 is a little above 1 / 3**5."""
     return number + ((13 * number + 242) * 270 >> 16)

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from quantize.simd.kernel import part
-from quantize.simd.lane_memory import Tile, float_tile
+from quantize.simd.kernel import inlinable
+from quantize.simd.lane_memory import FloatTile, IntTile, float_tile
 from quantize.simd.lanes import Floats, Ints, absolute, from_bits, select, splat, to_float
 
 ZERO = np.float32(0)
@@ -28,7 +28,7 @@ _SIGN = 8
 _ONE_BITS = 0x3F800000
 
 
-@part
+@inlinable
 def doubled_values(codes: Ints) -> Floats:
     """Return twice the values of codes 0 .. 15; code 8 gives 0, not -0."""
     size = codes & 7
@@ -37,8 +37,8 @@ def doubled_values(codes: Ints) -> Floats:
     return select((codes & _SIGN) != 0, ZERO - value, value)
 
 
-@part
-def nearest_codes(x: Tile, start: int, count: int, d: Floats, codes: Tile) -> None:
+@inlinable
+def nearest_codes(x: FloatTile, start: int, count: int, d: Floats, codes: IntTile) -> None:
     """Fill codes[start : start + count] with the nearest to x / d, for d > 0 and x well below 2**24 * d.
 
     An edge between two values d * a and d * b is computed so that it is exact, and infinite if d * b is.
@@ -58,8 +58,8 @@ def nearest_codes(x: Tile, start: int, count: int, d: Floats, codes: Tile) -> No
         codes[i] = select((code != 0) & (x[i] < ZERO), code | _SIGN, code)
 
 
-@part
-def first_best_codes(x: Tile, start: int, count: int, d: Floats, codes: Tile) -> None:
+@inlinable
+def first_best_codes(x: FloatTile, start: int, count: int, d: Floats, codes: IntTile) -> None:
     """Fill codes[start : start + count] as the reference does, for any x and d.
 
     Far beyond the largest value all errors are rounded to the same number, and 0 is the first of them.

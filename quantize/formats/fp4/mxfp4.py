@@ -24,7 +24,7 @@ from gguf_tools.ggml_types import MXFP4
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import ELEMS
 from quantize.formats.fp4.codes import ZERO, doubled_values, nearest_codes
-from quantize.simd.kernel import kernel, part
+from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import float_tile, gather, int_tile, load, store
 from quantize.simd.lanes import (
     LANES,
@@ -88,13 +88,13 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
         store(out, k * ELEMS + LANES, d * doubled_values(packed >> 4))
 
 
-@part
+@inlinable
 def _half_scale(e: Ints) -> Floats:
     """Return 2**(e - 128)."""
     return from_bits(select(e < 2, (e + 1) << 21, (e - 1) << 23))
 
 
-@part
+@inlinable
 def _exponent(largest: Floats, steps_below: npt.NDArray[np.int32]) -> Ints:
     """Return e for a block's largest magnitude: the rounded logarithm's integer part + 125, as a byte."""
     subnormal = largest < _LEAST_NORMAL

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from gguf_tools.ggml_types import NVFP4
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.fp4.codes import HALF, ZERO, doubled_values, first_best_codes, nearest_codes
-from quantize.simd.kernel import kernel, part
+from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import float_tile, int_tile, store, tail
 from quantize.simd.lanes import (
     LANES,
@@ -86,7 +86,7 @@ def _decode(words: npt.NDArray[np.int32], out: npt.NDArray[np.float32]) -> None:
             store(out, k * _ELEMS + j * LANES, d * doubled_values(codes))
 
 
-@part
+@inlinable
 def _half_scale(byte: Ints) -> Floats:
     """Return half of what a UE4M3 byte says."""
     normal = from_bits(((byte & 0x7F) << 23 - _FRACTION_BITS) + (_REBIAS - 1 << 23))
@@ -94,7 +94,7 @@ def _half_scale(byte: Ints) -> Floats:
     return select(byte == 0x7F, ZERO, value)
 
 
-@part
+@inlinable
 def _scale_byte(scale: Floats) -> Ints:
     """Return UE4M3 of a scale that is not negative: rounded half up, 448 if it is 256 or more.
 

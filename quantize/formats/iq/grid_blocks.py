@@ -12,17 +12,17 @@ from typing import NamedTuple
 import numpy as np
 
 from quantize.formats.search import ONE, ZERO
-from quantize.simd.kernel import part
-from quantize.simd.lane_memory import Tile, tail
+from quantize.simd.kernel import inlinable
+from quantize.simd.lane_memory import FloatTile, IntTile, tail
 from quantize.simd.lanes import Floats, Ints, Mask, maximum, select, splat, square_root
 from quantize.simd.rounding import clamp, nearest_int
 
 ELEMS = 256
 SIGNS = 8
-"""Weights whose signs are stored together."""
+"""Number of weights whose signs are stored together."""
 
 _SCALE_TOP = np.float32(31)
-"""What the largest scale is divided by: codes 0 .. 15 stand for 1, 3 .. 31."""
+"""The divisor of the largest scale: codes 0 .. 15 stand for 1, 3 .. 31."""
 
 _HALF = np.float32(0.5)
 
@@ -30,17 +30,19 @@ _HALF = np.float32(0.5)
 class SubBlock(NamedTuple):
     """Tiles of Floats, one vector per element of a sub-block: magnitudes and what their errors cost."""
 
-    x: Tile
-    weights: Tile
-    weighted: Tile  # weights * x
-    roots: Tile  # square roots of the weights, which the search among neighbours takes
+    x: FloatTile
+    weights: FloatTile
+    weighted: FloatTile  # weights * x
+    roots: FloatTile  # square roots of the weights, which the search among neighbours takes
 
 
 # ---- signs
 
 
-@part
-def load_sub_block(x: Tile, weights: Tile, size: int, even: bool, sub: SubBlock, signs: Tile) -> None:
+@inlinable
+def load_sub_block(
+    x: FloatTile, weights: FloatTile, size: int, even: bool, sub: SubBlock, signs: IntTile
+) -> None:
     """Fill `sub` from the elements x and their weights, and `signs`, Ints: bit i set where element i is < 0.
 
     even   make the count of signs even in each group, by the sign whose change costs least; the magnitude
@@ -55,8 +57,8 @@ def load_sub_block(x: Tile, weights: Tile, size: int, even: bool, sub: SubBlock,
         sub.roots[i] = square_root(weights[i])
 
 
-@part
-def _take_signs(x: Tile, weights: Tile, even: bool, magnitudes: Tile) -> Ints:
+@inlinable
+def _take_signs(x: FloatTile, weights: FloatTile, even: bool, magnitudes: FloatTile) -> Ints:
     signs = splat(0)
     for i in range(SIGNS):
         negative = ~(x[i] >= ZERO)
@@ -82,8 +84,8 @@ def _take_signs(x: Tile, weights: Tile, even: bool, magnitudes: Tile) -> Ints:
 # ---- scales
 
 
-@part
-def code_scales(scales: Tile, count: int, codes: Tile) -> tuple[Floats, Mask]:
+@inlinable
+def code_scales(scales: FloatTile, count: int, codes: IntTile) -> tuple[Floats, Mask]:
     """Return the scale of scales and where all scales are 0; fill `codes`, Ints 0 .. 15."""
     largest = splat(ZERO)
     for j in range(count):
@@ -100,8 +102,8 @@ def code_scales(scales: Tile, count: int, codes: Tile) -> tuple[Floats, Mask]:
 # ---- blocks
 
 
-@part
-def join_halves(halves: Tile, count: int, words: Tile) -> None:
+@inlinable
+def join_halves(halves: IntTile, count: int, words: IntTile) -> None:
     """Fill words with pairs of 16-bit halves; count is odd, the last word ends in zeros."""
     halves[count] = splat(0)
     for k in range((count + 1) // 2):

@@ -9,10 +9,12 @@ ggml sorts with qsort, where the order of equal weights decides which importance
 qsort merges and so keeps equals in order; so do we. A ggml on a C library whose qsort does not (musl,
 macOS, Windows) gives other bytes for blocks that hold a value twice.
 
-Groups off the grid move to a neighbour (iq1_search), then the scale is fitted anew.
+Groups off the grid move to a neighbour (iq1_search), then the scale is fitted again.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +23,8 @@ from quantize.formats.iq import grids
 from quantize.formats.iq.grids.neighbours import NOWHERE
 from quantize.formats.iq.iq1_search import CODE_BITS, GROUP, PointTables, nearest_points
 from quantize.formats.search import ONE, ZERO
-from quantize.simd.kernel import part
-from quantize.simd.lane_memory import Tile, gather, pick, tail
+from quantize.simd.kernel import inlinable
+from quantize.simd.lane_memory import FloatTile, IntTile, gather, pick, tail
 from quantize.simd.lanes import (
     Floats,
     Ints,
@@ -36,11 +38,11 @@ from quantize.simd.lanes import (
 from quantize.simd.rounding import clamp, nearest_int
 
 SCALE_TOP = np.float32(15)
-"""What the largest scale is divided by: codes 0 .. 7 stand for 1, 3 .. 15."""
+"""The divisor of the largest scale: codes 0 .. 7 stand for 1, 3 .. 15."""
 
 PLUS_LOW, PLUS_MIDDLE, PLUS_HIGH = np.float32(-0.875), np.float32(0.125), np.float32(1.125)
 MINUS_LOW, MINUS_MIDDLE, MINUS_HIGH = np.float32(-1.125), np.float32(-0.125), np.float32(0.875)
-"""What the codes 0, 1, 2 stand for, in scales, with either shift."""
+"""The values of codes 0, 1, 2 in units of the scale, with either shift."""
 
 WORST = np.float32(-3.4028234663852886e38)
 NO_CUT = -1
@@ -50,23 +52,40 @@ _HALF = np.float32(0.5)
 _INFINITY = np.float32(np.inf)
 
 
-@part
-def largest_magnitude(x: Tile, size: int) -> Floats:
+class Groups(NamedTuple):
+    """The groups of a sub-block on their way to the grid: Tiles."""
+
+    x: FloatTile
+    weights: FloatTile
+    lows: FloatTile  # what code 0 stands for in each group, PLUS_LOW or MINUS_LOW
+    codes: IntTile  # the best code of each element, 0 .. 2
+    points: IntTile  # the code of each group's grid point
+
+
+@inlinable
+def largest_magnitude(x: FloatTile, size: int) -> Floats:
     largest = absolute(x[0])
     for i in range(1, size):
         largest = maximum(largest, absolute(x[i]))
     return largest
 
 
-@part
+@inlinable
 def level(point: Ints, i: int, low: Floats) -> Floats:
     """Return what element i of a point stands for, in scales; `low` is what code 0 stands for."""
     return to_float(point >> CODE_BITS * i & 3) + low
 
 
-@part
+@inlinable
 def codes_of_cuts(
-    x: Tile, keys: Tile, order: Tile, size: int, first: Ints, second: Ints, flip: Mask, codes: Tile
+    x: FloatTile,
+    keys: FloatTile,
+    order: IntTile,
+    size: int,
+    first: Ints,
+    second: Ints,
+    flip: Mask,
+    codes: IntTile,
 ) -> None:
     """Fill codes, Ints: 0 for the `first` smallest of x, 1 up to the `second` smallest, 2 beyond, or 2, 1, 0.
 
@@ -82,24 +101,15 @@ def codes_of_cuts(
         codes[i] = select(flip, 2 - code, code)
 
 
-@part
+@inlinable
 def code_groups(
-    grid: PointTables,
-    x: Tile,
-    weights: Tile,
-    size: int,
-    active: Mask,
-    lows: Tile,
-    scale: Floats,
-    codes: Tile,
-    points: Tile,
+    grid: PointTables, groups: Groups, size: int, active: Mask, scale: Floats
 ) -> tuple[Floats, Mask]:
-    """Return the scale and where there is none; fill the codes of grid points, one vector per group.
+    """Return the scale and where there is none; fill the points of the groups.
 
     active  lanes with something to code; the others get the first point, whose code is 0, and scale 0
-    lows    what code 0 stands for in each group, PLUS_LOW or MINUS_LOW
-    codes   the best codes of each element, 0 .. 2
     """
+    x, weights, lows, codes, points = groups
     failed = ~(active | ~active)
     moved = failed
     sum_xq = splat(ZERO)
@@ -130,11 +140,11 @@ def point_values() -> npt.NDArray[np.float32]:
     return grids.IQ1.points.astype(np.float32).reshape(-1)
 
 
-@part
+@inlinable
 def decode_group(
     values: npt.NDArray[np.float32],
-    index: int,
-    minus: int,
+    index: int | np.int32,
+    minus: int | np.int32,
     scale: np.float32,
     rows: npt.NDArray[np.float32],
     start: int,
@@ -145,8 +155,8 @@ def decode_group(
         rows[start + i] = scale * (values[GROUP * index + i] + shift)
 
 
-@part
-def code_scales(scales: Tile, count: int, codes: Tile) -> tuple[Floats, Mask]:
+@inlinable
+def code_scales(scales: FloatTile, count: int, codes: IntTile) -> tuple[Floats, Mask]:
     """Return the scale of scales and where all scales are 0; fill `codes`, Ints 0 .. 7."""
     largest = splat(ZERO)
     for j in range(count):

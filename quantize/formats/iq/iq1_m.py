@@ -36,6 +36,7 @@ from quantize.formats.iq.iq1 import (
     PLUS_LOW,
     PLUS_MIDDLE,
     WORST,
+    Groups,
     code_groups,
     code_scales,
     codes_of_cuts,
@@ -48,8 +49,8 @@ from quantize.formats.iq.iq1_search import GROUP, PointTables, point_tables
 from quantize.formats.k_quants.super_block import mean_square, weigh
 from quantize.formats.search import ZERO
 from quantize.simd.half import from_half_bits, to_half_bits
-from quantize.simd.kernel import kernel, part
-from quantize.simd.lane_memory import Tile, float_tile, gather, int_tile, tail
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, gather, int_tile, tail
 from quantize.simd.lanes import LANES, Floats, Ints, Mask, any_lane, select, splat, to_float
 from quantize.simd.sorting import sort_16
 from quantize.simd.tiles import (
@@ -93,9 +94,9 @@ _MINUS_TOP_STEP = MINUS_MIDDLE * MINUS_MIDDLE - MINUS_HIGH * MINUS_HIGH
 class Found(NamedTuple):
     """What was found for each of 32 groups (points, lows) or 16 sub-blocks (scales)."""
 
-    points: Tile
-    lows: Tile
-    scales: Tile
+    points: IntTile
+    lows: FloatTile
+    scales: FloatTile
 
 
 @kernel
@@ -153,8 +154,8 @@ def _quantize_plain(source: Rows, grid: PointTables, out: npt.NDArray[np.uint8])
     return -1
 
 
-@part
-def _encode(grid: PointTables, x: Tile, weights: Tile, words: Tile) -> Mask:
+@inlinable
+def _encode(grid: PointTables, x: FloatTile, weights: FloatTile, words: IntTile) -> Mask:
     """Fill `words` and return where blocks can't be encoded."""
     found = Found(int_tile(32), float_tile(32), float_tile(16))
     scale_codes = int_tile(16)
@@ -175,8 +176,8 @@ def _encode(grid: PointTables, x: Tile, weights: Tile, words: Tile) -> Mask:
     return failed
 
 
-@part
-def _fit(grid: PointTables, x: Tile, weights: Tile, found: Found, j: int) -> Mask:
+@inlinable
+def _fit(grid: PointTables, x: FloatTile, weights: FloatTile, found: Found, j: int) -> Mask:
     """Fill what was found for sub-block j and return where there is nothing to find."""
     keys, order, carried = float_tile(_PLACES), int_tile(_PLACES), float_tile(_PLACES)
     codes = int_tile(_SIZE)
@@ -192,13 +193,13 @@ def _fit(grid: PointTables, x: Tile, weights: Tile, found: Found, j: int) -> Mas
     lows[0] = select(active & (((cuts & 2) != 0) ^ flip), splat(MINUS_LOW), PLUS_LOW)
     lows[1] = select(active & (((cuts & 1) != 0) ^ flip), splat(MINUS_LOW), PLUS_LOW)
     scale = select(flip, -scale, scale)
-    points = tail(found.points, 2 * j)
-    found.scales[j], failed = code_groups(grid, sub, sub_weights, _SIZE, active, lows, scale, codes, points)
+    groups = Groups(sub, sub_weights, lows, codes, tail(found.points, 2 * j))
+    found.scales[j], failed = code_groups(grid, groups, _SIZE, active, scale)
     return failed
 
 
-@part
-def _search_cuts(x: Tile, order: Tile, weights: Tile) -> tuple[Floats, Ints]:
+@inlinable
+def _search_cuts(x: FloatTile, order: IntTile, weights: FloatTile) -> tuple[Floats, Ints]:
     """Return the best scale for sorted x and its cuts, `first << 8 | second << 2 | shifts`, or NO_CUT.
 
     Of the elements, `first` get code 0, those up to `second` code 1. Bit 1 of shifts stands for a shift of
@@ -258,7 +259,7 @@ def _search_cuts(x: Tile, order: Tile, weights: Tile) -> tuple[Floats, Ints]:
     return scale, cuts
 
 
-@part
+@inlinable
 def _take(
     xq: Floats, qq: Floats, place: int, scale: Floats, gain: Floats, cuts: Ints
 ) -> tuple[Floats, Floats, Ints]:
@@ -268,8 +269,8 @@ def _take(
     return scale, select(better, scale * xq, gain), select(better, place, cuts)
 
 
-@part
-def _pack_indices(grid: PointTables, found: Found, nothing: Mask, words: Tile) -> None:
+@inlinable
+def _pack_indices(grid: PointTables, found: Found, nothing: Mask, words: IntTile) -> None:
     """Fill the words of qs and qh; blocks of nothing but zeros keep all shifts clear."""
     indices = int_tile(32)
     for group in range(32):
@@ -288,8 +289,8 @@ def _pack_indices(grid: PointTables, found: Found, nothing: Mask, words: Tile) -
         words[8 + k] = high
 
 
-@part
-def _refit(x: Tile, weights: Tile, found: Found, scale_codes: Tile, d: Floats) -> Floats:
+@inlinable
+def _refit(x: FloatTile, weights: FloatTile, found: Found, scale_codes: IntTile, d: Floats) -> Floats:
     """Return the scale that fits best all that is stored beside it; d if there is none."""
     sum_xq = splat(ZERO)
     sum_qq = splat(ZERO)

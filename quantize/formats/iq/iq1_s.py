@@ -33,6 +33,7 @@ from quantize.formats.iq.iq1 import (
     PLUS_LOW,
     PLUS_MIDDLE,
     WORST,
+    Groups,
     code_groups,
     code_scales,
     codes_of_cuts,
@@ -44,8 +45,8 @@ from quantize.formats.iq.iq1_search import GROUP, PointTables, point_tables
 from quantize.formats.k_quants.super_block import mean_square, weigh
 from quantize.formats.search import ZERO
 from quantize.simd.half import to_half_bits
-from quantize.simd.kernel import kernel, part
-from quantize.simd.lane_memory import Tile, float_tile, gather, int_tile, tail
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, gather, int_tile, tail
 from quantize.simd.lanes import LANES, Floats, Ints, Mask, any_lane, select, splat
 from quantize.simd.sorting import sort_32
 from quantize.simd.tiles import (
@@ -132,8 +133,8 @@ def _quantize(
     return -1
 
 
-@part
-def _fit(grid: PointTables, x: Tile, weights: Tile, points: Tile) -> tuple[Floats, Ints, Mask]:
+@inlinable
+def _fit(grid: PointTables, x: FloatTile, weights: FloatTile, points: IntTile) -> tuple[Floats, Ints, Mask]:
     """Return scale, 1 for the shift -1/8, and where the search failed; fill the 4 points of a sub-block."""
     keys, order, carried = float_tile(_PLACES), int_tile(_PLACES), float_tile(_PLACES)
     codes, lows = int_tile(_SIZE), float_tile(4)
@@ -149,12 +150,12 @@ def _fit(grid: PointTables, x: Tile, weights: Tile, points: Tile) -> tuple[Float
     for k in range(_SIZE // GROUP):
         lows[k] = select(minus, splat(MINUS_LOW), PLUS_LOW)
     scale = select(flip, -scale, scale)
-    scale, failed = code_groups(grid, x, weights, _SIZE, active, lows, scale, codes, points)
+    scale, failed = code_groups(grid, Groups(x, weights, lows, codes, points), _SIZE, active, scale)
     return scale, select(minus, splat(1), 0), failed
 
 
-@part
-def _search_cuts(x: Tile, weights: Tile) -> tuple[Floats, Ints]:
+@inlinable
+def _search_cuts(x: FloatTile, weights: FloatTile) -> tuple[Floats, Ints]:
     """Return the best scale for sorted x and its cuts, `first << 8 | second << 1 | minus`, or NO_CUT.
 
     Of the elements, `first` get code 0, those up to `second` code 1. The gain of a scale and codes is the

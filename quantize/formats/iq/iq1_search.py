@@ -21,9 +21,9 @@ import numpy.typing as npt
 from quantize.formats.iq import grids
 from quantize.formats.iq.grids.neighbours import COUNT_BITS, NOWHERE, tables
 from quantize.formats.search import ONE, ZERO
-from quantize.simd.kernel import inner_part
+from quantize.simd.kernel import inlined
 from quantize.simd.lane_items import item, least, look_up, lowest_bit, mask_word, put_item
-from quantize.simd.lane_memory import Tile, float_tile, int_tile, load
+from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, load
 from quantize.simd.lanes import (
     LANES,
     Floats,
@@ -39,7 +39,7 @@ from quantize.simd.lanes import (
 GROUP = 8
 CODE_BITS = 2
 FARTHEST = 4
-"""The largest squared distance between a point and a neighbour of its."""
+"""The largest squared distance between a point and one of its neighbours."""
 
 _TWO = np.float32(2)
 _LARGEST = np.float32(3.4028234663852886e38)
@@ -68,9 +68,15 @@ def point_tables() -> PointTables:
     return PointTables(*found, distances.astype(np.uint8))
 
 
-@inner_part
+@inlined
 def nearest_points(
-    found: PointTables, x: Tile, weights: Tile, low: Floats, scale: Floats, codes: Tile, entries: Ints
+    found: PointTables,
+    x: FloatTile,
+    weights: FloatTile,
+    low: Floats,
+    scale: Floats,
+    codes: IntTile,
+    entries: Ints,
 ) -> Ints:
     """Return codes of grid points: of a lane's own point if it is on the grid, else of its best neighbour.
 
@@ -96,8 +102,10 @@ def nearest_points(
     return points[0]
 
 
-@inner_part
-def _bound(x: Tile, weights: Tile, low: Floats, scale: Floats, codes: Tile, bounds: Tile) -> None:
+@inlined
+def _bound(
+    x: FloatTile, weights: FloatTile, low: Floats, scale: Floats, codes: IntTile, bounds: FloatTile
+) -> None:
     """Fill bounds[d], Floats, with what a neighbour at a squared distance of d or more costs at least."""
     own = splat(ZERO)
     gained = splat(ZERO)
@@ -129,15 +137,21 @@ def _bound(x: Tile, weights: Tile, low: Floats, scale: Floats, codes: Tile, boun
         bounds[d] = own + gained + added - ((own + added) * _MARGIN + _LEAST_MARGIN)
 
 
-@inner_part
+@inlined
 def _error(level: Floats, x: Floats, weight: Floats) -> Floats:
     difference = level - x
     return difference * weight * difference
 
 
-@inner_part
+@inlined
 def _best_neighbour(
-    found: PointTables, scaled: Floats, x: Tile, weights: Tile, bounds: Tile, lane: int, place: int
+    found: PointTables,
+    scaled: Floats,
+    x: FloatTile,
+    weights: FloatTile,
+    bounds: FloatTile,
+    lane: int,
+    place: int,
 ) -> int:
     """Return the code of the best neighbour of one lane, whose list is at `place`; or NOWHERE.
 

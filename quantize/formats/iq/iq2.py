@@ -6,10 +6,12 @@ where a block stores only seven of a group's eight, their count is made even by 
 
 The search tries inverse scales around the one that gives the largest magnitude the value 5. Each candidate
 rounds every element to a level, moves groups off the grid to a neighbour, and gets a weighted least squares
-fit; the fit's error decides. Afterwards groups that had to be moved are coded anew with the winning scale.
+fit; the fit's error decides. Afterwards groups that had to be moved are coded again with the winning scale.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +23,9 @@ from quantize.formats.iq.grids.kept_answers_of_8 import answer, prepare
 from quantize.formats.iq.grids.neighbours import NOWHERE, GridTables
 from quantize.formats.search import ONE, ZERO
 from quantize.simd.half import halves_to_float32
-from quantize.simd.kernel import kernel, part
+from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_items import look_up
-from quantize.simd.lane_memory import Tile, gather, int_tile, tail
+from quantize.simd.lane_memory import FloatTile, IntTile, gather, int_tile, tail
 from quantize.simd.lanes import (
     Floats,
     Ints,
@@ -52,7 +54,16 @@ _LEVEL_ZERO = 0x00400000  # the fraction bits that stand for 0
 _NUMBER_ZERO = _LEVEL_ZERO * (3**GROUP // 2) & 0x7FFFFFFF  # the lattice number of eight of these, in 32 bits
 
 
-@part
+class Search(NamedTuple):
+    """A sub-block and what its search keeps: Tiles."""
+
+    sub: SubBlock
+    answers: Answers
+    codes: IntTile  # one vector per group: codes of the best candidate
+    moved: IntTile  # 1 where the group's code is that of a neighbour, else 0
+
+
+@inlinable
 def level_values() -> Floats:
     """Return the table of what levels stand for, in scales: 1, 3, 5, and 7, which is not used."""
     return to_float((lane_numbers() & 3) * 2 + 1)
@@ -61,8 +72,8 @@ def level_values() -> Floats:
 # ---- levels and scales
 
 
-@part
-def _number(x: Tile, inverse: Floats) -> Ints:
+@inlinable
+def _number(x: FloatTile, inverse: Floats) -> Ints:
     """Return the lattice number of the levels nearest to a group of 8: (x * inverse - 1) / 2, in 0 .. 2.
 
     nearest_int of half of a value has the fraction bits that twice the magic number gives to the value.
@@ -75,8 +86,8 @@ def _number(x: Tile, inverse: Floats) -> Ints:
     return number - _NUMBER_ZERO
 
 
-@part
-def _fit(values: Floats, sub: SubBlock, size: int, codes: Tile) -> tuple[Floats, Floats]:
+@inlinable
+def _fit(values: Floats, sub: SubBlock, size: int, codes: IntTile) -> tuple[Floats, Floats]:
     """Return the weighted sums of value * x and of value**2 for one code per group."""
     sum_qx = splat(ZERO)
     sum_q2 = splat(ZERO)
@@ -90,28 +101,19 @@ def _fit(values: Floats, sub: SubBlock, size: int, codes: Tile) -> tuple[Floats,
     return sum_qx, sum_q2
 
 
-@part
+@inlinable
 def search_candidates(
-    tables: GridTables,
-    sub: SubBlock,
-    size: int,
-    reach: int,
-    top: Floats,
-    active: Mask,
-    scale: Floats,
-    answers: Answers,
-    codes: Tile,
-    moved: Tile,
+    tables: GridTables, search: Search, size: int, reach: int, top: Floats, active: Mask, scale: Floats
 ) -> tuple[Floats, Mask]:
-    """Return the best scale and where the search failed; fill `codes` and `moved`, one vector per group.
+    """Return the best scale and where the search failed; fill `codes` and `moved` of the search.
 
     The inverse scales are (5 + step / 10) / top, step = -reach .. reach. Without a candidate better than
     nothing, `scale` and `codes` stay as they come and no group counts as moved.
 
     top     the magnitude that is to get the value 5
     active  where there is something to search
-    moved   Ints: 1 where the group's code is that of a neighbour, else 0
     """
+    sub, answers, codes, moved = search
     values = level_values()
     n_groups = size // GROUP
     spread = np.float32(reach) * _STEP
@@ -139,14 +141,13 @@ def search_candidates(
     return scale, failed
 
 
-@part
-def search_again(
-    tables: GridTables, sub: SubBlock, size: int, scale: Floats, answers: Answers, codes: Tile, again: Tile
-) -> tuple[Floats, Mask]:
-    """Return a scale fitted anew and where the search failed, after new codes for this scale.
+@inlinable
+def search_again(tables: GridTables, search: Search, size: int, scale: Floats) -> tuple[Floats, Mask]:
+    """Return a scale fitted again and where the search failed, after new codes for this scale.
 
-    again   Ints, one vector per group: where it is not 0 and scale > 0, the group gets a new code
+    Groups get a new code where `moved` is not 0 and the scale is positive.
     """
+    sub, answers, codes, again = search
     n_groups = size // GROUP
     inverse = ONE / scale
     prepare_once(n_groups, answers)
@@ -166,15 +167,15 @@ def search_again(
     return select(changed & (sum_q2 > ZERO), sum_qx / sum_q2, scale), failed
 
 
-@part
+@inlinable
 def finish(
     tables: GridTables,
     size: int,
     scale: Floats,
     active: Mask,
     failed: Mask,
-    codes: Tile,
-    signs: Tile,
+    codes: IntTile,
+    signs: IntTile,
     all_signs: int,
 ) -> tuple[Floats, Mask]:
     """Return the scale as a positive number and where the sub-block failed; turn codes into indices.
@@ -188,15 +189,15 @@ def finish(
     return select(active, scale, ZERO), active & (failed | ~(scale >= ZERO))
 
 
-@part
+@inlinable
 def search_16(
     tables: GridTables,
     sub: SubBlock,
     answers: Answers,
     empty: np.float32,
     all_signs: int,
-    codes: Tile,
-    signs: Tile,
+    codes: IntTile,
+    signs: IntTile,
 ) -> tuple[Floats, Mask]:
     """Return the scale of a sub-block of 16 and where there is none; fill its indices, and amend its signs.
 
@@ -210,18 +211,17 @@ def search_16(
     active = ~(largest < empty)
     for k in range(2):
         codes[k] = splat(0)
-    scale, failed = search_candidates(
-        tables, sub, 16, 9, largest, active, largest / _FIVE, answers, codes, moved
-    )
-    scale, failed_again = search_again(tables, sub, 16, scale, answers, codes, moved)
+    search = Search(sub, answers, codes, moved)
+    scale, failed = search_candidates(tables, search, 16, 9, largest, active, largest / _FIVE)
+    scale, failed_again = search_again(tables, search, 16, scale)
     return finish(tables, 16, scale, active, failed | failed_again, codes, signs, all_signs)
 
 
 # ---- blocks
 
 
-@part
-def pack_nibbles(codes: Tile, halves: Tile) -> None:
+@inlinable
+def pack_nibbles(codes: IntTile, halves: IntTile) -> None:
     """Fill 4 halves with 16 codes of 4 bits."""
     for k in range(4):
         halves[k] = codes[4 * k] | codes[4 * k + 1] << 4 | codes[4 * k + 2] << 8 | codes[4 * k + 3] << 12

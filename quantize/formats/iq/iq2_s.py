@@ -38,8 +38,8 @@ from quantize.formats.iq.iq2 import (
 )
 from quantize.formats.k_quants.super_block import mean_square, weigh
 from quantize.simd.half import to_half_bits
-from quantize.simd.kernel import kernel, part
-from quantize.simd.lane_memory import Tile, float_tile, int_tile, tail
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import FloatTile, float_tile, int_tile, tail
 from quantize.simd.lanes import LANES, Mask, any_lane, splat
 from quantize.simd.octets import EIGHT
 from quantize.simd.packing import unpack
@@ -113,8 +113,10 @@ def _quantize_plain(source: Rows, grid: GridTables, out: npt.NDArray[np.uint8]) 
     return -1
 
 
-@part
-def _encode(x: Tile, weights: Tile, grid: GridTables, out: npt.NDArray[np.uint8], first: int) -> Mask:
+@inlinable
+def _encode(
+    x: FloatTile, weights: FloatTile, grid: GridTables, out: npt.NDArray[np.uint8], first: int
+) -> Mask:
     """Encode and store a tile of blocks; return which ones failed."""
     scales, scale_codes = float_tile(16), int_tile(16)
     sub = SubBlock(float_tile(32), float_tile(32), float_tile(32), float_tile(32))

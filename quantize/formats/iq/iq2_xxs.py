@@ -33,6 +33,7 @@ from quantize.formats.iq.grid_blocks import (
 from quantize.formats.iq.grids.kept_answers import Answers
 from quantize.formats.iq.grids.neighbours import GridTables, tables
 from quantize.formats.iq.iq2 import (
+    Search,
     decode_points,
     finish,
     search_again,
@@ -42,8 +43,8 @@ from quantize.formats.iq.iq2 import (
 from quantize.formats.k_quants.super_block import mean_square, weigh
 from quantize.formats.search import EMPTY, ZERO, search_positive
 from quantize.simd.half import to_half_bits
-from quantize.simd.kernel import kernel, part
-from quantize.simd.lane_memory import Tile, float_tile, int_tile, tail
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import IntTile, float_tile, int_tile, tail
 from quantize.simd.lanes import LANES, Floats, Mask, any_lane, maximum, select, splat
 from quantize.simd.octets import EIGHT
 from quantize.simd.tiles import (
@@ -120,9 +121,9 @@ def _quantize(
     return -1
 
 
-@part
+@inlinable
 def _search(
-    grid: GridTables, sub: SubBlock, answers: Answers, indices: Tile, signs: Tile
+    grid: GridTables, sub: SubBlock, answers: Answers, indices: IntTile, signs: IntTile
 ) -> tuple[Floats, Mask]:
     """Return the scale of a sub-block of 32 and where there is none; fill its indices, and amend its signs.
 
@@ -137,10 +138,11 @@ def _search(
     active = ~(largest < EMPTY) & ~(top <= ZERO)
     for k in range(4):
         indices[k] = splat(0)
-    scale, failed = search_candidates(grid, sub, 32, 6, top, active, scale, answers, indices, moved)
+    search = Search(sub, answers, indices, moved)
+    scale, failed = search_candidates(grid, search, 32, 6, top, active, scale)
     for k in range(4):
         moved[k] = splat(1)
-    scale, failed_again = search_again(grid, sub, 32, scale, answers, indices, moved)
+    scale, failed_again = search_again(grid, search, 32, scale)
     return finish(grid, 32, scale, active, failed | failed_again, indices, signs, _SIGNS)
 
 

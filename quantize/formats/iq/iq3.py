@@ -7,7 +7,7 @@ are taken off first (grid_blocks.load_sub_block).
 The search tries inverse scales around the one that gives the largest magnitude the value 15. Each candidate
 rounds every element to a level, moves groups off the grid to a neighbour, and gets a weighted least squares
 fit; the fit's error decides. Afterwards groups that had to be moved (IQ3_XXS), or all groups of a sub-block
-in which one had to be (IQ3_S), are coded anew with the winning scale.
+in which one had to be (IQ3_S), are coded again with the winning scale.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from quantize.formats.iq.grids import Grid
 from quantize.formats.iq.grids.kept_answers import Answers, answer, prepare, prepare_once
 from quantize.formats.iq.grids.neighbours import NOWHERE, GridTables
 from quantize.formats.search import ONE, ZERO
-from quantize.simd.kernel import part
-from quantize.simd.lane_memory import Tile, gather, tail
+from quantize.simd.kernel import inlinable
+from quantize.simd.lane_memory import FloatTile, IntTile, gather, tail
 from quantize.simd.lanes import (
     Floats,
     Ints,
@@ -55,19 +55,19 @@ class Search(NamedTuple):
 
     sub: SubBlock
     answers: Answers
-    codes: Tile  # Ints, one vector per group: codes of the best candidate
-    moved: Tile  # Ints: 1 where the group's point was off the grid, else 0
+    codes: IntTile  # Ints, one vector per group: codes of the best candidate
+    moved: IntTile  # Ints: 1 where the group's point was off the grid, else 0
 
 
-@part
-def weigh_by_square(x: Tile, weights: Tile) -> None:
-    """Fill `weights`, for want of importances, with x**2."""
+@inlinable
+def weigh_by_square(x: FloatTile, weights: FloatTile) -> None:
+    """Fill `weights` with x**2, where there are no importances."""
     for i in range(ELEMS):
         weights[i] = x[i] * x[i]
 
 
-@part
-def largest_value(x: Tile) -> Floats:
+@inlinable
+def largest_value(x: FloatTile) -> Floats:
     """Return the largest of the 32 values of a sub-block, whose signs are off: at times one is negative."""
     largest = x[0]
     for i in range(1, SUB_BLOCK):
@@ -75,8 +75,8 @@ def largest_value(x: Tile) -> Floats:
     return largest
 
 
-@part
-def _number(x: Tile, inverse: Floats) -> Ints:
+@inlinable
+def _number(x: FloatTile, inverse: Floats) -> Ints:
     """Return the lattice number of the levels nearest to a group: (x * inverse - 1) / 2, in 0 .. 7.
 
     nearest_int of half of a value has the fraction bits that twice the magic number gives to the value.
@@ -89,7 +89,7 @@ def _number(x: Tile, inverse: Floats) -> Ints:
     return number & _NUMBER
 
 
-@part
+@inlinable
 def _add_to_fit(sub: SubBlock, k: int, code: Ints, sum_qx: Floats, sum_q2: Floats) -> tuple[Floats, Floats]:
     """Return the weighted sums of value * x and of value**2 with those of group k added."""
     twice = code << 1
@@ -100,7 +100,7 @@ def _add_to_fit(sub: SubBlock, k: int, code: Ints, sum_qx: Floats, sum_q2: Float
     return sum_qx, sum_q2
 
 
-@part
+@inlinable
 def search_candidates(
     tables: GridTables, search: Search, reach: int, top: Floats, active: Mask
 ) -> tuple[Floats, Mask]:
@@ -141,9 +141,9 @@ def search_candidates(
     return scale, failed
 
 
-@part
+@inlinable
 def search_again(tables: GridTables, search: Search, scale: Floats) -> tuple[Floats, Mask]:
-    """Return a scale fitted anew and where the search failed, after new codes for this scale.
+    """Return a scale fitted again and where the search failed, after new codes for this scale.
 
     Groups get a new code where `moved` is 1 and the scale is positive.
     """
@@ -169,7 +169,7 @@ def search_again(tables: GridTables, search: Search, scale: Floats) -> tuple[Flo
     return select(changed & (sum_q2 > ZERO), sum_qx / sum_q2, scale), failed
 
 
-@part
+@inlinable
 def finish(
     tables: GridTables,
     search: Search,
@@ -177,8 +177,8 @@ def finish(
     active: Mask,
     failed: Mask,
     all_signs: int,
-    signs: Tile,
-    indices: Tile,
+    signs: IntTile,
+    indices: IntTile,
 ) -> tuple[Floats, Mask]:
     """Return the scale as a positive number and where the sub-block failed; fill `indices` from the codes.
 
@@ -200,7 +200,7 @@ def point_values(grid: Grid) -> npt.NDArray[np.float32]:
     return grid.points.astype(np.float32).reshape(-1)
 
 
-@part
+@inlinable
 def decode_eight(
     values: npt.NDArray[np.float32],
     first: int,
@@ -216,7 +216,7 @@ def decode_eight(
         out[start + GROUP + i] = _with_sign(scale * values[GROUP * second + i], signs >> GROUP + i)
 
 
-@part
+@inlinable
 def _with_sign(value: np.float32, sign: int) -> np.float32:
     """Return value, negated if the lowest bit of sign is set; a NaN too."""
     return from_bits(bits(value) ^ (sign & 1) << 31)

@@ -51,8 +51,8 @@ from quantize.formats.iq.iq3 import (
 from quantize.formats.k_quants.super_block import mean_square, weigh
 from quantize.formats.search import ZERO
 from quantize.simd.half import to_half_bits
-from quantize.simd.kernel import kernel, part
-from quantize.simd.lane_memory import Tile, float_tile, int_tile, tail
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, tail
 from quantize.simd.lanes import LANES, Floats, Mask, any_lane, select, splat
 from quantize.simd.octets import EIGHT
 from quantize.simd.tiles import (
@@ -142,8 +142,8 @@ def _quantize_plain(source: Rows, grid: GridTables, out: npt.NDArray[np.uint8]) 
     return -1
 
 
-@part
-def _encode(grid: GridTables, x: Tile, weights: Tile, words: Tile) -> Mask:
+@inlinable
+def _encode(grid: GridTables, x: FloatTile, weights: FloatTile, words: IntTile) -> Mask:
     """Fill `words` with the blocks of a tile; return where that failed."""
     scales, scale_codes, empty = float_tile(8), int_tile(8), int_tile(8)
     signs, indices, halves, high = int_tile(4), int_tile(GROUPS), int_tile(_PADDED), int_tile(8)
@@ -187,8 +187,8 @@ def _encode(grid: GridTables, x: Tile, weights: Tile, words: Tile) -> Mask:
     return any_failed
 
 
-@part
-def _close_gaps(empty: Tile, size: int, halves: Tile) -> None:
+@inlinable
+def _close_gaps(empty: IntTile, size: int, halves: IntTile) -> None:
     """Move up the halves, `size` for each sub-block, that follow those of an empty sub-block."""
     for step in range(8):
         gap = empty[7 - step] != 0
@@ -198,9 +198,9 @@ def _close_gaps(empty: Tile, size: int, halves: Tile) -> None:
             halves[k] = select(gap, 0, halves[k])
 
 
-@part
+@inlinable
 def _search_sub_block(
-    grid: GridTables, search: Search, signs: Tile, indices: Tile
+    grid: GridTables, search: Search, signs: IntTile, indices: IntTile
 ) -> tuple[Floats, Mask, Mask]:
     """Return the scale of a sub-block, where it is not empty, and where it has no scale.
 

@@ -48,8 +48,8 @@ from quantize.formats.iq.iq3 import (
 )
 from quantize.formats.k_quants.super_block import mean_square, weigh
 from quantize.simd.half import to_half_bits
-from quantize.simd.kernel import kernel, part
-from quantize.simd.lane_memory import Tile, float_tile, int_tile, tail
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, tail
 from quantize.simd.lanes import LANES, Floats, Mask, any_lane, select, shift_right_logical, splat
 from quantize.simd.octets import EIGHT
 from quantize.simd.tiles import (
@@ -142,8 +142,8 @@ def _quantize_plain(source: Rows, grid: GridTables, out: npt.NDArray[np.uint8]) 
     return -1
 
 
-@part
-def _encode(grid: GridTables, x: Tile, weights: Tile, words: Tile) -> Mask:
+@inlinable
+def _encode(grid: GridTables, x: FloatTile, weights: FloatTile, words: IntTile) -> Mask:
     """Fill `words` with the blocks of a tile; return where that failed."""
     scales, scale_codes = float_tile(8), int_tile(8)
     signs, indices, halves = int_tile(4), int_tile(GROUPS), int_tile(_PADDED)
@@ -177,8 +177,10 @@ def _encode(grid: GridTables, x: Tile, weights: Tile, words: Tile) -> Mask:
     return any_failed
 
 
-@part
-def _search_sub_block(grid: GridTables, search: Search, signs: Tile, indices: Tile) -> tuple[Floats, Mask]:
+@inlinable
+def _search_sub_block(
+    grid: GridTables, search: Search, signs: IntTile, indices: IntTile
+) -> tuple[Floats, Mask]:
     """Return the scale of a sub-block and where there is none; fill its indices, and amend its signs."""
     largest = largest_value(search.sub.x)
     active = ~(largest < _EMPTY)

@@ -18,17 +18,17 @@ from typing import NamedTuple
 import numpy as np
 
 from quantize.formats.search import EMPTY, ONE, ZERO, farthest_from_zero
-from quantize.simd.kernel import part
-from quantize.simd.lane_memory import Tile, beside, float_tile, tail, zero_like
+from quantize.simd.kernel import inlinable
+from quantize.simd.lane_memory import FloatTile, beside, float_tile, tail, zero_like
 from quantize.simd.lanes import Floats, Ints, Mask, absolute, select, splat
 
 ELEMS = 32
 
 LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
-"""ggml's kvalues_iq4nl."""
+"""The levels, ggml's kvalues_iq4nl."""
 
 EDGES = (LEVELS[:-1] + LEVELS[1:]) / np.float32(2)
-"""Where the nearest level changes: from EDGES[k] on it is LEVELS[k + 1]."""
+"""The values at which the nearest level changes: from EDGES[k] on it is LEVELS[k + 1]."""
 
 _INFINITY = np.float32(np.inf)
 _INNERMOST = LEVELS[8]  # the level of zero
@@ -44,7 +44,7 @@ _TRIALS = 15
 _MIDDLE = 7
 
 
-@part
+@inlinable
 def nearest_level(value: Floats) -> Floats:
     """Return the levels nearest to `value`."""
     level = splat(LEVELS[0])
@@ -53,7 +53,7 @@ def nearest_level(value: Floats) -> Floats:
     return level
 
 
-@part
+@inlinable
 def nearest_code(value: Floats) -> Ints:
     """Return the codes of the levels nearest to `value`."""
     code = splat(0)
@@ -62,7 +62,7 @@ def nearest_code(value: Floats) -> Ints:
     return code
 
 
-@part
+@inlinable
 def levels_of(codes: Ints) -> Floats:
     """Return LEVELS[codes]; a tree of choices, which takes a third of the time of a gather."""
     quarters = float_tile(4)
@@ -84,16 +84,16 @@ class Split(NamedTuple):
     outer_l2, inner_l2  importance * level**2 with either level
     """
 
-    magnitudes: Tile
-    edges: Tile
-    outer_lx: Tile
-    inner_lx: Tile
-    outer_l2: Tile
-    inner_l2: Tile
+    magnitudes: FloatTile
+    edges: FloatTile
+    outer_lx: FloatTile
+    inner_lx: FloatTile
+    outer_l2: FloatTile
+    inner_l2: FloatTile
 
 
-@part
-def _split(x: Tile, weights: Tile, widest: Floats, flipped: Mask, split: Split) -> None:
+@inlinable
+def _split(x: FloatTile, weights: FloatTile, widest: Floats, flipped: Mask, split: Split) -> None:
     """Fill `split`, given the magnitude of the first trial's inverse scale and where its sign is negative."""
     for i in range(ELEMS):
         magnitude = absolute(x[i])
@@ -116,7 +116,7 @@ def _split(x: Tile, weights: Tile, widest: Floats, flipped: Mask, split: Split) 
         split.inner_l2[i] = weights[i] * inner * inner
 
 
-@part
+@inlinable
 def _try(split: Split, inverse: Floats) -> tuple[Floats, Floats]:
     """Return the sums of importance * level * x and of importance * level**2 for an inverse scale."""
     sum_lx = zero_like(split.edges)
@@ -128,7 +128,7 @@ def _try(split: Split, inverse: Floats) -> tuple[Floats, Floats]:
     return sum_lx, sum_l2
 
 
-@part
+@inlinable
 def _twice(split: Split) -> Split:
     """Return `split` with each vector doubled, for two trials at once."""
     return Split(
@@ -141,8 +141,8 @@ def _twice(split: Split) -> Split:
     )
 
 
-@part
-def search_levels(x: Tile, weights: Tile) -> Floats:
+@inlinable
+def search_levels(x: FloatTile, weights: FloatTile) -> Floats:
     """Return the scale with x ~ scale * level for 32 finite elements; 0 where all of x counts as zero."""
     largest, extreme = farthest_from_zero(x, ELEMS)
     empty = largest < EMPTY

@@ -20,8 +20,8 @@ from quantize.formats.blocks_of_32.scales import ELEMS, float_at, prepend_half
 from quantize.formats.iq.iq4 import levels_of, nearest_code, search_levels
 from quantize.formats.search import ONE, ZERO
 from quantize.simd.half import to_half_bits
-from quantize.simd.kernel import kernel, part
-from quantize.simd.lane_memory import Tile, float_tile, int_tile, load, store
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, load, store
 from quantize.simd.lanes import LANES, Floats, select, splat, square_root
 from quantize.simd.packing import pack
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
@@ -88,8 +88,8 @@ def _quantize_weighted(source: Rows, importances: npt.NDArray[np.float32], out: 
     return -1
 
 
-@part
-def _encode(x: Tile, d: Floats, words: Tile) -> None:
+@inlinable
+def _encode(x: FloatTile, d: Floats, words: IntTile) -> None:
     """Fill `words`."""
     codes = int_tile(ELEMS)
     inverse = select(d != ZERO, ONE / d, ZERO)

@@ -25,8 +25,8 @@ from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.iq.iq4 import ELEMS, levels_of, nearest_code, search_levels
 from quantize.formats.search import ONE, ZERO, farthest_from_zero
 from quantize.simd.half import to_half_bits
-from quantize.simd.kernel import kernel, part
-from quantize.simd.lane_memory import Tile, float_tile, int_tile, load, store, tail
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, select, splat, square_root, to_float
 from quantize.simd.packing import pack
 from quantize.simd.rounding import clamp, nearest_int
@@ -102,8 +102,8 @@ def _quantize_weighted(source: Rows, importances: npt.NDArray[np.float32], out: 
     return -1
 
 
-@part
-def _encode(x: Tile, weights: Tile, words: Tile) -> None:
+@inlinable
+def _encode(x: FloatTile, weights: FloatTile, words: IntTile) -> None:
     """Fill `words`."""
     scales, codes = float_tile(8), int_tile(256)
     for j in range(_SUBS):

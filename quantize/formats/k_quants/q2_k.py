@@ -30,8 +30,8 @@ from quantize.formats.k_quants.super_block import (
 )
 from quantize.formats.search import affine_codes, search_positive
 from quantize.simd.half import from_half_bits, to_half_bits
-from quantize.simd.kernel import kernel, part
-from quantize.simd.lane_memory import Tile, float_tile, int_tile, store, tail
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, store, tail
 from quantize.simd.lanes import LANES, absolute, shift_right_logical, to_float
 from quantize.simd.packing import codes_at, pack
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
@@ -109,8 +109,10 @@ def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     return -1
 
 
-@part
-def _pack_rest(x: Tile, fit: AffineFit, scale_codes: Tile, low_codes: Tile, words: Tile) -> None:
+@inlinable
+def _pack_rest(
+    x: FloatTile, fit: AffineFit, scale_codes: IntTile, low_codes: IntTile, words: IntTile
+) -> None:
     """Fill scales and qs of `words`, where d and dmin are set."""
     codes = int_tile(256)
     d = from_half_bits(words[_D_WORD] & 0xFFFF)

@@ -30,8 +30,8 @@ from quantize.formats.search import (
     symmetric_codes,
 )
 from quantize.simd.half import from_half_bits, to_half_bits
-from quantize.simd.kernel import kernel, part
-from quantize.simd.lane_memory import Tile, float_tile, int_tile, store, tail
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, store, tail
 from quantize.simd.lanes import LANES, Floats, Ints, any_lane, select, splat, to_float, to_int
 from quantize.simd.packing import codes_at, pack
 from quantize.simd.rounding import clamp, nearest_float, nearest_int
@@ -124,8 +124,8 @@ def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     return -1
 
 
-@part
-def _search_plain(x: Tile, largest: Floats, extreme: Floats, codes: Tile) -> Floats:
+@inlinable
+def _search_plain(x: FloatTile, largest: Floats, extreme: Floats, codes: IntTile) -> Floats:
     """Return the scale of 16 elements and fill `codes`, Ints: make_q3_quants with errors weighed by x**2.
 
     From the codes that give the largest |x| the level -4, up to five rounds move one code at a time.
@@ -175,8 +175,8 @@ def _search_plain(x: Tile, largest: Floats, extreme: Floats, codes: Tile) -> Flo
     return select(empty | ~(sum_l2 > ZERO), ZERO, sum_lx / sum_l2)
 
 
-@part
-def _pack(codes: Tile, scale_codes: Tile, half_d: Ints, words: Tile) -> None:
+@inlinable
+def _pack(codes: IntTile, scale_codes: IntTile, half_d: Ints, words: IntTile) -> None:
     pack(codes, 2, 1, 32, 32, words)
     pack(codes, 0, 2, 32, 64, tail(words, 8))
     pack(scale_codes, 0, 4, 8, 8, tail(words, 24))

@@ -31,8 +31,8 @@ from quantize.formats.k_quants.super_block import (
 )
 from quantize.formats.search import search_positive
 from quantize.simd.half import to_half_bits
-from quantize.simd.kernel import kernel, part
-from quantize.simd.lane_memory import Tile, float_tile, int_tile, store, tail
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, store, tail
 from quantize.simd.lanes import LANES, minimum, to_float
 from quantize.simd.packing import codes_at, pack, pack_scales, scale_at
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
@@ -114,8 +114,8 @@ def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     return -1
 
 
-@part
-def _pack_codes(x: Tile, fit: AffineFit, words: Tile) -> None:
+@inlinable
+def _pack_codes(x: FloatTile, fit: AffineFit, words: IntTile) -> None:
     """Fill field qs of `words`, whose other fields are set."""
     codes = int_tile(256)
     codes_as_stored(x, fit, words, _TOP, codes)

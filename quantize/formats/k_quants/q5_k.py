@@ -32,8 +32,8 @@ from quantize.formats.k_quants.super_block import (
 )
 from quantize.formats.search import search_positive
 from quantize.simd.half import to_half_bits
-from quantize.simd.kernel import kernel, part
-from quantize.simd.lane_memory import Tile, float_tile, int_tile, store, tail
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, store, tail
 from quantize.simd.lanes import LANES, minimum, to_float
 from quantize.simd.packing import codes_at, pack, pack_scales, scale_at
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
@@ -110,8 +110,10 @@ def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     return -1
 
 
-@part
-def _pack_rest(x: Tile, fit: AffineFit, scale_codes: Tile, low_codes: Tile, words: Tile) -> None:
+@inlinable
+def _pack_rest(
+    x: FloatTile, fit: AffineFit, scale_codes: IntTile, low_codes: IntTile, words: IntTile
+) -> None:
     """Fill scales, qh and qs of `words`, where d and dmin are set."""
     for j in range(8):
         scale_codes[j] = minimum(scale_codes[j], _SCALE_TOP)

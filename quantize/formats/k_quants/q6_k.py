@@ -22,8 +22,8 @@ from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.k_quants.super_block import ELEMS, fit_symmetric_sub_blocks
 from quantize.formats.search import EMPTY, ONE, farthest_from_zero, symmetric_codes
 from quantize.simd.half import from_half_bits, to_half_bits
-from quantize.simd.kernel import kernel, part
-from quantize.simd.lane_memory import Tile, float_tile, int_tile, store, tail
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, store, tail
 from quantize.simd.lanes import LANES, any_lane, minimum, select, splat, to_float
 from quantize.simd.packing import codes_at, pack
 from quantize.simd.rounding import nearest_int
@@ -86,8 +86,8 @@ def _quantize_plain(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     return -1
 
 
-@part
-def _encode(x: Tile, weights: Tile, words: Tile) -> None:
+@inlinable
+def _encode(x: FloatTile, weights: FloatTile, words: IntTile) -> None:
     """Fill `words`."""
     scales, inverses = float_tile(16), float_tile(16)
     scale_codes, codes = int_tile(16), int_tile(256)

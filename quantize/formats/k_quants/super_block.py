@@ -19,8 +19,8 @@ from quantize.formats.search import (
     search_symmetric,
 )
 from quantize.simd.half import from_half_bits
-from quantize.simd.kernel import part
-from quantize.simd.lane_memory import Tile, beside, tail
+from quantize.simd.kernel import inlinable
+from quantize.simd.lane_memory import FloatTile, IntTile, beside, tail
 from quantize.simd.lanes import (
     Floats,
     absolute,
@@ -40,14 +40,14 @@ ELEMS = 256
 class AffineFit(NamedTuple):
     """What `search_affine` found for each sub-block: Tiles of Floats, one vector per sub-block."""
 
-    scales: Tile
-    minus_lows: Tile
-    inverses: Tile
-    code_lows: Tile
+    scales: FloatTile
+    minus_lows: FloatTile
+    inverses: FloatTile
+    code_lows: FloatTile
 
 
-@part
-def mean_square(x: Tile, factor: np.float32) -> Floats:
+@inlinable
+def mean_square(x: FloatTile, factor: np.float32) -> Floats:
     """Return factor times the mean of the squares of a super-block."""
     total = splat(ZERO)
     for i in range(ELEMS):
@@ -55,8 +55,8 @@ def mean_square(x: Tile, factor: np.float32) -> Floats:
     return factor * total / np.float32(ELEMS)
 
 
-@part
-def weigh(x: Tile, weights: Tile, spread: Floats, size: int, sums: Tile) -> None:
+@inlinable
+def weigh(x: FloatTile, weights: FloatTile, spread: Floats, size: int, sums: FloatTile) -> None:
     """Turn importances into the weights of errors, in place, and fill `sums` with their sum per sub-block.
 
     A weight grows with the element itself: importance * sqrt(spread + x**2).
@@ -69,9 +69,9 @@ def weigh(x: Tile, weights: Tile, spread: Floats, size: int, sums: Tile) -> None
         sums[j] = total
 
 
-@part
-def weigh_by_magnitude(x: Tile, size: int, weights: Tile) -> None:
-    """Fill `weights`, for want of importances, with |x| plus the sub-block's root mean square."""
+@inlinable
+def weigh_by_magnitude(x: FloatTile, size: int, weights: FloatTile) -> None:
+    """Fill `weights` with |x| plus the sub-block's root mean square, where there are no importances."""
     for j in range(ELEMS // size):
         total = splat(ZERO)
         for i in range(j * size, (j + 1) * size):
@@ -89,10 +89,10 @@ def _fit_with(search: Callable[..., Any]) -> Any:
     Two sub-blocks at a time: one alone waits for its own sums and quotients.
     """
 
-    @part
+    @inlinable
     def fit_sub_blocks(
-        x: Tile,
-        weights: Tile,
+        x: FloatTile,
+        weights: FloatTile,
         size: int,
         top: int,
         first: np.float32,
@@ -115,15 +115,17 @@ fit_sub_blocks = _fit_with(search_affine)
 fit_sub_blocks_absolute = _fit_with(search_affine_absolute)
 
 
-@part
-def fit_symmetric_sub_blocks(x: Tile, weights: Tile, half: int, scales: Tile, inverses: Tile) -> None:
+@inlinable
+def fit_symmetric_sub_blocks(
+    x: FloatTile, weights: FloatTile, half: int, scales: FloatTile, inverses: FloatTile
+) -> None:
     """Fill scales and inverses with the result of `search_symmetric` for each sub-block of 16."""
     for j in range(ELEMS // 16):
         scales[j], inverses[j] = search_symmetric(tail(x, 16 * j), tail(weights, 16 * j), 16, half)
 
 
-@part
-def code_by_largest(x: Tile, count: int, top: int, codes: Tile) -> Floats:
+@inlinable
+def code_by_largest(x: FloatTile, count: int, top: int, codes: IntTile) -> Floats:
     """Return the scale that gives the largest of x the code `top`, and fill `codes`, Ints, with bytes.
 
     What the K-quants do without importances. The byte of a negative x wraps around.
@@ -137,8 +139,8 @@ def code_by_largest(x: Tile, count: int, top: int, codes: Tile) -> Floats:
     return largest / np.float32(top)
 
 
-@part
-def codes_as_stored(x: Tile, fit: AffineFit, words: Tile, top: int, codes: Tile) -> None:
+@inlinable
+def codes_as_stored(x: FloatTile, fit: AffineFit, words: IntTile, top: int, codes: IntTile) -> None:
     """Fill 256 codes, 0 .. top, by what `words` of Q4_K or Q5_K hold: d, dmin, 8 scales and 8 minimums."""
     d = from_half_bits(words[0] & 0xFFFF)
     dmin = from_half_bits(shift_right_logical(words[0], 16))

@@ -10,7 +10,7 @@ from quantize.formats.iq import grids
 from quantize.formats.iq.grids.kept_answers import GROUP, MOST_OCTETS, Answers, answer, prepare
 from quantize.formats.iq.grids.neighbours import COUNT_BITS, GridTables, tables
 from quantize.formats.iq.iq3 import _number
-from quantize.simd.kernel import part
+from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, splat
 from quantize.simd.octets import EIGHT
@@ -23,7 +23,7 @@ OF = {iq3.XXS: grids.IQ3_XXS, iq3.S: grids.IQ3_S}
 Floats = npt.NDArray[np.float32]
 
 
-@part
+@inlinable
 def _answers(
     grid: GridTables, x: Floats, weights: Floats, inverses: Floats, out: npt.NDArray[np.int32]
 ) -> None:

@@ -16,7 +16,7 @@ from quantize.simd.half import (
     to_bfloat_bits,
     to_half_bits,
 )
-from quantize.simd.kernel import part
+from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import load, store
 from quantize.simd.lanes import LANES
 
@@ -28,7 +28,7 @@ ALL_HALVES = np.arange(2**16, dtype=np.uint16)
 def in_lanes(convert: Any) -> Any:
     """Return a kernel that converts an array LANES items at a time."""
 
-    @part
+    @inlinable
     def run(x: Array, out: Array) -> None:
         for i in range(0, out.size, LANES):
             store(out, i, convert(load(x, i)))
@@ -39,7 +39,7 @@ def in_lanes(convert: Any) -> Any:
 def one_by_one(convert: Any) -> Any:
     """Return a kernel that converts an array item by item."""
 
-    @part
+    @inlinable
     def run(x: Array, out: Array) -> None:
         for i in range(out.size):
             out[i] = convert(x[i])

@@ -18,7 +18,7 @@ import pytest
 from llvmlite.binding import get_host_cpu_features
 from numba.core.errors import TypingError
 
-from quantize.simd.kernel import part
+from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import (
     beside,
     float_tile,
@@ -95,7 +95,7 @@ def int_pairs() -> tuple[Array, Array]:
 def binary(operation: Callable[..., Any]) -> Any:
     """Return a kernel that applies an operation on two vectors to whole arrays."""
 
-    @part
+    @inlinable
     def run(a: Array, b: Array, out: Array) -> None:
         for i in range(0, out.size, LANES):
             store(out, i, operation(load(a, i), load(b, i)))
@@ -113,62 +113,65 @@ def assert_same(ours: Array, expected: Array) -> None:
 
 
 FLOAT_OPERATIONS: dict[str, tuple[Any, Callable[[Array, Array], Array]]] = {
-    "add": (part(lambda a, b: a + b), np.add),
-    "subtract": (part(lambda a, b: a - b), np.subtract),
-    "multiply": (part(lambda a, b: a * b), np.multiply),
-    "divide": (part(lambda a, b: a / b), np.divide),
-    "product and sum, not fused": (part(lambda a, b: a * b + b), lambda a, b: (a * b).astype(np.float32) + b),
-    "negative": (part(lambda a, b: -a), lambda a, _b: -a),
-    "absolute": (part(lambda a, b: absolute(a)), lambda a, _b: np.abs(a)),
-    "square root": (part(lambda a, b: square_root(a)), lambda a, _b: np.sqrt(a)),
-    "minimum": (part(lambda a, b: minimum(a, b)), lambda a, b: np.where(a < b, a, b)),
-    "maximum": (part(lambda a, b: maximum(a, b)), lambda a, b: np.where(a > b, a, b)),
-    "scalar on the left": (part(lambda a, b: np.float32(3) / a), lambda a, _b: np.float32(3) / a),
-    "scalar on the right": (part(lambda a, b: a - np.float32(3)), lambda a, _b: a - np.float32(3)),
-    "bits there and back": (part(lambda a, b: from_bits(bits(a))), lambda a, _b: a),
+    "add": (inlinable(lambda a, b: a + b), np.add),
+    "subtract": (inlinable(lambda a, b: a - b), np.subtract),
+    "multiply": (inlinable(lambda a, b: a * b), np.multiply),
+    "divide": (inlinable(lambda a, b: a / b), np.divide),
+    "product and sum, not fused": (
+        inlinable(lambda a, b: a * b + b),
+        lambda a, b: (a * b).astype(np.float32) + b,
+    ),
+    "negative": (inlinable(lambda a, b: -a), lambda a, _b: -a),
+    "absolute": (inlinable(lambda a, b: absolute(a)), lambda a, _b: np.abs(a)),
+    "square root": (inlinable(lambda a, b: square_root(a)), lambda a, _b: np.sqrt(a)),
+    "minimum": (inlinable(lambda a, b: minimum(a, b)), lambda a, b: np.where(a < b, a, b)),
+    "maximum": (inlinable(lambda a, b: maximum(a, b)), lambda a, b: np.where(a > b, a, b)),
+    "scalar on the left": (inlinable(lambda a, b: np.float32(3) / a), lambda a, _b: np.float32(3) / a),
+    "scalar on the right": (inlinable(lambda a, b: a - np.float32(3)), lambda a, _b: a - np.float32(3)),
+    "bits there and back": (inlinable(lambda a, b: from_bits(bits(a))), lambda a, _b: a),
 }
 
 ONE = np.float32(1)
 TWO = np.float32(2)
 
 COMPARISONS: dict[str, tuple[Any, Callable[[Array, Array], Array]]] = {
-    "<": (part(lambda a, b: select(a < b, splat(ONE), TWO)), np.less),
-    "<=": (part(lambda a, b: select(a <= b, splat(ONE), TWO)), np.less_equal),
-    ">": (part(lambda a, b: select(a > b, splat(ONE), TWO)), np.greater),
-    ">=": (part(lambda a, b: select(a >= b, splat(ONE), TWO)), np.greater_equal),
-    "==": (part(lambda a, b: select(a == b, splat(ONE), TWO)), np.equal),
-    "!=": (part(lambda a, b: select(a != b, splat(ONE), TWO)), np.not_equal),
+    "<": (inlinable(lambda a, b: select(a < b, splat(ONE), TWO)), np.less),
+    "<=": (inlinable(lambda a, b: select(a <= b, splat(ONE), TWO)), np.less_equal),
+    ">": (inlinable(lambda a, b: select(a > b, splat(ONE), TWO)), np.greater),
+    ">=": (inlinable(lambda a, b: select(a >= b, splat(ONE), TWO)), np.greater_equal),
+    "==": (inlinable(lambda a, b: select(a == b, splat(ONE), TWO)), np.equal),
+    "!=": (inlinable(lambda a, b: select(a != b, splat(ONE), TWO)), np.not_equal),
     "& ~": (
-        part(lambda a, b: select((a < b) & ~(a < ONE), splat(ONE), TWO)),
+        inlinable(lambda a, b: select((a < b) & ~(a < ONE), splat(ONE), TWO)),
         lambda a, b: (a < b) & ~(a < 1),
     ),
     "| ^": (
-        part(lambda a, b: select((a < b) | (b < ONE) ^ (a < ONE), splat(ONE), TWO)),
+        inlinable(lambda a, b: select((a < b) | (b < ONE) ^ (a < ONE), splat(ONE), TWO)),
         lambda a, b: (a < b) | (b < 1) ^ (a < 1),
     ),
 }
 
 INT_OPERATIONS: dict[str, tuple[Any, Callable[[Array, Array], Array]]] = {
-    "add": (part(lambda a, b: a + b), np.add),
-    "subtract": (part(lambda a, b: a - b), np.subtract),
-    "multiply": (part(lambda a, b: a * b), np.multiply),
-    "and, or, xor, not": (part(lambda a, b: a & b | ~a ^ b), lambda a, b: a & b | ~a ^ b),
-    "shift left": (part(lambda a, b: a << 5), lambda a, _b: a << 5),
-    "shift right": (part(lambda a, b: a >> 5), lambda a, _b: a >> 5),
+    "add": (inlinable(lambda a, b: a + b), np.add),
+    "subtract": (inlinable(lambda a, b: a - b), np.subtract),
+    "multiply": (inlinable(lambda a, b: a * b), np.multiply),
+    "and, or, xor, not": (inlinable(lambda a, b: a & b | ~a ^ b), lambda a, b: a & b | ~a ^ b),
+    "shift left": (inlinable(lambda a, b: a << 5), lambda a, _b: a << 5),
+    "shift right": (inlinable(lambda a, b: a >> 5), lambda a, _b: a >> 5),
     "logical shift": (
-        part(lambda a, b: shift_right_logical(a, 5)),
+        inlinable(lambda a, b: shift_right_logical(a, 5)),
         lambda a, _b: (a.view(np.uint32) >> 5).view(np.int32),
     ),
-    "minimum": (part(lambda a, b: minimum(a, b)), np.minimum),
-    "maximum": (part(lambda a, b: maximum(a, b)), np.maximum),
-    "clamp": (part(lambda a, b: clamp(a, -8, 7)), lambda a, _b: np.clip(a, -8, 7)),
-    "compare and select": (part(lambda a, b: select(a < b, a, 7)), lambda a, b: np.where(a < b, a, 7)),
-    "negative": (part(lambda a, b: -a), lambda a, _b: -a),
+    "minimum": (inlinable(lambda a, b: minimum(a, b)), np.minimum),
+    "maximum": (inlinable(lambda a, b: maximum(a, b)), np.maximum),
+    "clamp": (inlinable(lambda a, b: clamp(a, -8, 7)), lambda a, _b: np.clip(a, -8, 7)),
+    "compare and select": (inlinable(lambda a, b: select(a < b, a, 7)), lambda a, b: np.where(a < b, a, 7)),
+    "negative": (inlinable(lambda a, b: -a), lambda a, _b: -a),
     "to float and back": (
-        part(lambda a, b: to_int(to_float(a >> 8))),
+        inlinable(lambda a, b: to_int(to_float(a >> 8))),
         lambda a, _b: a >> 8,
     ),
-    "lane numbers": (part(lambda a, b: lane_numbers() + a), lambda a, _b: a + np.arange(a.size) % LANES),
+    "lane numbers": (inlinable(lambda a, b: lane_numbers() + a), lambda a, _b: a + np.arange(a.size) % LANES),
 }
 
 
@@ -204,11 +207,11 @@ def test_int_operation(name: str) -> None:
 def test_float64_is_refused() -> None:
     a, b = float_pairs()
     with pytest.raises(TypingError):
-        binary(part(lambda a, b: a * 0.5))(a, b, a.copy())
+        binary(inlinable(lambda a, b: a * 0.5))(a, b, a.copy())
 
 
 def test_a_sum_runs_in_index_order() -> None:
-    @part
+    @inlinable
     def total(x: Array, out: Array) -> None:
         tile = float_tile(64)
         for i in range(64):
@@ -228,7 +231,7 @@ def test_a_sum_runs_in_index_order() -> None:
 
 
 def test_any_and_all() -> None:
-    @part
+    @inlinable
     def count(x: Array, out: Array) -> None:
         positive = load(x, 0) > np.float32(0)
         out[0] = any_lane(positive)
@@ -242,7 +245,7 @@ def test_any_and_all() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 def test_gather(dtype: npt.DTypeLike) -> None:
-    @part
+    @inlinable
     def run(table: Array, index: Array, out: Array) -> None:
         store(out, 0, gather(table, load(index, 0)))
 
@@ -254,7 +257,7 @@ def test_gather(dtype: npt.DTypeLike) -> None:
 
 
 def test_a_tail_shares_its_tile() -> None:
-    @part
+    @inlinable
     def run(out: Array) -> None:
         tile = int_tile(4)
         for i in range(4):
@@ -270,7 +273,7 @@ def test_a_tail_shares_its_tile() -> None:
 
 
 def test_beside_joins_stretches_of_a_tile() -> None:
-    @part
+    @inlinable
     def run(out: Array) -> None:
         tile = int_tile(8)
         for i in range(8):
@@ -303,7 +306,7 @@ def test_nearest_int_is_that_of_ggml_also_out_of_range() -> None:
     a, b = float_pairs()
     a = np.where(np.isnan(a), np.float32(np.nan), a)
     out = np.empty(a.size, np.int32)
-    binary(part(lambda a, b: nearest_int(a)))(a, b, out)
+    binary(inlinable(lambda a, b: nearest_int(a)))(a, b, out)
     assert_same(out, reference_nearest_int(a))
 
 
@@ -314,7 +317,7 @@ def test_nearest_float_is_nearest_int_where_it_may_be_used() -> None:
     )
     x = x.astype(np.float32)
     out = np.empty_like(x)
-    binary(part(lambda a, b: nearest_float(a, -32, 31)))(x, x, out)
+    binary(inlinable(lambda a, b: nearest_float(a, -32, 31)))(x, x, out)
     np.testing.assert_array_equal(out, np.clip(reference_nearest_int(x), -32, 31))
 
 
@@ -415,7 +418,7 @@ def test_bytes_do_not_depend_on_the_instruction_set(
 
 def test_no_instruction_is_free_to_reassociate_or_fuse() -> None:
     a, b = float_pairs()
-    run = binary(part(lambda a, b: (a * b + b - a) / b))
+    run = binary(inlinable(lambda a, b: (a * b + b - a) / b))
     run(a, b, a.copy())
     (code,) = run.inspect_llvm().values()
     found = re.findall(r"\b(f(?:add|sub|mul|div)\b[^%<]*)<", code)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from quantize.formats.base import as_source
-from quantize.simd.kernel import part
+from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import float_tile, int_tile, store
 from quantize.simd.lanes import LANES, bits
 from quantize.simd.packing import pack, unpack
@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 ELEMS = 32
 
 
-@part
+@inlinable
 def load_all(source: Array, first: int, out: Array) -> None:
     tile = float_tile(ELEMS)
     load_blocks(source, first, ELEMS, tile)
@@ -29,7 +29,7 @@ def load_all(source: Array, first: int, out: Array) -> None:
         store(out, i * LANES, tile[i])
 
 
-@part
+@inlinable
 def find_not_finite(source: Array, first: int, n_blocks: int) -> int:
     tile = float_tile(ELEMS)
     if load_blocks(source, first, ELEMS, tile):
@@ -37,7 +37,7 @@ def find_not_finite(source: Array, first: int, n_blocks: int) -> int:
     return first_not_finite(tile, ELEMS, first, n_blocks)
 
 
-@part
+@inlinable
 def load_all_importances(importances: Array, first: int, out: Array) -> None:
     tile = float_tile(ELEMS)
     load_importances(importances, first, ELEMS, tile)
@@ -94,7 +94,7 @@ def test_importances_follow_the_columns(per_row: int) -> None:
 def test_stored_blocks_end_where_the_array_ends(block_bytes: int, n_blocks: int) -> None:
     n_words = padded_words(block_bytes)
 
-    @part
+    @inlinable
     def copy(source: Array, out: Array) -> None:
         tile, words = float_tile(128), int_tile(n_words)
         for first in range(0, out.size // block_bytes, LANES):
@@ -119,7 +119,7 @@ def test_packed_codes_unpack(bits_: int, group_bytes: int) -> None:
     n_bytes = 2 * group_bytes
     n_codes, n_words = n_bytes * 8 // bits_, padded_words(n_bytes)
 
-    @part
+    @inlinable
     def pack_all(source: Array, out: Array) -> None:
         tile, codes, words = float_tile(512), int_tile(512), int_tile(n_words)
         load_blocks(source, 0, n_codes, tile)

@@ -27,9 +27,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.formats.iq.grids.neighbours import COUNT_BITS, NOWHERE, GridTables
-from quantize.simd.kernel import inner_part, part
+from quantize.simd.kernel import inlinable, inlined
 from quantize.simd.lane_items import item, least, lowest_bit, mask_word, put_item
-from quantize.simd.lane_memory import Tile, float_tile, int_tile, tail, zero_like
+from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, tail, zero_like
 from quantize.simd.lanes import (
     LANES,
     Floats,
@@ -45,15 +45,15 @@ from quantize.simd.lanes import (
 from quantize.simd.octets import EIGHT, eight_numbers, float_eights, int_eights, load_eight, look_up_eight
 
 GROUP = 4
-"""Elements of a group; their levels take 3 bits of a code and stand for 1, 3 .. 15."""
+"""Number of elements in a group; their levels take 3 bits of a code and stand for 1, 3 .. 15."""
 
 MOST_OCTETS = 8
-"""Octets of codes that a list may have."""
+"""Largest number of octets of codes in a list."""
 
 Tables = tuple[Floats, Floats, Floats, Floats]
 
 MOST_GROUPS = 8
-"""Groups that may be asked for at once."""
+"""Largest number of groups in one call."""
 
 _QUEUE_TILES = 2 * MOST_GROUPS
 _ZERO = np.float32(0)
@@ -84,16 +84,18 @@ class Answers(NamedTuple):
     margins  Floats, what a lead, divided by the scale, must be to count
     """
 
-    wanted: Tile
-    numbers: Tile
-    known: Tile
-    codes: Tile
-    limits: Tile
-    margins: Tile
+    wanted: IntTile
+    numbers: IntTile
+    known: IntTile
+    codes: IntTile
+    limits: FloatTile
+    margins: FloatTile
 
 
-@part
-def prepare(x: Tile, weights: Tile, lowest: Floats, highest: Floats, n_groups: int, answers: Answers) -> None:
+@inlinable
+def prepare(
+    x: FloatTile, weights: FloatTile, lowest: Floats, highest: Floats, n_groups: int, answers: Answers
+) -> None:
     """Get `answers` ready for a sub-block and for scales that fall from highest to lowest."""
     steady = (lowest > _LEAST_SCALE) & (highest < _MOST_SCALE)
     for k in range(n_groups):
@@ -108,7 +110,7 @@ def prepare(x: Tile, weights: Tile, lowest: Floats, highest: Floats, n_groups: i
         answers.margins[k] = select(tame, _MARGIN * weight_sum * spread, _INFINITY)
 
 
-@part
+@inlinable
 def prepare_once(n_groups: int, answers: Answers) -> None:
     """Get `answers` ready for one scale."""
     for k in range(n_groups):
@@ -116,11 +118,11 @@ def prepare_once(n_groups: int, answers: Answers) -> None:
         answers.margins[k] = splat(_INFINITY)
 
 
-@inner_part
+@inlined
 def answer(
     tables: GridTables,
-    x: Tile,
-    weights: Tile,
+    x: FloatTile,
+    weights: FloatTile,
     scale: Floats,
     inverse: Floats,
     n_groups: int,
@@ -144,9 +146,9 @@ def answer(
     _serve_long(tables.lists, x, weights, scales, answers, long, n_long)
 
 
-@inner_part
+@inlined
 def _line_up(
-    tables: GridTables, scale: Floats, n_groups: int, answers: Answers, short: Tile, long: Tile
+    tables: GridTables, scale: Floats, n_groups: int, answers: Answers, short: IntTile, long: IntTile
 ) -> tuple[int, int]:
     """Answer what needs no search, and fill two queues with the rest; return how many wait in each.
 
@@ -185,14 +187,14 @@ def _line_up(
 def _serve(search: Callable[..., Any]) -> Any:
     """Return the function that answers all in a queue by a search."""
 
-    @inner_part
+    @inlined
     def serve(
         lists: npt.NDArray[np.uint16],
-        x: Tile,
-        weights: Tile,
-        scales: Tile,
+        x: FloatTile,
+        weights: FloatTile,
+        scales: FloatTile,
         answers: Answers,
-        queue: Tile,
+        queue: IntTile,
         count: int,
     ) -> None:
         for n in range(count):
@@ -207,13 +209,13 @@ def _serve(search: Callable[..., Any]) -> Any:
     return serve
 
 
-@inner_part
+@inlined
 def _search_short(
     lists: npt.NDArray[np.uint16],
-    x: Tile,
-    weights: Tile,
+    x: FloatTile,
+    weights: FloatTile,
     lane: int,
-    scales: Tile,
+    scales: FloatTile,
     margin: np.float32,
     place: int,
 ) -> tuple[int, np.float32]:
@@ -241,13 +243,13 @@ def _search_short(
     return winner, scale - least(room(lead, growth, codes == winner, _HALF * scale))
 
 
-@inner_part
+@inlined
 def _search_long(
     lists: npt.NDArray[np.uint16],
-    x: Tile,
-    weights: Tile,
+    x: FloatTile,
+    weights: FloatTile,
     lane: int,
-    scales: Tile,
+    scales: FloatTile,
     margin: np.float32,
     place: int,
 ) -> tuple[int, np.float32]:
@@ -292,7 +294,7 @@ def _search_long(
 _serve_short, _serve_long = _serve(_search_short), _serve(_search_long)
 
 
-@inner_part
+@inlined
 def room(lead: Floats, growth: Floats, is_winner: Mask, most_room: np.float32) -> Floats:
     """Return how far the scale may fall before each neighbour could win: up to most_room; -1: it could now.
 
@@ -303,8 +305,8 @@ def room(lead: Floats, growth: Floats, is_winner: Mask, most_room: np.float32) -
     return select(is_winner, most_room, found)
 
 
-@inner_part
-def _tables(x: Tile, weights: Tile, lane: int, scale: np.float32) -> tuple[Tables, Tables]:
+@inlined
+def _tables(x: FloatTile, weights: FloatTile, lane: int, scale: np.float32) -> tuple[Tables, Tables]:
     """Return, for each element, tables by level: of errors, and of weighted squares of values."""
     values = to_float(eight_numbers() * 2 + 1)
     scaled, squares = values * scale, values * values
@@ -320,14 +322,14 @@ def _tables(x: Tile, weights: Tile, lane: int, scale: np.float32) -> tuple[Table
     return errors, (squares * w0, squares * w1, squares * w2, squares * w3)
 
 
-@inner_part
+@inlined
 def _sum(tables: Tables, codes: Ints) -> Floats:
     """Return the sums, in order, of what four tables have for the levels of codes."""
     total = look_up_eight(tables[0], codes) + look_up_eight(tables[1], codes >> 3)
     return total + look_up_eight(tables[2], codes >> 6) + look_up_eight(tables[3], codes >> 9)
 
 
-@inner_part
+@inlined
 def first_position(best: Mask, positions: Ints) -> int:
     """Return the least of the positions where the Mask `best` holds, which it does somewhere."""
     tile = int_eights(1)

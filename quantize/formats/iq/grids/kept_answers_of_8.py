@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from quantize.formats.iq.grids.kept_answers import Answers, first_position, room
 from quantize.formats.iq.grids.neighbours import COUNT_BITS, NOWHERE, GridTables
-from quantize.simd.kernel import inner_part, part
+from quantize.simd.kernel import inlinable, inlined
 from quantize.simd.lane_items import item, least, lowest_bit, mask_word, put_item
-from quantize.simd.lane_memory import Tile, float_tile, tail, zero_like
+from quantize.simd.lane_memory import FloatTile, float_tile, tail, zero_like
 from quantize.simd.lanes import (
     LANES,
     Floats,
@@ -33,10 +33,10 @@ from quantize.simd.lanes import (
 from quantize.simd.octets import EIGHT, eight_numbers, float_eights, load_eight, look_up_eight
 
 GROUP = 8
-"""Elements of a group; their levels take 2 bits of a code and stand for 1, 3, 5."""
+"""Number of elements in a group; their levels take 2 bits of a code and stand for 1, 3, 5."""
 
 MOST_OCTETS = 40
-"""Octets of codes that a list may have."""
+"""Largest number of octets of codes in a list."""
 
 Tables = tuple[Floats, Floats, Floats, Floats, Floats, Floats, Floats, Floats]
 
@@ -54,8 +54,10 @@ _LEAST_SCALE, _MOST_SCALE = np.float32(2.0**-30), np.float32(2.0**30)
 _LEAST_WEIGHT, _MOST_WEIGHT = np.float32(2.0**-40), np.float32(2.0**60)
 
 
-@part
-def prepare(x: Tile, weights: Tile, lowest: Floats, highest: Floats, n_groups: int, answers: Answers) -> None:
+@inlinable
+def prepare(
+    x: FloatTile, weights: FloatTile, lowest: Floats, highest: Floats, n_groups: int, answers: Answers
+) -> None:
     """Get `answers` ready for a sub-block and for scales that fall from highest to lowest."""
     steady = (lowest > _LEAST_SCALE) & (highest < _MOST_SCALE)
     for k in range(n_groups):
@@ -70,11 +72,11 @@ def prepare(x: Tile, weights: Tile, lowest: Floats, highest: Floats, n_groups: i
         answers.margins[k] = select(tame, _MARGIN * weight_sum * spread, _INFINITY)
 
 
-@part
+@inlinable
 def answer(
     tables: GridTables,
-    x: Tile,
-    weights: Tile,
+    x: FloatTile,
+    weights: FloatTile,
     scale: Floats,
     inverse: Floats,
     lowest: Floats,
@@ -112,13 +114,13 @@ def answer(
         put_item(answers.limits, group, lane, limit)
 
 
-@inner_part
+@inlined
 def _search(
     lists: npt.NDArray[np.uint16],
-    x: Tile,
-    weights: Tile,
+    x: FloatTile,
+    weights: FloatTile,
     lane: int,
-    scales: Tile,
+    scales: FloatTile,
     margin: np.float32,
     place: int,
 ) -> tuple[int, np.float32]:
@@ -184,7 +186,7 @@ def _search(
     return winner, scale - least(closest)
 
 
-@inner_part
+@inlined
 def _sum(tables: Tables, codes: Ints) -> Floats:
     """Return the sums, in order, of what eight tables have for the levels of codes.
 
@@ -199,8 +201,8 @@ def _sum(tables: Tables, codes: Ints) -> Floats:
     return total + look_up_eight(tables[7], codes >> 14)
 
 
-@inner_part
-def _errors(scaled: Floats, x: Tile, weights: Tile, i: int, lane: int) -> Floats:
+@inlined
+def _errors(scaled: Floats, x: FloatTile, weights: FloatTile, i: int, lane: int) -> Floats:
     """Return the table of errors of element i of one lane: one for each level."""
     error = scaled - item(x, i, lane)
     return error * item(weights, i, lane) * error

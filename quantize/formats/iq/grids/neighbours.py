@@ -22,7 +22,7 @@ COUNT_BITS = 8
 """Lists are found by `~(start << COUNT_BITS | count)`, in units of LANES codes."""
 
 NOWHERE = -1
-"""In place of a code: no neighbour is at a distance that float32 can hold. ggml aborts in this case."""
+"""The code where no neighbour is at a distance that float32 can hold. ggml aborts in this case."""
 
 
 class GridTables(NamedTuple):
