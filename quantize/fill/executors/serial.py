@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quantize.fill.chunks import ChunkTask
-from quantize.fill.executors import Done, WorkerSpec, naming
+from quantize.fill.executors.base import Done, WorkerSpec, naming
 
 
 class SerialExecutor:

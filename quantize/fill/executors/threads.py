@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable
 
 from quantize.fill.chunks import ChunkTask
-from quantize.fill.executors import Done, Worker, WorkerSpec, naming
+from quantize.fill.executors.base import Done, Worker, WorkerSpec, naming
 
 _POLL_SECONDS = 0.2
 """Time between two looks of the main thread: long enough to cost nothing, short enough that ctrl-C feels
