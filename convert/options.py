@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantize.importance import ImportanceFile, Importances
-from quantize.mla_layout.layouts import MLALayout
+from quantize.mla_layout.names import MLALayout
 from quantize.plan.decide import PlanOptions
 from quantize.run_options import RunChoices
 

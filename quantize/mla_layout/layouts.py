@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
 
 from gguf_tools import keys
 from gguf_tools.errors import BadRequest
@@ -25,10 +24,8 @@ from gguf_tools.hparams import known_hparams
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.text import value_text
 from gguf_tools.values import Metadata, Value
+from quantize.mla_layout.names import LAYOUTS, MLALayout
 from quantize.roles import Role, layer_of, tensor_role
-
-MLALayout = Literal["split", "both", "none"]
-LAYOUTS: tuple[MLALayout, ...] = get_args(MLALayout)
 
 ARCHITECTURE = "deepseek2"
 

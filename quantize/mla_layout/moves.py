@@ -24,7 +24,8 @@ from gguf_tools.errors import BadOverride, QuantError
 from gguf_tools.ggml_types import BF16, F16, F32, Q8_0, GGMLType
 from gguf_tools.tensors import TensorInfo
 from quantize.formats import available
-from quantize.mla_layout.layouts import HeadSizes, LayerTensors, MLALayout, place_of, roles_in, tensor_name
+from quantize.mla_layout.layouts import HeadSizes, LayerTensors, place_of, roles_in, tensor_name
+from quantize.mla_layout.names import MLALayout
 from quantize.plan.overrides import Override, find_override
 from quantize.roles import Role, file_order, in_layer_ranges
 

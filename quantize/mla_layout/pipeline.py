@@ -25,8 +25,9 @@ from quantize.fill.provenance import PROVENANCE_KEY
 from quantize.fill.sources import GGUFTensor, SourceTensor
 from quantize.formats.codecs import ignores_importances, requires_importances
 from quantize.importance import ImportanceFile, Importances, ResolvedImportance, refuse_nonfinite, resolve
-from quantize.mla_layout.layouts import HeadSizes, MLALayout, layout_of, metadata_in, tensors_by_layer
+from quantize.mla_layout.layouts import HeadSizes, layout_of, metadata_in, tensors_by_layer
 from quantize.mla_layout.moves import How, Move, dropped, plan_moves, refuse_uncodable
+from quantize.mla_layout.names import MLALayout
 from quantize.mla_layout.size_label import relabelled
 from quantize.mla_layout.sources import Encoded, JoinedHeads
 from quantize.plan.decide import Decider

@@ -16,7 +16,7 @@ import imatrix
 import quantize
 from gguf_tools import GGUFSet, cli, open_gguf
 from quantize.mla_layout import change_layout
-from quantize.mla_layout.layouts import LAYOUTS, MLALayout
+from quantize.mla_layout.names import LAYOUTS, MLALayout
 from quantize.plan.decide import PlanOptions
 from tests.end_to_end.conftest import GOLDEN
 from tests.support import oracle

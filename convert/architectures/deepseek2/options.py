@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from gguf_tools.errors import BadRequest
-from quantize.mla_layout.layouts import LAYOUTS, MLALayout
+from quantize.mla_layout.names import LAYOUTS, MLALayout
 
 
 @dataclass(frozen=True)

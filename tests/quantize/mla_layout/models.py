@@ -14,7 +14,8 @@ from gguf_tools.layout import FileLayout
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
 from gguf_tools.writer import GGUFWriter
-from quantize.mla_layout.layouts import HeadSizes, MLALayout, roles_in, tensor_name
+from quantize.mla_layout.layouts import HeadSizes, roles_in, tensor_name
+from quantize.mla_layout.names import MLALayout
 from quantize.roles import Role
 
 KV, K, V = Role.ATTN_KV_B, Role.ATTN_K_B, Role.ATTN_V_B

@@ -13,7 +13,8 @@ from gguf_tools.errors import NeedsImportance
 from gguf_tools.ggml_types import Q4_0, Q5_0, Q8_0, GGMLType
 from gguf_tools.tensors import TensorInfo
 from quantize.importance import Importance
-from quantize.mla_layout.layouts import HeadSizes, MLALayout, roles_in, tensor_name
+from quantize.mla_layout.layouts import HeadSizes, roles_in, tensor_name
+from quantize.mla_layout.names import MLALayout
 from quantize.mla_layout.pipeline import LayoutOptions, change_layout, prepare
 from quantize.mla_layout.report import change_lines
 from quantize.plan.overrides import parse_overrides

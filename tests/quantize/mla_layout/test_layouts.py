@@ -15,12 +15,12 @@ from gguf_tools.values import Value
 from quantize.mla_layout.layouts import (
     LAYOUTS,
     HeadSizes,
-    MLALayout,
     layout_of,
     metadata_in,
     tensor_name,
     tensors_by_layer,
 )
+from quantize.mla_layout.names import MLALayout
 from quantize.mla_layout.size_label import relabelled
 from quantize.roles import Role
 from tests.quantize.mla_layout.models import SIZES, K, V, infos_of, keys_of
