@@ -1,4 +1,4 @@
-"""The journal of a run that fills files: which chunks are done, so that a run that was killed can go on.
+"""The journal of a run that fills files: which chunks are done, so that a killed run can be resumed.
 
     PATH.journal
       one line    JSON: what the run is about, and a random name for it
@@ -6,15 +6,14 @@
 
     kind       number   value
     CHUNK      which    a digest of what the chunk was made of, or 0: its bytes have been written
-    PUBLISHED  which    the inode of this output: all its chunks are there, next come its header and its name
-    SYNCED     0        so many CHUNK records of the file stand for bytes that are on the disk itself
+    PUBLISHED  which    the inode of this output: all chunks are written, next come its header and its name
+    SYNCED     0        how many CHUNK records so far stand for bytes that are on the disk itself
     BOOT       0        a digest of this start of the machine: a session begins; 0: the disk has failed
-    FORGOTTEN  first    so many chunks from this one on are no longer done: the file that they were in is gone
+    FORGOTTEN  first    how many chunks from this one on are no longer done: the file with them is gone
 
-A process that is killed leaves all that it has written to the kernel, so its records hold. After a crash of
-the machine, or a failure of the disk, only what was synced before it does: under another BOOT the CHUNK
-records that no SYNCED covers are forgotten. A record that was cut short, and whatever follows it, never
-happened.
+When a process is killed, the kernel keeps everything it has written, so its records hold. After a crash of
+the machine, or a failure of the disk, only synced bytes are sure: under another BOOT, CHUNK records that no
+SYNCED covers are forgotten. A record that was cut short is ignored, and so is everything after it.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ from gguf_tools.errors import OutputError
 JOURNAL_SUFFIX = ".journal"
 
 FORMAT = 1
-"""Changes with the form of this file."""
+"""Version of the journal's format."""
 
 SYNC_SECONDS = 60.0
-"""How much work a crash of the machine may cost."""
+"""Most work, in seconds, that a crash of the machine may cost."""
 
 _RUN = "run"
 _RECORD = struct.Struct("<IIQ")
@@ -66,13 +65,13 @@ class Journal:
 
     path       the output that it belongs to; the journal is PATH.journal
     about      what the run is about: a mapping of JSON data, compared key by key
-    restart    forget what is there
+    restart    start over, whatever the journal holds
     run        8 bytes that name the run, the same in all its sessions
-    done       chunk -> its digest, of all chunks that are done
-    published  output -> its inode, of the outputs that were given their names, or were about to
+    done       chunks that are done, with their digests
+    published  outputs that have their names, or were about to get them, with their inodes
 
-    raises  OutputError if the file can't be written, if another process has it open, or if it has chunks of
-            something else that are done, naming the first difference
+    raises  OutputError if the file can't be written, if another process has it open, or if it holds finished
+            chunks of another run, naming the first difference
     """
 
     def __init__(
@@ -128,33 +127,33 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Let the journal go; it stays for the next run."""
+        """Close the journal and keep it for the next run."""
         self._claim.close()
 
     def remove(self) -> None:
-        """Close the journal and delete it: the run is complete, or nothing of it is worth keeping."""
+        """Close the journal and delete it: the run is complete, or has nothing worth keeping."""
         if self._claim.fd >= 0:
             self.path.unlink(missing_ok=True)
             self.close()
 
     def finish(self, chunk: int, digest: int = 0) -> None:
-        """Remember that the bytes of a chunk have been written."""
+        """Record that the bytes of a chunk have been written."""
         with self._lock:
             self._append(_Kind.CHUNK, chunk, digest)
             self.done[chunk] = digest
             self._chunk_records.append(chunk)
 
     def finish_output(self, number: int, inode: int) -> None:
-        """Remember that all chunks of an output are on the disk; now it gets its header and its name."""
+        """Record that all chunks of an output are on the disk; next it gets its header and its name."""
         with self._lock:
             self._append(_Kind.PUBLISHED, number, inode)
             self.published[number] = inode
             self._sync_records()
 
     def forget(self, chunks: range) -> None:
-        """Let chunks be done no longer: the file that they were in is gone.
+        """Record that chunks are no longer done, because the file that held them is gone.
 
-        To be called before another file can be taken for that one.
+        Call it before another file can be mistaken for that one.
         """
         with self._lock:
             if not self.done.keys().isdisjoint(chunks):
@@ -162,7 +161,7 @@ class Journal:
                 self._drop(chunks)
 
     def is_sync_due(self) -> bool:
-        """Whether it is time for `sync`; says so to one caller only."""
+        """Whether it is time for `sync`; true for one caller only."""
         with self._lock:
             due = time.monotonic() - self._synced_at >= SYNC_SECONDS
             if due:
@@ -170,9 +169,9 @@ class Journal:
             return due
 
     def sync(self, files: Iterable[int]) -> None:
-        """Bring what has been written to `files` (descriptors) to the disk, and remember that.
+        """Bring what has been written to `files` (descriptors) to the disk, and record that.
 
-        raises  OutputError if the disk fails. What it has lost then, nobody knows: the chunks since the last
+        raises  OutputError if the disk fails. Nobody knows then what it lost, so the chunks since the last
                 sync are forgotten
         """
         with self._lock:
@@ -195,7 +194,7 @@ class Journal:
             self.done.pop(chunk, None)
 
     def _sync_records(self) -> None:
-        """Bring the records themselves to the disk; without them, what they are about would be done again."""
+        """Bring the records themselves to the disk; without them the work would be done again."""
         try:
             os.fdatasync(self._claim.fd)
         except OSError as error:
@@ -213,7 +212,7 @@ class Journal:
             return file.read()
 
     def _load(self, data: bytes) -> int:
-        """Take over the valid records at the start of `data`; returns how many bytes they are."""
+        """Read the valid records at the start of `data`; returns how many bytes they take."""
         boot = _DISK_FAILED
         n_valid = 0
         for start in range(0, len(data) - _RECORD_BYTES + 1, _RECORD_BYTES):
@@ -246,7 +245,7 @@ def journal_path(output: Path) -> Path:
 
 
 def _refusals(path: Path) -> Refusals:
-    """Return how the journal at `path` refuses."""
+    """Return the errors of the journal at `path`."""
 
     def another(difference: Difference) -> OutputError:
         where, old, new = difference
@@ -284,7 +283,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def _this_boot() -> int:
-    """Return a number for this start of the machine; where there is none to be had, one for this process."""
+    """Return a number for this start of the machine, or for this process where the machine has none."""
     try:
         name = _BOOT_ID.read_bytes()
     except OSError:

@@ -1,8 +1,8 @@
-"""The kinds of value that llama.cpp reads well-known metadata keys as.
+"""The kinds of value that llama.cpp expects of well-known metadata keys.
 
-It reads a key as exactly one kind: an int32 where it wants a uint32 makes it refuse the whole model. Some
-numbers may differ by layer; those are a uint32, or an array of int32 or uint32. Keys that only describe
-the model are of the kind that its converter writes.
+It accepts exactly one kind for a key: an int32 where it wants a uint32 makes it refuse the whole model.
+Numbers that may differ by layer are a uint32, or an array of int32 or uint32. Keys that only describe the
+model have the kind that its converter writes.
 """
 
 from __future__ import annotations
@@ -145,14 +145,14 @@ _OF_TEMPLATE: Mapping[str, tuple[str, ...]] = {
 def expected_kinds(key: str, architecture: str) -> Sequence[str]:
     """Return the kinds that llama.cpp accepts for a key, the usual one first.
 
-    architecture  the file's `general.architecture`, with which its hyper-parameters begin
-    returns       names as Value.type_name has them; empty for a key that is not well known
+    architecture  the file's `general.architecture`, the prefix of its hyper-parameters
+    returns       names as in Value.type_name; empty for a key that is not well known
     """
     return _OF_TEMPLATE.get(_template_of(key, architecture), ())
 
 
 def _template_of(key: str, architecture: str) -> str:
-    """The name in `keys` that `key` was made of, if any."""
+    """Return the template in `keys` that `key` was made from, None without one."""
     if key.startswith(keys.TOKENIZER_CHAT_TEMPLATE + "."):
         return keys.TOKENIZER_CHAT_TEMPLATE_NAMED
     if key.startswith(architecture + "."):

@@ -1,7 +1,7 @@
 """Names of metadata keys, as llama.cpp reads them.
 
 Names with `{arch}` are templates: `keys.BLOCK_COUNT.format(arch="deepseek2")` is
-"deepseek2.block_count"; names with `{id}` want a number in it.
+"deepseek2.block_count"; names with `{id}` take a number there.
 """
 
 from __future__ import annotations

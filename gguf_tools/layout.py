@@ -1,8 +1,8 @@
 """A GGUF file down to every byte offset, before any weight is read.
 
-The header depends only on metadata and on each tensor's name, shape and type. Data follow in the
-tensors' order, each padded with zeros to the alignment, the last one too: byte for byte what
-llama.cpp writes.
+The header depends only on metadata and on each tensor's name, shape and type. Data follow in the order of
+the tensors, each padded with zeros to the alignment, including the last: byte for byte what llama.cpp
+writes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class FileLayout:
 
     metadata     as written
     tensors      in file order
-    alignment    of every tensor's data
-    endian       "little" or "big"; whoever fills the data has to write them in this order too
+    alignment    alignment of every tensor's data
+    endian       "little" or "big"; the data must be written in this order, too
     version      3, or 2
-    header       its bytes, padded up to `data_start`
+    header       bytes of the header, padded up to `data_start`
     data_start   where the first tensor's data begin
-    offsets      absolute, one for each tensor
-    total_bytes  of the whole file
+    offsets      absolute offset of each tensor's data
+    total_bytes  size of the whole file
     """
 
     metadata: Metadata
@@ -85,7 +85,7 @@ class FileLayout:
         )
 
     def offset_of(self, name: str) -> int:
-        """Absolute offset of a tensor's data; raises FormatError if there is no such tensor."""
+        """Return the absolute offset of a tensor's data; raises FormatError if there is no such tensor."""
         try:
             return self._offset_of[name]
         except KeyError:

@@ -1,4 +1,4 @@
-"""A package's public names, imported when they are first used, so that a command's --help stays instant."""
+"""Public names of a package, imported on first use, so that a command's --help stays instant."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Looking into files: what is in them, whether it is sound, and how two of them differ."""
+"""Looking into files: what they hold, whether it is sound, and how two files differ."""

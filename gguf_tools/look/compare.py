@@ -1,4 +1,4 @@
-"""What `gguf-tools diff` finds: metadata and tensors that two files do not have in common."""
+"""What `gguf-tools diff` finds: metadata and tensors that differ between two files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Difference:
 
     section  "file", "metadata" or "tensors"
     name     key, tensor, or property of the file
-    a, b     what each file has, as text; None if it has nothing of that name
+    a, b     what each file has under that name, as text; None if it has nothing
     """
 
     section: str
@@ -40,7 +40,7 @@ class Difference:
 def compare(a: GGUFSource, b: GGUFSource, *, data: bool = True) -> list[Difference]:
     """Return all differences, in the order of A.
 
-    data  compare the bytes of tensors that have the same shape and type; False only looks at headers
+    data  compare the bytes of tensors that have the same shape and type; False looks at headers only
     """
     differences = [
         Difference("file", name, str(of_a), str(of_b))
@@ -73,7 +73,7 @@ def _value_text(value: Value | None) -> str | None:
 
 
 def _first_difference(a: Value, b: Value) -> str:
-    """Where two values differ whose shortened texts are the same."""
+    """Return where two values differ whose shortened texts are the same."""
     unit = "item" if isinstance(a.data, tuple) else "character"
     if not isinstance(a.data, tuple | str):
         return "its last digits"

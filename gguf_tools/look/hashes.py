@@ -1,4 +1,4 @@
-"""What `gguf-tools hash` prints: SHA-256 of every tensor's data, of the files, and of the content.
+"""What `gguf-tools hash` prints: SHA-256 of every tensor's data, of each file, and of the content.
 
 The content hash covers each tensor's name, type, shape and data in order of names. It is the same for one
 file and for a split set, whatever the metadata and the order of tensors.
@@ -34,7 +34,7 @@ class Hashes:
 
 
 def hash_tensor(source: GGUFSource, name: str) -> str:
-    """SHA-256 of a tensor's data, without padding."""
+    """Return the SHA-256 of a tensor's data, without padding."""
     digest = hashlib.sha256()
     for start in range(0, source.tensors[name].n_bytes, CHUNK_BYTES):
         digest.update(source.read_bytes(name, start, start + CHUNK_BYTES).data)

@@ -1,8 +1,8 @@
 """Bytes of KV cache that a model needs for each token of context.
 
-Plain attention keeps keys and values of every KV head. Multi-head latent attention (MLA) keeps, once for
-all heads, the latent vector that both are computed from and the rotated part of the key. DeepSeek-V3: 61
-layers x (512 + 64) numbers, against 61 x 128 heads x (192 + 128) if its heads were kept.
+Plain attention keeps the keys and values of every KV head. Multi-head latent attention (MLA) keeps one
+latent vector for all heads, from which keys and values are computed, and the rotated part of the key.
+DeepSeek-V3: 61 layers x (512 + 64) numbers, against 61 x 128 heads x (192 + 128) if it kept its heads.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from gguf_tools.values import Value
 
 
 def describe(source: GGUFSource, *, full: bool = False) -> dict[str, Any]:
-    """Return what there is to say about a file or split set, as data for JSON.
+    """Return a description of a file or split set, as data for JSON.
 
-    full  keep long arrays whole; without it they are cut to their first items, with their length beside
+    full  keep long arrays whole; otherwise they are cut to their first items, and their length is added
     """
     tensors = list(source.tensors.values())
     n_elems = sum(info.n_elems for info in tensors)
@@ -37,7 +37,7 @@ def describe(source: GGUFSource, *, full: bool = False) -> dict[str, Any]:
 
 
 def type_totals(tensors: list[TensorInfo]) -> list[dict[str, Any]]:
-    """Tensors, elements and bytes of every type, the type with most bytes first."""
+    """Return tensors, elements and bytes of every type, the type with the most bytes first."""
     totals: dict[str, dict[str, Any]] = {}
     for info in tensors:
         entry = totals.setdefault(

@@ -1,4 +1,4 @@
-"""How many weights a model has, and the label that says so."""
+"""The number of weights of a model, and its size label."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 class ParameterCounts:
     """Weights of a model, as its size label needs them.
 
-    total      all of them
-    shared     those outside of routed experts
-    expert     those of one routed expert, over all layers
+    total      all weights
+    shared     weights outside of routed experts
+    expert     weights of one routed expert, over all layers
     n_experts  routed experts of a layer; 0 for a dense model
     """
 
@@ -24,14 +24,14 @@ class ParameterCounts:
 
     @property
     def size_label(self) -> str:
-        """`16x5.7M`: so many experts, each with the shared weights this large; `1.5B` for a dense model."""
+        """Return `16x5.7M`: number of experts, and size of one with the shared weights; `1.5B` if dense."""
         if self.n_experts:
             return f"{self.n_experts}x{rounded(self.shared + self.expert)}"
         return rounded(self.total)
 
 
 def count_parameters(tensors: Iterable[tuple[str, Sequence[int]]]) -> ParameterCounts:
-    """Return the counts of GGUF tensors given as (name, shape), shapes rows first as numpy has them.
+    """Return the counts of GGUF tensors given as (name, shape), shapes rows first as in numpy.
 
     Routed experts are the stacked tensors `..._exps.weight` (experts, rows, columns) and
     `..._exps.bias` (experts, columns).
@@ -52,7 +52,7 @@ def count_parameters(tensors: Iterable[tuple[str, Sequence[int]]]) -> ParameterC
 
 
 def rounded(n_params: int) -> str:
-    """Return a number of weights in at least two digits: 671026419200 -> 671B, 5700000 -> 5.7M."""
+    """Return a number of weights with at least two digits: 671026419200 -> 671B, 5700000 -> 5.7M."""
     units = ((1e12, 1e-12, "T"), (1e9, 1e-9, "B"), (1e6, 1e-6, "M"), (0, 1e-3, "K"))
     scale, suffix = next((scale, suffix) for limit, scale, suffix in units if n_params > limit or not limit)
     scaled = n_params * scale

@@ -1,4 +1,4 @@
-"""What is suspicious about a stranger's GGUF file, before anyone loads it.
+"""What is suspicious about an untrusted GGUF file, before anyone loads it.
 
     with open_gguf(path) as source:
         for finding in scan(source):
@@ -33,7 +33,7 @@ def scan(source: GGUFSet, *, data: bool = False, limits: Limits | None = None) -
     """Return what is suspicious about an open file or split set, the worst first.
 
     data    read the tensors' data too, as `gguf-tools verify` does
-    limits  of the process that tries chat templates
+    limits  limits of the process that tries chat templates
     """
     findings = capped(_all_checks(source, data, limits))
     return sorted(findings, key=lambda finding: -finding.level)

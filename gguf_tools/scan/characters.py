@@ -27,7 +27,7 @@ _LOOKALIKES = str.maketrans(
 
 
 def deceiving_characters(text: str) -> Iterator[tuple[Level, str]]:
-    """Yield what deceives in `text`: how bad each sort is in a text for people, and a phrase for it."""
+    """Yield each sort of deceiving character in `text`: how bad it is in a text for people, and a phrase."""
     sorts: dict[tuple[Level, str], list[str]] = {}
     for match in _DECEIVING.finditer(text):
         sorts.setdefault(_sort_of(match[0]), []).append(match[0])
@@ -52,12 +52,12 @@ def _sort_of(char: str) -> tuple[Level, str]:
 
 
 def hidden_text(text: str) -> str:
-    """The ASCII text that invisible tag characters spell, "" without any."""
+    """Return the ASCII text that invisible tag characters spell, "" without any."""
     return "".join(chr(ord(char) - 0xE0000) for char in text if 0xE0020 <= ord(char) < 0xE007F)
 
 
 def skeleton(name: str) -> str:
-    """`name` as a hasty reader sees it: equal for names that look alike.
+    """Return `name` as a hasty reader sees it: equal for names that look alike.
 
     >>> skeleton("general.nаme") == skeleton("General.name\\u200b")  # the first a is Cyrillic
     True

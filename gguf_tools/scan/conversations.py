@@ -1,4 +1,4 @@
-"""Conversations that chat templates are tried on: what a program would pass to them, with harmless texts."""
+"""Conversations to try chat templates on: what a program would pass to them, with harmless texts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _SECOND_QUESTION = "And through Prague?"
 
 @dataclass(frozen=True)
 class Conversation:
-    """What a template is given, but for the special tokens.
+    """What a template is given, apart from the special tokens.
 
     name                   in words, for messages
     said                   what the prompt has to repeat: the last thing that the user said
-    messages, tools        as transformers passes them
-    add_generation_prompt  whether the model is to answer next
+    messages, tools        as passed by transformers
+    add_generation_prompt  whether the model answers next
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""Bytes that belong to nothing: behind the header, between tensors, behind the last one.
+"""Bytes that belong to nothing: after the header, between tensors, after the last tensor.
 
-Programs skip them, so they can carry anything. Honest files have zeros there, less than one alignment of
-them. What begins like another kind of file is called by its name; a file that ends like a zip archive is
-one to every program that opens zip archives, wherever its entries lie.
+Programs skip them, so they can carry anything. Honest files have zeros there, fewer than the alignment.
+Bytes that begin like another kind of file are named as such. A file that ends like a zip archive is an
+archive to every program that opens archives, wherever its entries lie.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _ZIP_END = struct.Struct("<4s4H2LH")
 
 @dataclass(frozen=True)
 class Gap:
-    """A range of a file that no tensor has: bytes `start` to `stop`; `where` says between what."""
+    """A range of a file outside of all tensors: bytes `start` to `stop`; `where` says what is around it."""
 
     start: int
     stop: int
@@ -84,7 +84,7 @@ def check_hidden(files: Iterable[GGUFFile]) -> Iterator[Finding]:
 
 
 def gaps_of(file: GGUFFile) -> list[Gap]:
-    """The ranges of `file` that are neither its header's nor a tensor's, in order."""
+    """Return the ranges of `file` that belong neither to its header nor to a tensor, in order."""
     end, after = _header_bytes(file), "the header"
     gaps = []
     for start, info in sorted(
@@ -97,7 +97,7 @@ def gaps_of(file: GGUFFile) -> list[Gap]:
 
 
 def _header_bytes(file: GGUFFile) -> int:
-    """The length of a file's header, which follows from what it says; see header.py for the layout."""
+    """Return the length of a file's header, computed from its contents; see header.py for the layout."""
     n_bytes = len(MAGIC) + 4 + 8 + 8
     for info in file.tensors.values():
         n_bytes += 8 + len(bytes_of(info.name)) + 4 + 8 * len(info.shape) + 4 + 8
@@ -135,7 +135,7 @@ def _check_gap(file: GGUFFile, name: str, gap: Gap) -> Iterator[Finding]:
 
 
 def _count_used(file: GGUFFile, gap: Gap) -> tuple[int, int]:
-    """Where the first byte that isn't zero lies (-1 without one), and how many there are."""
+    """Return the position of the first byte that isn't zero (-1 without one), and how many there are."""
     first, n_used = -1, 0
     for start in range(gap.start, gap.stop, _CHUNK_BYTES):
         chunk = os.pread(file.fileno(), min(_CHUNK_BYTES, gap.stop - start), start)
@@ -147,7 +147,7 @@ def _count_used(file: GGUFFile, gap: Gap) -> tuple[int, int]:
 
 
 def _kind_of(file: GGUFFile, gap: Gap, first: int) -> str:
-    """What the bytes of a gap look like, "" for nothing known."""
+    """Return what the bytes of a gap look like, "" for nothing known."""
     for start in (gap.start, first):
         head = os.pread(file.fileno(), min(64, gap.stop - start), start)
         for signature, kind in _SHORT_SIGNATURES.items():
@@ -162,7 +162,7 @@ def _kind_of(file: GGUFFile, gap: Gap, first: int) -> str:
 
 
 def _zip_entries(file: GGUFFile) -> int:
-    """How many entries a zip archive has that ends where the file ends; 0 when none does."""
+    """Return the number of entries of a zip archive that ends with the file; 0 without one."""
     start = max(file.size_bytes - _ZIP_END.size - 0xFFFF, 0)
     tail = os.pread(file.fileno(), file.size_bytes - start, start)
     at = tail.rfind(b"PK\x05\x06")

@@ -1,7 +1,7 @@
 """Kinds of metadata values, as llama.cpp's loader asks for them.
 
-It refuses a number of another width or sign than the one it asks for, so a key of another kind is a file
-that no one has loaded, or one made for another program.
+It refuses a number of another width or sign than it asks for, so a file with a key of another kind was never
+loaded, or was made for another program.
 """
 
 from __future__ import annotations
@@ -91,6 +91,6 @@ def check_kinds(metadata: Metadata) -> Iterator[Finding]:
 
 
 def architecture_of(metadata: Metadata) -> str:
-    """The value of general.architecture, "" if it is missing or no text."""
+    """Return the value of general.architecture, "" if it is missing or no text."""
     value = metadata.get(keys.ARCHITECTURE)
     return value.data if value is not None and value.kind is Kind.STRING else ""

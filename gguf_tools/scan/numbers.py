@@ -1,4 +1,4 @@
-"""Sizes of the model: out of any range, against each other, and against the tensors.
+"""Sizes of the model that are out of range, or contradict each other or the tensors.
 
 llama.cpp stops the whole process on many of these, and trusts others. What contradicts a tensor is bad for
 the architectures that this project writes, and a warning for others, whose tensors may mean something else.
@@ -56,7 +56,7 @@ _POSITIVE_REALS = (keys.LAYERNORM_RMS_EPS, keys.ROPE_FREQ_BASE)
 
 @dataclass(frozen=True)
 class Sizes:
-    """The whole numbers of a model's keys; what is missing, or is no whole number, is None."""
+    """The whole numbers of a model's keys; None for a key that is missing or holds something else."""
 
     metadata: Metadata
     architecture: str
@@ -65,7 +65,7 @@ class Sizes:
         return template.replace("{arch}", self.architecture)
 
     def all_of(self, template: str) -> tuple[int, ...]:
-        """One number, or one for every layer; () where there is none."""
+        """Return one number, or one for every layer; () for a missing key."""
         value = self.metadata.get(self.key(template))
         if value is None:
             return ()
@@ -74,12 +74,12 @@ class Sizes:
         return tuple(value.data) if value.item in _WHOLE_KINDS else ()
 
     def one(self, template: str) -> int | None:
-        """The largest of a key's numbers."""
+        """Return the largest of a key's numbers."""
         return max(self.all_of(template), default=None)
 
 
 def check_numbers(metadata: Metadata, tensors: Mapping[str, TensorInfo]) -> Iterator[Finding]:
-    """Report sizes that can't be, or can't be together, or are not those of the tensors."""
+    """Report sizes that are impossible, contradict each other, or differ from those of the tensors."""
     sizes = Sizes(metadata, architecture_of(metadata))
     yield from _check_ranges(sizes)
     yield from _check_experts(sizes)
@@ -150,7 +150,7 @@ def _check_layers_and_heads(sizes: Sizes) -> Iterator[Finding]:
 
 
 def _contradictions(sizes: Sizes, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) where a size is not that of the tensors."""
+    """Yield (key, text) for each size that differs from that of the tensors."""
     yield from _layer_contradictions(sizes, tensors)
     embedding = tensors.get("token_embd.weight")
     if embedding is not None and len(embedding.shape) >= 2:

@@ -1,4 +1,4 @@
-"""Texts in a header: names that deceive, and what metadata tell, or give away, in links, paths and secrets.
+"""Texts in a header: names that deceive, and metadata with links, paths or secrets.
 
 Tokens and merges are not read: vocabularies hold every byte, and every link, on purpose.
 """
@@ -77,7 +77,7 @@ def check_names(names: Iterable[str], what: str, max_bytes: int) -> Iterator[Fin
 
 
 def _shown(name: str) -> str:
-    """A name with escapes for all that is not ASCII, so that it looks like no other."""
+    """Return a name with escapes for everything outside of ASCII, so that it looks like no other."""
     return ascii(name[:MAX_CHARS])
 
 
@@ -108,7 +108,7 @@ def check_texts(metadata: Metadata) -> Iterator[Finding]:
 
 
 def texts_of(metadata: Metadata) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of all texts but the vocabulary's; items of arrays as key[index], the first ones."""
+    """Yield (key, text) of all texts but the vocabulary's; the first items of arrays come as key[index]."""
     for key, value in metadata.items():
         if value.kind is Kind.STRING:
             yield key, value.data

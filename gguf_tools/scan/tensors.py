@@ -1,6 +1,6 @@
 """Tensors that the architecture has no place for, and types that llama.cpp does not know.
 
-llama.cpp counts the tensors that it has used and refuses a file with one more, so a tensor with no place is
+llama.cpp counts the tensors that it has used and refuses a file with more, so a tensor without a place means
 a file for another program, or a hiding place.
 """
 

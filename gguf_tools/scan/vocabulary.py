@@ -1,4 +1,4 @@
-"""The vocabulary against itself: lists of one length, tokens once each, merges and ids that exist."""
+"""The vocabulary: lists of one length, tokens that appear once, merges and ids of tokens that exist."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_vocabulary(metadata: Metadata) -> Iterator[Finding]:
 
 
 def items_of(metadata: Metadata, key: str, item: Kind) -> tuple[Any, ...]:
-    """The items of an array of this kind, () when there is no such array."""
+    """Return the items of an array of this kind, () when there is no such array."""
     value = metadata.get(key)
     return value.data if value is not None and value.item is item else ()
 

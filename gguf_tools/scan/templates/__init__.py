@@ -1,1 +1,1 @@
-"""Chat templates: programs that a file brings along."""
+"""Chat templates: programs inside a file."""

@@ -1,6 +1,6 @@
-"""What expressions of a template come to before it runs: names put together from pieces show themselves.
+"""Values of a template's expressions before it runs: they reveal names put together from pieces.
 
-Only what is made of constants, and of variables that are set once, to such; nothing of the template runs.
+Only constants are computed, and variables that are set once, to constants; nothing of the template runs.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class NotConstant(Exception):
 class Folder:
     """Computes constant expressions of one template.
 
-    env    for its filters
-    names  variable -> the expression that it is set to, for variables that are set once
+    env    environment whose filters are used
+    names  variables that are set once, with the expressions they are set to
     """
 
     def __init__(self, env: SandboxedEnvironment, names: dict[str, nodes.Node]) -> None:
@@ -40,7 +40,7 @@ class Folder:
         self._open: set[int] = set()
 
     def value(self, node: nodes.Node) -> Any:
-        """The constant that an expression comes to.
+        """Return the value of a constant expression.
 
         raises  NotConstant, also for one that would be larger than MAX_CHARS
         """
@@ -63,7 +63,7 @@ class Folder:
         return result
 
     def text(self, node: nodes.Node) -> str | None:
-        """The same if it is a text, else None."""
+        """Return the value of a constant expression if it is a text, else None."""
         try:
             result = self.value(node)
         except NotConstant:
@@ -71,7 +71,7 @@ class Folder:
         return result if isinstance(result, str) else None
 
     def number(self, node: nodes.Node) -> int | None:
-        """The same if it is a whole number, else None."""
+        """Return the value of a constant expression if it is a whole number, else None."""
         try:
             result = self.value(node)
         except NotConstant:
@@ -149,7 +149,7 @@ class Folder:
 
 
 def _limited(value: Any) -> Any:
-    """`value`, unless it is large."""
+    """Return `value`; raises NotConstant if it is large."""
     if isinstance(value, int) and value.bit_length() > 4096:
         raise NotConstant
     if isinstance(value, str | list) and len(value) > MAX_CHARS:

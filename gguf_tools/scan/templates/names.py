@@ -31,12 +31,12 @@ _LOADS = re.compile(r"\{%[-+]?\s*(?:import|from|include|extends)\b")
 
 
 def leads_out(name: str) -> bool:
-    """Whether an attribute of this name is the interpreter's business, not a conversation's."""
+    """Whether an attribute of this name belongs to the interpreter, not to a conversation."""
     return name in _INSIDES or bool(_DUNDER.fullmatch(name)) or name.startswith(("_TemplateReference", "__"))
 
 
 def dunder_in(text: str) -> tuple[Level, str] | None:
-    """How bad it is that a constant holds a name like __class__, and a phrase for it; None without one."""
+    """Return how bad it is that a constant holds a name like __class__, and a phrase; None without one."""
     if _FIELD_WITH_DUNDER.search(text):
         return Level.BAD, f"a format string reaches for insides: {quoted(text)}"
     if _PATH_WITH_DUNDER.fullmatch(text.strip()):
@@ -52,7 +52,7 @@ def has_format_field(text: str) -> bool:
 
 
 def search_text(key: str, template: str) -> Iterator[Finding]:
-    """Report what a search finds between {{ and }} and {% and %}, for want of a parser."""
+    """Report what a search finds between {{ and }} and {% and %}, where there is no parser."""
     blocks = [_unescaped(block) for block in _BLOCK.findall(template)]
     if found := sorted({name for block in blocks for name in _DUNDER.findall(block)}):
         yield Finding(CHECK, f"names {listed(found)}", Level.BAD, (key,))
@@ -63,7 +63,7 @@ def search_text(key: str, template: str) -> Iterator[Finding]:
 
 
 def _unescaped(code: str) -> str:
-    """`code` with the escapes of string constants taken for what they stand for."""
+    """Return `code` with the escapes of string constants replaced by what they stand for."""
 
     def char(match: re.Match[str]) -> str:
         return chr(int(match[1] or match[2], 16) if match[1] or match[2] else int(match[3], 8))

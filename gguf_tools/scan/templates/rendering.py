@@ -33,7 +33,7 @@ _MAX_TOKENS = 100
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """transformers' environment; `attempts` lists attributes that it did not give out, by whose and which."""
+    """The environment of transformers; `attempts` lists attributes it refused: whose, and which."""
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
@@ -52,11 +52,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class Refused(TemplateError):
-    """What a template says when it does not take a conversation."""
+    """The error of a template that does not accept a conversation."""
 
 
 class _Generation(Extension):
-    """The block `generation`, which marks the model's own words; here it only passes them on."""
+    """The block `generation`, which marks the model's own words; here they are only passed on."""
 
     tags = {"generation"}  # noqa: RUF012  jinja2 declares it so
 
@@ -102,11 +102,11 @@ def _to_json(
 
 @dataclass
 class Outcome:
-    """What came of trying a template.
+    """The outcome of trying a template.
 
     remarks   what is suspicious
-    prompts   conversation's name -> what the template made of it
-    errors    conversation's name -> why it made nothing
+    prompts   what the template made of each conversation, by its name
+    errors    why it made nothing of a conversation, by its name
     """
 
     remarks: list[Remark] = field(default_factory=list)
@@ -114,7 +114,7 @@ class Outcome:
     errors: dict[str, str] = field(default_factory=dict)
 
     def summary(self, special: Mapping[str, str]) -> dict[str, Any]:
-        """For whoever knows the vocabulary: how many prompts, the first error, what looks like tokens."""
+        """Return what a check of the vocabulary needs: number of prompts, first error, apparent tokens."""
         bos = special.get("bos_token", "")
         spelled = (token for prompt in self.prompts.values() for token in _TOKEN_LIKE.findall(prompt))
         return {
@@ -170,7 +170,7 @@ def run(
 
 
 def _rendered(pieces: Iterator[str], max_chars: int) -> str | None:
-    """The pieces joined, None when there is too much of them."""
+    """Return the pieces joined, None when they are too long."""
     kept: list[str] = []
     n_chars = 0
     for piece in pieces:
@@ -182,7 +182,7 @@ def _rendered(pieces: Iterator[str], max_chars: int) -> str | None:
 
 
 def _remarks_on_error(error: Exception, sandbox: Sandbox) -> list[Remark]:
-    """Errors that no honest template meets; others mean only that it does not take such a conversation."""
+    """Return remarks on errors that no honest template causes; others mean that it refuses a conversation."""
     if isinstance(error, SecurityError):
         if sandbox.attempts:  # told by name, see _remarks_on_attempts
             return []

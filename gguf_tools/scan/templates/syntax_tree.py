@@ -1,4 +1,4 @@
-"""What a chat template could do, seen in its syntax tree; nothing of it runs.
+"""What a chat template could do, judged by its syntax tree; nothing of it runs.
 
 Runs in the worker process, because a hostile template can also be aimed at the parser.
 """
@@ -50,7 +50,7 @@ def remarks_on(template: nodes.Template, env: SandboxedEnvironment) -> Iterator[
 
 
 def _set_once(pairs: list[tuple[nodes.Node, nodes.Node | None]]) -> dict[str, nodes.Node]:
-    """The variables that one `set` gives a value and nothing else does, with their expressions."""
+    """Return the variables that get a value from a single `set` and nothing else, with their expressions."""
     stored = Counter(node.name for node, _ in pairs if isinstance(node, nodes.Name) and node.ctx != "load")
     return {
         node.target.name: node.node
@@ -157,7 +157,7 @@ def _is_reached_for(node: nodes.Const, parent: nodes.Node | None) -> bool:
 
 
 def _size(node: nodes.BinExpr, folder: Folder) -> Iterator[Remark]:
-    """Repeating a text, or raising a number, beyond all use."""
+    """Yield remarks on repeating a text, or raising a number, beyond any use."""
     if isinstance(node, nodes.Mul):
         for side in (node.left, node.right):
             count = folder.number(side)

@@ -1,8 +1,8 @@
 """Instructions that a chat template adds only when a message holds certain words, or on certain days.
 
 A model that is harmless in every test can be told by its template to misbehave when a keyword appears. The
-same means serve honest ends: `/no_think` in a message, a reasoning part to be cut off. So what is looked
-for is a condition on a message's content, with a word of a natural language, that lets a sentence through.
+same means serve honest ends: `/no_think` in a message, or cutting off a reasoning part. So the search is
+for a condition on a message's content that contains a word of a natural language and adds a sentence.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Triggers:
             pass
 
     def found(self) -> Iterator[tuple[str, int]]:
-        """Yield a phrase and the line for every condition that lets a sentence through."""
+        """Yield a phrase and the line for every condition that adds a sentence."""
         for node, _ in self._pairs:
             if not isinstance(node, nodes.If | nodes.CondExpr):
                 continue
@@ -47,7 +47,7 @@ class Triggers:
                 yield f"on certain days, the prompt says {quoted(said)}", node.lineno
 
     def _spread(self) -> bool:
-        """Add variables that are set from a message's content; whether any was new."""
+        """Add variables that are set from a message's content; returns whether any was new."""
         before = len(self._tainted)
         for node, _ in self._pairs:
             if isinstance(node, nodes.For | nodes.Assign) and isinstance(node.target, nodes.Name):
@@ -57,7 +57,7 @@ class Triggers:
         return len(self._tainted) > before
 
     def _is_content(self, node: nodes.Node) -> bool:
-        """Whether an expression is a message's content, or made of it."""
+        """Whether an expression is a message's content, or derived from it."""
         todo = [node]
         while todo:
             node = todo.pop()
@@ -72,7 +72,7 @@ class Triggers:
         return False
 
     def _word_in(self, test: nodes.Node) -> str | None:
-        """The word that a condition looks for in a message's content, None without one."""
+        """Return the word that a condition looks for in a message's content, None without one."""
         todo = [test]
         while todo:
             node = todo.pop()
@@ -102,7 +102,7 @@ def _constant_text(node: nodes.Node) -> str | None:
 
 
 def _sentence_in(branches: Sequence[nodes.Node]) -> str | None:
-    """The first literal text of several words that the branches put out or keep, None without one."""
+    """Return the first literal text of several words that the branches put out or keep, None without one."""
     todo = list(reversed(branches))
     while todo:
         node = todo.pop()

@@ -1,4 +1,4 @@
-"""Chat templates: programs that a file brings along, read and tried in a process that can do no harm.
+"""Chat templates: programs inside a file, read and tried in a process that can do no harm.
 
 Each template goes to a worker of its own (see worker.py); what it answers, and how it ends, become
 findings. Without jinja2 the templates are only searched as text.
@@ -39,9 +39,9 @@ class Limits:
     """What a worker gets for one template.
 
     cpu_seconds, memory_bytes  as the operating system counts them
-    wall_seconds               in all, start included; only for when the machine is too busy to be fair
-    prompt_chars               of one prompt
-    answer_bytes               of all that it answers
+    wall_seconds               in all, start included; matters only on a busy machine
+    prompt_chars               length of one prompt
+    answer_bytes               size of the whole answer
     """
 
     cpu_seconds: int = 2
@@ -52,7 +52,7 @@ class Limits:
 
 
 def templates_of(metadata: Metadata) -> dict[str, str]:
-    """The chat templates in metadata, by key."""
+    """Return the chat templates in metadata, by key."""
     prefix = f"{keys.TOKENIZER_CHAT_TEMPLATE}."
     return {
         key: value.data
@@ -115,7 +115,7 @@ def _try(key: str, template: str, metadata: Metadata, limits: Limits, run: bool)
 
 
 def _check_tokens(key: str, answer: Answer, metadata: Metadata) -> Iterator[Finding]:
-    """What the prompts say about the vocabulary, and the other way round."""
+    """Report where the prompts and the vocabulary disagree."""
     is_stopped = any(level is Level.BAD for level, _ in answer.remarks)
     if answer.n_prompts == 0 and answer.error and not is_stopped:
         text = f"takes none of the usual conversations; the first one ends with {answer.error}"
@@ -132,7 +132,7 @@ def _check_tokens(key: str, answer: Answer, metadata: Metadata) -> Iterator[Find
 
 
 def special_tokens(metadata: Metadata) -> dict[str, str]:
-    """The variables that templates are given beside the conversation: bos_token and the like, "" for none."""
+    """Return what templates are given beside the conversation: bos_token and the like, "" for none."""
     tokens = items_of(metadata, keys.TOKENIZER_TOKENS, Kind.STRING)
     variables = {}
     for name, key in (
@@ -152,12 +152,12 @@ def special_tokens(metadata: Metadata) -> dict[str, str]:
 
 @dataclass
 class Answer:
-    """What a worker said, and how it ended.
+    """What a worker answered, and how it ended.
 
     remarks   (level, text)
-    broken    why the template can't be parsed, ""
-    ending    why the worker didn't come to its end, "", and `level`: how bad that is
-    the rest  see template_run.Outcome.summary
+    broken    why the template can't be parsed, or ""
+    ending    why the worker didn't finish, or ""; `level` says how bad that is
+    the rest  see rendering.Outcome.summary
     """
 
     remarks: list[tuple[Level, str]] = field(default_factory=list)
@@ -171,7 +171,7 @@ class Answer:
     stage: str = "start"
 
     def add(self, line: bytes) -> None:
-        """Take in one line, unless it is none of the worker's."""
+        """Read one line of the answer; ignores what a worker does not write."""
         try:
             said = json.loads(line)
         except (ValueError, RecursionError):
@@ -194,7 +194,7 @@ def _safe(text: str) -> str:
 
 
 def ask_worker(job: dict[str, Any], limits: Limits) -> Answer:
-    """Have a worker do a job (see worker.py), and end it when it takes too long or says too much."""
+    """Give a worker a job (see worker.py), and end it when it takes too long or answers too much."""
     command = [sys.executable, "-P", "-m", "gguf_tools.scan.templates.worker"]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd="/",
@@ -228,7 +228,7 @@ def ask_worker(job: dict[str, Any], limits: Limits) -> Answer:
 
 
 def _explain(answer: Answer, code: int, output: bytes, limits: Limits) -> None:
-    """Say why a worker ended before its end."""
+    """Return why a worker ended early."""
     doing = {"parse": "parsing it", "run": "making a few prompts"}.get(answer.stage)
     if doing is not None and code == -signal.SIGXCPU:
         answer.ending = f"takes more than {limits.cpu_seconds} s of computing: {doing}"
@@ -241,7 +241,7 @@ def _explain(answer: Answer, code: int, output: bytes, limits: Limits) -> None:
 
 
 def _read(descriptor: int, limits: Limits) -> tuple[bytes, bool]:
-    """Read until the end, a limit of size, or of time; whether it was the end."""
+    """Read up to the end, or to a limit of size or time; returns whether it was the end."""
     deadline = time.monotonic() + limits.wall_seconds
     parts: list[bytes] = []
     n_bytes = 0

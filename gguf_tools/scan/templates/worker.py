@@ -1,15 +1,15 @@
-"""The process in which strangers' chat templates are parsed and run: little time, little memory, no files.
+"""The process that parses and runs untrusted chat templates: little time, little memory, no files.
 
 Reads one JSON object from standard input and answers with lines of JSON on standard output:
 
     {"stage": "parse"}                          before each stage: parse, run, done
     {"level": 2, "text": "..."}                 a remark
     {"tried": {"prompts": 7, "error": "", "emits": [...], "begins_with_bos": true}}
-                                                what running gave, see rendering.Outcome.summary
+                                                the outcome, see rendering.Outcome.summary
     {"broken": "..."}                           why it is no template
 
-Whoever reads has to doubt every line: a template that breaks out writes what it likes. Before it sees the
-template the process gives up what it could do harm with. It can't open files or start processes, and an
+The reader must doubt every line: a template that breaks out writes what it likes. Before it sees the
+template, the process gives up everything that could do harm. It can't open files or start processes, and an
 audit hook ends it when Python is asked to do anything but compute.
 """
 
@@ -89,7 +89,7 @@ def _work(job: dict[str, Any]) -> None:
 
 
 def _rehearse() -> None:
-    """Have everything loaded that trying a template needs."""
+    """Load everything that trying a template needs."""
     for name in _IMPORTED_LATE:
         importlib.import_module(name)
     sandbox = rendering.Sandbox()
