@@ -10,7 +10,7 @@ import pytest
 
 import quantize
 from gguf_tools import open_gguf
-from gguf_tools.errors import BadTensor, BadWeights, QuantError
+from gguf_tools.errors import BadTensor, BadWeights, QuantError, ShapeError
 from gguf_tools.ggml_types import F32, Q8_0
 from gguf_tools.layout import FileLayout
 from gguf_tools.tensors import TensorInfo
@@ -125,6 +125,13 @@ def test_its_error_range_is_what_verification_holds_it_to(
     monkeypatch.setitem(CODECS, NAME, strict)
     with pytest.raises(BadTensor, match=rf"as {NAME}, .* expected at most 0\.01%"):
         quantize.quantize(model, model.with_name("out.gguf"), "Q4_0", options=OPTIONS, verify=True)
+
+
+def test_rows_that_do_not_fill_its_groups_are_refused() -> None:
+    with pytest.raises(ShapeError, match=f"{NAME}: 20 rows are no multiple of 8"):
+        encode(NAME, rows_of(ODD_ROWS), None)
+    with pytest.raises(ShapeError, match=f"{NAME}: 4 rows are no multiple of 8"):
+        toy_codec.decode(encode(NAME, rows_of(MATRIX), None)[:4], 64)
 
 
 def test_what_it_refuses_is_named() -> None:

@@ -59,6 +59,14 @@ def test_every_row_passes_once_and_in_order(strip_rows: int, by_rows: bool) -> N
     assert all(len(rows) <= strip_rows for _, rows in found)
 
 
+@pytest.mark.parametrize("by_rows", [True, False])
+def test_strips_do_not_tear_the_groups_of_the_target_apart(strip_rows: int, by_rows: bool) -> None:
+    found = [(first, len(rows)) for first, rows in strips(Source(ROWS, by_rows), 8, 36, group=4)]
+    assert all(first % 4 == 0 and count % 4 == 0 for first, count in found)
+    assert sum(count for _, count in found) == 28
+    assert all(count <= max(4, strip_rows) for _, count in found)
+
+
 def test_rows_that_lie_in_columns_are_read_together(strip_rows: int) -> None:
     source = Source(ROWS, by_rows=False)
     list(strips(source, 3, 33))

@@ -318,3 +318,12 @@ def test_rows_that_are_no_matrix_of_floats(name: str) -> None:
         codec.encode(np.zeros(columns(codec), np.float32), None)
     with pytest.raises(ShapeError, match="float64"):
         codec.encode(np.zeros((1, columns(codec))), None)
+
+
+@every_format
+def test_data_of_another_row_length(name: str) -> None:
+    codec = get_format(name)
+    data = np.zeros((2, codec.type.row_bytes(columns(codec))), np.uint8)
+    for wrong in (data[:, :-1], data[0], data.view(np.int8)):
+        with pytest.raises(ShapeError, match=rf"{name}: data of rows of {columns(codec)} must be uint8"):
+            codec.decode(wrong, columns(codec))
