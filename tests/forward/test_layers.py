@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from forward.open import open_model
-from tests.convert.architectures.test_deepseek2_logits import write_f32
+from tests.convert.architectures.deepseek2.test_logits import write_f32
 from tests.forward.small_models import CHUNKS, V2_GROUPED, YARN_WITH_MSCALE, run_all_layers
 from tests.support.checkpoints import load_transformers, to_fp8, to_older_spelling, transformers_checkpoint
 

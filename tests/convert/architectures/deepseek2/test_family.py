@@ -43,7 +43,7 @@ from tests.support.checkpoints import (
     to_fp8,
 )
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "convert"
+GOLDEN = Path(__file__).parents[3] / "golden" / "convert"
 OUTTYPES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 
 
