@@ -5,7 +5,7 @@
     auto, auto_round:gptq, auto_round:auto_gptq, or none   GPTQ, zero points stored one less
     auto_round, auto_round:KERNEL                          GPTQ, zero points as they are
 
-There is no g_idx as a rule; groups are then runs of columns. Widths and group sizes can differ by module
+There is usually no g_idx, so groups are runs of columns. Widths and group sizes can differ by module
 (`extra_config`); both follow from the shapes.
 """
 

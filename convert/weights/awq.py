@@ -24,10 +24,9 @@ GEMV fast (llm-awq's second). Tiles of 4 rows and 64 columns; what is stored as 
 
 Marlin's layout has no qzeros; see `convert.weights.marlin`.
 
-Zero points are whole numbers, so that the first formula rounds once, in the product; a half-precision scale
-times a code is exact in float32, so that the second rounds once, in the sum. Which layout it is shows in
-the shapes. A row range reads the columns (GEMM: whole words of 8 outputs; GEMV fast: tiles of 4 rows) that
-hold it.
+Zero points are whole numbers, so the first formula rounds once, in the product. A half-precision scale times
+a code is exact in float32, so the second rounds once, in the sum. The shapes show which layout it is. A row
+range is read as the columns that hold it: whole words of 8 outputs in GEMM, tiles of 4 rows in GEMV fast.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
 BITS = 4
 PER_WORD = 8
 ORDER = np.array((0, 2, 4, 6, 1, 3, 5, 7))
-"""Which output of its eight field k of a word belongs to."""
+"""Output, of the eight in a word, that field k belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +220,7 @@ def _load_marlin(module: Module) -> Weight:
 
 
 def _padded_group_size(module: Module, n_cols: int) -> int:
-    """Return the configured group size: padding hides how many groups there are."""
+    """Return the configured group size; the padded shapes don't give the number of groups."""
     size = module.settings.integer("group_size", "q_group_size")
     if size is None or size == 0 or size < -1:
         raise CheckpointError(

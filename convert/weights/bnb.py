@@ -21,9 +21,9 @@ GPTQModel spells them X.weight_absmax, X.weight_quant_map, X.weight_quant_state 
 
     weight[i, j] = code[i, j] * scale[i] / 127
 
-One rounding in the look-up; two more in nested scales. The 8-bit formula rounds twice, as bitsandbytes does:
-after the product with the scale, and after that with float32(1 / 127). Row ranges read what they need, and of
-blocks that cross the range's ends the whole.
+The look-up rounds once, nested scales twice more. The 8-bit formula rounds twice, as bitsandbytes does: after
+the product with the scale, and after the product with float32(1 / 127). A row range reads what it needs, and
+blocks that cross its ends as a whole.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _STORAGE = ("U8", "I8", "F16", "BF16", "F32")
 
 @dataclass(frozen=True, slots=True)
 class NestedScales:
-    """Scales that are themselves quantized: values, their scales, blocks of how many, and what to add."""
+    """Scales that are themselves quantized, in blocks of `block_elems`; `offset` is added to each."""
 
     values: RawTensor
     scales: RawTensor
@@ -58,7 +58,7 @@ class NestedScales:
 class Bnb4Weight(Decoded):
     """A matrix of 4-bit codes in blocks.
 
-    codes   the bytes, under whatever dtype
+    codes   the bytes, of any dtype
     values  quant_map
     scales  absmax, one per block of `block_elems`
     nested  how to decode `scales`; None: they are floats

@@ -5,11 +5,11 @@
 
     weight[i, j] = (byte - 128) * scale[i]
 
-The product is the exact value rounded once. 128 bytes are a tile of two rows and 64 columns, tiles of the
-same rows one after the other: a row range reads the pairs of rows that hold it.
+The product is the exact value rounded once. 128 bytes are a tile of two rows and 64 columns, and the tiles of
+two rows follow each other. So a row range is read as the pairs of rows that hold it.
 
-This is the layout that devices of compute capability 7.5 to 8.9 write; a file doesn't say which it was, and
-what was written on 7.0 comes out shuffled.
+Devices of compute capability 7.5 to 8.9 write this layout. Files don't say which device wrote them, and those
+written on 7.0 come out shuffled.
 """
 
 from __future__ import annotations

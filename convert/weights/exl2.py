@@ -9,14 +9,13 @@
     weight[i, j] = (code[i, k] - 2^(bits - 1)) * scale[g, i]     k = invperm[j], g the group of k
     scale[g, i]  = (s + 1)^2 * scale_max[g] / 256
 
-Within a group codes are one stream of bits, low first. The scale is exact in float32, so the product is the
-exact value rounded once (exllamav2 itself computes in half precision).
+Within a group the codes are one stream of bits, low first. The scale is exact in float32, so the product is
+the exact value rounded once (exllamav2 itself computes in half precision).
 
-How many rows the padding hides is in no tensor of the module but the bias; without one it follows from the
-sizes in config.json where they explain the padding, and counts as a row otherwise.
+Of the module's tensors only the bias tells how many rows there are without the padding. Where there is no
+bias, the sizes in config.json decide if they explain the padding; otherwise the padding counts as rows.
 
-A row range of the weight is a column range of `q_weight` and `q_scale`; what is permuted are the columns of
-a row.
+A row range of the weight is a column range of `q_weight` and `q_scale`. Columns are permuted within a row.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ class Exl2Weight(Decoded):
             is_last = index + 1 == len(stored)
             n_group_words = (n_words if is_last else stored[index + 1][1]) - word
             n_codes, rest = divmod(n_group_words * 32, max(1, bits))
-            # The last word of all needn't be full.
+            # The very last word needn't be full.
             if is_last and -(-(n_cols - start) * bits // 32) == n_group_words:
                 n_codes, rest = n_cols - start, 0
             if bits not in WIDTHS or rest or n_codes <= 0 or (index == 0 and word):
@@ -168,7 +167,7 @@ _ROWS: Mapping[str, tuple[str, ...]] = {
     "down_proj": ("hidden_size",),
     "lm_head": ("vocab_size",),
 }
-"""Last part of a module's name -> the keys of config.json whose product is how many rows it has."""
+"""Last part of a module's name -> the keys of config.json whose product is its number of rows."""
 
 
 def _promised_rows(config: Mapping[str, Any], projection: str) -> int | None:

@@ -1,8 +1,8 @@
 """4-bit floats (E2M1) with a scale for every 16 or 32 columns: MXFP4 and NVFP4.
 
-Codes 0 .. 7 are 0, 0.5, 1, 1.5, 2, 3, 4, 6, those from 8 on the same below zero; two stand in a byte, the
-lower half first. The scale of a group is a power of two stored as its exponent (MXFP4, groups of 32), or an
-8-bit float that a factor of the whole matrix brings into range (NVFP4, groups of 16):
+Codes 0 .. 7 are 0, 0.5, 1, 1.5, 2, 3, 4, 6, and codes 8 .. 15 are their negatives. A byte holds two codes,
+the first one in its lower half. The scale of a group is a power of two stored as its exponent (MXFP4, groups
+of 32), or an 8-bit float that a factor of the whole matrix brings into range (NVFP4, groups of 16):
 
     X.weight_packed U8 (rows, cols / 2)   X.weight_scale U8 (rows, groups)       compressed-tensors, MXFP4
     X.weight_packed U8                    X.weight_scale F8_E4M3                 compressed-tensors, NVFP4
@@ -15,11 +15,11 @@ lower half first. The scale of a group is a power of two stored as its exponent 
 
     weight[i, j] = value(code[i, j]) * scale[i, group] * factor
 
-The first product is exact in float32, so that the whole is the exact value rounded once. The rows of gpt-oss
-are outputs, like everywhere else; its program transposes them after reading.
+The first product is exact in float32, so the result is the exact value rounded once. The rows of gpt-oss are
+outputs, as everywhere else; its program transposes them after reading.
 
 GGUF has both formats, with the codes in another order. Its NVFP4 has no place for the factor, so only a
-matrix whose factor is 1 is the same there.
+matrix whose factor is 1 can keep its codes.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Fp4Weight:
 
 
 def _row_range(raw: RawTensor, shape: tuple[int, ...], start: int, stop: int) -> np.ndarray:
-    """Return what `raw` stores for rows `start` to `stop` of a weight of `shape`, a line for each."""
+    """Return what `raw` stores for rows `start` to `stop` of a weight of `shape`, one line per row."""
     n_rows, _ = rows_and_cols(shape)
     lines = raw.n_rows // n_rows
     return raw.read_rows(start * lines, stop * lines).reshape(stop - start, lines * raw.n_cols)

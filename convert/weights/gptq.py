@@ -7,21 +7,20 @@
 
     weight[i, j] = (code[i, j] - zero[g, i]) * scale[g, i]        g = g_idx[j]
 
-The difference is exact, so the product is the exact value rounded once to float32. Act-order only makes
-g_idx jump; the columns stand in their own order. Without g_idx, or where it is all zero though there are
-several groups (a placeholder), groups are runs of columns.
+The difference is exact, so the product is the exact value rounded once to float32. With act-order g_idx jumps
+from group to group, but columns keep their order. Groups are runs of columns where there is no g_idx, or
+where it is a placeholder: all zero, though there are several groups.
 
 2, 3, 4 and 8 bits are one stream of bits, low first. GPTQModel's `gptq_p`, which is also what 5, 6 and 7
 bits are stored in, splits codes into planes (see `unpack_planes`). `bits` follows from the shapes, module
 by module: that honours every spelling of mixed widths.
 
-Zero points. In `gptq_v2` and `gptq_p` they are stored as they are; otherwise (v1) one less. Who writes v1
-subtracts 1 in every field of a whole word, so a zero of 0 borrows from the next field; adding the same
-constant to the word takes that back, adding 1 field by field would not. 3-bit fields, which cross words, are
-counted modulo 8.
+Zero points are stored as they are in `gptq_v2` and `gptq_p`, and less one otherwise (v1). Writers of v1
+subtract 1 from every field of a whole word at once, so a zero point of 0 borrows from the next field. Adding
+the same constant to the word undoes that; adding 1 field by field would not. 3-bit fields, which cross words,
+are counted modulo 8.
 
-A row range of the weight is a column range of `qweight`, `qzeros` and `scales`; besides, the whole
-of g_idx is read.
+A row range of the weight is a column range of `qweight`, `qzeros` and `scales`. All of g_idx is read for it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from convert.weights.groups import check_scales, group_size_of, read_scales
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
 
 LAYOUTS = {None: 1, "gptq": 1, "gptq_v2": 0, "gptq_p": 0}
-"""checkpoint_format -> what is missing in stored zero points."""
+"""Value of checkpoint_format -> number to add to stored zero points."""
 
 WIDTHS = (2, 3, 4, 5, 6, 7, 8)
 PLANAR_WIDTHS = (5, 6, 7)
@@ -55,7 +54,7 @@ class GptqWeight(Decoded):
     bits                          of a code
     planar                        codes are split into planes
     zero_offset                   what to add to stored zero points
-    group_size                    columns in a group where `groups` doesn't say it; 0: it has to
+    group_size                    columns in a group; 0 where `groups` says which columns these are
     """
 
     codes: RawTensor
@@ -168,7 +167,7 @@ def gptq_weight(module: Module, zero_offset: int, *, planar: bool = False) -> Gp
 def _bits(
     module: Module, codes: RawTensor, zeros: RawTensor | None, groups: RawTensor | None, n_rows: int
 ) -> int:
-    """Return the width of the codes: what the shapes allow; where that is several, what the settings say."""
+    """Return the width of the codes that the shapes allow; of several, the one that the settings give."""
     n_words = codes.shape[0]
     said = module.settings.integer("bits", "w_bit")
     if groups is not None:

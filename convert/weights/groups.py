@@ -1,4 +1,4 @@
-"""Groups of columns that share a scale: how long they are, and the scales of a row range.
+"""Finds how many columns share a scale, and reads the scales of a row range.
 
 Formats that pack along the input store scales as (n_groups, n_out): a row range of the weight is a column
 range there.
@@ -43,8 +43,8 @@ def read_scales(raw: RawTensor, start: int, stop: int) -> np.ndarray:
 def group_size_of(module: Module, n_cols: int, n_groups: int) -> int:
     """Return how many of the `n_cols` columns of `module` share a scale; the last group may be shorter.
 
-    The size that the configuration gives for this module or for all counts when it makes as many groups as
-    there are; else one that divides the row does (a -1, or no size at all, means the whole row).
+    The size that the configuration gives for this module, or for all, counts if it makes as many groups as
+    there are. Otherwise it is the size that divides the row into them; -1, or no size, means the whole row.
     raises  CheckpointError when neither fits
     """
     said = list(_sizes(module))

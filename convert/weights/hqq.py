@@ -6,15 +6,17 @@
 
     weight = (code - zero) * scale
 
-in float32: a rounding in the difference, which is no whole number, and one in the product.
+in float32, with one rounding in the difference, which is not a whole number, and one in the product.
 
-Groups are made on the matrix as one run of elements, row after row. Axis 1: a group is `group_size` elements
-of it. Axis 0: the run is cut into `group_size` equal pieces, and a group takes the same place of each.
+Groups are made on the matrix as one run of elements, row after row. For axis 1 a group is `group_size`
+consecutive elements. For axis 0 the run is cut into `group_size` equal pieces, and a group has the element at
+the same place of each.
 
-Packing is on that run too. It is cut into sections (2 for 4 bits, 4 for 2, 8 for 1, 10 for 3), the first of
-which is in the highest bits; 3 bits lie in 32-bit words, the others in bytes, 5 and more bits in a byte each.
-The last section can be filled up. So a row range reads one short range of `W_q`, or two where it crosses
-from a section into the next, and its scales (axis 0: all scales, 1 / `group_size` of the matrix).
+Packing works on that run too. It is cut into sections (2 for 4 bits, 4 for 2, 8 for 1, 10 for 3), the first
+of which is in the highest bits. Codes of 3 bits lie in 32-bit words, the others in bytes; codes of 5 and more
+bits take a byte each. The last section may be padded. So a row range reads one short range of `W_q`, or two
+where it crosses from one section into the next, and its scales (for axis 0 all scales, 1 / `group_size` of
+the matrix).
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from gguf_tools.errors import UnsupportedCheckpoint
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How codes share an element: its bytes, how many sections, and bits from one section to the next."""
+    """A way in which codes share an element: its bytes, its sections, and the bits of a section."""
 
     bytes: int
     sections: int
@@ -75,7 +77,7 @@ class HqqWeight(Decoded):
             return self._read_across(first, last).reshape(stop - start, n_cols)
         from convert.weights.unpack import scale_groups
 
-        # Whole groups, then what is wanted of them.
+        # Decode whole groups, then cut out the wanted elements.
         first_group, last_group = first // self.group_size, -(-last // self.group_size)
         from_element = first_group * self.group_size
         codes = self._read_codes(from_element, last_group * self.group_size).reshape(-1, self.group_size)

@@ -1,4 +1,4 @@
-"""Marlin: 4-bit GPTQ weights in the order in which a kernel reads them; and its 2:4 sparse variant.
+"""Marlin: 4-bit GPTQ weights in the order in which a kernel reads them, and its 2:4 sparse variant.
 
 Dense (the original Marlin's and AutoGPTQ's names; AutoAWQ stores the same as qweight and scales):
 
@@ -8,8 +8,7 @@ Dense (the original Marlin's and AutoGPTQ's names; AutoAWQ stores the same as qw
     weight[i, j] = (code[i, j] - 8) * scale[g, i]
 
 128 words of B are a tile of 64 rows and 16 columns of the weight, shuffled as `_tile_places` says. Scales are
-shuffled within 64 rows, or within 32 where one group holds all columns (what decides is how many groups there
-are, not the configured size).
+shuffled within 64 rows, or within 32 where there is a single group; the configured group size doesn't matter.
 
 Sparse (4 or 8 bits): of every four columns two are kept.
 
@@ -17,9 +16,9 @@ Sparse (4 or 8 bits): of every four columns two are kept.
     X.B_meta  or X.meta           I16    (n_cols / 32, 2 * n_rows)                which columns they stand in
     X.s       or X.scale_packed   float  (n_groups, n_rows)
 
-All else is exactly 0. The difference is exact, so that the product is the exact value rounded once.
+The other two are exactly 0. The difference is exact, so the product is the exact value rounded once.
 
-Tiles are 64 rows high: a row range reads the tiles that hold it, which are column ranges of all tensors.
+Tiles are 64 rows high. A row range is read as the tiles that hold it, which are column ranges of all tensors.
 """
 
 from __future__ import annotations
@@ -136,8 +135,8 @@ def _read_tiles(raw: RawTensor, bits: int, first: int, last: int, places: np.nda
 def _tile_places() -> np.ndarray:
     """Return where in a tile's 1024 codes each (row, column) of the weight stands, uint32 (64, 16).
 
-    A tile is four blocks of 16x16. A thread of 32 holds, of every block, four columns of the rows `lane // 4`
-    and 8 more.
+    A tile is four blocks of 16x16. Each of 32 threads holds, of every block, four columns of row `lane // 4`
+    and of the row 8 further on.
     """
     plain = [
         256 * block + 16 * column + lane // 4 + 8 * half

@@ -35,10 +35,10 @@ WORD_BITS = 32
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How codes stand in words.
+    """The way in which codes are packed into words.
 
-    bits   of a code
-    dense  one stream of bits; otherwise whole codes only, which for 1, 2, 4 and 8 bits is the same
+    bits   width of a code
+    dense  one stream of bits; otherwise a word has whole codes only, which is the same for 1, 2, 4 and 8 bits
     """
 
     bits: int
@@ -77,7 +77,7 @@ class PackedWeight(Decoded):
     zeros    as stored, None where quantization is symmetric
     g_idx    group of every column, None where groups are runs of columns
 
-    For any rows, the whole of g_idx is read; and of packed zero points the rows that share words with them.
+    Reading any rows reads all of g_idx, and packed zero points with all rows in the same words.
     """
 
     packed: RawTensor

@@ -1,4 +1,4 @@
-"""Weights stored as floats: F32, F16, BF16. What is read is what is stored, in the storage dtype."""
+"""Weights stored as floats (F32, F16, BF16), which are read in the dtype they are stored in."""
 
 from __future__ import annotations
 

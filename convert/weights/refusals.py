@@ -22,7 +22,7 @@ TENSORS: Mapping[str, str] = MappingProxyType({
     ".trellis": "EXL3",
     ".hadamard": "a rotation of the module's inputs",
 })  # fmt: skip
-"""Suffix of stored tensors -> what they show."""
+"""Suffix of stored tensors -> what makes a checkpoint unreadable that has them."""
 
 ROTATIONS = ("transform_config", "rotation_config")
 FINISHED = ("compressed", "frozen")
@@ -59,7 +59,7 @@ def refuse(checkpoint: Checkpoint, settings: Settings) -> None:
 
 
 def first_quantized(checkpoint: Checkpoint) -> str:
-    """Return how an error names the first stored tensor that is not plain."""
+    """Return words that name the first stored tensor that is not plain, for an error."""
     for name in checkpoint.names():
         if checkpoint.raw(name).dtype not in TYPES:
             return f"first such tensor: {name} ({checkpoint.raw(name).dtype})"

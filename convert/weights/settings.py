@@ -55,7 +55,7 @@ class Settings:
         return next((self.values[key] for key in keys if self.values.get(key) is not None), None)
 
     def where(self, key: str) -> str:
-        """Return how an error names `key`: "DIR/config.json: quantization_config.bits"."""
+        """Return where `key` stands, for an error: "DIR/config.json: quantization_config.bits"."""
         return f"{self.path}: {self.section}.{key}" if self.section else f"{self.path}: {key}"
 
     def bad(self, key: str, expected: str) -> BadConfig:

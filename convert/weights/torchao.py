@@ -1,4 +1,4 @@
-"""torchao's flattened tensors: 8-bit integers or floats, and what each tensor was in the header of its file.
+"""torchao's flattened tensors: 8-bit integers or floats, whose types stand in the header of the file.
 
     X._weight_qdata       I8 or F8_E4M3 (rows, cols)
     X._weight_scale       float (rows, n)
@@ -7,8 +7,8 @@
 
     weight[i, j] = (data[i, j] - zero) * scale     of the block of (i, j)
 
-Read are Int8Tensor and IntxUnpackedToInt8Tensor (fewer bits, a byte each) as Int8Weight, and Float8Tensor as
-Fp8Weight. The other types hold the layouts of kernels.
+Int8Tensor and IntxUnpackedToInt8Tensor (fewer bits, a byte each) are read as Int8Weight, and Float8Tensor as
+Fp8Weight. The other types hold the layouts of kernels and are refused.
 """
 
 from __future__ import annotations

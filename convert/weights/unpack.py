@@ -1,7 +1,7 @@
-"""Codes out of packed words, and weights out of codes: the kernels that packed formats share.
+"""Kernels that packed formats share: they take codes out of words and make weights of codes.
 
-Decoding runs in two steps. The first brings the codes of a row range into the order of the weight, one byte
-each; formats differ here. The second scales them by groups of columns:
+Decoding has two steps. The first brings the codes of a row range into the order of the weight, one byte each;
+formats differ here. The second scales them by groups of columns:
 
     weight[i, j] = (float32(code[i, j]) - zero[i, g]) * scale[i, g]        g the group of column j
 
@@ -10,9 +10,9 @@ With whole zero points the difference is exact, so that the product is the exact
 "Packed low first" means one stream of bits per row, little endian: code k of `bits` bits stands at bits
 k * bits to (k + 1) * bits, whether that crosses a word or not. Importing this module loads numba.
 
-The byte in between costs little: one core unpacks 50e9 codes/s of 4 bits (2e9 of other widths, which go
+The byte in between costs little. One core unpacks 50e9 codes/s of 4 bits (2e9 of other widths, which go
 through the general kernel) and scales 13e9 weights/s in groups of 128, 1.2e9 where every column has its own
-group. Slices instead of index arithmetic in the inner loops are what lets LLVM vectorise: 0.5e9 without.
+group. LLVM vectorises the inner loops because they use slices; with index arithmetic they reach 0.5e9.
 """
 
 from __future__ import annotations
