@@ -70,6 +70,14 @@ def test_every_tensor_and_key_is_in_the_file(toy: Path, tmp_path: Path) -> None:
             assert np.array_equal(float32(file, name), pairs(expected) if arranged else expected), name
 
 
+def test_stored_rows_are_copied_into_their_new_places(toy: Path, tmp_path: Path) -> None:
+    stored = read_tensors(toy)["model.layers.0.self_attn.q_proj.weight"]
+    convert.convert(toy, tmp_path / "toy.gguf", outtype="auto")
+    with open_gguf(tmp_path / "toy.gguf") as file:
+        rows = file.raw("blk.0.attn_q.weight").view(stored.dtype).reshape(stored.shape)
+    assert np.array_equal(rows, pairs(stored))
+
+
 def test_one_pass_to_a_mixture_equals_two(toy: Path, tmp_path: Path) -> None:
     importances = {
         f"blk.{layer}.ffn_up.weight": Importance(

@@ -5,26 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from convert.architectures.arrange import OutputTensor, Run
+import numpy as np
+
+from convert.architectures.arrange import OutputTensor, Renamed
 from convert.architectures.rules import Arrange, Drop, Output, Rule, Where, renamed
 from convert.weights.base import Weight
+from quantize.fill.heads import joined
+from quantize.fill.sources import rows_dtype
 from tests.end_to_end.toy_family.config import ToyConfig
 from tests.end_to_end.toy_family.options import Options
 
 
 @dataclass(frozen=True)
-class PairedRows(OutputTensor):
+class PairedRows(Renamed):
     """A weight whose heads of `head_rows` rows have rows i and i + head_rows / 2 side by side."""
 
-    weight: Weight
     head_rows: int
 
-    def runs(self, start: int, stop: int) -> Iterator[Run]:
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        rows = [super(PairedRows, self).read_rows(row, row + 1) for row in self._stored(start, stop)]
+        return joined(rows, (self.shape[-1],), rows_dtype(self.type))
+
+    def raw_rows(self, start: int, stop: int) -> np.ndarray:
+        rows = [super(PairedRows, self).raw_rows(row, row + 1) for row in self._stored(start, stop)]
+        return joined(rows, (), np.dtype(np.uint8))
+
+    def _stored(self, start: int, stop: int) -> Iterator[int]:
+        """Yield the number in the checkpoint of each row from `start` to `stop`."""
         for row in range(start, stop):
             head, within = divmod(row, self.head_rows)
             pair, second = divmod(within, 2)
-            stored = head * self.head_rows + second * (self.head_rows // 2) + pair
-            yield Run(self.weight, stored, stored + 1)
+            yield head * self.head_rows + second * (self.head_rows // 2) + pair
 
 
 def paired(name: str, weights: Sequence[Weight], config: ToyConfig) -> OutputTensor:
