@@ -20,6 +20,7 @@ ROOT = Path(__file__).parent
 LARGE = (
     "contract",
     "convert/weights/test_packed_weights.py",
+    "convert/weights/test_recorded_checkpoints.py",
     "end_to_end",
     "forward",
     "fuzz",
@@ -45,7 +46,7 @@ OUTSIDE = frozenset(
 )
 """Names by which a test reaches what is outside of this process, or takes seconds to load."""
 
-CODECS = frozenset({"F32", "F16", "Q4_0", "Q4_K", "IQ2_XXS", "IQ4_NL", "MXFP4", "TQ1_0"})
+CODECS = frozenset({"F32", "F16", "Q4_0", "Q4_K", "IQ2_XXS", "MXFP4", "TQ1_0"})
 """Codecs that stand for their families."""
 
 
