@@ -120,7 +120,7 @@ def _refusals(folder: Path) -> Refusals:
         taken=lambda: BadRequest(f"{folder}: another run is writing this output"),
         another=lambda difference: BadRequest(
             f"{folder}: begun with another {difference.where} ({str(difference.old)[:60]}, now"
-            f" {str(difference.new)[:60]}); --restart begins anew"
+            f" {str(difference.new)[:60]}); --restart starts over"
         ),
     )
 

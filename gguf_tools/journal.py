@@ -251,7 +251,7 @@ def _refusals(path: Path) -> Refusals:
         where, old, new = difference
         return OutputError(
             f"{path}: is that of another run: {where} was {_shown(old)}, now {_shown(new)};"
-            " --restart begins anew, or give the output another name"
+            " --restart starts over, or give the output another name"
         )
 
     return Refusals(

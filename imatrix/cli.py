@@ -154,7 +154,7 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
         "--memory", type=_gigabytes, default=4 << 30, metavar="GB",
         help="hidden states beyond so many gigabytes go to a file (default: 4)",
     )  # fmt: skip
-    run.add_argument("--restart", action="store_true", help="begin anew, whatever an earlier run has left")
+    run.add_argument("--restart", action="store_true", help="start over, whatever an earlier run has left")
 
 
 def _positive(text: str) -> int:

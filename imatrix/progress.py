@@ -30,7 +30,7 @@ class LayerBar:
 
     def start(self, n_layers: int, done: int) -> None:
         if done:
-            print(f"going on after {done} of {n_layers} layers", file=sys.stderr)
+            print(f"resuming after {done} of {n_layers} layers", file=sys.stderr)
         self._bar.start(n_layers, done)
 
     def advance(self, layers: float) -> None:

@@ -64,7 +64,7 @@ def add_restart_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--restart",
         action="store_true",
-        help="begin anew; otherwise the same command goes on where an interrupted run stopped",
+        help="start over; without it, the same command resumes where an interrupted run stopped",
     )
 
 

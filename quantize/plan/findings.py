@@ -85,7 +85,7 @@ def without_codec(plans: Sequence[TensorPlan]) -> Iterator[Finding]:
         if type_.name not in known
     }
     found |= {
-        f"{tensor.name}: {tensor.target_type.name} has bytes behind its rows and can't be copied": tensor.name
+        f"{tensor.name}: {tensor.target_type.name} has bytes after its rows and can't be copied": tensor.name
         for tensor in plans
         if tensor.is_copied and tensor.target_type.tensor_meta_bytes
     }

@@ -34,7 +34,7 @@ class Plan:
 
     file_type  name of the recipe
     tensors    in the order of the output
-    notes      other remarks, of whoever made the plan
+    notes      other remarks, added by the front
     findings   what a user should know: rules without effect, fallbacks, importances borrowed or missing; a
                plan with one that stops can't be run
     weighed    the importances of each tensor that has an `entry`, fitted to its rows

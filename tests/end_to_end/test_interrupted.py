@@ -231,7 +231,7 @@ def test_ctrl_c(made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     name = "quantize" if command == "quantize" else "convert-hf-to-gguf"
     assert done.stderr.startswith(f"{name}: interrupted; ")
     assert done.stderr.endswith(
-        f" of {N_CHUNKS} chunks are done and kept: the same command goes on from there\n"
+        f" of {N_CHUNKS} chunks are done and kept: the same command resumes there\n"
     )
     n_done = n_done_of(done.stderr)
     assert n_done >= 59
@@ -333,7 +333,7 @@ def test_another_run_is_refused_and_the_interrupted_one_can_go_on(
         assert made.run(other, trial.folder) == 1
     said = one_line(capsys)
     assert f"out.gguf.journal: is that of another run: {difference}" in said
-    assert said.endswith("; --restart begins anew, or give the output another name\n")
+    assert said.endswith("; --restart starts over, or give the output another name\n")
     with trial.watched():
         assert made.run("quantize", trial.folder) == 0
     assert "went on from an interrupted run: 70 of" in capsys.readouterr().out

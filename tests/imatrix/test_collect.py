@@ -202,7 +202,7 @@ def test_kill_and_go_on_gives_the_same_bytes(tiny_folder: Path, calibration: Pat
         assert not out.exists()
     assert n_killed == 3
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "going on after" in done.stderr
+    assert "resuming after" in done.stderr
     assert out.read_bytes() == expected
     assert not work.exists()
 

@@ -125,7 +125,7 @@ def test_bytes_behind_the_rows_are_not_lost_in_silence() -> None:
     plan = build_plan(tensors, RECIPES["COPY"], FACTS["tiny-deepseek-v3"])
     (finding,) = without_codec(plan.tensors)
     assert finding.stops
-    assert "blk.0.ffn_up.weight: I2_S has bytes behind its rows and can't be copied" in finding.text
+    assert "blk.0.ffn_up.weight: I2_S has bytes after its rows and can't be copied" in finding.text
 
 
 def test_options_of_llama_quantize() -> None:
