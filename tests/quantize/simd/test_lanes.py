@@ -395,8 +395,6 @@ def test_a_change_of_what_a_kernel_is_made_of_makes_it_stale(
     before = lanes.read_text()
     try:
         lanes.write_text(before + "\n# changed\n")
-        assert installed.run()[1:] == ["1", "0"]
-        lanes.write_text(before + "\nCHANGED = 1\n")
         assert installed.run()[1:] == ["0", "1"]
     finally:
         lanes.write_text(before)
