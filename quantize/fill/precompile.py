@@ -21,7 +21,7 @@ from gguf_tools.errors import ToolkitError
 from gguf_tools.ggml_types import GGMLType, by_name
 from quantize.fill.encode import FillJob
 from quantize.fill.sources import FLOAT_DTYPES, rows_dtype
-from quantize.formats import get_format
+from quantize.formats import get_decoder, get_format
 from quantize.formats.codecs import ignores_importances
 from quantize.weighting import ColumnWeights
 
@@ -54,7 +54,7 @@ class Encoding:
         source, target = by_name(self.source), get_format(self.target)
         if source not in FLOAT_DTYPES:
             data = np.zeros((source.rows_interleaved, source.row_bytes(source.block_elems)), np.uint8)
-            get_format(source).decode(data, source.block_elems)
+            get_decoder(source)(data, source.block_elems)
         n_cols = target.type.block_elems
         rows = np.zeros((target.type.rows_interleaved, n_cols), rows_dtype(source))
         target.encode(rows, ColumnWeights(np.ones(n_cols, np.float32)) if self.is_weighted else None)

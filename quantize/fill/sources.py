@@ -22,7 +22,7 @@ from gguf_tools.ggml_types import BF16, F16, F32, GGMLType
 from gguf_tools.reader import GGUFSource
 from gguf_tools.shards import open_gguf
 from gguf_tools.tensors import TensorInfo
-from quantize.formats import get_format
+from quantize.formats import get_decoder
 
 FLOAT_DTYPES: dict[GGMLType, np.dtype[Any]] = {
     F32: np.dtype(np.float32),
@@ -156,14 +156,17 @@ class GGUFTensor:
     def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Return rows start .. stop - 1, (stop - start, n_cols), of float32, float16 or bfloat16.
 
-        raises   QuantError for a storage type without a codec
+        Of interleaved rows, whole groups are read.
+        raises   QuantError for a storage type without a decoder, ShapeError for rows that fill no group
         """
         dtype = FLOAT_DTYPES.get(self.type)
         if dtype is not None:
             return self.raw_rows(start, stop).view(dtype).reshape(stop - start, self._info.n_cols)
         try:
-            codec = get_format(self.type)
+            decode = get_decoder(self.type)
         except QuantError as error:
             raise QuantError(f"{self.name}: can't be decoded: {error}") from None
-        data = self.raw_rows(start, stop).reshape(stop - start, -1)
-        return codec.decode(data, self._info.n_cols)
+        group = self.type.rows_interleaved
+        first, last = start // group * group, -(-stop // group) * group
+        data = self.raw_rows(first, last).reshape(last - first, -1)
+        return decode(data, self._info.n_cols)[start - first : stop - first]

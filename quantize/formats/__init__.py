@@ -1,4 +1,4 @@
-"""The codecs, one module per ggml type, found by name in the table of codecs.py.
+"""The codecs, one module per ggml type, found by name in the tables of codecs.py.
 
 A module is imported when its format is first asked for: listing the names costs nothing, and numba is
 loaded by a run that encodes, not by one that prints a plan.
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from gguf_tools.errors import QuantError
 from gguf_tools.ggml_types import GGMLType
-from quantize.formats.codecs import CODECS
+from quantize.formats.codecs import CODECS, DECODERS
 
 if TYPE_CHECKING:
-    from quantize.formats.base import QuantFormat
+    from quantize.formats.base import Decode, QuantFormat
 
 
 def available() -> tuple[str, ...]:
@@ -22,13 +22,37 @@ def available() -> tuple[str, ...]:
     return tuple(CODECS)
 
 
+def decodable() -> tuple[str, ...]:
+    """Return the names of the types that can be decoded: those of `available`, and more."""
+    return (*CODECS, *DECODERS)
+
+
 def get_format(type_: str | GGMLType) -> QuantFormat:
     """Return the codec of a ggml type, given the type or its name in any case.
 
     raises   QuantError for a type without a codec
     """
-    name = type_.name if isinstance(type_, GGMLType) else type_.upper()
+    name = _name_of(type_)
     if name not in CODECS:
-        raise QuantError(f"{name}: no codec for this type; there are {', '.join(CODECS)}")
+        lacking = "encoder" if name in DECODERS else "codec"
+        raise QuantError(f"{name}: no {lacking} for this type; there are {', '.join(CODECS)}")
     format_: QuantFormat = import_module(CODECS[name].module, __package__).FORMAT
     return format_
+
+
+def get_decoder(type_: str | GGMLType) -> Decode:
+    """Return what decodes a ggml type, given the type or its name in any case.
+
+    raises   QuantError for a type without a codec and without a decoder
+    """
+    name = _name_of(type_)
+    if name in CODECS:
+        return get_format(name).decode
+    if name not in DECODERS:
+        raise QuantError(f"{name}: no codec for this type; there are {', '.join(decodable())}")
+    decode: Decode = import_module(DECODERS[name], __package__).decode
+    return decode
+
+
+def _name_of(type_: str | GGMLType) -> str:
+    return type_.name if isinstance(type_, GGMLType) else type_.upper()

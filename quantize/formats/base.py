@@ -21,6 +21,8 @@ where rows are made of blocks, `encode`, `decode`, its kernels, and `FORMAT`.
 (n_rows, n_cols), the numbers that ggml's decoder gives. It raises ShapeError if n_cols columns do not take
 so many bytes. The result may be a view of `data`.
 
+A module of a type that can only be decoded has `BLOCK` and `decode`.
+
 Two modules may make the same bytes, but each serves one type: its id in the file is all that a reader knows.
 
 Kernels see flat arrays: numba compiles a kernel once for each type of its arguments, so `as_source` gives
@@ -53,6 +55,9 @@ Floats32 = npt.NDArray[np.float32]
 
 Bytes = npt.NDArray[np.uint8]
 
+Decode = Callable[[Bytes, int], Floats32]
+"""A function decode(data, n_cols), as the contract has it."""
+
 
 @dataclass(frozen=True)
 class QuantFormat:
@@ -60,7 +65,7 @@ class QuantFormat:
 
     type: GGMLType
     encode: Callable[[Rows, Weighting | None], Bytes]
-    decode: Callable[[Bytes, int], Floats32]
+    decode: Decode
 
 
 def as_source(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:

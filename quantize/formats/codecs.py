@@ -1,7 +1,9 @@
-"""The table of codecs: everything the project knows of a ggml type that it can encode, one row per type.
+"""The tables of codecs: everything the project knows of a ggml type that it can encode, one row per type.
 
 What a type's bytes are is in its module; its sizes are facts of the file format (gguf_tools.ggml_types). All
-else is here and only here, so a new type is one module and one row. Listing the table loads no numba.
+else is here and only here, so a new type is one module and one row. Listing the tables loads no numba.
+
+A type that can only be decoded has its row in DECODERS. It can be the type of an input, not of an output.
 """
 
 from __future__ import annotations
@@ -94,6 +96,27 @@ CODECS: Mapping[str, Codec] = {
     "Q2_0": Codec(".few_bits.q2_0", _IGNORED, _halves(1.00, 2), "Q4_0"),
 }
 """The rows by the name of the type."""
+
+DECODERS: Mapping[str, str] = {
+    "Q6_0": ".ik.q6_0",
+    "IQ2_K": ".ik.iq2_k",
+    "IQ3_K": ".ik.iq3_k",
+    "IQ4_K": ".ik.iq4_k",
+    "IQ5_K": ".ik.iq5_k",
+    "IQ6_K": ".ik.iq6_k",
+    "IQ2_KS": ".ik.iq2_ks",
+    "IQ3_KS": ".ik.iq3_ks",
+    "IQ4_KS": ".ik.iq4_ks",
+    "IQ4_KSS": ".ik.iq4_kss",
+    "IQ5_KS": ".ik.iq5_ks",
+    "IQ2_KL": ".ik.iq2_kl",
+    "IQ1_KT": ".ik.iq1_kt",
+    "IQ2_KT": ".ik.iq2_kt",
+    "IQ3_KT": ".ik.iq3_kt",
+    "IQ4_KT": ".ik.iq4_kt",
+    "Q8_KV": ".ik.q8_kv",
+}
+"""The modules, with a function `decode`, of the types that can be decoded but not encoded."""
 
 
 def ignores_importances(name: str) -> bool:

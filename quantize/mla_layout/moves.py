@@ -23,7 +23,7 @@ from pathlib import Path
 from gguf_tools.errors import BadOverride, QuantError
 from gguf_tools.ggml_types import BF16, F16, F32, Q8_0, GGMLType
 from gguf_tools.tensors import TensorInfo
-from quantize.formats import available
+from quantize.formats import available, decodable
 from quantize.mla_layout.layouts import HeadSizes, LayerTensors, place_of, roles_in, tensor_name
 from quantize.mla_layout.names import MLALayout
 from quantize.plan.overrides import Override, find_override
@@ -196,14 +196,14 @@ def dropped(tensors: Iterable[TensorInfo], moves: Iterable[Move]) -> tuple[Tenso
 
 def refuse_uncodable(moves: Iterable[Move], path: Path, wanted: MLALayout) -> None:
     """Raise QuantError, naming the tensors, when some would have to pass through a type without a codec."""
-    known = set(available())
+    known = {"decoded": decodable(), "encoded": available()}
     stuck: dict[tuple[str, str], list[str]] = {}
     for move in moves:
         for rows in move.moved:
             if rows.is_verbatim:
                 continue
             for type_, verb in ((rows.origin.type, "decoded"), (rows.type, "encoded")):
-                if type_.name not in known:
+                if type_.name not in known[verb]:
                     concerned = rows.origin if verb == "decoded" else move.info
                     stuck.setdefault((type_.name, verb), []).append(concerned.name)
     if not stuck:

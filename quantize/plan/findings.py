@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
+from math import prod
 
 from gguf_tools.errors import BadImportance, BadRequest, NeedsImportance, QuantError
 from gguf_tools.findings import Finding
 from gguf_tools.tensors import TensorInfo
-from quantize.formats import available
+from quantize.formats import available, decodable
 from quantize.importance import ONE_ROW_FOR_ALL, Importances
 from quantize.plan.decide import Decider, PlanOptions
 from quantize.plan.model_facts import ARCHITECTURES_WITH_OWN_RULES, ModelFacts
@@ -76,13 +77,20 @@ def find_all(
 
 def without_codec(plans: Sequence[TensorPlan]) -> Iterator[Finding]:
     """Yield one finding when some tensors can't be decoded or encoded here, or not even copied row by row."""
-    known = set(available())
+    known = {"decoded": decodable(), "encoded": available()}
     found = {
         f"{tensor.name}: {type_.name} can't be {verb} yet ({_types_text(tensor)})": tensor.name
         for tensor in plans
         if not tensor.is_copied
         for type_, verb in ((tensor.source_type, "decoded"), (tensor.target_type, "encoded"))
-        if type_.name not in known
+        if type_.name not in known[verb]
+    }
+    found |= {
+        f"{tensor.name}: {tensor.source_type.name} keeps {group} rows together, and {n_rows} rows are no"
+        " multiple of that": tensor.name
+        for tensor in plans
+        for group, n_rows in ((tensor.source_type.rows_interleaved, prod(tensor.shape[-2:-1])),)
+        if not tensor.is_copied and n_rows % group
     }
     found |= {
         f"{tensor.name}: {tensor.target_type.name} has bytes after its rows and can't be copied": tensor.name

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tests.naive import blocks_of_32, few_bits, floats, fp4, iq1, iq2, iq3, nonlinear, super_blocks
+from tests.naive import blocks_of_32, few_bits, floats, fp4, ik, iq1, iq2, iq3, nonlinear, super_blocks
 
 Row = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -64,3 +64,16 @@ TWINS: dict[str, Twin] = {
     "Q1_0": Twin(few_bits.quantize_q1_0, few_bits.dequantize_q1_0),
     "Q2_0": Twin(few_bits.quantize_q2_0, few_bits.dequantize_q2_0),
 }
+
+DECODERS: dict[str, Callable[[Bytes], Row]] = {
+    "Q6_0": ik.dequantize_q6_0,
+    "IQ2_K": ik.dequantize_iq2_k,
+    "IQ3_K": ik.dequantize_iq3_k,
+    "IQ4_K": ik.dequantize_iq4_k,
+    "IQ2_KS": ik.dequantize_iq2_ks,
+    "IQ4_KS": ik.dequantize_iq4_ks,
+    "IQ4_KSS": ik.dequantize_iq4_kss,
+    "IQ3_KT": ik.dequantize_iq3_kt,
+    "IQ4_KT": ik.dequantize_iq4_kt,
+}
+"""Of types that can only be decoded; the rest of these are compared with recorded rows alone."""

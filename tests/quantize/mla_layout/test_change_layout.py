@@ -63,9 +63,9 @@ def test_reshaping_and_dropping_touch_no_block(type_: GGMLType, tmp_path: Path) 
 
 
 def test_what_cannot_be_decoded_is_refused_in_one_line_before_anything_is_written(tmp_path: Path) -> None:
-    path = model(tmp_path / "in.gguf", "none", types.IQ4_KS)
+    path = model(tmp_path / "in.gguf", "none", types.IQ2_BN)
     with pytest.raises(
-        QuantError, match=r"blk.0-1.attn_kv_b.weight \(IQ4_KS\) must be decoded.*--mla split"
+        QuantError, match=r"blk.0-1.attn_kv_b.weight \(IQ2_BN\) must be decoded.*--mla split"
     ) as e:
         change_layout(path, tmp_path / "out.gguf", "split")
     assert "\n" not in str(e.value)

@@ -1,0 +1,64 @@
+"""IQ3_K: 256 weights in 110 bytes, 3.4375 bits each, on eight levels out of two sets.
+
+    bytes      field
+    0 .. 1     d         float16
+    2 .. 3     extra     bit j is set if sub-block j uses the second set of LEVELS_3
+    4 .. 5     scales_h  bit j is set if the scale of sub-block j is negative
+    6 .. 13    scales_l  magnitudes sc of 4 bits: byte j holds sc[2 * j] in its lower half, sc[2 * j + 1] in
+                         the upper
+    14 .. 77   qs        bits 0 .. 1 of the codes q: 32 bytes hold 128, the lowest bits first
+    78 .. 109  qh        bit 2 of the codes: bit j of byte i is that of weight 32 * j + i
+
+The value of weight i = 0 .. 15 in sub-block j = 0 .. 15:
+
+    d * (2 * sc[j] + 1) * sign[j] * level[q[16 * j + i]]
+
+Source: block_iq3_k and dequantize_row_iq3_k of ik_llama.cpp 8337e4c.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.ggml_types import IQ3_K
+from quantize.formats.base import Bytes, Floats32, decode_blocks
+from quantize.formats.blocks_of_32.scales import float_at
+from quantize.formats.ik.levels import LEVELS_3, SUPER_ELEMS
+from quantize.simd.kernel import kernel
+
+BLOCK = np.dtype(
+    [
+        ("d", "<u2"),
+        ("extra", "<u2"),
+        ("scales_h", "<u2"),
+        ("scales_l", "u1", 8),
+        ("qs", "u1", 64),
+        ("qh", "u1", 32),
+    ]
+)
+
+
+def decode(data: Bytes, n_cols: int) -> Floats32:
+    """Return the weights of rows of IQ3_K."""
+    return decode_blocks(data, n_cols, IQ3_K, _decode)
+
+
+_BYTES = BLOCK.itemsize
+
+
+@kernel
+def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+    for k in range(data.size // _BYTES):
+        block = data[k * _BYTES : (k + 1) * _BYTES]
+        d = float_at(block, 0)
+        for j in range(16):
+            second = block[2 + j // 8] >> j % 8 & 1
+            magnitude = 2 * (block[6 + j // 2] >> 4 * (j % 2) & 0xF) + 1
+            scale = d * np.float32(-magnitude if block[4 + j // 8] >> j % 8 & 1 else magnitude)
+            lower = block[14 + 32 * (j // 8) + 16 * (j % 2) :]
+            upper = block[78 + 16 * (j % 2) :]
+            weights = out[k * SUPER_ELEMS + 16 * j :]
+            for i in range(16):
+                code = lower[i] >> 2 * (j // 2 % 4) & 3 | (upper[i] >> j // 2 & 1) << 2
+                weights[i] = scale * LEVELS_3[8 * second + code]

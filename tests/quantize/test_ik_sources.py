@@ -1,0 +1,87 @@
+"""Files made by ik_llama.cpp as inputs: quantized further, refused in one line where they can't be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import quantize
+from gguf_tools import open_gguf
+from gguf_tools.errors import BadRequest, ExecutionError, QuantError
+from gguf_tools.ggml_types import by_name
+from gguf_tools.layout import FileLayout
+from gguf_tools.tensors import TensorInfo
+from gguf_tools.values import Value
+from gguf_tools.writer import GGUFWriter
+from quantize import PlanOptions
+from quantize.formats import get_decoder
+from tests.quantize.codecs import encode
+
+NAME = "blk.0.ffn_up.weight"
+GOLDEN = Path(__file__).parents[1] / "golden" / "ik" / "vectors.npz"
+AGAIN = PlanOptions(allow_requantize=True)
+
+
+def recorded(type_name: str) -> npt.NDArray[np.uint8]:
+    """Return sixteen rows of 512, uint8 (16, row bytes)."""
+    with np.load(GOLDEN) as file:
+        data: npt.NDArray[np.uint8] = file[f"bytes_{type_name}"].reshape(16, -1)
+    return data
+
+
+def write_model(
+    path: Path, type_name: str, data: npt.NDArray[np.generic], shape: tuple[int, ...] = (16, 512)
+) -> Path:
+    """Write a model of nothing but one tensor."""
+    metadata = {
+        "general.architecture": Value.string("deepseek2"),
+        "deepseek2.block_count": Value.u32(1),
+    }
+    layout = FileLayout.of(metadata, [TensorInfo(NAME, shape, by_name(type_name))])
+    with GGUFWriter(path, layout) as writer:
+        writer.write(layout.offset_of(NAME), data.reshape(-1).view(np.uint8))
+        writer.publish()
+    return path
+
+
+@pytest.mark.parametrize("type_name", ["IQ4_KS", "IQ3_K", "IQ2_KT"])
+def test_a_file_of_theirs_is_quantized_further(tmp_path: Path, type_name: str) -> None:
+    data = recorded(type_name)
+    path, out = write_model(tmp_path / "in.gguf", type_name, data), tmp_path / "out.gguf"
+    with pytest.raises(BadRequest, match=f"quantized already: {NAME} \\({type_name} -> Q8_0\\)"):
+        quantize.quantize(path, out, "Q8_0")
+    quantize.quantize(path, out, "Q8_0", options=AGAIN, verify=True)
+    expected = encode("Q8_0", get_decoder(type_name)(data, 512), None)
+    with open_gguf(out) as file:
+        assert bytes(file.raw(NAME)) == expected.tobytes()
+
+
+def test_their_tensors_are_copied_as_they_are(tmp_path: Path) -> None:
+    data = recorded("IQ5_KS")
+    quantize.quantize(
+        write_model(tmp_path / "in.gguf", "IQ5_KS", data), tmp_path / "out.gguf", "COPY", verify=True
+    )
+    with open_gguf(tmp_path / "out.gguf") as file:
+        assert bytes(file.raw(NAME)) == data.tobytes()
+
+
+def test_a_target_that_can_only_be_decoded_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "in.gguf", "F32", np.ones((16, 512), np.float32))
+    options = PlanOptions(overrides=quantize.parse_overrides(["ffn_up=IQ4_KS"]))
+    with pytest.raises(QuantError, match=f"{NAME}: IQ4_KS can't be encoded yet .*; known types: F32") as e:
+        quantize.quantize(path, tmp_path / "out.gguf", "Q8_0", options=options)
+    assert "\n" not in str(e.value)
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_a_row_scale_that_is_not_finite_is_refused_in_one_line(tmp_path: Path) -> None:
+    data = recorded("IQ4_KS").copy()
+    data[3, :4] = np.array([np.nan], "<f4").view(np.uint8)
+    path = write_model(tmp_path / "in.gguf", "IQ4_KS", data)
+    with pytest.raises(ExecutionError, match=f"{NAME}: weight at row 3, column 0 is nan") as e:
+        quantize.quantize(path, tmp_path / "out.gguf", "Q8_0", options=AGAIN)
+    assert "\n" not in str(e.value)
+    assert not (tmp_path / "out.gguf").exists()
