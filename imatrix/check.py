@@ -77,7 +77,7 @@ def _check_model(entries: Importances, model: CheckedModel) -> Iterator[Finding]
     used: set[str] = set()
     without: list[str] = []
     for tensor in model.tensors:
-        role = tensor_role(tensor.name, tensor.shape)
+        role = tensor_role(tensor.name, tensor.shape, model.facts.architecture)
         try:
             resolved = resolve(tensor, entries, model.facts.n_heads)
         except BadImportance as error:

@@ -36,6 +36,8 @@ class Role(Enum):
     FFN_UP = "ffn_up"
     FFN_GATE = "ffn_gate"
     FFN_DOWN = "ffn_down"
+    QUERY_LATENT = "low-rank query"
+    NEXTN_PROJ = "nextn.eh_proj"
     OTHER = "other"
 
 
@@ -93,6 +95,47 @@ _KEPT_NAMES: dict[str, str] = {
     "token_types.weight": "token types",
 }
 
+
+@dataclass(frozen=True)
+class _OwnNames:
+    """Parts of names that have a meaning in one architecture only; they are tried before the general ones.
+
+    kept   parts of names that are never quantized, each with the reason
+    roles  parts of names of tensors that get a type of their own, each with the role
+    """
+
+    kept: tuple[tuple[str, str], ...] = ()
+    roles: tuple[tuple[str, Role], ...] = ()
+
+
+_NO_OWN_NAMES = _OwnNames()
+
+# By architecture; facts of llama-quant.cpp (LLM_ARCH_GLM5_NEXT).
+_OWN_NAMES: dict[str, _OwnNames] = {
+    "glm5-next": _OwnNames(
+        kept=(
+            ("hc_", "hyper-connection"),
+            ("indexer.attn_q_b", "indexer projection"),
+            ("indexer.attn_k", "indexer projection"),
+            ("indexer.proj", "indexer projection"),
+            ("indexer_compressor_gate", "indexer projection"),
+            ("indexer_compressor_ape", "indexer projection"),
+            *(
+                (f"ssm_{part}.weight", "gate of linear attention")
+                for part in ("f_a", "f_b", "g_a", "g_b", "beta")
+            ),
+            ("attn_kv_a_mqa.weight", "low-rank keys and values"),
+            ("attn_k_b.weight", "low-rank keys and values"),
+            ("attn_v_b.weight", "low-rank keys and values"),
+        ),
+        roles=(
+            ("attn_q_a", Role.QUERY_LATENT),
+            ("attn_q_b", Role.QUERY_LATENT),
+            ("nextn.eh_proj", Role.NEXTN_PROJ),
+        ),
+    ),
+}
+
 # The second half of each head's rows in attn_kv_b is attn_v_b, so the activations of one serve the other.
 _SAME_ACTIVATIONS: tuple[tuple[str, str], ...] = (
     ("attn_v_b.weight", "attn_kv_b.weight"),
@@ -102,7 +145,7 @@ _SAME_ACTIVATIONS: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True)
 class TensorRole:
-    """What a tensor's name and number of dimensions say about it.
+    """What a tensor's name, number of dimensions and architecture say about it.
 
     layer    the N of `blk.N.`, or None outside the layers
     kept_as  why it is never quantized, in a phrase; None when it may be quantized
@@ -113,25 +156,29 @@ class TensorRole:
     kept_as: str | None
 
 
-def tensor_role(name: str, shape: tuple[int, ...]) -> TensorRole:
-    """Return the role of tensor `name` of `shape` (rows first)."""
-    return TensorRole(_role(name), layer_of(name), _kept_as(name, shape))
+def tensor_role(name: str, shape: tuple[int, ...], architecture: str | None = None) -> TensorRole:
+    """Return the role of tensor `name` of `shape` (rows first) in a file of `architecture`.
+
+    Without an architecture, the name means what it means in most.
+    """
+    own = _NO_OWN_NAMES if architecture is None else _OWN_NAMES.get(architecture, _NO_OWN_NAMES)
+    return TensorRole(_role(name, own), layer_of(name), _kept_as(name, shape, own))
 
 
-def _role(name: str) -> Role:
+def _role(name: str, own: _OwnNames) -> Role:
     if name in _WHOLE_NAMES:
         return _WHOLE_NAMES[name]
-    return next((role for part, role in _PARTS if part in name), Role.OTHER)
+    return next((role for part, role in (*own.roles, *_PARTS) if part in name), Role.OTHER)
 
 
-def _kept_as(name: str, shape: tuple[int, ...]) -> str | None:
+def _kept_as(name: str, shape: tuple[int, ...], own: _OwnNames) -> str | None:
     if n_dims(shape) < 2:
         return "1-D"
     if not name.endswith("weight"):
         return "not a weight"
     if name in _KEPT_NAMES:
         return _KEPT_NAMES[name]
-    return next((reason for part, reason in _KEPT_PARTS if part in name), None)
+    return next((reason for part, reason in (*own.kept, *_KEPT_PARTS) if part in name), None)
 
 
 def float32_reason(name: str, shape: tuple[int, ...]) -> str | None:

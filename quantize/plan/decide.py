@@ -30,7 +30,8 @@ from gguf_tools.tensors import TensorInfo
 from quantize.plan.fallback import describe_misfit, fit
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.overrides import Override, find_override
-from quantize.plan.recipes import V_LIKE, Recipe, Situation
+from quantize.plan.recipes import Recipe
+from quantize.plan.rules import V_LIKE, Situation
 from quantize.roles import Role, TensorRole, file_order, in_layer_ranges
 
 

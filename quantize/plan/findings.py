@@ -17,7 +17,6 @@ from gguf_tools.tensors import TensorInfo
 from quantize.formats import available, decodable
 from quantize.importance import ONE_ROW_FOR_ALL, Importances
 from quantize.plan.decide import Decider, PlanOptions
-from quantize.plan.model_facts import ARCHITECTURES_WITH_OWN_RULES, ModelFacts
 from quantize.plan.overrides import idle_overrides
 from quantize.plan.tensor_plan import TensorPlan
 from quantize.roles import in_layer_ranges, sibling_with_same_activations
@@ -28,7 +27,6 @@ _NAMED_IN_A_NOTE = 3
 class Kind(StrEnum):
     """What a finding is about; stable words for programs."""
 
-    ARCHITECTURE = "architecture"
     RULE_WITHOUT_EFFECT = "rule without effect"
     RULE_SHADOWED = "rule shadowed"
     FALLBACK = "fallback"
@@ -53,7 +51,6 @@ def stop_at_errors(findings: Iterable[Finding]) -> None:
 
 def find_all(
     plans: Sequence[TensorPlan],
-    facts: ModelFacts,
     *,
     source: Sequence[TensorInfo],
     importances: Importances,
@@ -68,7 +65,6 @@ def find_all(
         *_unfit_data(plans),
         *_quantized_already(plans, options),
         *_missing_data(plans, bool(importances)),
-        *_architecture(facts),
         *_idle_rules(plans, options, recipe_name),
         *fallbacks(plans),
         *_uses_of_data(source, plans, importances),
@@ -133,15 +129,6 @@ def _missing_data(plans: Sequence[TensorPlan], has_importances: bool) -> Iterato
 
 
 # ---- what is worth knowing
-
-
-def _architecture(facts: ModelFacts) -> Iterator[Finding]:
-    if facts.architecture in ARCHITECTURES_WITH_OWN_RULES:
-        yield Finding(
-            Kind.ARCHITECTURE,
-            f"llama-quantize has rules of its own for {facts.architecture}, which are not known here:"
-            " some types may differ from its choice",
-        )
 
 
 def _idle_rules(plans: Sequence[TensorPlan], options: PlanOptions, recipe_name: str) -> Iterator[Finding]:

@@ -8,18 +8,26 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.hparams import architecture_of, known_hparams
 from gguf_tools.values import Metadata
 
-ARCHITECTURES_WITH_OWN_RULES = frozenset({"falcon", "glm5-next", "bailingmoe3"})
-"""Architectures for which llama.cpp's recipes have special rules; ours treat them like any other model."""
+WITHOUT_HPARAMS = frozenset({"clip"})
+"""Architectures whose hyper-parameters llama-quantize does not read (llama_model_base::load_hparams). `clip`
+is the one of mmproj files, which hold the vision or audio part of a model."""
+
+LAYERS_OF_70B = {"llama": 80, "qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
+"""Layers of the models that llama.cpp takes for one of 70 billion weights, by architecture
+(llama_model_<architecture>::load_arch_hparams: LLM_TYPE_70B)."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
     """What the choice of types depends on, besides the tensors themselves.
 
-    n_layers    `block_count`, which includes layers for multi-token prediction
-    n_experts   routed experts per layer; 0 for a dense model
-    n_heads     attention heads, None when the metadata does not say
-    n_kv_heads  heads of keys and values; 1 when the file has the compressed MLA layout
+    Where layers differ, the numbers of heads are those of the first.
+
+    n_layers      `block_count`, which includes layers for multi-token prediction; 0 for an mmproj file
+    n_experts     routed experts per layer; 0 for a dense model
+    n_heads       attention heads, None when the metadata does not say
+    n_kv_heads    heads of keys and values; 1 when the file has the compressed MLA layout
+    n_mtp_layers  layers for multi-token prediction
     """
 
     architecture: str
@@ -27,6 +35,7 @@ class ModelFacts:
     n_experts: int = 0
     n_heads: int | None = None
     n_kv_heads: int | None = None
+    n_mtp_layers: int = 0
 
     @classmethod
     def from_metadata(cls, metadata: Metadata) -> ModelFacts:
@@ -37,6 +46,8 @@ class ModelFacts:
         architecture = architecture_of(metadata)
         if architecture is None:
             raise BadRequest("general.architecture: missing from the metadata, expected a model file")
+        if architecture in WITHOUT_HPARAMS:
+            return cls(architecture, n_layers=0)
         hparams = known_hparams(metadata, architecture)
         n_layers = hparams.first("block_count")
         if n_layers is None:
@@ -49,16 +60,30 @@ class ModelFacts:
             n_experts=hparams.first("expert_count") or 0,
             n_heads=n_heads,
             n_kv_heads=n_heads if n_kv_heads is None else n_kv_heads,
+            n_mtp_layers=hparams.first("nextn_predict_layers") or 0,
         )
 
     @property
     def n_gqa(self) -> int:
-        """Number of query heads that share one head of keys and values; 0 when unknown."""
+        """Number of query heads that share one head of keys and values; 0 when unknown.
+
+        raises  BadRequest for a file without layers, where llama-quantize stops as well
+        """
+        if not self.n_layers:
+            raise BadRequest(
+                f"this file type asks how many heads share a key, which {self.architecture} files do not say"
+                " (llama-quantize stops here too)"
+            )
         if not self.n_heads or not self.n_kv_heads:
             return 0
         return self.n_heads // self.n_kv_heads
 
     @property
-    def is_llama_70b(self) -> bool:
-        """Whether llama.cpp would take this model for Llama 70B, whose attn_v it gives more bits."""
-        return self.architecture == "llama" and self.n_layers == 80 and self.n_heads != self.n_kv_heads
+    def is_70b(self) -> bool:
+        """Whether llama.cpp takes this for a model of 70 billion weights, whose attn_v it gives more bits.
+
+        A `llama` of 80 layers with as many heads of keys as of queries is the older one of 65 billion.
+        """
+        if self.n_layers - self.n_mtp_layers != LAYERS_OF_70B.get(self.architecture):
+            return False
+        return self.architecture != "llama" or self.n_heads != self.n_kv_heads

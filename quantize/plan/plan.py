@@ -124,7 +124,10 @@ def build_plan(
     options = options or PlanOptions()
     kept = _kept_layers(tensors, options)
     candidates = tuple(
-        Candidate(TensorInfo(name, source.shape, as_if or source.type), tensor_role(name, source.shape))
+        Candidate(
+            TensorInfo(name, source.shape, as_if or source.type),
+            tensor_role(name, source.shape, facts.architecture),
+        )
         for source, name in kept
     )
     decisions = decide(candidates, recipe, facts, bool(importances), options)
@@ -141,10 +144,9 @@ def build_plan(
         if data is not None:
             weighed[plan.name] = data
             plan = replace(plan, entry=data.entry, weighting=data.reason, n_neutral=data.n_neutral)
-        plans.append(replace(plan, lacks_data=data is None and _needs_data(plan, recipe)))
+        plans.append(replace(plan, lacks_data=True) if data is None and _needs_data(plan, recipe) else plan)
     findings = find_all(
         plans,
-        facts,
         source=tensors,
         importances=importances or {},
         options=options,

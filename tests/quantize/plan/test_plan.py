@@ -342,11 +342,6 @@ def test_a_strange_layer_is_refused() -> None:
         build_plan(tensors, RECIPES["Q4_K_M"], SMALL)
 
 
-def test_an_architecture_with_rules_of_its_own_is_named() -> None:
-    plan = build_plan([], RECIPES["Q4_K_M"], replace(SMALL, architecture="falcon"))
-    assert "rules of its own for falcon" in plan.remarks[0]
-
-
 def test_facts_from_metadata() -> None:
     metadata = {
         "general.architecture": Value.string("deepseek2"),
