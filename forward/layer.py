@@ -177,6 +177,7 @@ class _LayerRun:
                 observer.rows((router.name,), x)
                 chosen, weights = router(x)
                 routes = _Routes(chosen.cpu(), weights.cpu())
+                observer.routes(router.name, routes.experts)
             x = x.to(sweep.dtype)
             if layer.block is not None:
                 hidden += layer.block(x, observer)

@@ -42,6 +42,10 @@ class Observer(Protocol):
         """Take the rows `x`, (n_tokens, n_cols), that one expert of each of the stacks `names` multiplies."""
         ...
 
+    def routes(self, router: str, experts: torch.Tensor) -> None:
+        """Take the experts that the matrix `router` has chosen for each token, int64 (n_tokens, n_used)."""
+        ...
+
     def fresh(self) -> Self:
         """Return an observer of the same kind that has seen nothing."""
         ...
@@ -69,6 +73,9 @@ class Silent:
         pass
 
     def expert(self, names: Sequence[str], expert: int, n_experts: int, x: torch.Tensor) -> None:
+        pass
+
+    def routes(self, router: str, experts: torch.Tensor) -> None:
         pass
 
     def fresh(self) -> Self:

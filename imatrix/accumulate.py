@@ -81,6 +81,9 @@ class Accumulator:
         for name in names:
             self._stack(name, n_experts, len(squares)).add(expert, squares, len(x))
 
+    def routes(self, router: str, experts: torch.Tensor) -> None:
+        """Ignore where tokens go: experts are counted by what they are shown."""
+
     def fresh(self) -> Self:
         return type(self)()
 

@@ -28,6 +28,7 @@ LARGE = (
     "imatrix/test_collect.py",
     "imatrix/test_device.py",
     "imatrix/test_memory.py",
+    "quality/test_evaluate.py",
     "gguf_tools/edit/test_in_place.py",
     "gguf_tools/scan/test_scan_templates.py",
     "quantize/fill/test_error_ranges.py",

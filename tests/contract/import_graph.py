@@ -10,8 +10,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-FLOORS = ("gguf_tools", "quantize", "convert", "forward", "imatrix")
+FLOORS = ("gguf_tools", "quantize", "convert", "forward", "imatrix", "quality")
 """Packages from the ground up: a package imports those before it."""
+
+SIDE_BY_SIDE = frozenset({"imatrix", "quality"})
+"""Packages on the same floor: neither imports the other."""
 
 PACKAGES = tuple(name for name in FLOORS if (ROOT / name).is_dir())
 

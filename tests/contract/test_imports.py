@@ -13,6 +13,7 @@ from tests.contract.import_graph import (
     FLOORS,
     PACKAGES,
     ROOT,
+    SIDE_BY_SIDE,
     files_of,
     find_circle,
     imports_of,
@@ -31,7 +32,9 @@ FLOOR_OF_TESTS = {"support": "gguf_tools", "naive": "quantize"}
 
 
 def above(floor: str) -> set[str]:
-    return set(FLOORS[FLOORS.index(floor) + 1 :])
+    """Return the packages that a package must not import: those above it and beside it."""
+    beside = SIDE_BY_SIDE - {floor} if floor in SIDE_BY_SIDE else set()
+    return {*FLOORS[FLOORS.index(floor) + 1 :], *beside}
 
 
 def test_imports_point_down() -> None:

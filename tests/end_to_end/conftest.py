@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 import convert
-from tests.support.tokenizer_files import copy_tokenizer
+from tests.support.trained_model import trained_model
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 Recorded = dict[str, Any]
@@ -21,9 +20,7 @@ Recorded = dict[str, Any]
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The trained model's Hugging Face folder."""
-    folder = tmp_path_factory.mktemp("models") / "tiny-deepseek-v3"
-    shutil.copytree(GOLDEN / "tiny-deepseek-v3", folder, ignore=shutil.ignore_patterns("README.md"))
-    return copy_tokenizer("tiny", folder)
+    return trained_model(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="session")

@@ -43,6 +43,9 @@ class NaiveSums:
             sums.squares[expert] += x.double().square().sum(0).numpy()
             sums.counts[expert] += len(x)
 
+    def routes(self, router: str, experts: Activations) -> None:
+        pass
+
     def fresh(self) -> Self:
         return type(self)()
 

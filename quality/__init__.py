@@ -1,0 +1,28 @@
+"""How good is a quantized model? Perplexity and divergence from its base, and where it drifts away.
+
+>>> import quality
+>>> found = quality.evaluate("model", "text.txt", ["Q4_K_M.gguf"])  # doctest: +SKIP
+>>> found.models[0].divergence.kld.mean  # doctest: +SKIP
+Estimate(value=0.0066, error=0.0003)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gguf_tools.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from quality.evaluation import Evaluation
+    from quality.options import EvaluateOptions
+    from quality.pipeline import evaluate
+
+__all__ = ["EvaluateOptions", "Evaluation", "evaluate"]
+
+_HOMES = {
+    "EvaluateOptions": "quality.options",
+    "Evaluation": "quality.evaluation",
+    "evaluate": "quality.pipeline",
+}
+
+__getattr__ = lazy_names(__name__, _HOMES)

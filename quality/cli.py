@@ -1,0 +1,152 @@
+"""The `evaluate` command: perplexity of any number of models, and how far each is from its base."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gguf_tools import __version__, command
+
+if TYPE_CHECKING:
+    from quality.options import EvaluateOptions
+
+DESCRIPTION = """\
+Measure how well quantized models keep what their base predicts, under the names and definitions of
+llama-perplexity. BASE is a Hugging Face folder or a GGUF file. All models go through the text layer by
+layer, in step, so memory is one layer's, and no file of logits is needed."""
+
+EPILOG = """\
+what the columns mean:
+  PPL        perplexity: how many tokens the model is in doubt between. Compare it on the same text only
+  ln ratio   logarithm of the ratio of the model's PPL to the base's; 0 is no loss
+  KLD        Kullback-Leibler divergence from the base in nats: mean over tokens, then percentiles. It shows
+             harm long before PPL does
+  same top   how often the model's most likely token is the base's
+  RMS dp     root mean square of the change of the right token's probability
+  drift      per layer: norm of the change of the hidden states over the norm of the base's. A leap shows in
+             which layer a file loses
+
+The second half of every chunk is measured, so each prediction has half a chunk of context or more.
+
+Weights are what the file says, decoded exactly, and activations stay float. So the divergence is the file's
+own, not that of one engine's kernels: llama.cpp also rounds activations to 8 bits, which adds about 0.0005
+to KLD on a small trained model. Compare files by numbers from one tool.
+
+examples:
+  evaluate DeepSeek-V2-Lite -f wiki.test.raw lite-Q4_K_M.gguf lite-IQ3_XXS.gguf
+  evaluate lite-bf16.gguf -f wiki.test.raw --chunks 40 --json lite.json lite-Q*.gguf
+
+With --json or --work, a run that was interrupted resumes after its last whole layer when it is called again
+in the same way. What it needs for that is in FILE.work, or DIR, until all is done."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    return command.run(_parser(), _evaluate, argv)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command.make_parser("evaluate", DESCRIPTION, epilog=EPILOG, version=__version__)
+    parser.add_argument("base", type=Path, metavar="BASE", help="the model that others are compared with")
+    parser.add_argument("quants", type=Path, nargs="+", metavar="QUANT", help="GGUF file made of BASE")
+    what = parser.add_argument_group("what to measure")
+    what.add_argument(
+        "-f", "--file", dest="text", type=Path, required=True, metavar="TEXT", help="UTF-8 text"
+    )
+    what.add_argument(
+        "-c", "--ctx-size", type=_positive, default=512, metavar="N", help="tokens per chunk (default: 512)"
+    )
+    what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
+    what.add_argument("--json", type=Path, metavar="FILE", help="write all numbers as one JSON object")
+    run = parser.add_argument_group("how to run it")
+    run.add_argument("--device", help="torch device: cpu, cuda, cuda:1 ... (default: CUDA if there is one)")
+    run.add_argument(
+        "--dtype", choices=["float32", "bfloat16"], default="float32",
+        help="what to multiply in (default: %(default)s)",
+    )  # fmt: skip
+    run.add_argument(
+        "--threads", type=_positive, metavar="N", help="how many threads (default: one per core)"
+    )
+    run.add_argument(
+        "--memory", type=_gigabytes, default=4 << 30, metavar="GB",
+        help="hidden states of all models beyond so many gigabytes go to files (default: 4)",
+    )  # fmt: skip
+    run.add_argument(
+        "--work", type=Path, metavar="DIR",
+        help="where finished layers are kept (default: FILE.work with --json, else a temporary folder)",
+    )  # fmt: skip
+    run.add_argument("--restart", action="store_true", help="start over, whatever an earlier run has left")
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+def _gigabytes(text: str) -> int:
+    number = float(text)
+    if not 0 <= number < 1e9:
+        raise argparse.ArgumentTypeError(f"{text} is not a size in gigabytes")
+    return int(number * (1 << 30))
+
+
+def _evaluate(args: argparse.Namespace) -> None:
+    from gguf_tools.text import json_text
+    from quality.pipeline import evaluate
+    from quality.progress import EvaluationBar
+    from quality.table import evaluation_lines
+
+    if args.json is not None:
+        _refuse_overwriting(args.json, (args.base, args.text, *args.quants))
+    with EvaluationBar() as bar:
+        evaluation = evaluate(args.base, args.text, args.quants, _options(args), bar)
+    if args.json is not None:
+        _write(args.json, json_text(evaluation.to_json()) + "\n")
+    for line in evaluation_lines(evaluation):
+        print(line)
+    if args.json is not None:
+        print(f"\nwrote {args.json}")
+
+
+def _options(args: argparse.Namespace) -> EvaluateOptions:
+    from forward.options import ForwardOptions
+    from forward.text import Cut
+    from quality.options import EvaluateOptions
+
+    work = args.work
+    if work is None and args.json is not None:
+        work = args.json.with_name(args.json.name + ".work")
+    return EvaluateOptions(
+        cut=Cut(args.ctx_size, n_chunks=None if args.chunks < 0 else args.chunks),
+        forward=ForwardOptions(
+            device=args.device, dtype=args.dtype, n_threads=args.threads, memory_bytes=args.memory
+        ),
+        work=work,
+        restart=args.restart,
+    )
+
+
+def _refuse_overwriting(output: Path, inputs: Sequence[Path]) -> None:
+    from gguf_tools.errors import BadRequest
+
+    for path in inputs:
+        if output.exists() and path.exists() and output.samefile(path):
+            raise BadRequest(f"{output}: is an input, expected another file to write")
+
+
+def _write(path: Path, text: str) -> None:
+    from gguf_tools.errors import OutputError
+
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise OutputError(f"{path}: can't be written ({error.strerror})") from error
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,190 @@
+"""How far two models' predictions are apart, measured and named as llama-perplexity does.
+
+Everything here is a function of per-token values. Of one token, four numbers count: the log probability that
+each model gives the token that follows, the divergence of the two distributions, KL(base || model), and
+whether both have the same most likely token. Errors are standard errors of the mean; a percentile between two
+tokens is interpolated linearly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Values = npt.NDArray[np.float64]
+
+KLD_PERCENTILES: Mapping[str, float] = {
+    "min": 0, "p0_1": 0.1, "p1": 1, "p5": 5, "p10": 10, "median": 50, "p90": 90, "p95": 95, "p99": 99,
+    "p99_9": 99.9, "max": 100,
+}  # fmt: skip
+"""Percentiles of the divergence, by their names in JSON."""
+
+DELTA_PERCENTILES: Mapping[str, float] = {
+    "min": 0, "p0_1": 0.1, "p1": 1, "p5": 5, "p10": 10, "p25": 25, "median": 50, "p75": 75, "p90": 90,
+    "p95": 95, "p99": 99, "p99_9": 99.9, "max": 100,
+}  # fmt: skip
+"""Percentiles of the change of a probability, by their names in JSON."""
+
+_LARGEST_LOSS = 700.0
+"""Mean loss a little below what exp() can take."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its standard error, which is NaN where there are too few tokens for one."""
+
+    value: float
+    error: float
+
+
+@dataclass(frozen=True)
+class TokenValues:
+    """What is known of each measured token; all arrays are (n_chunks, n_positions).
+
+    base_log_prob, log_prob  log probability of the token that follows, by the base and by the model
+    kld                      divergence KL(base || model), in nats
+    same_top                 whether both models have the same most likely token
+    """
+
+    base_log_prob: Values
+    log_prob: Values
+    kld: Values
+    same_top: npt.NDArray[np.bool_]
+
+    @property
+    def delta_p(self) -> Values:
+        """By how much the model changes the probability of the token that follows."""
+        return np.exp(self.log_prob) - np.exp(self.base_log_prob)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean over tokens, and percentiles by name."""
+
+    mean: Estimate
+    percentiles: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class PositionBucket:
+    """The mean divergence of some positions of all chunks, `first` to `last` inclusive."""
+
+    first: int
+    last: int
+    kld: Estimate
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """How far a model is from its base.
+
+    ln_ratio       logarithm of the ratio of the perplexities, model to base
+    correlation    of the losses of both models; NaN where one has no variance
+    rms_delta_p    root of the mean square of the change of the right token's probability
+    same_top       share of tokens, 0 to 1, where both models have the same most likely token
+    by_position    the divergence at the beginning of the measured positions, and further on
+    """
+
+    ppl: Estimate
+    base_ppl: Estimate
+    ln_ratio: Estimate
+    ratio: Estimate
+    difference: Estimate
+    correlation: float
+    kld: Spread
+    delta_p: Spread
+    rms_delta_p: Estimate
+    same_top: Estimate
+    by_position: tuple[PositionBucket, ...]
+
+
+def measure(tokens: TokenValues, first_position: int = 0, n_buckets: int = 4) -> Divergence:
+    """Return all measures of the tokens.
+
+    first_position  of the measured ones within a chunk
+    n_buckets       into so many groups positions are divided
+    """
+    loss, base_loss = -tokens.log_prob.ravel(), -tokens.base_log_prob.ravel()
+    mean, base_mean = mean_of(loss), mean_of(base_loss)
+    ppl, base_ppl = perplexity(loss), perplexity(base_loss)
+    covariance = _covariance_of_means(loss, base_loss)
+    ln_ratio = Estimate(
+        mean.value - base_mean.value, _error_of_difference(mean.error, base_mean.error, covariance)
+    )
+    ratio = _exp(ln_ratio.value)
+    delta_p = tokens.delta_p
+    squares = mean_of(delta_p.ravel() ** 2)
+    rms = math.sqrt(squares.value)
+    return Divergence(
+        ppl=ppl,
+        base_ppl=base_ppl,
+        ln_ratio=ln_ratio,
+        ratio=Estimate(ratio, ratio * ln_ratio.error),
+        difference=Estimate(
+            ppl.value - base_ppl.value,
+            _error_of_difference(ppl.error, base_ppl.error, covariance * ppl.value * base_ppl.value),
+        ),
+        correlation=_correlation(covariance, mean.error * base_mean.error),
+        kld=_spread(tokens.kld, KLD_PERCENTILES),
+        delta_p=_spread(delta_p, DELTA_PERCENTILES),
+        rms_delta_p=Estimate(rms, 0.5 * squares.error / rms if rms else 0.0),
+        same_top=_share(tokens.same_top),
+        by_position=_by_position(tokens.kld, first_position, n_buckets),
+    )
+
+
+def mean_of(values: Values) -> Estimate:
+    """Return the mean of values (n,) and its standard error."""
+    if len(values) < 2:
+        return Estimate(float(values.mean()) if len(values) else math.nan, math.nan)
+    return Estimate(float(values.mean()), float(values.std()) / math.sqrt(len(values) - 1))
+
+
+def perplexity(losses: Values) -> Estimate:
+    """Return the perplexity for negative log probabilities (n,)."""
+    mean = mean_of(losses)
+    value = _exp(mean.value)
+    return Estimate(value, value * mean.error)
+
+
+def _spread(values: Values, percentiles: Mapping[str, float]) -> Spread:
+    found: Sequence[float] = np.percentile(values, list(percentiles.values())).tolist()
+    return Spread(mean_of(values.ravel()), dict(zip(percentiles, found, strict=True)))
+
+
+def _share(hits: npt.NDArray[np.bool_]) -> Estimate:
+    share = float(hits.mean())
+    return Estimate(share, math.sqrt(share * (1 - share) / (hits.size - 1)) if hits.size > 1 else math.nan)
+
+
+def _by_position(kld: Values, first: int, n_buckets: int) -> tuple[PositionBucket, ...]:
+    groups = np.array_split(np.arange(kld.shape[1]), min(n_buckets, kld.shape[1]))
+    return tuple(
+        PositionBucket(first + int(group[0]), first + int(group[-1]), mean_of(kld[:, group].ravel()))
+        for group in groups
+    )
+
+
+def _covariance_of_means(a: Values, b: Values) -> float:
+    if len(a) < 2:
+        return math.nan
+    return float(((a - a.mean()) * (b - b.mean())).mean()) / (len(a) - 1)
+
+
+def _error_of_difference(a: float, b: float, covariance: float) -> float:
+    """Return the error of the difference of two means; rounding must not take it below zero."""
+    variance = a * a + b * b - 2 * covariance
+    return math.nan if math.isnan(variance) else math.sqrt(max(0.0, variance))
+
+
+def _correlation(covariance: float, errors: float) -> float:
+    """Return a covariance over the product of both errors; rounding must not take it beyond 1."""
+    return max(-1.0, min(1.0, covariance / errors)) if errors else math.nan
+
+
+def _exp(mean_loss: float) -> float:
+    return math.exp(mean_loss) if not mean_loss > _LARGEST_LOSS else math.inf

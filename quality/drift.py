@@ -1,0 +1,104 @@
+"""How far a model has moved from its base after each layer: hidden states, and the experts chosen.
+
+Only tokens count whose predictions are measured, so drift and divergence are about the same tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from forward.hidden_states import States
+from forward.logits import Positions
+from forward.observe import Arrays, Silent
+
+_ROUTES = "routes"
+"""Name of the chosen experts in the work folder."""
+
+
+@dataclass(frozen=True)
+class LayerDrift:
+    """How far a model has moved from its base after one layer.
+
+    drift            norm of the difference of the hidden states over the norm of the base's
+    routing_changed  share of the base's choices of experts that the model has not made, 0 to 1; None for a
+                     layer without routed experts
+    """
+
+    layer: int
+    drift: float
+    routing_changed: float | None
+
+    def arrays(self) -> Arrays:
+        """Return both numbers for the work folder; NaN stands for None."""
+        changed = math.nan if self.routing_changed is None else self.routing_changed
+        return {"drift": np.array([self.drift, changed])}
+
+    @classmethod
+    def of(cls, layer: int, arrays: Arrays) -> Self:
+        """Return what `arrays` has made of the drift of a layer."""
+        drift, changed = arrays["drift"].tolist()
+        return cls(layer, drift, None if math.isnan(changed) else changed)
+
+
+class Routes(Silent):
+    """An Observer that keeps which experts each token went to, in the order of the tokens."""
+
+    def __init__(self) -> None:
+        self._experts: list[npt.NDArray[np.int16]] = []
+
+    def routes(self, router: str, experts: torch.Tensor) -> None:
+        self._experts.append(experts.to(torch.int16).cpu().numpy())
+
+    def fresh(self) -> Self:
+        return type(self)()
+
+    def merge(self, other: Self) -> None:
+        self._experts += other._experts
+
+    def arrays(self) -> Arrays:
+        """Return the experts, int16 (n_tokens, n_used); nothing for a layer without routed experts."""
+        return {_ROUTES: np.concatenate(self._experts)} if self._experts else {}
+
+
+def drift_of(
+    layer: int,
+    positions: Positions,
+    base: States,
+    model: States,
+    base_routes: Arrays,
+    model_routes: Arrays,
+) -> LayerDrift:
+    """Return how far the hidden states after `layer` of a model are from those of its base.
+
+    base_routes, model_routes  as `Routes.arrays` returns them
+    """
+    difference = norm = 0.0
+    for chunk in range(positions.n_chunks):
+        start, stop = positions.rows(chunk)
+        wanted, found = base.read(start, stop).double(), model.read(start, stop).double()
+        difference += float((found - wanted).square().sum())
+        norm += float(wanted.square().sum())
+    drift = math.sqrt(difference / norm) if norm else (math.inf if difference else 0.0)
+    changed = None
+    if _ROUTES in base_routes:
+        changed = _share_changed(
+            _measured(base_routes[_ROUTES], positions), _measured(model_routes[_ROUTES], positions)
+        )
+    return LayerDrift(layer, drift, changed)
+
+
+def _measured(routes: npt.NDArray[np.int16], positions: Positions) -> npt.NDArray[np.int16]:
+    by_chunk = routes.reshape(positions.n_chunks, positions.chunk_size, -1)
+    return by_chunk[:, positions.first : positions.stop].reshape(-1, routes.shape[-1])
+
+
+def _share_changed(base: npt.NDArray[np.int16], model: npt.NDArray[np.int16]) -> float:
+    """Return the share of the experts in `base` that the same row of `model` lacks; order doesn't matter."""
+    kept = (base[:, :, None] == model[:, None, :]).any(-1)
+    return float(1 - kept.mean())

@@ -1,0 +1,110 @@
+"""The result of an evaluation, as values and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quality.divergence import Divergence, Estimate, TokenValues
+from quality.drift import LayerDrift
+
+
+@dataclass(frozen=True)
+class EvaluatedText:
+    """The text that models were measured on.
+
+    sha256             of the file's bytes
+    n_tokens_measured  tokens whose predictions count, of all chunks
+    """
+
+    path: Path
+    sha256: str
+    n_chunks: int
+    chunk_size: int
+    n_tokens_measured: int
+
+
+@dataclass(frozen=True)
+class EvaluatedModel:
+    """One model against the base.
+
+    n_bytes          size of its file or files
+    bits_per_weight  of its tensors
+    layers           how far it has moved from the base after each layer
+    tokens           what was measured of each token
+    """
+
+    path: Path
+    n_bytes: int
+    bits_per_weight: float
+    divergence: Divergence
+    layers: tuple[LayerDrift, ...]
+    tokens: TokenValues = field(repr=False)
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluation:
+    """Models against a base, on a text."""
+
+    text: EvaluatedText
+    base_path: Path
+    base_ppl: Estimate
+    models: tuple[EvaluatedModel, ...]
+
+    def __repr__(self) -> str:
+        models = ", ".join(
+            f"{model.path.name}: KLD {model.divergence.kld.mean.value:.6f}" for model in self.models
+        )
+        return f"<Evaluation of {self.base_path.name} on {self.text.n_tokens_measured} tokens: {models}>"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all but the values of single tokens as JSON data: ratios as fractions, sizes in bytes."""
+        text = self.text
+        return {
+            "text": {
+                "path": str(text.path),
+                "sha256": text.sha256,
+                "n_chunks": text.n_chunks,
+                "chunk_size": text.chunk_size,
+                "n_tokens_measured": text.n_tokens_measured,
+            },
+            "base": {
+                "path": str(self.base_path),
+                "ppl": self.base_ppl.value,
+                "ppl_error": self.base_ppl.error,
+            },
+            "models": [_model_json(model) for model in self.models],
+        }
+
+
+def _model_json(model: EvaluatedModel) -> dict[str, Any]:
+    found = model.divergence
+    return {
+        "path": str(model.path),
+        "n_bytes": model.n_bytes,
+        "bits_per_weight": model.bits_per_weight,
+        "ppl": found.ppl.value,
+        "ppl_error": found.ppl.error,
+        "ln_ppl_ratio": found.ln_ratio.value,
+        "ln_ppl_ratio_error": found.ln_ratio.error,
+        "correlation": found.correlation,
+        "kld": {"mean": found.kld.mean.value, "error": found.kld.mean.error, **found.kld.percentiles},
+        "same_top": found.same_top.value,
+        "same_top_error": found.same_top.error,
+        "delta_p": {
+            "mean": found.delta_p.mean.value,
+            "error": found.delta_p.mean.error,
+            **found.delta_p.percentiles,
+        },
+        "rms_delta_p": found.rms_delta_p.value,
+        "rms_delta_p_error": found.rms_delta_p.error,
+        "positions": [
+            {"first": bucket.first, "last": bucket.last, "kld": bucket.kld.value, "error": bucket.kld.error}
+            for bucket in found.by_position
+        ],
+        "layers": [
+            {"layer": layer.layer, "drift": layer.drift, "routing_changed": layer.routing_changed}
+            for layer in model.layers
+        ],
+    }

@@ -1,0 +1,56 @@
+"""What to evaluate, and who is told how far it has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from forward.options import ForwardOptions
+from forward.text import Cut
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """What to evaluate, and how.
+
+    cut      the part of the text that is used
+    forward  how models are computed; `memory_bytes` is shared by all of them
+    work     folder for finished layers, from which an interrupted run resumes; it is deleted when all is
+             done. None: a temporary one, without resuming
+    restart  start over instead of resuming
+    """
+
+    cut: Cut = field(default_factory=Cut)
+    forward: ForwardOptions = field(default_factory=ForwardOptions)
+    work: Path | None = None
+    restart: bool = False
+
+
+class Reporter(Protocol):
+    """Is told how far an evaluation has come."""
+
+    def start(self, n_layers: int, done: int) -> None:
+        """The run begins; `done` layers of `n_layers`, those of all models, are left from an earlier one."""
+        ...
+
+    def advance(self, layers: float) -> None:
+        """This share of a layer, 0 to 1, has been computed since the last call."""
+        ...
+
+    def comparing(self, chunk: int, n_chunks: int) -> None:
+        """The logits of so many chunks have been compared."""
+        ...
+
+
+class NoReport:
+    """A Reporter that ignores everything."""
+
+    def start(self, n_layers: int, done: int) -> None:
+        pass
+
+    def advance(self, layers: float) -> None:
+        pass
+
+    def comparing(self, chunk: int, n_chunks: int) -> None:
+        pass

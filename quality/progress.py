@@ -1,0 +1,38 @@
+"""How far an evaluation has come, as a bar over the layers of all models."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Self
+
+from gguf_tools.progress import Bar, Unit
+
+LAYERS = Unit("layer", pattern="{l_bar}{bar}| {n:.1f}/{total_fmt} [{elapsed}<{remaining}]{postfix}")
+"""Unit of an evaluation: layers, with a decimal, because the chunks of a text advance a layer bit by bit."""
+
+
+class EvaluationBar:
+    """A Reporter that shows a bar."""
+
+    def __init__(self) -> None:
+        self._bar = Bar("layers of all models", LAYERS)
+
+    def start(self, n_layers: int, done: int) -> None:
+        if done:
+            print(f"resuming after {done} of {n_layers} layers of all models", file=sys.stderr)
+        self._bar.start(n_layers, done)
+
+    def advance(self, layers: float) -> None:
+        self._bar.advance(layers)
+
+    def comparing(self, chunk: int, n_chunks: int) -> None:
+        self._bar.remark(f" comparing logits, chunk {chunk} of {n_chunks}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()

@@ -1,0 +1,102 @@
+"""The divergence of models from a base, from slices of their logits: one pass, with running maxima.
+
+Let m and n be the maxima of the logits a of the base and b of a model. Three sums over the vocabulary are
+enough: A of e^(a-m), B of e^(b-n), and C of e^(a-m) (a - b). The divergence is C/A - ln A + ln B - m + n. A
+slice with a larger maximum shrinks the sums so far. Sums are float64: the terms cancel where models agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from forward.logits import Positions
+from forward.perplexity import predicted_positions
+from forward.text import Text
+from gguf_tools.errors import BadActivation
+from quality.divergence import TokenValues
+
+
+class DivergenceVisitor:
+    """A LogitVisitor of a base, which comes first, and any number of models.
+
+    paths   of all models, for messages
+    report  called with the number of chunks that are done, and of all
+    raises  BadActivation from `finish_chunk` for logits with NaN or infinity
+
+    State of every model and measured token, each (n_models, n_chunks, n_positions):
+    maxima, sums   running maximum m of the logits, and the sum of e^(logit - m)
+    crosses        the sum of e^(base - m) (base - logit), with the base's m
+    right          logit of the token that follows
+    tops           the most likely token
+    """
+
+    def __init__(
+        self, text: Text, paths: Sequence[Path], device: torch.device, report: Callable[[int, int], object]
+    ) -> None:
+        self.positions: Positions = predicted_positions(text)
+        self._paths, self._report = tuple(paths), report
+        targets = text.tokens[:, self.positions.first + 1 : self.positions.stop + 1]
+        self._targets = torch.from_numpy(targets).to(device)
+        shape = len(paths), *targets.shape
+
+        def filled(value: float) -> torch.Tensor:
+            return torch.full(shape, value, dtype=torch.float64, device=device)
+
+        self._maxima, self._sums = filled(float("-inf")), filled(0)
+        self._crosses, self._right = filled(0), filled(0)
+        self._tops = torch.zeros(shape, dtype=torch.int64, device=device)
+
+    def visit(self, chunk: int, first: int, logits: Sequence[torch.Tensor]) -> None:
+        targets = self._targets[chunk]
+        n_tokens = logits[0].shape[1]
+        here = (targets >= first) & (targets < first + n_tokens)
+        columns = targets[here] - first
+        base = logits[0].double()
+        base_weights = torch.empty(0)
+        base_shrink = torch.empty(0)
+        for model, own in enumerate(logits):
+            values = base if model == 0 else own.double()
+            at = (model, chunk)
+            self._right[at][here] = values[here, columns]
+            top, where = values.max(-1)
+            before = self._maxima[at].clone()
+            self._tops[at] = torch.where(top > before, where + first, self._tops[at])
+            maxima = torch.maximum(before, top)
+            shrink = torch.exp(before - maxima)
+            weights = torch.exp(values - maxima[:, None])
+            self._maxima[at] = maxima
+            self._sums[at] = self._sums[at] * shrink + weights.sum(-1)
+            if model == 0:
+                base_weights, base_shrink = weights, shrink
+            else:
+                cross = (base_weights * (base - values)).sum(-1)
+                self._crosses[at] = self._crosses[at] * base_shrink + cross
+
+    def finish_chunk(self, chunk: int) -> None:
+        sums = self._sums[:, chunk]
+        for path, sound in zip(self._paths, torch.isfinite(sums).flatten(1).all(-1).tolist(), strict=True):
+            if not sound:
+                raise BadActivation(f"{path}: the logits have NaN or infinity")
+        self._report(chunk + 1, self.positions.n_chunks)
+
+    def log_prob(self, model: int) -> np.ndarray:
+        """Return the log probability of each measured token's successor, float64 (n_chunks, n_positions)."""
+        found = self._right[model] - self._maxima[model] - self._sums[model].log()
+        values: np.ndarray = found.cpu().numpy()
+        return values
+
+    def values(self, model: int) -> TokenValues:
+        """Return what is known of each token for a model, counted from 1, against the base."""
+        logs = self._sums.log()
+        kld = self._crosses[model] / self._sums[0] - logs[0] + logs[model]
+        kld = kld - self._maxima[0] + self._maxima[model]
+        return TokenValues(
+            base_log_prob=self.log_prob(0),
+            log_prob=self.log_prob(model),
+            kld=kld.cpu().numpy(),
+            same_top=(self._tops[model] == self._tops[0]).cpu().numpy(),
+        )

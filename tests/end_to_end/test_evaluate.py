@@ -1,0 +1,80 @@
+"""Evaluating a file as its maker would: llama-perplexity's numbers, and a run that is killed."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import imatrix
+import quality
+import quantize
+from forward.text import Cut
+from tests.end_to_end.conftest import GOLDEN
+from tests.support.trained_model import calibration_text
+
+pytest.importorskip("torch")
+
+
+def printed(name: str) -> float:
+    """Return a number that llama-perplexity has printed for Q2_K."""
+    statistics = (GOLDEN / "quality" / "Q2_K.txt").read_text()
+    found = re.search(rf"^{re.escape(name)} *: *(-?[\d.]+)", statistics, re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
+def test_measures_are_near_those_of_llama_perplexity(
+    tiny_folder: Path, tiny_gguf: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Perplexity of the base to all its digits; the rest but for activations, which llama.cpp rounds."""
+    matrix = imatrix.load(GOLDEN / "imatrix" / "tiny-deepseek-v3.imatrix.gguf")
+    quantize.quantize(tiny_gguf("f32"), tmp_path / "q.gguf", "Q2_K", importances=matrix)
+    (tmp_path / "t.txt").write_bytes(calibration_text()[-70000:])
+    options = quality.EvaluateOptions(cut=Cut(512, n_chunks=12))
+    evaluation = quality.evaluate(tiny_folder, tmp_path / "t.txt", [tmp_path / "q.gguf"], options)
+    assert (evaluation.text.n_chunks, evaluation.text.n_tokens_measured) == (12, 3060)
+    assert evaluation.base_ppl.value == pytest.approx(printed("Mean PPL(base)"), rel=2e-5)
+    assert evaluation.base_ppl.error == pytest.approx(1.318754, rel=2e-5)
+    found = evaluation.models[0].divergence
+    assert found.ppl.value == pytest.approx(printed("Mean PPL(Q)"), rel=1e-3)
+    assert found.kld.mean.value == pytest.approx(printed("Mean    KLD"), rel=0.01)
+    assert found.kld.percentiles["median"] == pytest.approx(printed("Median  KLD"), rel=0.02)
+    assert found.kld.percentiles["p90"] == pytest.approx(printed("90.0%   KLD"), rel=0.02)
+    assert 100 * found.correlation == pytest.approx(printed("Cor(ln(PPL(Q)), ln(PPL(base)))"), abs=0.02)
+    assert 100 * found.rms_delta_p.value == pytest.approx(printed("RMS Δp"), rel=0.01)
+    assert 100 * found.same_top.value == pytest.approx(printed("Same top p"), abs=0.3)
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_any_moment_ends_with_the_same_numbers(
+    tiny_folder: Path, tiny_gguf: Callable[[str], Path], tmp_path: Path
+) -> None:
+    quantize.quantize(tiny_gguf("f32"), tmp_path / "q.gguf", "Q8_0")
+    (tmp_path / "t.txt").write_bytes(calibration_text()[-70000:])
+    out = tmp_path / "e.json"
+    command = [sys.executable, "-m", "quality.cli", str(tiny_folder), str(tmp_path / "q.gguf")]
+    command += ["-f", str(tmp_path / "t.txt"), "--json", str(out), "--threads", "2"]
+
+    def run() -> None:
+        subprocess.run(command, check=True, capture_output=True)
+
+    begin = time.monotonic()
+    run()
+    seconds, expected = time.monotonic() - begin, json.loads(out.read_text())
+    out.unlink()
+    n_kills = 10
+    for number in range(n_kills):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(seconds * (0.3 + 0.6 * number / n_kills))
+        process.kill()
+        process.wait()
+    run()
+    assert json.loads(out.read_text()) == expected
+    assert not out.with_name("e.json.work").exists()
