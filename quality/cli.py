@@ -26,7 +26,8 @@ what the columns mean:
   same top   how often the model's most likely token is the base's
   RMS dp     root mean square of the change of the right token's probability
   drift      per layer: norm of the change of the hidden states over the norm of the base's. A leap shows in
-             which layer a file loses
+             which layer a file loses. For the layer that adds most, the errors of its tensors are shown:
+             one that is far off among others of its type was damaged
 
 The second half of every chunk is measured, so each prediction has half a chunk of context or more.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from quality.divergence import Divergence, Estimate, TokenValues
 from quality.drift import LayerDrift
+from quality.worst_layer import WorstLayer
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class EvaluatedModel:
     n_bytes          size of its file or files
     bits_per_weight  of its tensors
     layers           how far it has moved from the base after each layer
+    worst_layer      the layer that adds most to the drift, and the errors of its tensors
     tokens           what was measured of each token
     """
 
@@ -40,6 +42,7 @@ class EvaluatedModel:
     bits_per_weight: float
     divergence: Divergence
     layers: tuple[LayerDrift, ...]
+    worst_layer: WorstLayer
     tokens: TokenValues = field(repr=False)
 
 
@@ -107,4 +110,11 @@ def _model_json(model: EvaluatedModel) -> dict[str, Any]:
             {"layer": layer.layer, "drift": layer.drift, "routing_changed": layer.routing_changed}
             for layer in model.layers
         ],
+        "worst_layer": {
+            "layer": model.worst_layer.layer,
+            "tensors": [
+                {"name": tensor.name, "type": tensor.type, "error": tensor.error}
+                for tensor in model.worst_layer.tensors
+            ],
+        },
     }

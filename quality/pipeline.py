@@ -183,18 +183,20 @@ def _about_text(path: Path, text: Text, visitor: DivergenceVisitor) -> Evaluated
 def _evaluation(steps: Lockstep, visitor: DivergenceVisitor, text: EvaluatedText) -> Evaluation:
     from quality.divergence import measure, perplexity
     from quality.evaluation import EvaluatedModel, Evaluation
+    from quality.worst_layer import find_worst_layer
 
     models: list[EvaluatedModel] = []
     for number, each in enumerate(steps.models, 1):
         tokens = visitor.values(number)
-        source = each.source
+        source, layers = each.source, steps.drift(each)
         models.append(
             EvaluatedModel(
                 path=source.path,
                 n_bytes=sum(path.stat().st_size for path in source.paths),
                 bits_per_weight=_bits_per_weight(source),
                 divergence=measure(tokens, visitor.positions.first),
-                layers=steps.drift(each),
+                layers=layers,
+                worst_layer=find_worst_layer(steps.base, each, layers),
                 tokens=tokens,
             )
         )

@@ -15,6 +15,10 @@ _HEADINGS = (
 )  # fmt: skip
 
 
+_N_TENSORS = 3
+"""Number of tensors that are shown for a layer."""
+
+
 def evaluation_lines(evaluation: Evaluation) -> list[str]:
     """Return the measures of every model, one per line, and how far each has drifted, layer by layer."""
     text = evaluation.text
@@ -26,6 +30,9 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
         "",
         "drift of the hidden states by layer (share of expert choices that changed)",
         *table(_drift_rows(evaluation.models), right=range(len(evaluation.models) + 1)),
+        "",
+        "layer that adds most to the drift, and its tensors that are farthest from the base (relative error)",
+        *table([_worst(model) for model in evaluation.models]),
     ]
 
 
@@ -52,6 +59,12 @@ def _drift_rows(models: Sequence[EvaluatedModel]) -> list[Sequence[str]]:
         for layers in zip(*(model.layers for model in models), strict=True)
     ]
     return [heading, *rows]
+
+
+def _worst(model: EvaluatedModel) -> Sequence[str]:
+    worst = model.worst_layer
+    tensors = (f"{tensor.name} {tensor.type} ({tensor.error:.5f})" for tensor in worst.tensors[:_N_TENSORS])
+    return model.path.name, f"layer {worst.layer}", ", ".join(tensors)
 
 
 def _drift(layer: LayerDrift) -> str:

@@ -47,6 +47,16 @@ def made(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     return make
 
 
+def change_tensor(path: Path, name: str, change: Callable[[np.ndarray], object]) -> None:
+    """Change the values of a tensor in place, float32 (n_elems,)."""
+    file = open_gguf(path)
+    offset, n_elems = file.data_offset(name), file.tensor(name).n_elems
+    file.close()
+    values = np.memmap(path, np.float32, "r+", offset, (n_elems,))
+    change(values)
+    values.flush()
+
+
 @pytest.fixture
 def damaged(made: Callable[[str], Path], tmp_path: Path) -> Damage:
     """Return a copy of the F32 file after a change to the values of a tensor, float32 (n_elems,)."""
@@ -54,12 +64,7 @@ def damaged(made: Callable[[str], Path], tmp_path: Path) -> Damage:
     def damage(name: str, change: Callable[[np.ndarray], object]) -> Path:
         path = tmp_path / "damaged.gguf"
         shutil.copyfile(made("F32"), path)
-        file = open_gguf(path)
-        offset, n_elems = file.data_offset(name), file.tensor(name).n_elems
-        file.close()
-        values = np.memmap(path, np.float32, "r+", offset, (n_elems,))
-        change(values)
-        values.flush()
+        change_tensor(path, name, change)
         return path
 
     return damage

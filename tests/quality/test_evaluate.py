@@ -13,12 +13,13 @@ import gguf
 import numpy as np
 import pytest
 
+import convert
 import quality
 from gguf_tools.errors import BadActivation, BadRequest
 from quality.cli import main
 from quality.divergence import TokenValues, measure
 from quality.options import NoReport
-from tests.quality.conftest import Damage
+from tests.quality.conftest import Damage, change_tensor
 from tests.support.checkpoints import Tensors, edit_config, edit_tensors, load_transformers
 
 torch = pytest.importorskip("torch")
@@ -149,6 +150,22 @@ def test_drift_shows_in_which_layer_a_tensor_is_damaged(made: Made, damaged: Dam
     assert found.layers[1].routing_changed == 0  # the router comes before the experts
     assert found.layers[2].routing_changed
     assert found.divergence.kld.mean.value > 0
+    assert found.worst_layer.layer == 1
+    worst, second = found.worst_layer.tensors[:2]
+    assert (worst.name, worst.error) == ("blk.1.ffn_down_shexp.weight", 2)
+    assert second.error == 0
+
+
+@pytest.mark.parametrize("name", ["blk.2.attn_k_b.weight", "blk.2.attn_v_b.weight", "output.weight"])
+def test_a_damaged_tensor_is_named_in_another_layout(
+    name: str, tiny_folder: Path, text: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "split.gguf"
+    convert.convert(tiny_folder, path, outtype="f32")
+    change_tensor(path, name, lambda values: values.__imul__(-1))
+    (found,) = quality.evaluate(tiny_folder, text, [path], OPTIONS).models
+    assert found.worst_layer.tensors[0].name == name
+    assert found.worst_layer.tensors[0].error == pytest.approx(2)
 
 
 def test_nan_is_found_with_model_layer_and_tensor(made: Made, damaged: Damage, text: Path) -> None:
