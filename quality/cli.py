@@ -61,6 +61,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
     what.add_argument("--json", type=Path, metavar="FILE", help="write all numbers as one JSON object")
+    what.add_argument(
+        "--kl-divergence-base", type=Path, metavar="FILE",
+        help="also write the log probabilities of BASE, for llama-perplexity --kl-divergence: two bytes for"
+        " each measured token and token of the vocabulary",
+    )  # fmt: skip
     run = parser.add_argument_group("how to run it")
     run.add_argument("--device", help="torch device: cpu, cuda, cuda:1 ... (default: CUDA if there is one)")
     run.add_argument(
@@ -102,16 +107,17 @@ def _evaluate(args: argparse.Namespace) -> None:
     from quality.progress import EvaluationBar
     from quality.table import evaluation_lines
 
-    if args.json is not None:
-        _refuse_overwriting(args.json, (args.base, args.text, *args.quants))
+    outputs = [path for path in (args.json, args.kl_divergence_base) if path is not None]
+    for output in outputs:
+        _refuse_overwriting(output, (args.base, args.text, *args.quants))
     with EvaluationBar() as bar:
         evaluation = evaluate(args.base, args.text, args.quants, _options(args), bar)
     if args.json is not None:
         _write(args.json, json_text(evaluation.to_json()) + "\n")
     for line in evaluation_lines(evaluation):
         print(line)
-    if args.json is not None:
-        print(f"\nwrote {args.json}")
+    for output in outputs:
+        print(f"wrote {output}")
 
 
 def _options(args: argparse.Namespace) -> EvaluateOptions:
@@ -129,6 +135,7 @@ def _options(args: argparse.Namespace) -> EvaluateOptions:
         ),
         work=work,
         restart=args.restart,
+        logits=args.kl_divergence_base,
     )
 
 

@@ -19,12 +19,14 @@ class EvaluateOptions:
     work     folder for finished layers, from which an interrupted run resumes; it is deleted when all is
              done. None: a temporary one, without resuming
     restart  start over instead of resuming
+    logits   file to write the base's log probabilities to, for llama-perplexity; None: no file
     """
 
     cut: Cut = field(default_factory=Cut)
     forward: ForwardOptions = field(default_factory=ForwardOptions)
     work: Path | None = None
     restart: bool = False
+    logits: Path | None = None
 
 
 class Reporter(Protocol):

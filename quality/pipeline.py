@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from forward.device import device_name, require_torch
 from forward.text import Text, read_text
 from gguf_tools import keys
-from gguf_tools.errors import BadRequest
+from gguf_tools.errors import BadRequest, OutputError
 from quality.options import EvaluateOptions, NoReport, Reporter
 
 if TYPE_CHECKING:
@@ -46,16 +46,19 @@ def evaluate(
     quants  GGUF files made of the base; a folder can be compared, too
     raises  ToolkitError; BadRequest, before anything is computed, for a model with another vocabulary, number
             of layers or hidden size, or a text without a whole chunk; BadActivation naming model, layer and
-            tensor for NaN or infinity
+            tensor for NaN or infinity; OutputError for a file that can't be written
     """
     require_torch("evaluating models")
     import torch
 
     from forward.open import open_model
+    from quality.logits_file import write_logits
 
     options, report = options or EvaluateOptions(), report or NoReport()
     if not quants:
         raise BadRequest("no model to compare with the base")
+    if options.logits is not None and not options.logits.parent.is_dir():
+        raise OutputError(f"{options.logits}: can't be written (no such folder)")
     if options.forward.n_threads is not None:
         torch.set_num_threads(options.forward.n_threads)
     with ExitStack() as opened:
@@ -72,6 +75,8 @@ def evaluate(
             report.start(n_models * reference.network.n_layers, steps.n_layers_done)
             steps.run()
             visitor = _compare_logits(steps, report)
+            if options.logits is not None:
+                write_logits(steps.heads()[0], chunks, options.logits, steps.base.n_workers)
             return _evaluation(steps, visitor, _about_text(path, chunks, visitor))
 
 

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gguf
 import numpy as np
@@ -129,8 +129,13 @@ def _vocab(folder: Path) -> Any:
         return source.vocab()
 
 
-def test_a_model_does_not_diverge_from_itself(tiny_folder: Path, made: Made, text: Path) -> None:
-    evaluation = quality.evaluate(tiny_folder, text, [made("F32"), tiny_folder], OPTIONS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_a_model_does_not_diverge_from_itself(
+    n_threads: int, dtype: Literal["float32", "bfloat16"], tiny_folder: Path, made: Made, text: Path
+) -> None:
+    options = replace(OPTIONS, forward=ForwardOptions(n_threads=n_threads, dtype=dtype))
+    evaluation = quality.evaluate(tiny_folder, text, [made("F32"), tiny_folder], options)
     for model in evaluation.models:
         assert not model.tokens.kld.any()
         assert model.divergence.same_top.value == 1
