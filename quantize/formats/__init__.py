@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gguf_tools.errors import QuantError
 from gguf_tools.ggml_types import GGMLType
-from quantize.formats.codecs import CODECS, DECODERS
+from quantize.formats.codecs import CODECS, DECODERS, INTERLEAVED
 
 if TYPE_CHECKING:
     from quantize.formats.base import Decode, QuantFormat
@@ -24,7 +24,7 @@ def available() -> tuple[str, ...]:
 
 def decodable() -> tuple[str, ...]:
     """Return the names of the types that can be decoded: those of `available`, and more."""
-    return (*CODECS, *DECODERS)
+    return (*CODECS, *DECODERS, *INTERLEAVED)
 
 
 def get_format(type_: str | GGMLType) -> QuantFormat:
@@ -34,7 +34,7 @@ def get_format(type_: str | GGMLType) -> QuantFormat:
     """
     name = _name_of(type_)
     if name not in CODECS:
-        lacking = "encoder" if name in DECODERS else "codec"
+        lacking = "encoder" if name in decodable() else "codec"
         raise QuantError(f"{name}: no {lacking} for this type; there are {', '.join(CODECS)}")
     format_: QuantFormat = import_module(CODECS[name].module, __package__).FORMAT
     return format_
@@ -48,9 +48,13 @@ def get_decoder(type_: str | GGMLType) -> Decode:
     name = _name_of(type_)
     if name in CODECS:
         return get_format(name).decode
+    decode: Decode
+    if name in INTERLEAVED:
+        decode = import_module(".ik.interleaved", __package__).decoder(name)
+        return decode
     if name not in DECODERS:
         raise QuantError(f"{name}: no codec for this type; there are {', '.join(decodable())}")
-    decode: Decode = import_module(DECODERS[name], __package__).decode
+    decode = import_module(DECODERS[name], __package__).decode
     return decode
 
 

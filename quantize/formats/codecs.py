@@ -3,7 +3,8 @@
 What a type's bytes are is in its module; its sizes are facts of the file format (gguf_tools.ggml_types). All
 else is here and only here, so a new type is one module and one row. Listing the tables loads no numba.
 
-A type that can only be decoded has its row in DECODERS. It can be the type of an input, not of an output.
+A type that can only be decoded has its row in DECODERS or INTERLEAVED. It can be the type of an
+input, not of an output.
 """
 
 from __future__ import annotations
@@ -115,8 +116,39 @@ DECODERS: Mapping[str, str] = {
     "IQ3_KT": ".ik.iq3_kt",
     "IQ4_KT": ".ik.iq4_kt",
     "Q8_KV": ".ik.q8_kv",
+    "IQ1_S_R4": ".ik.iq1_s_r4",
+    "IQ1_M_R4": ".ik.iq1_m_r4",
+    "Q8_K_R8": ".ik.q8_k_r8",
+    "Q8_KV_R8": ".ik.q8_kv_r8",
 }
 """The modules, with a function `decode`, of the types that can be decoded but not encoded."""
+
+INTERLEAVED: Mapping[str, str] = {
+    "Q4_0_R8": "Q4_0",
+    "Q5_0_R4": "Q5_0",
+    "Q6_0_R4": "Q6_0",
+    "Q8_0_R8": "Q8_0",
+    "Q2_K_R4": "Q2_K",
+    "Q3_K_R4": "Q3_K",
+    "Q4_K_R4": "Q4_K",
+    "Q5_K_R4": "Q5_K",
+    "Q6_K_R4": "Q6_K",
+    "IQ2_XXS_R4": "IQ2_XXS",
+    "IQ2_XS_R4": "IQ2_XS",
+    "IQ2_S_R4": "IQ2_S",
+    "IQ3_XXS_R4": "IQ3_XXS",
+    "IQ3_S_R4": "IQ3_S",
+    "IQ4_NL_R4": "IQ4_NL",
+    "IQ4_XS_R8": "IQ4_XS",
+    "IQ2_K_R4": "IQ2_K",
+    "IQ3_K_R4": "IQ3_K",
+    "IQ4_K_R4": "IQ4_K",
+    "IQ5_K_R4": "IQ5_K",
+    "IQ4_KS_R4": "IQ4_KS",
+    "IQ5_KS_R4": "IQ5_KS",
+    "BF16_R16": "BF16",
+}
+"""The types that are their base type, decoded as that once the rows of a group are taken apart."""
 
 
 def ignores_importances(name: str) -> bool:

@@ -77,3 +77,10 @@ DECODERS: dict[str, Callable[[Bytes], Row]] = {
     "IQ4_KT": ik.dequantize_iq4_kt,
 }
 """Of types that can only be decoded; the rest of these are compared with recorded rows alone."""
+
+GROUP_DECODERS: dict[str, Callable[[Bytes], Row]] = {
+    "Q8_K_R8": ik.dequantize_q8_k_r8,
+    "Q3_K_R4": ik.dequantize_q3_k_r4,
+    "IQ4_KS_R4": ik.dequantize_iq4_ks_r4,
+}
+"""Of interleaved types: the bytes of a group of rows -> its rows, (n_rows, n_cols)."""

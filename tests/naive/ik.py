@@ -141,3 +141,43 @@ def dequantize_iq4_kt(data: Bytes) -> Row:
             start = index + (36864 if _bits(word, 0, 1) else 4096)
             row.append(_single(data) * f32(_bits(word, 1, 7) - 64) * f32(_walk(start, i % 4 + 1)))
     return np.array(row)
+
+
+# ---- interleaved types: the bytes of a group, and its rows
+
+
+def dequantize_q8_k_r8(data: Bytes) -> Row:
+    rows: list[list[f32]] = [[] for _ in range(8)]
+    for block in data.reshape(-1, 2064):
+        for k in range(8):
+            for i in range(256):
+                code = int(block[16 + 32 * (i // 4) + 4 * k + i % 4].view(np.int8))
+                rows[k].append(_half(block[2 * k :]) * f32(code))
+    return np.array(rows)
+
+
+def dequantize_q3_k_r4(data: Bytes) -> Row:
+    rows: list[list[f32]] = [[] for _ in range(4)]
+    for block in data.reshape(-1, 440):
+        for k in range(4):
+            for i in range(256):
+                part, place, number = i // 32, 4 * k + i % 4, 4 * (i // 16) + k
+                scale_code = _bits(block[24:], 8 * (number % 32) + 4 * (number // 32), 4)
+                scale_code |= _bits(block[8:], 8 * (number % 16) + 2 * (number // 16), 2) << 4
+                code = _bits(block[184:], 8 * (32 * part + 16 * (i // 16 % 2) + place) + 2 * (i // 4 % 4), 2)
+                code |= _bits(block[56:], 8 * (16 * part + place) + i // 4 % 8, 1) << 2
+                rows[k].append(_half(block[2 * k :]) * f32(scale_code - 32) * f32(code - 4))
+    return np.array(rows)
+
+
+def dequantize_iq4_ks_r4(data: Bytes) -> Row:
+    rows: list[list[f32]] = [[] for _ in range(4)]
+    for block in data[16:].reshape(-1, 544):
+        for k in range(4):
+            for i in range(256):
+                own = int(block[4 * (i // 32) + k])
+                quarter = 32 * (i // 4 % 2) + 16 * (i // 16 % 2)
+                code = _bits(block[32:], 8 * (64 * (i // 32) + quarter + 4 * k + i % 4) + 4 * (i // 8 % 2), 4)
+                scale = _single(data[4 * k :]) * f32(own - own % 2 - 127)
+                rows[k].append(scale * f32(_sixteen(own % 2, code)))
+    return np.array(rows)

@@ -17,6 +17,7 @@ from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
 from gguf_tools.writer import GGUFWriter
 from quantize import PlanOptions
+from quantize.fill.sources import GGUFTensor
 from quantize.formats import get_decoder
 from tests.quantize.codecs import encode
 
@@ -47,7 +48,7 @@ def write_model(
     return path
 
 
-@pytest.mark.parametrize("type_name", ["IQ4_KS", "IQ3_K", "IQ2_KT"])
+@pytest.mark.parametrize("type_name", ["IQ4_KS", "IQ3_K", "IQ2_KT", "IQ4_K_R4", "Q8_KV_R8"])
 def test_a_file_of_theirs_is_quantized_further(tmp_path: Path, type_name: str) -> None:
     data = recorded(type_name)
     path, out = write_model(tmp_path / "in.gguf", type_name, data), tmp_path / "out.gguf"
@@ -85,3 +86,25 @@ def test_a_row_scale_that_is_not_finite_is_refused_in_one_line(tmp_path: Path) -
         quantize.quantize(path, tmp_path / "out.gguf", "Q8_0", options=AGAIN)
     assert "\n" not in str(e.value)
     assert not (tmp_path / "out.gguf").exists()
+
+
+def test_rows_that_fill_no_group_are_refused_in_one_line(tmp_path: Path) -> None:
+    """The group of the last two rows of six is not whole."""
+    data = recorded("Q5_0_R4")[:6]
+    path = write_model(tmp_path / "in.gguf", "Q5_0_R4", data, (6, 512))
+    text = f"{NAME}: Q5_0_R4 keeps 4 rows together, and 6 rows are no multiple of that"
+    with pytest.raises(QuantError, match=text) as e:
+        quantize.quantize(path, tmp_path / "out.gguf", "Q8_0", options=AGAIN)
+    assert "\n" not in str(e.value)
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_any_rows_of_a_group_can_be_read(tmp_path: Path) -> None:
+    """Row ranges of a run need not know what the input keeps together."""
+    data = recorded("IQ5_KS_R4")
+    rows = get_decoder("IQ5_KS_R4")(data, 512)
+    with open_gguf(write_model(tmp_path / "in.gguf", "IQ5_KS_R4", data)) as file:
+        tensor = GGUFTensor(file, NAME)
+        for start, stop in ((0, 16), (3, 4), (3, 10), (8, 12), (15, 16), (5, 5)):
+            np.testing.assert_array_equal(tensor.read_rows(start, stop), rows[start:stop])
+        assert bytes(tensor.raw_rows(4, 12)) == data[4:12].tobytes()

@@ -76,5 +76,17 @@ def decode_scaled_rows(
     scales = np.ascontiguousarray(data[:, :size]).view(scale).astype(np.float32).reshape(-1)
     blocks = np.ascontiguousarray(data[:, type_.row_meta_bytes :])
     rows = np.empty((len(data), n_cols), np.float32)
-    kernel(blocks, scales, rows)
+    kernel(read_only(blocks), scales, rows)
     return rows
+
+
+def as_groups(data: Bytes, type_: GGMLType) -> Bytes:
+    """Return rows of an interleaved type as its groups, (n_groups, bytes of a group)."""
+    return np.ascontiguousarray(data).reshape(-1, type_.rows_interleaved * data.shape[1])
+
+
+def read_only(data: Bytes) -> Bytes:
+    """Return a view that can't be written to, so that a kernel is compiled for one type of array."""
+    view = data.view()
+    view.flags.writeable = False
+    return view

@@ -14,7 +14,8 @@ from gguf_tools.errors import QuantError, ShapeError
 from gguf_tools.ggml_types import by_name
 from gguf_tools.scales import SCALES
 from quantize.formats import available, decodable, get_decoder, get_format
-from quantize.formats.codecs import CODECS, DECODERS
+from quantize.formats.codecs import CODECS, DECODERS, INTERLEAVED
+from quantize.formats.ik.interleaved import base_of, from_base, to_base
 from tests import naive
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "ik" / "vectors.npz"
@@ -23,7 +24,9 @@ SIZES = {"e": 2, "f": 4}
 
 PLAIN = tuple(name for name in DECODERS if by_name(name).rows_interleaved == 1)
 
-every_decoder = pytest.mark.parametrize("name", DECODERS)
+GROUPED = tuple(name for name in decodable() if by_name(name).rows_interleaved > 1)
+
+every_decoder = pytest.mark.parametrize("name", [*DECODERS, *INTERLEAVED])
 
 
 @cache
@@ -74,7 +77,8 @@ def test_any_bytes_decode_and_rows_do_not_depend_on_each_other(name: str) -> Non
     assert rows.dtype == np.float32
     assert rows.shape == (3 * group, N_COLS)
     assert_same_bits(decode(data[group : 2 * group], N_COLS), rows[group : 2 * group])
-    assert decode(data[:0], N_COLS).shape == (0, N_COLS)
+    if name in DECODERS:
+        assert decode(data[:0], N_COLS).shape == (0, N_COLS)
 
 
 @every_decoder
@@ -100,17 +104,76 @@ def test_the_module_is_of_that_type(name: str) -> None:
 
 
 def test_no_row_of_the_tables_is_there_twice() -> None:
-    assert not set(CODECS) & set(DECODERS)
-    assert decodable() == (*available(), *DECODERS)
+    assert len(set(decodable())) == len(CODECS) + len(DECODERS) + len(INTERLEAVED)
+    assert decodable() == (*available(), *DECODERS, *INTERLEAVED)
 
 
 def test_a_decoder_is_found_by_type_and_by_name() -> None:
     assert get_decoder(by_name("IQ2_K")) is get_decoder("iq2_k")
     assert get_decoder("Q4_K") is get_format("Q4_K").decode
+    assert get_decoder(by_name("IQ2_K_R4")) is get_decoder("iq2_k_r4")
 
 
 def test_what_is_lacking_is_named() -> None:
     with pytest.raises(QuantError, match="IQ2_K: no encoder for this type; there are F32"):
         get_format("IQ2_K")
+    with pytest.raises(QuantError, match="Q4_0_R8: no encoder for this type"):
+        get_format("Q4_0_R8")
     with pytest.raises(QuantError, match=r"IQ1_BN: no codec for this type; there are F32.*IQ2_K"):
         get_decoder("IQ1_BN")
+
+
+# ---- interleaved types
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_recorded_groups_decode_to_what_was_encoded(name: str) -> None:
+    """As far as so many bits can say it: a code in the wrong place would cost ten times as much."""
+    x, importance = recorded("x").astype(np.float64), recorded("importance").astype(np.float64)
+    lost = (get_decoder(name)(recorded_bytes(name), N_COLS) - x) ** 2
+    error = float((lost @ importance).sum() / (x**2 @ importance).sum())
+    assert error < max(min(4 * 4.0 ** (0.8 - by_name(name).bits_per_weight), 0.2), 2e-5)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, base in INTERLEAVED.items() if base in PLAIN], ids=lambda name: name
+)
+def test_recorded_groups_are_the_recorded_rows_of_the_base_type(name: str) -> None:
+    base = base_of(by_name(name)).name
+    rows = to_base(by_name(name), recorded_bytes(name), N_COLS)
+    np.testing.assert_array_equal(rows, recorded_bytes(base))
+    np.testing.assert_array_equal(
+        from_base(by_name(name), recorded_bytes(base), N_COLS), recorded_bytes(name)
+    )
+
+
+@pytest.mark.parametrize("name", INTERLEAVED)
+def test_any_group_is_regrouped_there_and_back(name: str) -> None:
+    type_ = by_name(name)
+    assert base_of(type_).row_bytes(N_COLS) == type_.row_bytes(N_COLS)
+    for n_groups in (0, 1, 3):
+        data = any_bytes(name, n_groups * type_.rows_interleaved)
+        rows = to_base(type_, data, N_COLS)
+        assert rows.shape == data.shape
+        np.testing.assert_array_equal(from_base(type_, rows, N_COLS), data)
+        np.testing.assert_array_equal(to_base(type_, from_base(type_, data, N_COLS), N_COLS), data)
+
+
+@pytest.mark.parametrize("name", naive.GROUP_DECODERS)
+def test_any_group_decodes_as_the_naive_twin_says(name: str) -> None:
+    data = any_bytes(name, by_name(name).rows_interleaved)
+    with np.errstate(all="ignore"):
+        expected = naive.GROUP_DECODERS[name](data.reshape(-1))
+    assert_same_bits(get_decoder(name)(data, N_COLS), expected)
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_rows_that_fill_no_group_are_refused_in_one_line(name: str) -> None:
+    n_rows = by_name(name).rows_interleaved + 1
+    with pytest.raises(ShapeError, match=f"{name}: {n_rows} rows are no multiple of {n_rows - 1}"):
+        get_decoder(name)(any_bytes(name, n_rows), N_COLS)
+
+
+def test_columns_that_come_in_pairs_are_not_cut() -> None:
+    with pytest.raises(ShapeError, match="BF16_R16: row length 3 is not a multiple of 2"):
+        get_decoder("BF16_R16")(np.zeros((16, 6), np.uint8), 3)
