@@ -16,8 +16,8 @@ class EvaluateOptions:
 
     cut      the part of the text that is used
     forward  how models are computed; `memory_bytes` is shared by all of them
-    work     folder for finished layers, from which an interrupted run resumes; it is deleted when all is
-             done. None: a temporary one, without resuming
+    work     folder for finished layers, from which an interrupted run resumes; what is kept there is deleted
+             when all is done. None: a temporary one, without resuming
     restart  start over instead of resuming
     logits   file to write the base's log probabilities to, for llama-perplexity; None: no file
     """

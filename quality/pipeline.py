@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -69,8 +68,8 @@ def evaluate(
         chunks = read_text(path, reference.vocab(), reference.network.vocab_size, options.cut)
         if chunks.chunk_size < 4:
             raise BadRequest(f"a context of {chunks.chunk_size} tokens, expected 4 or more")
-        with _work_folder(options) as work, ExitStack() as passes:
-            steps = _begin(reference, models, chunks, options, work, report, passes)
+        with _work_folders(options, 1 + len(models)) as folders, ExitStack() as passes:
+            steps = _begin(reference, models, chunks, options, folders, report, passes)
             n_models = 1 + len(models)
             report.start(n_models * reference.network.n_layers, steps.n_layers_done)
             steps.run()
@@ -103,18 +102,28 @@ def _tokens(source: ModelSource) -> object:
 
 
 @contextmanager
-def _work_folder(options: EvaluateOptions) -> Iterator[Path]:
-    """Give a folder for finished layers, which is deleted unless an error ends the run."""
+def _work_folders(options: EvaluateOptions, n_models: int) -> Iterator[list[Path]]:
+    """Give each model, the base first, a name for its work folder; they go unless an error ends the run.
+
+    Whatever else is in the folder that they are in stays there.
+    """
+    from forward.work_folder import forget
+
+    names = ["base", *(f"model-{number}" for number in range(1, n_models))]
     if options.work is None:
         with TemporaryDirectory(prefix="evaluate-") as folder:
-            yield Path(folder)
+            yield [Path(folder, name) for name in names]
         return
     try:
         options.work.mkdir(exist_ok=True)
     except OSError as error:
         raise BadRequest(f"{options.work}: can't be written ({error.strerror})") from error
-    yield options.work
-    shutil.rmtree(options.work, ignore_errors=True)
+    outputs = [options.work / name for name in names]
+    yield outputs
+    for output in outputs:
+        forget(output)
+    with suppress(OSError):  # it is not empty
+        options.work.rmdir()
 
 
 def _begin(
@@ -122,11 +131,11 @@ def _begin(
     models: Sequence[ModelSource],
     text: Text,
     options: EvaluateOptions,
-    work: Path,
+    folders: Sequence[Path],
     report: Reporter,
     opened: ExitStack,
 ) -> Lockstep:
-    """Open a forward pass for every model; each resumes what its folder in `work` has."""
+    """Open a forward pass for every model; each resumes what its work folder has."""
     from forward.run import forward_pass
     from forward.work_folder import WorkFolder
     from quality.lockstep import Lockstep
@@ -134,10 +143,9 @@ def _begin(
     n_models = 1 + len(models)
     forward = replace(options.forward, memory_bytes=options.forward.memory_bytes // n_models)
     passes = []
-    for number, source in enumerate((base, *models)):
+    for source, output in zip((base, *models), folders, strict=True):
         about = _about_run(base, source, text, options)
-        name = work / ("base" if number == 0 else f"model-{number}")
-        folder = opened.enter_context(WorkFolder(name, about, restart=options.restart))
+        folder = opened.enter_context(WorkFolder(output, about, restart=options.restart))
         passes.append(opened.enter_context(forward_pass(source, text, forward, folder, report.advance)))
     return Lockstep(passes[0], passes[1:])
 

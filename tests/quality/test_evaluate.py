@@ -222,6 +222,12 @@ def test_an_interrupted_run_resumes(memory: int, made: Made, text: Path, tmp_pat
     assert not (tmp_path / "work").exists()
 
 
+def test_a_folder_with_other_files_keeps_them(made: Made, text: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    quality.evaluate(made("F32"), text, [made("Q8_0")], replace(OPTIONS, work=tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
 def test_another_model_is_refused_before_anything_is_computed(
     tiny_folder: Path, made: Made, text: Path, tmp_path: Path
 ) -> None:
