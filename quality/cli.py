@@ -109,13 +109,13 @@ def _evaluate(args: argparse.Namespace) -> None:
 
     outputs = [path for path in (args.json, args.kl_divergence_base) if path is not None]
     for output in outputs:
-        _refuse_overwriting(output, (args.base, args.text, *args.quants))
+        _refuse_output(output, (args.base, args.text, *args.quants))
     with EvaluationBar() as bar:
         evaluation = evaluate(args.base, args.text, args.quants, _options(args), bar)
-    if args.json is not None:
-        _write(args.json, json_text(evaluation.to_json()) + "\n")
     for line in evaluation_lines(evaluation):
         print(line)
+    if args.json is not None:
+        _write(args.json, json_text(evaluation.to_json()) + "\n")
     for output in outputs:
         print(f"wrote {output}")
 
@@ -139,9 +139,12 @@ def _options(args: argparse.Namespace) -> EvaluateOptions:
     )
 
 
-def _refuse_overwriting(output: Path, inputs: Sequence[Path]) -> None:
-    from gguf_tools.errors import BadRequest
+def _refuse_output(output: Path, inputs: Sequence[Path]) -> None:
+    """Refuse, before hours of computing, what would overwrite an input or can't be written."""
+    from gguf_tools.errors import BadRequest, OutputError
 
+    if not output.parent.is_dir():
+        raise OutputError(f"{output}: can't be written (no such folder)")
     for path in inputs:
         if output.exists() and path.exists() and output.samefile(path):
             raise BadRequest(f"{output}: is an input, expected another file to write")

@@ -292,3 +292,6 @@ def test_the_command_does_not_overwrite_an_input(
 ) -> None:
     assert main([str(made("F32")), str(made("F32")), "-f", str(text), "--json", str(text)]) == 1
     assert "is an input, expected another file to write" in capsys.readouterr().err
+    nowhere = text.parent / "none" / "e.json"
+    assert main([str(made("F32")), str(made("F32")), "-f", str(text), "--json", str(nowhere)]) == 1
+    assert f"{nowhere}: can't be written (no such folder)" in capsys.readouterr().err
