@@ -14,9 +14,13 @@ import numpy as np
 import pytest
 
 import convert
+import quantize
+from gguf_tools import FileLayout, GGUFWriter, TensorInfo, open_gguf
 from gguf_tools.errors import OutputError
+from gguf_tools.ggml_types import Q4_0, Q4_0_R8
 from imatrix.cli import main
 from imatrix.store import load
+from quantize.formats.ik.interleaved import from_base
 from quantize.importance import Importance
 from tests.convert.tokenizer.test_vocab_spm import train_spm
 from tests.support import oracle
@@ -45,6 +49,36 @@ def with_sentencepiece(model: Path, tmp_path: Path) -> Path:
 def relative_error(found: Importance, expected: Importance) -> float:
     difference = found.values.astype(np.float64).reshape(-1) - expected.values.reshape(-1)
     return float(np.linalg.norm(difference) / np.linalg.norm(expected.values.astype(np.float64)))
+
+
+def interleave(path: Path, out: Path) -> int:
+    """Write a file of Q4_0 as one of Q4_0_R8 where eight rows can be had; return how many tensors can."""
+    with open_gguf(path) as file:
+        infos = {
+            name: TensorInfo(name, info.shape, Q4_0_R8)
+            if info.type == Q4_0 and not info.shape[-2] % 8
+            else info
+            for name, info in file.tensors.items()
+        }
+        layout = FileLayout.of(file.metadata, list(infos.values()))
+        with GGUFWriter(out, layout) as writer:
+            for name, info in infos.items():
+                raw = np.frombuffer(file.raw(name), np.uint8)
+                if info.type == Q4_0_R8:
+                    raw = from_base(Q4_0_R8, raw.reshape(info.n_rows, -1), info.n_cols).reshape(-1)
+                writer.write(layout.offset_of(name), raw)
+            writer.publish()
+    return sum(info.type == Q4_0_R8 for info in infos.values())
+
+
+def test_rows_that_are_stored_interleaved_say_the_same(
+    tiny_folder: Path, calibration: Path, tmp_path: Path
+) -> None:
+    convert.convert(tiny_folder, tmp_path / "bf16.gguf", outtype="bf16")
+    quantize.quantize(tmp_path / "bf16.gguf", tmp_path / "plain.gguf", "Q4_0")
+    assert interleave(tmp_path / "plain.gguf", tmp_path / "r8.gguf") > 10
+    expected = collect(tmp_path / "plain.gguf", calibration, tmp_path / "a.gguf", *SMALL)
+    assert collect(tmp_path / "r8.gguf", calibration, tmp_path / "b.gguf", *SMALL) == expected
 
 
 @pytest.mark.slow
