@@ -50,6 +50,30 @@ def add_verbose(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def positive(text: str) -> int:
+    """Return an argument as a whole number from 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+def natural(text: str) -> int:
+    """Return an argument as a whole number from 0."""
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return number
+
+
+def gigabytes(text: str) -> int:
+    """Return an argument in gigabytes of 2**30 bytes as a number of bytes."""
+    number = float(text)
+    if not 0 <= number < 1e9:
+        raise argparse.ArgumentTypeError(f"{text} is not a size in gigabytes")
+    return int(number * (1 << 30))
+
+
 class Subcommands:
     """The subcommands of a parser; each sets `body`, which `run` calls."""
 

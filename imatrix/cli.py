@@ -119,12 +119,14 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
         help="importances to add to; without -f, these files are merged (repeatable)",
     )  # fmt: skip
     what.add_argument(
-        "-c", "--ctx-size", type=_positive, default=512, metavar="N", help="tokens per chunk (default: 512)"
-    )
+        "-c", "--ctx-size", type=command.positive, default=512, metavar="N",
+        help="tokens per chunk (default: 512)",
+    )  # fmt: skip
     what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
     what.add_argument(
-        "--from-chunk", "--chunk", type=_natural, default=0, metavar="N", help="leave out the first N chunks"
-    )
+        "--from-chunk", "--chunk", type=command.natural, default=0, metavar="N",
+        help="leave out the first N chunks",
+    )  # fmt: skip
     what.add_argument("--process-output", action="store_true", help="collect for output.weight, too")
     what.add_argument(
         "--parse-special", action="store_true", help="take <｜User｜> and the like in the text for tokens"
@@ -137,7 +139,7 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how to write it")
     how.add_argument("--output-format", choices=["gguf", "dat"], help="default: dat for a name in .dat")
     how.add_argument(
-        "--output-frequency", type=_natural, default=0, metavar="N",
+        "--output-frequency", type=command.natural, default=0, metavar="N",
         help="write what is known after every N layers; 0: only at the end (default)",
     )  # fmt: skip
     how.add_argument("--dataset-name", metavar="NAME", help="name of the text (default: its file's name)")
@@ -148,34 +150,13 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
         help="what to multiply in (default: %(default)s)",
     )  # fmt: skip
     run.add_argument(
-        "--threads", type=_positive, metavar="N", help="how many threads (default: one per core)"
+        "--threads", type=command.positive, metavar="N", help="how many threads (default: one per core)"
     )
     run.add_argument(
-        "--memory", type=_gigabytes, default=4 << 30, metavar="GB",
+        "--memory", type=command.gigabytes, default=4 << 30, metavar="GB",
         help="hidden states beyond so many gigabytes go to a file (default: 4)",
     )  # fmt: skip
     run.add_argument("--restart", action="store_true", help="start over, whatever an earlier run has left")
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return number
-
-
-def _natural(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
-    return number
-
-
-def _gigabytes(text: str) -> int:
-    number = float(text)
-    if not 0 <= number < 1e9:
-        raise argparse.ArgumentTypeError(f"{text} is not a size in gigabytes")
-    return int(number * (1 << 30))
 
 
 def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:

@@ -57,8 +57,9 @@ def _parser() -> argparse.ArgumentParser:
         "-f", "--file", dest="text", type=Path, required=True, metavar="TEXT", help="UTF-8 text"
     )
     what.add_argument(
-        "-c", "--ctx-size", type=_positive, default=512, metavar="N", help="tokens per chunk (default: 512)"
-    )
+        "-c", "--ctx-size", type=command.positive, default=512, metavar="N",
+        help="tokens per chunk (default: 512)",
+    )  # fmt: skip
     what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
     what.add_argument("--json", type=Path, metavar="FILE", help="write all numbers as one JSON object")
     what.add_argument(
@@ -73,10 +74,10 @@ def _parser() -> argparse.ArgumentParser:
         help="what to multiply in (default: %(default)s)",
     )  # fmt: skip
     run.add_argument(
-        "--threads", type=_positive, metavar="N", help="how many threads (default: one per core)"
+        "--threads", type=command.positive, metavar="N", help="how many threads (default: one per core)"
     )
     run.add_argument(
-        "--memory", type=_gigabytes, default=4 << 30, metavar="GB",
+        "--memory", type=command.gigabytes, default=4 << 30, metavar="GB",
         help="hidden states of all models beyond so many gigabytes go to files (default: 4)",
     )  # fmt: skip
     run.add_argument(
@@ -85,20 +86,6 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     run.add_argument("--restart", action="store_true", help="start over, whatever an earlier run has left")
     return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return number
-
-
-def _gigabytes(text: str) -> int:
-    number = float(text)
-    if not 0 <= number < 1e9:
-        raise argparse.ArgumentTypeError(f"{text} is not a size in gigabytes")
-    return int(number * (1 << 30))
 
 
 def _evaluate(args: argparse.Namespace) -> None:
