@@ -1,4 +1,4 @@
-"""A codec that no program knows, under the id of a type that ours has no codec for: Q8_KV_R8.
+"""A codec that no program knows, under the id of a type that ours can only decode: Q8_KV_R8.
 
 Eight rows share a group. A group is a float32 scale d for each row, then for each run of 32 columns the eight
 rows' codes q of 8 bits, row after row.
