@@ -185,7 +185,7 @@ class Session:
         """Leave what is done for the next session, and say so; if nothing is, leave nothing."""
         if self._journal.done:
             done = f"{len(self._journal.done)} of {self._table.n_chunks} chunks are done and kept"
-            error.add_note(f"{done}: the same command resumes there")
+            error.add_note(f"{done}: the same command resumes from there")
             return
         for output in self._open.values():
             output.writer.discard()

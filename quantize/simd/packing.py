@@ -35,10 +35,11 @@ def pack(codes: IntTile, shift: int, bits: int, group_bytes: int, n_bytes: int, 
 
 def unpack(packed: npt.NDArray[np.uint8], bits: int, group_bytes: int) -> npt.NDArray[np.uint8]:
     """Return the codes, uint8 (n_blocks, n_codes), that `pack` put into bytes (n_blocks, n_bytes)."""
-    groups = packed.reshape(len(packed), -1, 1, group_bytes)
+    n_blocks, n_bytes = packed.shape
+    groups = packed.reshape(n_blocks, n_bytes // group_bytes, 1, group_bytes)
     shifts = np.arange(0, 8, bits, dtype=np.uint8).reshape(-1, 1)
     parts: npt.NDArray[np.uint8] = (groups >> shifts) & np.uint8((1 << bits) - 1)
-    return parts.reshape(len(packed), -1)
+    return parts.reshape(n_blocks, n_bytes * 8 // bits)
 
 
 @inlinable

@@ -231,7 +231,7 @@ def test_ctrl_c(made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     name = "quantize" if command == "quantize" else "convert-hf-to-gguf"
     assert done.stderr.startswith(f"{name}: interrupted; ")
     assert done.stderr.endswith(
-        f" of {N_CHUNKS} chunks are done and kept: the same command resumes there\n"
+        f" of {N_CHUNKS} chunks are done and kept: the same command resumes from there\n"
     )
     n_done = n_done_of(done.stderr)
     assert n_done >= 59

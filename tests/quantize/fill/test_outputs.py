@@ -275,7 +275,7 @@ def test_after_a_crash_of_the_machine_what_was_not_synced_is_done_again(
         with pytest.raises(ExecutionError, match="Input/output error") as caught:
             run(folder, n_parts, job=failing_at(chunk))
         assert caught.value.__notes__ == [
-            f"{chunk} of {N_CHUNKS} chunks are done and kept: the same command resumes there"
+            f"{chunk} of {N_CHUNKS} chunks are done and kept: the same command resumes from there"
         ]
         cache.lose()
         boot.write_text(f"{chunk}, second")
@@ -350,7 +350,7 @@ def test_a_run_can_be_cancelled_from_its_progress(
     assert caught.value is error
     (note,) = error.__notes__
     n_done = int(note.split()[0])
-    assert note == f"{n_done} of {N_CHUNKS} chunks are done and kept: the same command resumes there"
+    assert note == f"{n_done} of {N_CHUNKS} chunks are done and kept: the same command resumes from there"
     assert n_done == 7 if n_threads == 1 else 7 <= n_done <= 8
     assert run(tmp_path, n_parts) == Written(N_CHUNKS, n_done)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == expected[n_parts]

@@ -366,7 +366,7 @@ def test_a_tensor_that_is_not_what_was_written_is_made_again(
             setup.write(folder / "out.gguf", verify=True)
     assert isinstance(caught.value, BadTensor | ExecutionError)
     (note,) = caught.value.__notes__
-    assert note.endswith("chunks are done and kept: the same command resumes there")
+    assert note.endswith("chunks are done and kept: the same command resumes from there")
     encoded.clear()
     setup.write(folder / "out.gguf", verify=True)
     assert encoded == [NAMES[3]] * SHAPE[0]

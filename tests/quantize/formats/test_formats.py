@@ -285,6 +285,14 @@ def test_naive_twin_decodes_the_same(name: str) -> None:
 
 
 @every_format
+def test_no_rows_are_no_bytes(name: str) -> None:
+    codec = get_format(name)
+    data = codec.encode(np.empty((0, 256), np.float32), ColumnWeights(np.ones(256, np.float32)))
+    assert data.shape == (0, codec.type.row_bytes(256))
+    assert codec.decode(data, 256).shape == (0, 256)
+
+
+@every_format
 def test_row_that_is_no_whole_number_of_blocks(name: str) -> None:
     codec = get_format(name)
     if codec.type.block_elems > 1:
