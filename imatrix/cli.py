@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forward.arguments import add_context_argument, add_run_arguments, forward_options
 from gguf_tools import __version__, command
 
 if TYPE_CHECKING:
@@ -118,10 +119,7 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
         "--in-file", type=Path, action="append", default=[], metavar="FILE",
         help="importances to add to; without -f, these files are merged (repeatable)",
     )  # fmt: skip
-    what.add_argument(
-        "-c", "--ctx-size", type=command.positive, default=512, metavar="N",
-        help="tokens per chunk (default: 512)",
-    )  # fmt: skip
+    add_context_argument(what)
     what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
     what.add_argument(
         "--from-chunk", "--chunk", type=command.natural, default=0, metavar="N",
@@ -143,20 +141,7 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
         help="write what is known after every N layers; 0: only at the end (default)",
     )  # fmt: skip
     how.add_argument("--dataset-name", metavar="NAME", help="name of the text (default: its file's name)")
-    run = parser.add_argument_group("how to run it")
-    run.add_argument("--device", help="torch device: cpu, cuda, cuda:1 ... (default: CUDA if there is one)")
-    run.add_argument(
-        "--dtype", choices=["float32", "bfloat16"], default="float32",
-        help="what to multiply in (default: %(default)s)",
-    )  # fmt: skip
-    run.add_argument(
-        "--threads", type=command.positive, metavar="N", help="how many threads (default: one per core)"
-    )
-    run.add_argument(
-        "--memory", type=command.gigabytes, default=4 << 30, metavar="GB",
-        help="hidden states beyond so many gigabytes go to a file (default: 4)",
-    )  # fmt: skip
-    run.add_argument("--restart", action="store_true", help="start over, whatever an earlier run has left")
+    add_run_arguments(parser)
 
 
 def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -204,7 +189,6 @@ def _refuse_overwriting(args: argparse.Namespace) -> None:
 
 
 def _collect_options(args: argparse.Namespace, earlier: Sequence[ImportanceFile]) -> CollectOptions:
-    from forward.options import ForwardOptions
     from forward.text import Cut
     from imatrix.options import CollectOptions
 
@@ -213,13 +197,7 @@ def _collect_options(args: argparse.Namespace, earlier: Sequence[ImportanceFile]
         process_output=args.process_output,
         perplexity=not args.no_ppl,
         dataset=args.dataset_name,
-        forward=ForwardOptions(
-            device=args.device,
-            dtype=args.dtype,
-            n_threads=args.threads,
-            memory_bytes=args.memory,
-            all_experts=args.all_experts,
-        ),
+        forward=forward_options(args, all_experts=args.all_experts),
         restart=args.restart,
         earlier=earlier,
     )

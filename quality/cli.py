@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forward.arguments import add_context_argument, add_run_arguments, forward_options
 from gguf_tools import __version__, command
 
 if TYPE_CHECKING:
@@ -56,10 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument(
         "-f", "--file", dest="text", type=Path, required=True, metavar="TEXT", help="UTF-8 text"
     )
-    what.add_argument(
-        "-c", "--ctx-size", type=command.positive, default=512, metavar="N",
-        help="tokens per chunk (default: 512)",
-    )  # fmt: skip
+    add_context_argument(what)
     what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
     what.add_argument("--json", type=Path, metavar="FILE", help="write all numbers as one JSON object")
     what.add_argument(
@@ -67,24 +65,11 @@ def _parser() -> argparse.ArgumentParser:
         help="also write the log probabilities of BASE, for llama-perplexity --kl-divergence: two bytes for"
         " each measured token and token of the vocabulary",
     )  # fmt: skip
-    run = parser.add_argument_group("how to run it")
-    run.add_argument("--device", help="torch device: cpu, cuda, cuda:1 ... (default: CUDA if there is one)")
-    run.add_argument(
-        "--dtype", choices=["float32", "bfloat16"], default="float32",
-        help="what to multiply in (default: %(default)s)",
-    )  # fmt: skip
-    run.add_argument(
-        "--threads", type=command.positive, metavar="N", help="how many threads (default: one per core)"
-    )
-    run.add_argument(
-        "--memory", type=command.gigabytes, default=4 << 30, metavar="GB",
-        help="hidden states of all models beyond so many gigabytes go to files (default: 4)",
-    )  # fmt: skip
+    run = add_run_arguments(parser)
     run.add_argument(
         "--work", type=Path, metavar="DIR",
         help="where finished layers are kept (default: FILE.work with --json, else a temporary folder)",
     )  # fmt: skip
-    run.add_argument("--restart", action="store_true", help="start over, whatever an earlier run has left")
     return parser
 
 
@@ -108,7 +93,6 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 
 def _options(args: argparse.Namespace) -> EvaluateOptions:
-    from forward.options import ForwardOptions
     from forward.text import Cut
     from quality.options import EvaluateOptions
 
@@ -117,9 +101,7 @@ def _options(args: argparse.Namespace) -> EvaluateOptions:
         work = args.json.with_name(args.json.name + ".work")
     return EvaluateOptions(
         cut=Cut(args.ctx_size, n_chunks=None if args.chunks < 0 else args.chunks),
-        forward=ForwardOptions(
-            device=args.device, dtype=args.dtype, n_threads=args.threads, memory_bytes=args.memory
-        ),
+        forward=forward_options(args),
         work=work,
         restart=args.restart,
         logits=args.kl_divergence_base,

@@ -1,0 +1,51 @@
+"""Command line arguments of how a model is computed, shared by the commands that run the forward pass."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from gguf_tools import command
+
+if TYPE_CHECKING:
+    from forward.options import ForwardOptions
+
+
+def add_context_argument(group: argparse._ArgumentGroup) -> None:
+    """Add -c, the length of a chunk of text."""
+    group.add_argument(
+        "-c", "--ctx-size", type=command.positive, default=512, metavar="N",
+        help="tokens per chunk (default: 512)",
+    )  # fmt: skip
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add device, dtype, threads, memory and --restart; return their group, for what else a command has."""
+    run = parser.add_argument_group("how to run it")
+    run.add_argument("--device", help="torch device: cpu, cuda, cuda:1 ... (default: CUDA if there is one)")
+    run.add_argument(
+        "--dtype", choices=["float32", "bfloat16"], default="float32",
+        help="what to multiply in (default: %(default)s)",
+    )  # fmt: skip
+    run.add_argument(
+        "--threads", type=command.positive, metavar="N", help="how many threads (default: one per core)"
+    )
+    run.add_argument(
+        "--memory", type=command.gigabytes, default=4 << 30, metavar="GB",
+        help="hidden states beyond so many gigabytes go to a file (default: 4)",
+    )  # fmt: skip
+    run.add_argument("--restart", action="store_true", help="start over, whatever an earlier run has left")
+    return run
+
+
+def forward_options(args: argparse.Namespace, *, all_experts: bool = False) -> ForwardOptions:
+    """Return the options that the arguments ask for."""
+    from forward.options import ForwardOptions
+
+    return ForwardOptions(
+        device=args.device,
+        dtype=args.dtype,
+        n_threads=args.threads,
+        memory_bytes=args.memory,
+        all_experts=all_experts,
+    )
