@@ -48,6 +48,9 @@ class Unit:
 
 BYTES = Unit("B", scaled=True)
 
+LAYERS = Unit("layer", pattern="{l_bar}{bar}| {n:.1f}/{total_fmt} [{elapsed}<{remaining}]{postfix}")
+"""Layers of a model, with a decimal, because the chunks of a text advance a layer bit by bit."""
+
 
 class Bar:
     """A progress bar with rate and time left on standard error; nothing where that is no terminal.

@@ -7,14 +7,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from gguf_tools.progress import Bar, Unit
+from gguf_tools.progress import LAYERS, Bar
 
 if TYPE_CHECKING:
     from forward.perplexity import Perplexity
     from quantize.importance import ImportanceFile
-
-LAYERS = Unit("layer", pattern="{l_bar}{bar}| {n:.1f}/{total_fmt} [{elapsed}<{remaining}]{postfix}")
-"""Unit of a collection: layers, with a decimal, because the chunks of a text advance a layer bit by bit."""
 
 
 class LayerBar:

@@ -6,10 +6,7 @@ import sys
 from types import TracebackType
 from typing import Self
 
-from gguf_tools.progress import Bar, Unit
-
-LAYERS = Unit("layer", pattern="{l_bar}{bar}| {n:.1f}/{total_fmt} [{elapsed}<{remaining}]{postfix}")
-"""Unit of an evaluation: layers, with a decimal, because the chunks of a text advance a layer bit by bit."""
+from gguf_tools.progress import LAYERS, Bar
 
 
 class EvaluationBar:
