@@ -10,7 +10,7 @@ def require_torch(purpose: str) -> None:
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        raise BadRequest(f"{purpose} needs torch: pip install 'gguf-tools[torch]'")
+        raise BadRequest(f"{purpose} needs torch: pip install 'gguf-tools[torch]', or '.[torch]' in a clone")
 
 
 def device_name(wanted: str | None) -> str:

@@ -21,7 +21,7 @@ def plot(contents: ImportanceFile, path: Path) -> None:
     raises  BadRequest without matplotlib, OutputError when the file can't be written
     """
     if find_spec("matplotlib") is None:
-        raise BadRequest("--plot needs matplotlib: pip install 'gguf-tools[plot]'")
+        raise BadRequest("--plot needs matplotlib: pip install 'gguf-tools[plot]', or '.[plot]' in a clone")
     from matplotlib.figure import Figure
 
     entries = [entry for entry in entry_stats(contents) if entry.layer is not None]

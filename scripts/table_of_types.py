@@ -2,7 +2,7 @@
 
     python scripts/table_of_types.py
 
-The error is taken over all weights of tests/golden/tiny-deepseek-v3 whose importances are known and whose
+The error is taken over all weights of examples/tiny-deepseek-v3 whose importances are known and whose
 rows fit every type: sqrt(sum w (x - q)^2 / sum w x^2), where w is the mean squared activation of the column.
 The weights are quantized without importances and with them.
 """

@@ -99,7 +99,7 @@ def _load(path: Path) -> dict[str, Any]:
         import torch
     except ImportError:
         raise UnsupportedCheckpoint(
-            f"{path}: reading a pickle needs torch: pip install 'gguf-tools[torch]'"
+            f"{path}: reading a pickle needs torch: pip install 'gguf-tools[torch]', or '.[torch]' in a clone"
         ) from None
     version = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
     if version < OLDEST_TORCH:

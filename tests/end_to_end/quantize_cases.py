@@ -15,9 +15,7 @@ from pathlib import Path
 
 import convert
 from tests.support.checkpoints import edit_config, edit_tensors
-from tests.support.tokenizer_files import copy_tokenizer
-
-GOLDEN = Path(__file__).parents[1] / "golden"
+from tests.support.trained_model import GOLDEN, trained_model
 
 CASES: dict[str, str] = {
     "Q4_K_M": "IN OUT Q4_K_M",
@@ -61,9 +59,7 @@ MATRIX_NAME = "tiny.imatrix.gguf"
 def make_inputs(folder: Path) -> None:
     """Write the trained model as BF16, in every form that a case names, and its importance matrix."""
     folder.mkdir(parents=True)
-    model = copy_tokenizer("tiny", folder / "tiny-deepseek-v3")
-    for name in ("config.json", "generation_config.json", "model.safetensors"):
-        shutil.copy(GOLDEN / "tiny-deepseek-v3" / name, model)
+    model = trained_model(folder)
     convert.convert(model, folder / "in.gguf", outtype="bf16")
     convert.convert(model, folder / "split.gguf", outtype="bf16", split_max_tensors=20)
     for mla in ("both", "none"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -16,22 +14,17 @@ from quantize.fill.error_ranges import is_ordinary
 from quantize.formats import available, get_format
 from quantize.formats.codecs import ignores_importances, requires_importances
 from tests.quantize.fill.error_shares import LARGEST_SHARES, share_of_limit
-from tests.support.tokenizer_files import copy_tokenizer
+from tests.support.trained_model import EXAMPLE, GOLDEN
 
 Matrix = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 """Rows and their importances."""
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Matrix]:
+def trained() -> list[Matrix]:
     """Some rows of every matrix of the trained model whose rows fit every type, with their importances."""
-    folder = copy_tokenizer("tiny", tmp_path_factory.mktemp("trained"))
-    for name in ("config.json", "model.safetensors"):
-        (folder / name).symlink_to(GOLDEN / "tiny-deepseek-v3" / name)
     data = imatrix.load(GOLDEN / "imatrix" / "tiny-deepseek-v3.imatrix.gguf")
-    with Checkpoint(folder) as checkpoint:
+    with Checkpoint(EXAMPLE) as checkpoint:
         _, job = prepare(checkpoint, None, ConvertOptions(outtype="Q2_K", importances=data))
         matrices = []
         for name, found in job.importances.items():

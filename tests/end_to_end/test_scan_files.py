@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import convert
@@ -10,15 +9,11 @@ from convert.architectures.deepseek2 import rules
 from gguf_tools import open_gguf
 from gguf_tools.scan import as_text, scan
 from gguf_tools.scan.tensors import PLACES
-from tests.support.tokenizer_files import copy_tokenizer
-
-GOLDEN = Path(__file__).parents[1] / "golden"
+from tests.support.trained_model import EXAMPLE
 
 
 def test_what_this_project_writes_is_not_suspicious(tmp_path: Path) -> None:
-    folder = tmp_path / "tiny"
-    shutil.copytree(GOLDEN / "tiny-deepseek-v3", folder)
-    convert.convert(copy_tokenizer("tiny", folder), tmp_path / "tiny.gguf", outtype="bf16")
+    convert.convert(EXAMPLE, tmp_path / "tiny.gguf", outtype="bf16")
     with open_gguf(tmp_path / "tiny.gguf") as source:
         assert [as_text(finding) for finding in scan(source)] == []
 

@@ -1,7 +1,7 @@
 """Real tokenizers for tests: `copy_tokenizer("tiny", folder)` puts one beside a checkpoint's weights.
 
-The golden files leave the merged tokens out of a vocabulary, since they follow from the merges: token number
-(size of the alphabet + i) is merge i, joined. That turns 3.4 MB into 0.4.
+"tiny" is the sample model's. The golden files leave the merged tokens out of a vocabulary, since they follow
+from the merges: token number (size of the alphabet + i) is merge i, joined. That turns 3.4 MB into 0.4.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import lzma
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from tests.support.trained_model import EXAMPLE
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tokenizers"
 
@@ -28,6 +30,8 @@ def tokenizer_json(name: str) -> dict[str, Any]:
     """
     if name == "deepseek-v3":
         return json.loads((_package_folder() / "tokenizer.json").read_text(encoding="utf-8"))
+    if name == "tiny":
+        return json.loads((EXAMPLE / "tokenizer.json").read_text(encoding="utf-8"))
     stored = json.loads(lzma.decompress((GOLDEN / f"{name}.tokenizer.json.xz").read_bytes()))
     vocab = stored["model"]["vocab"]
     for merge in stored["model"]["merges"]:
@@ -40,6 +44,8 @@ def tokenizer_config(name: str) -> dict[str, Any]:
     """Return the content of the tokenizer_config.json called `name`; raises as `tokenizer_json`."""
     if name == "deepseek-v3":
         return json.loads((_package_folder() / "tokenizer_config.json").read_text(encoding="utf-8"))
+    if name == "tiny":
+        return json.loads((EXAMPLE / "tokenizer_config.json").read_text(encoding="utf-8"))
     return json.loads((GOLDEN / f"{name}.tokenizer_config.json").read_text(encoding="utf-8"))
 
 

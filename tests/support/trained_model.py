@@ -1,23 +1,21 @@
-"""The trained small model and the text that it was trained on, from the golden files."""
+"""The trained small model and its calibration text: `examples/tiny-deepseek-v3`."""
 
 from __future__ import annotations
 
-import lzma
 import shutil
 from pathlib import Path
 
-from tests.support.tokenizer_files import copy_tokenizer
-
 GOLDEN = Path(__file__).parents[1] / "golden"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-deepseek-v3"
+"""A whole Hugging Face folder; a test that changes something works on a copy."""
 
 
 def trained_model(parent: Path) -> Path:
-    """Make the model's Hugging Face folder in `parent`, and return it."""
-    folder = parent / "tiny-deepseek-v3"
-    shutil.copytree(GOLDEN / "tiny-deepseek-v3", folder, ignore=shutil.ignore_patterns("README.md"))
-    return copy_tokenizer("tiny", folder)
+    """Copy the model's folder into `parent`, without model card and text, and return the copy."""
+    others = shutil.ignore_patterns("README.md", "calibration.txt")
+    return Path(shutil.copytree(EXAMPLE, parent / EXAMPLE.name, ignore=others))
 
 
 def calibration_text() -> bytes:
     """Return the text that importances were recorded with."""
-    return lzma.decompress((GOLDEN / "imatrix" / "calibration.txt.xz").read_bytes())
+    return (EXAMPLE / "calibration.txt").read_bytes()
