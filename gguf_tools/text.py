@@ -11,6 +11,9 @@ from gguf_tools.values import Kind, Value
 
 MAX_ITEMS = 6
 MAX_CHARS = 80
+MAX_EXACT = 1 << 53
+"""Largest number up to which JavaScript, whose numbers are floats, has all whole numbers."""
+
 MAX_WIDTH = 100
 """Maximum width of a column: a longer cell sticks out instead of widening the others."""
 
@@ -70,17 +73,28 @@ def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[s
 
 
 def json_text(data: Any) -> str:
-    """Return `data` as JSON in ASCII; numbers that JSON lacks become the strings "nan", "inf" and "-inf"."""
-    return json.dumps(_finite(data), indent=2, allow_nan=False)
+    """Return `data` as JSON in ASCII, of numbers that every reader has exactly; see `for_json`."""
+    return json.dumps(for_json(data), indent=2, allow_nan=False)
 
 
-def _finite(data: Any) -> Any:
+def json_line(data: Any) -> str:
+    """Return the same on one line, in UTF-8."""
+    return json.dumps(for_json(data), ensure_ascii=False, allow_nan=False)
+
+
+def for_json(data: Any) -> Any:
+    """Return `data` with strings in place of some numbers.
+
+    These are the ones that JSON lacks ("nan", "inf" and "-inf") and whole numbers above MAX_EXACT.
+    """
     if isinstance(data, float) and not math.isfinite(data):
         return str(data)
+    if isinstance(data, int) and abs(data) > MAX_EXACT:
+        return str(data)
     if isinstance(data, dict):
-        return {key: _finite(value) for key, value in data.items()}
+        return {key: for_json(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        return [_finite(item) for item in data]
+        return [for_json(item) for item in data]
     return data
 
 

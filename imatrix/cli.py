@@ -211,11 +211,12 @@ def _perplexity_lines(perplexity: Perplexity) -> list[str]:
 def _show(args: argparse.Namespace) -> None:
     import json
 
+    from gguf_tools.text import for_json
     from imatrix.describe import describe, description_lines
     from imatrix.store import load
 
     contents = load(args.file)
-    lines = [json.dumps(describe(contents))] if args.json else description_lines(contents)
+    lines = [json.dumps(for_json(describe(contents)))] if args.json else description_lines(contents)
     for line in lines:
         print(line)
 
@@ -235,6 +236,7 @@ def _merge(args: argparse.Namespace) -> None:
 def _stats(args: argparse.Namespace) -> None:
     import json
 
+    from gguf_tools.text import for_json
     from imatrix.stats import as_json, stats_lines
     from imatrix.store import load
 
@@ -243,7 +245,7 @@ def _stats(args: argparse.Namespace) -> None:
         from imatrix.plot import plot
 
         plot(contents, args.plot)
-    for line in [json.dumps(as_json(contents))] if args.json else stats_lines(contents):
+    for line in [json.dumps(for_json(as_json(contents)))] if args.json else stats_lines(contents):
         print(line)
 
 

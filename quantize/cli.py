@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from gguf_tools import __version__, command
 from gguf_tools.errors import BadRequest
 from gguf_tools.ggml_types import by_name
+from gguf_tools.text import json_line
 from quantize.arguments import (
     add_matrix_arguments,
     add_output_arguments,
@@ -150,7 +150,7 @@ def _lint(args: argparse.Namespace) -> int:
     from quantize.linting import lint, lint_lines
 
     report = lint(args.type, args.model, importances=_importances(args), options=plan_options(args))
-    lines = [json.dumps(report.to_json(), ensure_ascii=False)] if args.json else lint_lines(report)
+    lines = [json_line(report.to_json())] if args.json else lint_lines(report)
     for line in lines:
         print(line)
     return 1 if report.stops else 0
@@ -265,7 +265,7 @@ def _print_plan(preparation: Preparation, *, as_json: bool) -> None:
     from quantize.report import plan_lines, total_lines
 
     if as_json:
-        print(json.dumps(preparation.plan.to_json(preparation.total_bytes), ensure_ascii=False))
+        print(json_line(preparation.plan.to_json(preparation.total_bytes)))
         return
     for line in (*plan_lines(preparation.plan), *total_lines(preparation)):
         print(line)

@@ -21,6 +21,7 @@ from gguf_tools.values import Kind, Value
 from quantize.fill.chunks import CHUNK_ELEMS
 from quantize.fill.digests import BYTES_VERSION
 from quantize.fill.encode import FillJob
+from quantize.fill.provenance import in_first_form
 
 # A source is recognised by its size and these pieces. Reading all of it would take hours, and its times
 # change when it is downloaded again, which must not invalidate finished work.
@@ -36,6 +37,7 @@ def describe_run(layouts: Mapping[str, FileLayout], job: FillJob, inputs: Iterab
 
     raises  BadRequest for an input that can't be read
     """
+    layouts = {name: in_first_form(layout) for name, layout in layouts.items()}
     tensors = [info for layout in layouts.values() for info in layout.tensors]
     metadata = next(iter(layouts.values())).metadata
     return {

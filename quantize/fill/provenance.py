@@ -1,10 +1,12 @@
 """Provenance: for every tensor of a file, a number for what its bytes were made of.
 
-The key `gguf_tools.provenance` is an array of uint64 in file order. A split set has the numbers of all its
-tensors in its first file. A number is the xxh3_64 of everything that decides the bytes of a tensor: the rows
-of its source and the dtype they are read in, its shape, its type, the importances that weigh it, and the
-version of the encoded bytes. It is 0 for a tensor that is copied as it is. Tensors with the same number, if
-it is not 0, have the same bytes, so one can stand in for the other (see reuse.py).
+The key `gguf_tools.provenance` is an array of uint32 in file order, two for each tensor: the lower half of
+its number and the upper. Readers in JavaScript have no exact numbers above 2**53, and some crash when one of
+their big integers becomes JSON. Files of earlier versions have an array of uint64. A split set has the
+numbers of all its tensors in its first file. A number is the xxh3_64 of everything that decides the bytes of
+a tensor: the rows of its source and the dtype they are read in, its shape, its type, the importances that
+weigh it, and the version of the encoded bytes. It is 0 for a tensor that is copied as it is. Tensors with the
+same number, if it is not 0, have the same bytes, so one can stand in for the other (see reuse.py).
 
 A source is digested chunk by chunk while its rows pass by; its digest is that of the chunks' digests in their
 order. It does not depend on threads or machine, but it depends on where chunks begin (`CHUNK_ELEMS`), so the
@@ -20,6 +22,7 @@ from collections.abc import Iterable
 import xxhash
 
 from gguf_tools.ggml_types import GGMLType
+from gguf_tools.layout import FileLayout
 from gguf_tools.reader import GGUFSource
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Kind, Value
@@ -33,6 +36,9 @@ PROVENANCE_KEY = "gguf_tools.provenance"
 
 DIGEST_VERSION = 1
 """Version of the numbers. It goes up when a number is made of other things, or in another way."""
+
+_LOWER = (1 << 32) - 1
+
 
 def digest_importance(resolved: ResolvedImportance | None, type_name: str) -> int:
     """Return the digest of the weights that a tensor's search uses, uint64; 0 for none."""
@@ -70,12 +76,35 @@ def tensor_provenance(info: TensorInfo, source: GGMLType, chunks: Iterable[int],
 
 def provenance_value(numbers: Iterable[int]) -> Value:
     """Return the metadata value; its size depends on how many numbers there are, and on nothing else."""
-    return Value.array(Kind.UINT64, numbers)
+    return Value.u32s(half for number in numbers for half in (number & _LOWER, number >> 32))
+
+
+def in_first_form(layout: FileLayout) -> FileLayout:
+    """Return a layout as earlier versions wrote it, in which provenance has the same size.
+
+    A fingerprint describes this one, so that a run that an earlier version began can be resumed.
+    """
+    if PROVENANCE_KEY not in layout.metadata:
+        return layout
+    first = Value.array(Kind.UINT64, _numbers(layout.metadata[PROVENANCE_KEY]))
+    metadata = {**layout.metadata, PROVENANCE_KEY: first}
+    return FileLayout.of(metadata, layout.tensors, endian=layout.endian, version=layout.version)
 
 
 def read_provenance(file: GGUFSource) -> dict[str, int] | None:
     """Return the numbers of the tensors that have one, by name; None if the file has none that fit it."""
     value = file.metadata.get(PROVENANCE_KEY)
-    if value is None or value.item is not Kind.UINT64 or len(value.data) != len(file.tensors):
+    numbers = () if value is None else _numbers(value)
+    if value is None or len(numbers) != len(file.tensors):
         return None
-    return {name: number for name, number in zip(file.tensors, value.data, strict=True) if number != UNKNOWN}
+    return {name: number for name, number in zip(file.tensors, numbers, strict=True) if number != UNKNOWN}
+
+
+def _numbers(value: Value) -> tuple[int, ...]:
+    """Return the numbers that a value of either form holds; none for anything else."""
+    if value.item is Kind.UINT64:
+        return value.data
+    if value.item is not Kind.UINT32 or len(value.data) % 2:
+        return ()
+    halves = value.data
+    return tuple(lower | upper << 32 for lower, upper in zip(halves[::2], halves[1::2], strict=True))

@@ -17,9 +17,12 @@ from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Kind, Value
 from gguf_tools.writer import GGUFWriter
 from quantize.fill.digests import UNKNOWN, RowsDigest
+from quantize.fill.encode import FillJob
+from quantize.fill.fingerprint import describe_run
 from quantize.fill.provenance import (
     PROVENANCE_KEY,
     digest_importance,
+    in_first_form,
     provenance_value,
     read_provenance,
     tensor_provenance,
@@ -123,11 +126,44 @@ def test_a_file_keeps_a_number_for_each_tensor(tmp_path: Path, n_parts: int) -> 
         assert read_provenance(file) == {INFO.name: 7, "b": 2**64 - 1}
 
 
+FIRST_FORM = Value.array(Kind.UINT64, [7, 2**64 - 1, UNKNOWN])
+
+
+@pytest.mark.parametrize("n_parts", [1, 3])
+def test_files_of_earlier_versions_are_read(tmp_path: Path, n_parts: int) -> None:
+    with open_gguf(write_set(tmp_path, FIRST_FORM, n_parts)) as file:
+        assert read_provenance(file) == {INFO.name: 7, "b": 2**64 - 1}
+
+
+def test_no_number_is_too_large_for_javascript() -> None:
+    value = provenance_value([7, 2**64 - 1, 2**32])
+    assert value == Value.u32s([7, 0, 2**32 - 1, 2**32 - 1, 0, 1])
+
+
+def test_a_run_of_an_earlier_version_has_the_same_fingerprint() -> None:
+    """Its journal and its partial are resumed: the numbers take the same space in both forms."""
+    new, old, without = (
+        FileLayout.of({"a": Value.u8(1), **metadata, "z": Value.u8(2)}, ())
+        for metadata in (
+            {PROVENANCE_KEY: provenance_value([1, 2])},
+            {PROVENANCE_KEY: Value.array(Kind.UINT64, [1, 2])},
+            {},
+        )
+    )
+    assert new.offsets == old.offsets
+    assert describe_run({"o": new}, FillJob({}, {}), ()) == describe_run({"o": old}, FillJob({}, {}), ())
+    assert describe_run({"o": without}, FillJob({}, {}), ())["output"] != describe_run(
+        {"o": new}, FillJob({}, {}), ()
+    )["output"]
+    assert in_first_form(without) is without
+
+
 @pytest.mark.parametrize(
     "value",
     [
         None,
         provenance_value([7, 8]),
+        Value.u32s([7, 8, 9, 10, 11]),
         Value.u32s([7, 8, 9]),
         Value.array(Kind.INT64, [7, 8, 9]),
         Value.u64(7),
