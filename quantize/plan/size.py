@@ -1,0 +1,58 @@
+"""Sizes that people ask for: 12.5GiB, 3.4bpw, or the name of a file type for "as large as that"."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from gguf_tools.errors import BadRequest
+from quantize.plan.recipes import find_recipe
+
+_UNITS = {
+    "": 1, "B": 1,
+    "K": 1 << 10, "KIB": 1 << 10, "KB": 10**3,
+    "M": 1 << 20, "MIB": 1 << 20, "MB": 10**6,
+    "G": 1 << 30, "GIB": 1 << 30, "GB": 10**9,
+    "T": 1 << 40, "TIB": 1 << 40, "TB": 10**12,
+}  # fmt: skip
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size that a file may have.
+
+    kind    "bytes", "bpw" (bits per weight, of all tensors) or "recipe"
+    amount  bytes or bits; 0 for a recipe
+    recipe  name of the file type whose size it is
+    """
+
+    kind: Literal["bytes", "bpw", "recipe"]
+    amount: float = 0.0
+    recipe: str = ""
+
+
+def parse_size(text: str) -> Size:
+    """Return the size that `text` means.
+
+        12.5GiB, 700M, 13500000000     of the file; K, M, G and T are powers of 1024, KB ... of 1000
+        3.4bpw                         bits per weight
+        Q4_K_M                         what this file type makes of the model
+
+    raises  BadRequest for anything else, and for a size that is not above 0
+    """
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None:
+        try:
+            return Size("recipe", recipe=find_recipe(text).name)
+        except BadRequest as error:
+            raise BadRequest(f"size {text!r}: expected one like 12.5GiB, 3.4bpw or Q4_K_M") from error
+    amount, unit = float(match[1]), match[2].upper()
+    if amount <= 0:
+        raise BadRequest(f"size {text!r}: expected more than 0")
+    if unit == "BPW":
+        return Size("bpw", amount)
+    if unit not in _UNITS:
+        raise BadRequest(f"size {text!r}: unknown unit {match[2]!r}, expected one like GiB, MB or bpw")
+    return Size("bytes", amount * _UNITS[unit])

@@ -1,0 +1,273 @@
+"""The best file of a given size: from losses and a size to a mixture that a run is planned with.
+
+The plan of a stock file type comes first. It says what surrounds the tensors that can be chosen: the header,
+and the tensors that stay as they are. What is left of the size is the budget of `choose_types`. Its answer
+becomes the rules of a mixture, so the run, its resume and its report are those of any other mixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+
+from gguf_tools.errors import BadRequest
+from gguf_tools.ggml_types import by_name
+from gguf_tools.text import size_text
+from quantize.plan.choose_types import ChosenTypes, Share, TypeRules, choose_types, is_expert_stack
+from quantize.plan.losses import Losses
+from quantize.plan.overrides import parse_overrides
+from quantize.plan.plan import PlanOptions
+from quantize.plan.recipe_export import rules_of
+from quantize.plan.recipe_files import Mixture
+from quantize.plan.recipes import RECIPES, find_recipe
+from quantize.plan.size import Size
+from quantize.prepare import Preparation
+from quantize.run import Run
+
+Planner = Callable[[Mixture], AbstractContextManager[Run]]
+"""Plans a run for a mixture, with the source, output and options that the front knows. It must yield a plan
+even where it could not be run, as a dry run does."""
+
+
+@dataclass(frozen=True)
+class SizeRequest:
+    """The size that is asked for, and what it is chosen by.
+
+    size       of the whole file; None with vram and ram
+    vram, ram  bytes: routed experts must fit `ram`, everything else `vram`. Both or neither
+    losses     what each tensor costs at each type
+    rules      which types may be chosen
+    calibrated the file will be encoded with calibration
+    base       file type whose number the file gets and that decides about tensors without losses; None: the
+               one of the size, or the one that comes nearest
+    """
+
+    losses: Losses
+    size: Size | None = None
+    vram: int | None = None
+    ram: int | None = None
+    rules: TypeRules = field(default_factory=TypeRules)
+    calibrated: bool = False
+    base: str | None = None
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A mixture for a size.
+
+    base         file type that it grew from
+    budget       bytes that the file may take
+    total_bytes  bytes that it will take, exactly
+    """
+
+    mixture: Mixture
+    chosen: ChosenTypes
+    base: str
+    budget: int
+    total_bytes: int
+
+    @property
+    def used(self) -> float:
+        """The share of the budget that the file takes."""
+        return self.total_bytes / self.budget
+
+
+def size_mixture(planner: Planner, request: SizeRequest) -> Sized:
+    """Return the mixture with the least predicted damage for a size.
+
+    raises  BadRequest for a budget that no choice fits, losses of another model, rules that leave a tensor no
+            type, and what the planner raises
+    """
+    base = request.base or _base_of(request)
+    if request.size is not None and request.size.kind == "recipe" and request.size.recipe != base:
+        with planner(_mixture(request.size.recipe)) as run:
+            budget: int | None = run.preparation.total_bytes
+    else:
+        budget = None
+    with planner(_mixture(base)) as run:
+        preparation = run.preparation
+        frame = _Frame.of(preparation, request.losses)
+        if budget is None:
+            budget = _budget(request, preparation)
+        rules = replace(request.rules, weighed=_weighed(request, preparation))
+    losses = replace(request.losses, tensors={name: request.losses.tensors[name] for name in frame.choosable})
+    shares = _shares(request, budget, frame)
+    chosen = choose_types(losses, shares, rules, calibrated=request.calibrated, alignment=frame.alignment)
+    overrides = parse_overrides(rules_of(chosen.types))
+    mixture = Mixture(f"{base}-sized", find_recipe(base), PlanOptions(overrides=overrides))
+    with planner(mixture) as run:
+        total = run.preparation.total_bytes
+        _check(run.preparation, chosen)
+    if total > budget:
+        raise BadRequest(f"a size of {budget:,} bytes: the chosen file takes {total:,}")
+    return Sized(mixture, chosen, base, budget, total)
+
+
+def curve(
+    sized: Sized, request: SizeRequest, planner: Planner, n_points: int = 10
+) -> list[tuple[int, float]]:
+    """Return (bytes of the file, predicted divergence) for sizes from the smallest file to the largest."""
+    with planner(_mixture(sized.base)) as run:
+        frame = _Frame.of(run.preparation, request.losses)
+        rules = replace(request.rules, weighed=_weighed(request, run.preparation))
+    losses = replace(request.losses, tensors={name: request.losses.tensors[name] for name in frame.choosable})
+    sizes = {
+        name: [
+            frame.padded(by_name(type_).tensor_bytes(each.shape))
+            for type_ in rules.allowed(name, each.damage)
+        ]
+        for name, each in losses.tensors.items()
+    }
+    least, most = (sum(pick(each) for each in sizes.values()) for pick in (min, max))
+    points = []
+    for number in range(n_points):
+        # Equal steps of the logarithm: small files are where a byte saves most.
+        budget = int(least * (most / least) ** (number / (n_points - 1)))
+        chosen = choose_types(
+            losses, [_everything(max(budget, least))], rules,
+            calibrated=request.calibrated, alignment=frame.alignment,
+        )  # fmt: skip
+        taken = sum(frame.padded(each.n_bytes) for each in chosen.tensors.values())
+        points.append((frame.n_bytes + taken, chosen.predicted))
+    return points
+
+
+def sized_lines(sized: Sized) -> Iterator[str]:
+    """Yield what was chosen and why, for people: a line per part of the model and type."""
+    chosen = sized.chosen
+    yield (
+        f"types chosen for {size_text(sized.budget)}: {size_text(sized.total_bytes)}"
+        f" ({sized.total_bytes:,} bytes, {100 * sized.used:.2f} % of it)"
+    )
+    yield (
+        f"predicted divergence {chosen.predicted:.5f} nats a token;"
+        f" no other choice is predicted more than {chosen.gap:.1g} lower"
+    )
+    rows = [(rule, *_totals(names, chosen)) for rule, names in _by_rule(chosen)]
+    width = max(len(rule) for rule, *_ in rows)
+    for rule, n_bytes, damage, step in sorted(rows, key=lambda row: -row[2]):
+        yield f"  {rule:{width}}  {size_text(n_bytes):>10}  {damage:.6f}  {step}"
+
+
+def _by_rule(chosen: ChosenTypes) -> Iterator[tuple[str, list[str]]]:
+    """Yield the tensors of each rule, under the rule without its escapes."""
+    for rule in rules_of(chosen.types):
+        (override,) = parse_overrides([rule])
+        names = [name for name in chosen.tensors if override.matches(name)]
+        yield rule.replace("\\", "").replace("^", "").replace("$", "").replace("=", " = "), names
+
+
+def _totals(names: Sequence[str], chosen: ChosenTypes) -> tuple[int, float, str]:
+    tensors = [chosen.tensors[name] for name in names]
+    steps = {each.next_up for each in tensors if each.next_up}
+    saves = max(each.saves for each in tensors)
+    step = f"{'/'.join(sorted(steps))} would save {saves * 2**20:.2g} per MiB" if steps else ""
+    return sum(each.n_bytes for each in tensors), sum(each.damage for each in tensors), step
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """What surrounds the tensors that can be chosen.
+
+    n_bytes    of header, padding and the tensors that can't be chosen
+    experts    of these, routed experts' bytes
+    choosable  names of the others, in file order
+    """
+
+    n_bytes: int
+    experts: int
+    alignment: int
+    choosable: tuple[str, ...]
+
+    @classmethod
+    def of(cls, preparation: Preparation, losses: Losses) -> _Frame:
+        """Return the frame of a planned file; raises BadRequest for losses of another model."""
+        infos = preparation.plan.infos
+        losses.refuse_strangers(infos)
+        alignment = preparation.outputs[0].layout.alignment
+        choosable = [info for info in infos if info.name in losses.tensors]
+        frame = cls(0, 0, alignment, tuple(info.name for info in choosable))
+        taken = sum(frame.padded(info.n_bytes) for info in choosable)
+        kept = [info for info in infos if info.name not in losses.tensors and is_expert_stack(info.name)]
+        return replace(
+            frame,
+            n_bytes=preparation.total_bytes - taken,
+            experts=sum(frame.padded(info.n_bytes) for info in kept),
+        )
+
+    def padded(self, n_bytes: int) -> int:
+        return -(-n_bytes // self.alignment) * self.alignment
+
+
+def _mixture(file_type: str) -> Mixture:
+    recipe = find_recipe(file_type)
+    return Mixture(recipe.name, recipe)
+
+
+def _base_of(request: SizeRequest) -> str:
+    """Return the file type that the file grows from, if none was named."""
+    if request.size is not None and request.size.kind == "recipe":
+        return request.size.recipe
+    shapes = request.losses.tensors.values()
+    n_elems = sum(_n_elems(each.shape) for each in shapes)
+    n_bytes = (request.vram or 0) + (request.ram or 0)
+    bits = 8 * n_bytes / n_elems
+    if request.size is not None:
+        bits = request.size.amount if request.size.kind == "bpw" else 8 * request.size.amount / n_elems
+    mixtures = [recipe for recipe in RECIPES.values() if recipe.rules and recipe.default is not None]
+    return min(mixtures, key=lambda recipe: abs(by_name(recipe.default or "").bits_per_weight - bits)).name
+
+
+def _n_elems(shape: Iterable[int]) -> int:
+    product = 1
+    for size in shape:
+        product *= size
+    return product
+
+
+def _budget(request: SizeRequest, preparation: Preparation) -> int:
+    """Return the bytes that the whole file may take."""
+    size = request.size
+    if size is None:
+        if request.vram is None or request.ram is None:
+            raise BadRequest("no size: expected one for the file, or both --vram and --ram")
+        return request.vram + request.ram
+    if size.kind == "bytes":
+        return int(size.amount)
+    if size.kind == "bpw":
+        infos = preparation.plan.infos
+        header = preparation.total_bytes - sum(info.n_bytes for info in infos)
+        return header + int(size.amount * sum(info.n_elems for info in infos) / 8)
+    return preparation.total_bytes
+
+
+def _weighed(request: SizeRequest, preparation: Preparation) -> frozenset[str] | None:
+    """Return the tensors that have importances; None for a file encoded with calibration, which has all."""
+    return None if request.calibrated else frozenset(preparation.plan.weighed)
+
+
+def _shares(request: SizeRequest, budget: int, frame: _Frame) -> list[Share]:
+    if request.size is not None:
+        return [_everything(budget - frame.n_bytes)]
+    assert request.vram is not None
+    assert request.ram is not None
+    return [
+        Share(is_expert_stack, request.ram - frame.experts, "routed experts (--ram)"),
+        Share(lambda name: True, request.vram - (frame.n_bytes - frame.experts), "the rest (--vram)"),
+    ]
+
+
+def _everything(n_bytes: int) -> Share:
+    return Share(lambda name: True, n_bytes)
+
+
+def _check(preparation: Preparation, chosen: ChosenTypes) -> None:
+    """Raise BadRequest for a tensor that did not get the type that was chosen for it."""
+    for tensor in preparation.plan.tensors:
+        wanted = chosen.types.get(tensor.name)
+        if wanted is not None and tensor.target_type.name != wanted:
+            raise BadRequest(
+                f"{tensor.name}: {wanted} was chosen, and the plan says {tensor.target_type}"
+                f" ({tensor.reason}); leave out the option that sets it"
+            )

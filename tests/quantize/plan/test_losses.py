@@ -1,0 +1,81 @@
+"""Losses files: written and read back, refused when they are wrong, added up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gguf_tools.errors import BadRequest, FormatError
+from gguf_tools.ggml_types import F32
+from gguf_tools.tensors import TensorInfo
+from quantize.plan.losses import Losses, TensorLosses, read_losses, write_losses
+from tests.quantize.model_files import made_up_losses
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    losses = made_up_losses()
+    write_losses(losses, tmp_path / "losses.json")
+    assert read_losses(tmp_path / "losses.json") == losses
+    assert list(tmp_path.iterdir()) == [tmp_path / "losses.json"]
+
+
+def _contents(**changes: Any) -> dict[str, Any]:
+    tensor = {"shape": [4, 256], "damage": {"Q4_K": 0.5}, "ratio": 0.5}
+    return {"format": "gguf-tools losses", "version": 1, "tensors": {"t": {**tensor, **changes}}}
+
+
+@pytest.mark.parametrize(
+    ("contents", "complaint"),
+    [
+        ([], "not a losses file, expected a JSON object with format 'gguf-tools losses'"),
+        ({"format": "gguf-tools losses", "version": 2}, "version 2 of losses files, expected 1"),
+        ({**_contents(), "tensors": {}}, "tensors: expected losses of at least one tensor"),
+        ({**_contents(), "tensors": {"t": 3}}, "t: expected an object with shape and damage"),
+        (_contents(shape=[4, 0]), "t: shape is [4, 0], expected a list of sizes, rows first"),
+        (_contents(shape=[4, 100]), "t: damage of Q4_K, whose blocks do not divide rows of 100"),
+        (_contents(damage={}), "t: damage is {}, expected a number for at least one type"),
+        (_contents(damage={"Q4_K": -1.0}), "t: damage of Q4_K is -1.0, expected a number from 0"),
+        (_contents(damage={"Q4_K": True}), "t: damage of Q4_K is True, expected a number from 0"),
+        (_contents(damage={"Q4_K": float("nan")}), "t: damage of Q4_K is nan, expected a number from 0"),
+        (_contents(damage={"Q9": 1.0}), "Q9"),
+        (_contents(ratio="a"), "t: ratio is 'a', expected a number from 0"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_file_and_key(tmp_path: Path, contents: Any, complaint: str) -> None:
+    path = tmp_path / "losses.json"
+    path.write_text(json.dumps(contents))
+    with pytest.raises(FormatError) as caught:
+        read_losses(path)
+    assert complaint in str(caught.value)
+
+
+def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_bytes(b"\xff\xfe{")
+    with pytest.raises(FormatError, match="not a losses file"):
+        read_losses(tmp_path / "x.json")
+
+
+def test_damages_add_up() -> None:
+    losses = Losses(
+        {
+            "a": TensorLosses((1, 256), {"Q4_K": 0.25, "Q2_K": 1.0}, ratio=0.5),
+            "b": TensorLosses((1, 256), {"Q4_K": 0.125}),
+        }
+    )
+    assert losses.predict({"a": "Q2_K", "b": "Q4_K", "norm": "F32"}) == 1.125
+    assert losses.predict({"a": "Q2_K", "b": "Q4_K"}, calibrated=True) == 0.625
+    assert losses.predict({"a": "F16", "b": "Q4_K"}) == 0.125
+    with pytest.raises(BadRequest, match="b: the losses have no Q2_K, only Q4_K"):
+        losses.predict({"b": "Q2_K"})
+
+
+def test_losses_of_another_model_are_refused() -> None:
+    losses = Losses({"a": TensorLosses((1, 256), {"Q4_K": 0.25})})
+    losses.refuse_strangers([TensorInfo("a", (1, 256), F32), TensorInfo("b", (2, 2), F32)])
+    with pytest.raises(BadRequest, match="a: has losses and is not in the model"):
+        losses.refuse_strangers([TensorInfo("b", (1, 256), F32)])
+    with pytest.raises(BadRequest, match="a: shape 2 x 256, and the losses have 1 x 256"):
+        losses.refuse_strangers([TensorInfo("a", (2, 256), F32)])

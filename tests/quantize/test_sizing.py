@@ -1,0 +1,142 @@
+"""A size becomes a mixture, the mixture a file that keeps to it, and the recipe a file that says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from gguf_tools import open_gguf
+from gguf_tools.errors import BadRequest
+from quantize.pipeline import plan_run
+from quantize.plan.choose_types import TypeRules
+from quantize.plan.losses import Losses
+from quantize.plan.overrides import find_override, parse_override_file, parse_overrides
+from quantize.plan.recipe_export import custom_q, recipe_lines, rules_of, tensor_list_lines, tensor_type_lines
+from quantize.plan.recipe_files import Mixture, read_recipe_file
+from quantize.plan.size import parse_size
+from quantize.run import Run
+from quantize.sizing import SizeRequest, curve, size_mixture, sized_lines
+from tests.quantize.model_files import made_up_losses, write_mixture_model
+
+LOSSES = made_up_losses()
+NO_GRIDS = TypeRules(fast_on=frozenset({"cpu"}))
+"""Rules without types that need importances, which the files of this module lack."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sizing") / "model-f32.gguf"
+    write_mixture_model(path)
+    return path
+
+
+@pytest.fixture
+def planner(model: Path, tmp_path: Path) -> Callable[[Mixture], AbstractContextManager[Run]]:
+    return partial(plan_run, model, tmp_path / "out.gguf", allow_problems=True)
+
+
+@pytest.mark.parametrize("size", ["3.4bpw", "Q4_K_M", "Q2_K", "2500000"])
+def test_the_file_has_the_chosen_types_and_keeps_to_the_size(
+    size: str, planner: Callable[[Mixture], AbstractContextManager[Run]]
+) -> None:
+    sized = size_mixture(planner, SizeRequest(LOSSES, parse_size(size), rules=NO_GRIDS))
+    with planner(sized.mixture) as run:
+        result = run.execute()
+    (path,) = result.paths
+    assert path.stat().st_size == sized.total_bytes <= sized.budget
+    assert sized.used > 0.98
+    with open_gguf(path) as file:
+        types = {name: file.tensors[name].type.name for name in LOSSES.tensors}
+    assert types == sized.chosen.types
+
+
+def test_a_recipe_s_own_size_is_spent_better(
+    planner: Callable[[Mixture], AbstractContextManager[Run]],
+) -> None:
+    sized = size_mixture(planner, SizeRequest(LOSSES, parse_size("Q4_K_S"), rules=NO_GRIDS))
+    with planner(Mixture(sized.base, sized.mixture.recipe)) as run:
+        stock = {tensor.name: tensor.target_type.name for tensor in run.preparation.plan.tensors}
+        assert sized.total_bytes <= run.preparation.total_bytes
+    assert sized.base == "Q4_K_S"
+    assert sized.chosen.predicted < LOSSES.predict(stock)
+
+
+def test_two_budgets(planner: Callable[[Mixture], AbstractContextManager[Run]]) -> None:
+    sized = size_mixture(planner, SizeRequest(LOSSES, vram=700_000, ram=2_000_000, rules=NO_GRIDS))
+    with planner(sized.mixture) as run:
+        infos = run.preparation.plan.infos
+        experts = sum(info.n_bytes for info in infos if "_exps" in info.name)
+        assert experts <= 2_000_000
+        assert run.preparation.total_bytes - experts <= 700_000
+
+
+def test_the_curve_falls(planner: Callable[[Mixture], AbstractContextManager[Run]]) -> None:
+    request = SizeRequest(LOSSES, parse_size("Q4_K_M"), rules=NO_GRIDS)
+    points = curve(size_mixture(planner, request), request, planner, n_points=6)
+    assert len(points) == 6
+    for (smaller, more), (larger, less) in pairwise(points):
+        assert smaller <= larger
+        assert more >= less
+
+
+def test_the_report_names_every_rule(planner: Callable[[Mixture], AbstractContextManager[Run]]) -> None:
+    sized = size_mixture(planner, SizeRequest(LOSSES, parse_size("3.4bpw"), rules=NO_GRIDS))
+    head, predicted, *lines = sized_lines(sized)
+    assert f"{sized.total_bytes:,} bytes" in head
+    assert f"{sized.chosen.predicted:.5f}" in predicted
+    assert len(lines) == len(rules_of(sized.chosen.types))
+
+
+@pytest.mark.parametrize(
+    ("request_", "complaint"),
+    [
+        (SizeRequest(LOSSES, parse_size("1bpw")), "the smallest choices take"),
+        (SizeRequest(LOSSES), "no size: expected one for the file, or both --vram and --ram"),
+        (SizeRequest(Losses({"x": LOSSES.tensors["output.weight"]}), parse_size("3bpw")), "another model"),
+    ],
+)
+def test_what_can_t_be_done_is_said(
+    request_: SizeRequest, complaint: str, planner: Callable[[Mixture], AbstractContextManager[Run]]
+) -> None:
+    with pytest.raises(BadRequest) as caught:
+        size_mixture(planner, request_)
+    assert complaint in str(caught.value)
+
+
+TYPES = {
+    "token_embd.weight": "Q4_K", "blk.0.attn_k.weight": "Q4_K", "blk.1.attn_k.weight": "IQ4_XS",
+    "blk.10.attn_k.weight": "Q4_K", "blk.1.attn_k_b.weight": "Q8_0",
+}  # fmt: skip
+
+
+def test_rules_mean_the_tensors_that_they_were_made_of() -> None:
+    overrides = parse_overrides(rules_of(TYPES))
+    assert len(overrides) == 4
+    for name, type_ in TYPES.items():
+        override = find_override(overrides, name)
+        assert override is not None
+        assert override.type.name == type_
+    assert find_override(overrides, "blk.11.attn_k.weight") is None
+    assert find_override(overrides, "blk.0.attn_k.weight.bias") is None
+
+
+def test_a_recipe_file_reads_as_what_was_chosen(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("\n".join(recipe_lines("mine", "Q4_K_M", TYPES, ["for a test"])))
+    mixture = read_recipe_file(path)
+    assert (mixture.name, mixture.recipe.name) == ("mine", "Q4_K_M")
+    assert [override.text for override in mixture.options.overrides] == rules_of(TYPES)
+
+
+def test_other_programs_notations() -> None:
+    lines = list(tensor_type_lines(TYPES))
+    assert lines[0] == r"^token_embd\.weight$=q4_K"
+    assert r"^blk\.(0|10)\.attn_k\.weight$=q4_K" in lines
+    assert [override.text for override in parse_override_file("\n".join(lines))] == lines
+    assert custom_q(TYPES).split(",") == lines
+    assert list(tensor_list_lines(TYPES, ["why"]))[:2] == ["# why", r"^token_embd\.weight$=q4_K"]
