@@ -72,15 +72,21 @@ class Router:
     weight: torch.Tensor
     bias: torch.Tensor | None
 
-    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the chosen experts, int64, and their weights, float32; both (n_tokens, n_used)."""
+    def __call__(
+        self, x: torch.Tensor, chosen: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the chosen experts, int64, and their weights, float32; both (n_tokens, n_used).
+
+        chosen  experts that have been chosen before; None: choose them
+        """
         routing = self.routing
         logits = linear(x.float(), self.weight)
         scores = torch.softmax(logits, -1) if routing.scoring == "softmax" else torch.sigmoid(logits)
-        choice = scores if self.bias is None else scores + self.bias
-        if routing.groups is not None:
-            choice = _within_groups(choice, routing.groups)
-        chosen = torch.topk(choice, routing.n_used, -1, sorted=True).indices
+        if chosen is None:
+            choice = scores if self.bias is None else scores + self.bias
+            if routing.groups is not None:
+                choice = _within_groups(choice, routing.groups)
+            chosen = torch.topk(choice, routing.n_used, -1, sorted=True).indices
         weights = scores.gather(-1, chosen)
         if routing.normalise:
             weights = weights / (weights.sum(-1, keepdim=True) + _TINY)

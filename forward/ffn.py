@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import linear, silu
 
 from forward.load import Loader
-from forward.observe import Observer
+from forward.observe import Observer, watch
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,31 @@ class FeedForward:
         """Multiplications per token."""
         return self.gate.numel() + self.up.numel() + self.down.numel()
 
-    def inner(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what `down` multiplies, (n_tokens, width)."""
-        return silu(linear(x, self.gate), inplace=True).mul_(linear(x, self.up))
+    def inner(self, x: torch.Tensor, observer: Observer, index: int = 0, n_mats: int = 1) -> torch.Tensor:
+        """Return what `down` multiplies, (n_tokens, width).
+
+        index, n_mats  the place of the block's matrices in their stacks, which `watch` is told
+        """
+        gate = linear(x, self.gate)
+        watch(observer, self.names.gate, x, gate, index, n_mats)
+        if not gate.requires_grad:
+            return silu(gate, inplace=True).mul_(linear(x, self.up))
+        up = linear(x, self.up)
+        watch(observer, self.names.up, x, up, index, n_mats)
+        return silu(gate) * up
+
+    def outer(self, inner: torch.Tensor, observer: Observer, index: int = 0, n_mats: int = 1) -> torch.Tensor:
+        """Return what `down` makes of `inner`, (n_tokens, hidden_size); the rest as in `inner`."""
+        output = linear(inner, self.down)
+        watch(observer, self.names.down, inner, output, index, n_mats)
+        return output
 
     def __call__(self, x: torch.Tensor, observer: Observer) -> torch.Tensor:
         """Return the block's output for `x`, float32 (n_tokens, hidden_size)."""
-        inner = self.inner(x)
+        inner = self.inner(x, observer)
         observer.rows((self.names.gate, self.names.up), x)
         observer.rows((self.names.down,), inner)
-        return linear(inner, self.down).float()
+        return self.outer(inner, observer).float()
 
 
 def load_ffn(load: Loader, names: BlockNames, hidden_size: int, width: int) -> FeedForward:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch.nn.functional import linear
 
 from forward.experts import Experts
 from forward.ffn import FeedForward
@@ -26,7 +25,7 @@ from forward.observe import Observer
 from forward.workers import Workers
 from gguf_tools.errors import BadActivation
 
-_PIECE_ROWS = 1024
+PIECE_ROWS = 1024
 """Number of tokens that an expert takes at a time: with fewer, matrix products are slower."""
 
 
@@ -57,6 +56,45 @@ class Layer:
     norm: RMSNorm
     block: FeedForward | None
     experts: Experts | None
+
+    def through(
+        self, hidden: torch.Tensor, dtype: torch.dtype, observer: Observer, chosen: torch.Tensor | None = None
+    ) -> Passed:
+        """Return what the layer makes of one chunk's hidden states, all but the routed experts' part.
+
+        hidden  float32 (n_tokens, hidden_size); may be differentiated
+        dtype   the type that matrices are multiplied in
+        chosen  experts that have been chosen before; None: the router chooses
+        raises  BadActivation naming layer and tensor for NaN or infinity
+        """
+        hidden = self.attention(hidden, observer).add_(hidden)
+        refuse_nonfinite(hidden, f"{self.name}.attn_output.weight")
+        x = self.norm(hidden)
+        weights = None
+        if self.experts is not None:
+            router = self.experts.router
+            observer.rows((router.name,), x)
+            chosen, weights = router(x, chosen)
+        x = x.to(dtype)
+        if self.block is not None:
+            hidden = self.block(x, observer).add_(hidden)
+            refuse_nonfinite(hidden, self.block.names.down)
+        return Passed(hidden, x, chosen, weights)
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What a layer makes of a chunk before its routed experts.
+
+    hidden           float32 (n_tokens, hidden_size): the sum so far
+    x                (n_tokens, hidden_size): what the routed experts multiply
+    chosen, weights  of the router, (n_tokens, n_used); None for a layer without routed experts
+    """
+
+    hidden: torch.Tensor
+    x: torch.Tensor
+    chosen: torch.Tensor | None
+    weights: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -169,21 +207,12 @@ class _LayerRun:
         def take_chunk(start: int) -> tuple[Observer, _Routes | None]:
             observer, routes = self.observer.fresh(), None
             hidden = self.before.read(start, start + sweep.chunk_size).to(sweep.device)
-            hidden = layer.attention(hidden, observer).add_(hidden)
-            _refuse_nonfinite(hidden, f"{layer.name}.attn_output.weight")
-            x = layer.norm(hidden)
-            if layer.experts is not None:
-                router = layer.experts.router
-                observer.rows((router.name,), x)
-                chosen, weights = router(x)
-                routes = _Routes(chosen.cpu(), weights.cpu())
-                observer.routes(router.name, routes.experts)
-            x = x.to(sweep.dtype)
-            if layer.block is not None:
-                hidden += layer.block(x, observer)
-                _refuse_nonfinite(hidden, layer.block.names.down)
-            self.middle.write(start, x.cpu())
-            self.after.write(start, hidden.cpu())
+            passed = layer.through(hidden, sweep.dtype, observer)
+            if layer.experts is not None and passed.chosen is not None and passed.weights is not None:
+                routes = _Routes(passed.chosen.cpu(), passed.weights.cpu())
+                observer.routes(layer.experts.router.name, routes.experts)
+            self.middle.write(start, passed.x.cpu())
+            self.after.write(start, passed.hidden.cpu())
             return observer, routes
 
         share = _share_of_first_sweep(layer, sweep)
@@ -209,14 +238,14 @@ class _LayerRun:
         def take_piece(piece: _Piece) -> _Outcome:
             observer = self.observer.fresh()
             x = self.middle.rows(piece.tokens).to(sweep.device, sweep.dtype)
-            inner = piece.block.inner(x)
+            inner = piece.block.inner(x, observer, piece.expert, experts.n_experts)
             observer.expert((names.gate, names.up), piece.expert, experts.n_experts, x)
             observer.expert((names.down,), piece.expert, experts.n_experts, inner)
             weighted = torch.nonzero(piece.weights)[:, 0]
             if len(weighted) < len(inner):
                 inner = inner[weighted.to(sweep.device)]
-            output = linear(inner, piece.block.down).cpu()
-            _refuse_nonfinite(output, f"{names.down}, expert {piece.expert}")
+            output = piece.block.outer(inner, observer, piece.expert, experts.n_experts).cpu()
+            refuse_nonfinite(output, f"{names.down}, expert {piece.expert}")
             return _Outcome(piece, observer, weighted, output)
 
         share = routed.share / (self.middle.n_rows * _experts_shown(experts, sweep))
@@ -236,7 +265,7 @@ class _LayerRun:
             if self.sweep.all_experts:
                 weights = torch.zeros(n_tokens).index_copy_(0, tokens, weights)
                 tokens = torch.arange(n_tokens)
-            for some, theirs in zip(tokens.split(_PIECE_ROWS), weights.split(_PIECE_ROWS), strict=True):
+            for some, theirs in zip(tokens.split(PIECE_ROWS), weights.split(PIECE_ROWS), strict=True):
                 yield _Piece(expert, block, some, theirs)
 
 
@@ -255,8 +284,8 @@ def _share_of_first_sweep(layer: Layer, sweep: Sweep) -> float:
     return first / (first + second)
 
 
-def _refuse_nonfinite(states: torch.Tensor, name: str) -> None:
-    """Raise BadActivation naming the tensor that the hidden states come from."""
+def refuse_nonfinite(states: torch.Tensor, name: str, which: str = "hidden states after it") -> None:
+    """Raise BadActivation naming the tensor that the hidden states, or other states of tokens, come from."""
     # A sum has NaN or infinity when a state has, and takes one pass.
     if not bool(torch.isfinite(states.sum())):
-        raise BadActivation(f"{name}: the hidden states after it have NaN or infinity")
+        raise BadActivation(f"{name}: the {which} have NaN or infinity")

@@ -17,5 +17,6 @@ class RMSNorm:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the rows of `x` scaled to a mean square of one and by the weight; computed in float32."""
         x = x.float()
-        mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
+        # What a differentiated pass keeps of the first two is their results, so those are not overwritten.
+        mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square().div_(x.shape[-1])
         return (x * mean_square.add_(self.eps).rsqrt_()).mul_(self.weight)

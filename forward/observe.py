@@ -6,12 +6,16 @@ that only wants the model's predictions is observed by `Silent`.
 Several threads compute a layer at a time. Each works with an observer of its own, made by `fresh`, and the
 layer's observer takes them in one by one with `merge`, always in the same order. So what an observer adds up
 does not depend on the number of threads.
+
+In a differentiated pass (`forward.differentiate`), an observer that is `ObservesGradients` is shown the
+gradient of the loss at every product of a matrix, beside what the matrix multiplied. Parts of a layer name
+their products to `watch`, which does nothing in an ordinary pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy.typing as npt
 import torch
@@ -61,6 +65,57 @@ class Observer(Protocol):
     def arrays(self) -> Arrays:
         """Return what has been kept, for the work folder."""
         ...
+
+
+@runtime_checkable
+class ObservesGradients(Protocol):
+    """Is shown gradients while a layer is differentiated."""
+
+    def gradient(self, name: str, first: int, n_blocks: int, x: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Take the gradient of the loss at the product of some rows of the tensor `name` as it is stored.
+
+        The rows of the tensor, those of a stack one matrix after the other, are `n_blocks` blocks of equal
+        size: the matrices of a stack, or the heads of a matrix.
+
+        gradient  (n_tokens, n_some, n_rows): at the products of the blocks from `first` on
+        x         (n_tokens, n_some, n_cols): what they multiplied; (n_tokens, 1, n_cols) where it is the same
+        """
+        ...
+
+
+def watch(
+    observer: Observer, name: str, x: torch.Tensor, product: torch.Tensor, first: int = 0, n_blocks: int = 1
+) -> None:
+    """Have an observer of gradients shown the gradient at `product` as soon as it is known.
+
+    product       what some rows of the tensor `name` make of `x`: (n_tokens, n_rows) of one block, or
+                  (n_tokens, n_some, n_rows). Nothing happens unless it is differentiated
+    x             (n_tokens, n_cols), or one row for each block, (n_tokens, n_some, n_cols)
+    first         the first block
+    n_blocks      blocks of the whole tensor, see `ObservesGradients`
+    """
+
+    def show(observer: ObservesGradients, gradient: torch.Tensor) -> None:
+        observer.gradient(name, first, n_blocks, _in_blocks(x.detach()), _in_blocks(gradient))
+
+    watch_gradient(observer, product, show)
+
+
+def watch_gradient(
+    observer: Observer, value: torch.Tensor, show: Callable[[ObservesGradients, torch.Tensor], None]
+) -> None:
+    """Call `show` with the observer and the gradient at `value`; nothing happens in an ordinary pass.
+
+    This is for a product that the pass takes in another form: `show` makes the product's gradient of what it
+    is given.
+    """
+    if value.requires_grad and isinstance(observer, ObservesGradients):
+        seen_by = observer
+        value.register_hook(lambda gradient: show(seen_by, gradient.detach()))
+
+
+def _in_blocks(rows: torch.Tensor) -> torch.Tensor:
+    return rows if rows.dim() == 3 else rows[:, None]
 
 
 class Silent:

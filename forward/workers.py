@@ -36,12 +36,17 @@ class Workers:
     ) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def each(self, task: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Yield what `task` returns for every item, in order. Tasks run without gradients, a few ahead."""
+    def each(
+        self, task: Callable[[Item], Result], items: Iterable[Item], *, gradients: bool = False
+    ) -> Iterator[Result]:
+        """Yield what `task` returns for every item, in order. Tasks run a few ahead.
+
+        gradients  let tasks differentiate what they compute
+        """
         begun: deque[Future[Result]] = deque()
-        without_gradients = torch.inference_mode()(task)
+        with_or_without = torch.enable_grad()(task) if gradients else torch.inference_mode()(task)
         for item in items:
-            begun.append(self._pool.submit(without_gradients, item))
+            begun.append(self._pool.submit(with_or_without, item))
             if len(begun) > 2 * self._n_threads:
                 yield begun.popleft().result()
         while begun:

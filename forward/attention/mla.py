@@ -10,6 +10,9 @@ input of every matrix of both forms:
     attn_k_b    the query's unrotated part, per head
     attn_v_b    the attended latent, per head
 
+A differentiated pass expands the values, too: the gradients at all products of the expanded form come with
+it, and those of the absorbed form follow from the gradients at scores and attended values.
+
 Queries go in blocks, which only see the keys up to their own end.
 """
 
@@ -22,7 +25,7 @@ from torch.nn.functional import linear
 
 from forward.load import Loader
 from forward.norm import RMSNorm
-from forward.observe import Observer
+from forward.observe import Observer, ObservesGradients, watch, watch_gradient
 from forward.rope import Rotation
 
 _QUERY_BLOCK = 256
@@ -88,23 +91,41 @@ class LatentAttention:
         """Return what attention adds to one chunk's hidden states, float32 (n_tokens, hidden_size)."""
         name, sizes, dtype = self.name, self.sizes, self.output.dtype
         x = self.norm(hidden).to(dtype)
-        if self.q_a is None or self.q_a_norm is None:
-            observer.rows((f"{name}.attn_kv_a_mqa.weight", f"{name}.attn_q.weight"), x)
-            query = linear(x, self.q_b)
-        else:
-            observer.rows((f"{name}.attn_kv_a_mqa.weight", f"{name}.attn_q_a.weight"), x)
-            compressed = self.q_a_norm(linear(x, self.q_a)).to(dtype)
-            observer.rows((f"{name}.attn_q_b.weight",), compressed)
-            query = linear(compressed, self.q_b)
-        latent, shared_key = linear(x, self.kv_a).split((sizes.kv_lora, sizes.rope), -1)
+        query = self._query(x, observer)
+        compressed = linear(x, self.kv_a)
+        watch(observer, f"{name}.attn_kv_a_mqa.weight", x, compressed)
+        latent, shared_key = compressed.split((sizes.kv_lora, sizes.rope), -1)
         latent = self.kv_a_norm(latent).to(dtype)
         observer.rows((f"{name}.attn_kv_b.weight",), latent)
-        query = query.unflatten(-1, (sizes.n_heads, sizes.nope + sizes.rope))
         observer.heads(f"{name}.attn_k_b.weight", 0, sizes.n_heads, query[..., : sizes.nope])
-        query[..., sizes.nope :] = self.rotate(query[..., sizes.nope :])
-        values = self._attend(query, latent, self.rotate(shared_key[:, None])[:, 0].to(dtype), observer)
+        shared_key = self.rotate(shared_key[:, None])[:, 0].to(dtype)
+        if query.requires_grad:
+            query = torch.cat((query[..., : sizes.nope], self.rotate(query[..., sizes.nope :]).to(dtype)), -1)
+            values = self._attend_expanded(query, latent, shared_key, observer)
+        else:
+            query[..., sizes.nope :] = self.rotate(query[..., sizes.nope :])
+            values = self._attend(query, latent, shared_key, observer)
         observer.rows((f"{name}.attn_output.weight",), values)
-        return linear(values, self.output).float()
+        output = linear(values, self.output)
+        watch(observer, f"{name}.attn_output.weight", values, output)
+        return output.float()
+
+    def _query(self, x: torch.Tensor, observer: Observer) -> torch.Tensor:
+        """Return the queries of all heads before rotation, (n_tokens, n_heads, nope + rope)."""
+        name, n_heads = self.name, self.sizes.n_heads
+        if self.q_a is None or self.q_a_norm is None:
+            observer.rows((f"{name}.attn_kv_a_mqa.weight", f"{name}.attn_q.weight"), x)
+            query = linear(x, self.q_b).unflatten(-1, (n_heads, -1))
+            watch(observer, f"{name}.attn_q.weight", x, query, 0, n_heads)
+            return query
+        observer.rows((f"{name}.attn_kv_a_mqa.weight", f"{name}.attn_q_a.weight"), x)
+        compressed = linear(x, self.q_a)
+        watch(observer, f"{name}.attn_q_a.weight", x, compressed)
+        compressed = self.q_a_norm(compressed).to(self.output.dtype)
+        observer.rows((f"{name}.attn_q_b.weight",), compressed)
+        query = linear(compressed, self.q_b).unflatten(-1, (n_heads, -1))
+        watch(observer, f"{name}.attn_q_b.weight", compressed, query, 0, n_heads)
+        return query
 
     def _attend(
         self, query: torch.Tensor, latent: torch.Tensor, shared_key: torch.Tensor, observer: Observer
@@ -128,6 +149,59 @@ class LatentAttention:
                 attended = torch.bmm(attended, self.values[heads].transpose(1, 2))
                 values[start:stop, heads] = attended.transpose(0, 1)
         return values.flatten(1)
+
+    def _attend_expanded(
+        self, query: torch.Tensor, latent: torch.Tensor, shared_key: torch.Tensor, observer: Observer
+    ) -> torch.Tensor:
+        """Return what `_attend` returns, computed so that it can be differentiated."""
+        name, sizes, (n_tokens, n_heads) = self.name, self.sizes, query.shape[:2]
+        rows = torch.cat((self.keys, self.values), 1).flatten(0, 1)
+        expanded = linear(latent, rows).unflatten(-1, (n_heads, -1))
+        watch(observer, f"{name}.attn_kv_b.weight", latent, expanded, 0, n_heads)
+        keys, values = expanded.transpose(0, 1).split((sizes.nope, sizes.value), -1)
+        keys = torch.cat((keys, shared_key.expand(n_heads, -1, -1)), -1)
+        blocks = []
+        for start in range(0, n_tokens, _QUERY_BLOCK):
+            stop = min(n_tokens, start + _QUERY_BLOCK)
+            later = latent.new_full((stop - start, stop), float("-inf")).triu_(start + 1)
+            block = query[start:stop].transpose(0, 1)
+            scores = torch.baddbmm(later, block, keys[:, :stop].transpose(1, 2), alpha=self.scale)
+            shares = torch.softmax(scores, -1)
+            attended = torch.bmm(shares, values[:, :stop])
+            unrotated = query[start:stop, :, : sizes.nope]
+            self._watch_absorbed(observer, unrotated, scores, shares, attended, latent[:stop])
+            blocks.append(attended.transpose(0, 1))
+        return torch.cat(blocks).flatten(1)
+
+    def _watch_absorbed(
+        self,
+        observer: Observer,
+        unrotated: torch.Tensor,
+        scores: torch.Tensor,
+        shares: torch.Tensor,
+        attended: torch.Tensor,
+        latent: torch.Tensor,
+    ) -> None:
+        """Show the gradients at what attn_k_b and attn_v_b would make.
+
+        unrotated       (n_queries, n_heads, nope): what attn_k_b multiplies
+        scores, shares  (n_heads, n_queries, n_tokens): before and after the softmax
+        attended        (n_heads, n_queries, value): the product of attn_v_b
+        latent          (n_tokens, kv_lora): the product of attn_k_b is multiplied by it to give scores
+        """
+        n_heads = len(scores)
+        unrotated, shares, latent = unrotated.detach(), shares.detach(), latent.detach()
+
+        def show_keys(observer: ObservesGradients, gradient: torch.Tensor) -> None:
+            gradient = torch.matmul(gradient, latent).mul_(self.scale).transpose(0, 1)
+            observer.gradient(f"{self.name}.attn_k_b.weight", 0, n_heads, unrotated, gradient)
+
+        def show_values(observer: ObservesGradients, gradient: torch.Tensor) -> None:
+            x = torch.matmul(shares, latent).transpose(0, 1)
+            observer.gradient(f"{self.name}.attn_v_b.weight", 0, n_heads, x, gradient.transpose(0, 1))
+
+        watch_gradient(observer, scores, show_keys)
+        watch_gradient(observer, attended, show_values)
 
 
 def load_latent_attention(
