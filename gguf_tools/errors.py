@@ -18,6 +18,7 @@
         NeedsImportance     a type that needs importances, and there are none
         BadImportance       an importance matrix that doesn't fit the tensor, or is not one
         BadWeights          NaN or infinity in a weight
+        BadMoments          second moments that are no covariance
       PlanError           deciding which tensor gets which type
         BadOverride         an override that can't be parsed or applied
         NoFallback          no type can hold this row length
@@ -104,6 +105,10 @@ class BadImportance(QuantError):
 
 
 class BadWeights(QuantError):
+    pass
+
+
+class BadMoments(QuantError):
     pass
 
 

@@ -19,7 +19,7 @@ from numba.extending import overload
 from quantize.simd.half import from_bfloat_bits, from_half_bits
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_items import lowest_bit, mask_word
-from quantize.simd.lane_memory import FloatTile, IntTile, TileType, item_pointer, load
+from quantize.simd.lane_memory import FloatTile, IntTile, TileType, item_pointer, load, store
 from quantize.simd.lanes import INTS, LANES, Floats, Mask, any_lane, bits, maximum, operation, splat
 
 _EXPONENT = 0x7F800000
@@ -79,6 +79,23 @@ def load_columns(
             tile[elem + lane] = _read(source, start + elem)
     for elem in range(0, count, LANES):
         _transpose(tile, elem)
+
+
+@inlinable
+def store_columns(
+    tile: FloatTile, row_elems: int, first: int, column: int, count: int, out: npt.NDArray[np.float32]
+) -> None:
+    """Write tile[i] to elements column + i of rows first .. first + LANES - 1, those that exist.
+
+    tile    its first `count` vectors, a multiple of LANES, are lost
+    """
+    n_rows = min(LANES, out.size // row_elems - first)
+    for elem in range(0, count, LANES):
+        _transpose(tile, elem)
+    for lane in range(n_rows):
+        start = (first + lane) * row_elems + column
+        for elem in range(0, count, LANES):
+            store(out, start + elem, tile[elem + lane])
 
 
 @inlinable

@@ -1,0 +1,108 @@
+"""Second moments of a tensor's inputs, in the form that rounding with feedback reads.
+
+With H the moments, a row with errors e costs e H e^T. If H^-1 = U^T U with U upper triangular, the same cost
+is the sum over columns of
+
+    ((w'[i] - v[i]) / U[i, i])**2
+
+where v are the values as stored and w' the weights after feedback: each column's error, divided by U[i, i]
+and multiplied by row i of U, has been taken off the later columns. So columns can be rounded one after the
+other, and each pays for itself alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.errors import BadMoments
+from quantize.formats.base import Floats32
+
+Moments = npt.NDArray[np.float64]
+
+DAMP = 0.01
+"""The share of the mean diagonal that is added to the diagonal: what the text did not show counts too."""
+
+_SMALL = 128
+"""Size up to which a triangular matrix is inverted at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """Second moments, scaled to a mean diagonal of 1 and damped, with what rounding needs of them.
+
+    hessian      float32 (n, n), H itself
+    upper        float32 (n, n), U with H^-1 = U^T U; zero below the diagonal
+    importances  float32 (n,), 1 / U[i, i]**2 scaled to a mean of 1: what an error costs once later columns
+                 have made up for it as well as they can
+    """
+
+    hessian: Floats32
+    upper: Floats32
+    importances: Floats32
+
+    @property
+    def size(self) -> int:
+        return len(self.importances)
+
+    @classmethod
+    def of(cls, moments: Moments, damp: float = DAMP) -> Factor:
+        """Return the factor of moments, float64 (n, n): the sum of x x^T over the inputs x, in any unit.
+
+        A column that was never anything but zero gets the mean of the others' diagonal.
+
+        damp    what is added to the diagonal, in units of its mean
+        raises  BadMoments if the moments are not a square of finite numbers, or not positive definite even
+                with `damp` added
+        """
+        if moments.ndim != 2 or moments.shape[0] != moments.shape[1]:
+            raise BadMoments(f"second moments must be a square matrix, found shape {moments.shape}")
+        if not np.isfinite(moments).all():
+            row, column = np.argwhere(~np.isfinite(moments))[0]
+            raise BadMoments(f"second moments of columns {row} and {column} are {moments[row, column]}")
+        scaled = _scaled(moments, damp)
+        root = _upper_root(scaled)
+        upper = _inverse_of_upper(root).astype(np.float32)
+        costs = 1 / np.diag(upper).astype(np.float64) ** 2
+        return cls(scaled.astype(np.float32), upper, (costs / costs.mean()).astype(np.float32))
+
+
+def _scaled(moments: Moments, damp: float) -> Moments:
+    """Return moments with a mean diagonal of 1 and `damp` on top; dead columns count as the mean."""
+    scaled = np.array(moments, np.float64)
+    diagonal = np.diag(scaled).copy()
+    if (diagonal < 0).any():
+        column = int(np.argmax(diagonal < 0))
+        raise BadMoments(f"the second moment of column {column} is {diagonal[column]}, below 0")
+    seen = diagonal > 0
+    diagonal[~seen] = diagonal[seen].mean() if seen.any() else 1.0
+    mean = diagonal.mean()
+    scaled /= mean
+    np.fill_diagonal(scaled, diagonal / mean + damp)
+    return scaled
+
+
+def _upper_root(scaled: Moments) -> Moments:
+    """Return R, upper triangular, with scaled = R R^T: Cholesky's factor of the matrix read backwards."""
+    try:
+        lower: Moments = np.linalg.cholesky(scaled[::-1, ::-1]).astype(np.float64, copy=False)
+    except np.linalg.LinAlgError:
+        raise BadMoments(
+            "second moments are not positive definite, even damped; give a longer text or more damping"
+        ) from None
+    return lower[::-1, ::-1]
+
+
+def _inverse_of_upper(root: Moments) -> Moments:
+    """Return the inverse of an upper triangular matrix, made of those of its halves."""
+    size = len(root)
+    if size <= _SMALL:
+        return np.triu(np.linalg.inv(root))
+    half = size // 2
+    inverse = np.zeros_like(root)
+    inverse[:half, :half] = _inverse_of_upper(root[:half, :half])
+    inverse[half:, half:] = _inverse_of_upper(root[half:, half:])
+    inverse[:half, half:] = -inverse[:half, :half] @ root[:half, half:] @ inverse[half:, half:]
+    return inverse

@@ -1,0 +1,34 @@
+"""The table of types that can be rounded with feedback, and where their rounders are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+
+from gguf_tools.errors import QuantError
+from gguf_tools.ggml_types import GGMLType
+from quantize.compensate.base import Rounder
+
+ROUNDERS: Mapping[str, str] = {
+    "Q2_K": ".scalar.k_quants",
+    "Q4_K": ".scalar.k_quants",
+}
+"""The modules, relative to quantize.compensate, whose ROUNDERS have that of a type."""
+
+
+def can_compensate(type_: GGMLType) -> bool:
+    """Return whether rows can be encoded as `type_` under second moments."""
+    return type_.name in ROUNDERS
+
+
+def get_rounder(type_: GGMLType) -> Rounder:
+    """Return the rounder of a type.
+
+    raises  QuantError for a type without one
+    """
+    if not can_compensate(type_):
+        raise QuantError(
+            f"{type_.name}: no rounding with feedback for this type; there is for {', '.join(ROUNDERS)}"
+        )
+    rounder: Rounder = import_module(ROUNDERS[type_.name], __package__).ROUNDERS[type_.name]
+    return rounder

@@ -1,0 +1,7 @@
+"""Types whose weights are rounded one by one: a weight is slope * level - low, of one of a few levels.
+
+blocks.py    what a block stores, as arrays
+rounding.py  the kernel: levels and scales of one block, with feedback
+rounder.py   the rounder that goes with a layout
+k_quants.py  the layouts of types with super-blocks of 256
+"""

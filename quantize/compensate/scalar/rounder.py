@@ -1,0 +1,72 @@
+"""The rounder of a layout: scales as llama.cpp's search gives them, then the best of their neighbours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gguf_tools.ggml_types import GGMLType
+from quantize.compensate.base import Effort
+from quantize.compensate.scalar.blocks import Layout, chosen
+from quantize.compensate.scalar.rounding import round_evenly
+from quantize.formats import get_format
+from quantize.formats.base import Bytes, Floats32, as_source
+from quantize.simd.lanes import LANES
+from quantize.weighting import ColumnWeights
+
+
+@dataclass(frozen=True)
+class ScalarRounder:
+    """The rounder of a type with evenly spaced levels."""
+
+    layout: Layout
+
+    @property
+    def type(self) -> GGMLType:
+        return self.layout.type
+
+    def round_block(
+        self, rows: Floats32, upper: Floats32, importances: Floats32, effort: Effort
+    ) -> tuple[Bytes, Floats32]:
+        """Return the bytes of one block of each row and their values; see compensate.base.Rounder."""
+        layout, codec = self.layout, get_format(self.type)
+        n_rows, n = rows.shape
+        start = layout.read(codec.encode(rows, ColumnWeights(importances)))
+        neighbours = layout.neighbours(start, effort.scale_window)
+        slopes, lows = _candidates([layout.lines(blocks) for blocks in neighbours])
+        n_subs, n_candidates, padded = slopes.shape
+        codes = np.empty((n_rows, n), np.uint8)
+        choices = np.empty((n_subs, padded), np.int32)
+        round_evenly(
+            as_source(rows),
+            as_source(upper),
+            n,
+            layout.sub_elems,
+            as_source(slopes),
+            as_source(lows),
+            n_candidates,
+            layout.lowest,
+            layout.highest,
+            codes.reshape(-1),
+            choices.reshape(-1),
+        )
+        numbers = np.minimum(choices[:, :n_rows].T, len(neighbours) - 1)
+        data = layout.write(chosen(neighbours, numbers, codes))
+        return data, codec.decode(data, n)
+
+
+def _candidates(lines: list[tuple[Floats32, Floats32]]) -> tuple[Floats32, Floats32]:
+    """Return slopes and lows as the kernel reads them, float32 (sub-blocks, candidates, padded rows).
+
+    lines  slope and low of each candidate, float32 (rows, sub-blocks)
+    """
+    if len(lines) % 2:
+        lines = [*lines, lines[-1]]
+    n_rows, n_subs = lines[0][0].shape
+    shape = (n_subs, len(lines), -(-n_rows // LANES) * LANES)
+    slopes, lows = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+    for number, (slope, low) in enumerate(lines):
+        slopes[:, number, :n_rows] = slope.T
+        lows[:, number, :n_rows] = low.T
+    return slopes, lows

@@ -1,0 +1,81 @@
+"""Twins of rounding with feedback: one row, one weight after the other, each error taken off what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+f32 = np.float32
+Row = npt.NDArray[np.float32]
+PANEL = 256
+
+
+def round_sub_block(
+    w: Row, upper: Row, slope: f32, low: f32, lowest: int, highest: int
+) -> tuple[f32, list[int], Row]:
+    """Return what a sub-block costs under one line, its levels and its errors divided by upper's diagonal."""
+    w = w.copy()
+    cost, levels, errors = f32(0), [], np.zeros_like(w)
+    inverse_slope = f32(0) if slope == 0 else f32(1) / slope
+    for i in range(len(w)):
+        level = min(max(int(np.rint((w[i] + low) * inverse_slope)), lowest), highest)
+        errors[i] = (w[i] - (slope * f32(level) - low)) * (f32(1) / upper[i, i])
+        cost += errors[i] * errors[i]
+        levels.append(level)
+        for k in range(i + 1, len(w)):
+            w[k] -= errors[i] * upper[i, k]
+    return cost, levels, errors
+
+
+def round_block(
+    w: Row, upper: Row, slopes: Row, lows: Row, lowest: int, highest: int
+) -> tuple[list[int], list[int]]:
+    """Return the levels of a block, and which line each sub-block takes.
+
+    slopes, lows  (sub-blocks, candidates)
+    """
+    w = w.copy()
+    size = len(w) // len(slopes)
+    all_levels, choices = [], []
+    for j, lines in enumerate(zip(slopes, lows, strict=True)):
+        own, later = slice(j * size, (j + 1) * size), slice((j + 1) * size, None)
+        trials = [
+            round_sub_block(w[own], upper[own, own], slope, low, lowest, highest)
+            for slope, low in zip(*lines, strict=True)
+        ]
+        choice = min(range(len(trials)), key=lambda number: trials[number][0])
+        _cost, levels, errors = trials[choice]
+        for i, error in enumerate(errors):
+            w[later] -= error * upper[j * size + i, later]
+        all_levels += levels
+        choices.append(choice)
+    return all_levels, choices
+
+
+def round_row(row: Row, upper: Row, block_elems: int, round_block: Callable[[Row, int], Row]) -> Row:
+    """Return the values of a row, given what rounds a block that begins in a column to its values."""
+    w = row.copy()
+    values = np.zeros_like(w)
+    n = len(w)
+    for start in range(0, n, PANEL):
+        stop = min(start + PANEL, n)
+        errors = np.zeros(stop - start, f32)
+        for first in range(start, stop, block_elems):
+            last = first + block_elems
+            values[first:last] = round_block(w[first:last], first)
+            rest = w[first:last] - values[first:last]
+            for i in range(block_elems):
+                errors[first - start + i] = rest[i] * (f32(1) / upper[first + i, first + i])
+                rest[i + 1 :] -= errors[first - start + i] * upper[first + i, first + i + 1 : last]
+            feed_back(w, errors[first - start : last - start], upper, first, last, stop)
+        feed_back(w, errors, upper, start, stop, n)
+    return values
+
+
+def feed_back(w: Row, errors: Row, upper: Row, first: int, later: int, stop: int) -> None:
+    total = np.zeros(stop - later, f32)
+    for i, error in enumerate(errors):
+        total += error * upper[first + i, later:stop]
+    w[later:stop] -= total
