@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from convert.architectures import declared_options
 from convert.architectures.options import add_flags, read_flags
 from gguf_tools import __version__, command
+from gguf_tools.parser import ForeignFlag, add_foreign_flags
 from quantize.arguments import (
     add_matrix_arguments,
     add_output_arguments,
@@ -43,6 +44,23 @@ MLA layouts:
   none    only attn_kv_b: plain attention, with its large cache
 """
 
+FOREIGN_FLAGS = (
+    ForeignFlag(("--no-lazy",), "weights are read piece by piece in any case", refused=False),
+    ForeignFlag(("--use-temp-file",), "memory is bounded without a temporary file", refused=False),
+    ForeignFlag(("--remote",), "download the folder first: hf download NAME --local-dir FOLDER"),
+    ForeignFlag(
+        ("--fp8-as-q8",),
+        "use --outtype Q8_0, or a recipe file in which --tensor-type says what becomes Q8_0",
+    ),
+    ForeignFlag(("--fuse-gate-up-exps",), "gate and up stay apart, as llama.cpp reads them too"),
+    ForeignFlag(("--mmproj",), "only text models are converted; quantize takes mmproj files"),
+    ForeignFlag(("--dspark",), "drafts for speculative decoding are not converted"),
+    ForeignFlag(("--target-model-dir",), "drafts for speculative decoding are not converted", 1),
+    ForeignFlag(("--mistral-format",), "convert the folder's Hugging Face form instead"),
+    ForeignFlag(("--disable-mistral-community-chat-template",), "Mistral's own format is not converted"),
+    ForeignFlag(("--sentence-transformers-dense-modules",), "embedding models are not converted"),
+)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
@@ -65,6 +83,9 @@ def _parser() -> argparse.ArgumentParser:
         " in the same pass, with the bytes of converting to f32 and quantizing that",
     )  # fmt: skip
     add_flags(parser, declared_options())
+    parser.add_argument(
+        "--no-nextn", dest="mtp", action="store_false", default=None, help="another name of --no-mtp"
+    )
     parser.add_argument("--vocab-only", action="store_true", help="write the tokenizer and no tensors")
     parser.add_argument(
         "--allow-pickle", action="store_true",
@@ -74,6 +95,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--split-max-size", metavar="N(M|G)", help="start a new part at this size")
     parser.add_argument(
         "--split-max-tensors", type=int, metavar="N", help="start a new part at so many tensors"
+    )
+    parser.add_argument(
+        "--no-tensor-first-split", action="store_true", help="keep tensors out of the first part"
     )
     parser.add_argument("--model-name", metavar="NAME", help="general.name in the file")
     parser.add_argument(
@@ -95,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     add_matrix_arguments(parser)
     add_type_arguments(parser)
     add_output_arguments(parser)
+    add_foreign_flags(parser, "convert_hf_to_gguf.py", FOREIGN_FLAGS)
     return parser
 
 
@@ -154,6 +179,7 @@ def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Conve
         split_max_bytes=_size(args.split_max_size, parser),
         split_max_tensors=args.split_max_tensors or None,
         provenance=not args.no_provenance,
+        tensor_first_split=not args.no_tensor_first_split,
     )
 
 

@@ -31,6 +31,7 @@ class ConvertOptions:
     allow_pickle     read .bin and .pt checkpoints too, by torch's reader that runs no code
     big_endian       write for a big-endian machine
     split_max_bytes, split_max_tensors   start a new shard at these limits; None: one file
+    tensor_first_split   let the first shard have tensors, not only metadata
     provenance       for a file type of the quantizer: let the output say what its tensors are made of, so
                      that a later run can reuse them
 
@@ -52,6 +53,7 @@ class ConvertOptions:
     split_max_bytes: int | None = None
     split_max_tensors: int | None = None
     provenance: bool = True
+    tensor_first_split: bool = True
     family: Mapping[str, object] | None = None
 
     @property
@@ -78,4 +80,5 @@ class ConvertChoices(RunChoices, total=False):
     split_max_bytes: int | None
     split_max_tensors: int | None
     provenance: bool
+    tensor_first_split: bool
     family: Mapping[str, object] | None

@@ -219,6 +219,8 @@ def _outputs(path: Path, metadata: Metadata, plan: Plan, options: ConvertOptions
     groups = group_tensors(
         plan.infos, max_bytes=options.split_max_bytes, max_tensors=options.split_max_tensors
     )
+    if not options.tensor_first_split and plan.tensors:
+        groups = [[], *groups]
     endian: Endian = "big" if options.big_endian else "little"
     return lay_out(path, metadata, groups, endian)
 

@@ -23,6 +23,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from gguf_tools.errors import ToolkitError
+from gguf_tools.parser import HelpFormatter, Parser, WrappingFormatter
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
@@ -34,9 +35,7 @@ Body = Callable[[argparse.Namespace], "int | None"]
 
 def make_parser(prog: str, description: str, *, epilog: str = "", version: str) -> argparse.ArgumentParser:
     """Return a parser with `--version` and `--verbose`; texts keep their line breaks."""
-    parser = argparse.ArgumentParser(
-        prog, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog, description=description, epilog=epilog, formatter_class=HelpFormatter)
     parser.add_argument("--version", action="version", version=f"%(prog)s {version}")
     add_verbose(parser)
     return parser
@@ -94,7 +93,7 @@ class Subcommands:
             help=text,
             description=f"{text[0].upper()}{text[1:]}. {detail}",
             epilog=epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter if epilog else argparse.HelpFormatter,
+            formatter_class=HelpFormatter if epilog else WrappingFormatter,
         )
         sub.set_defaults(body=body)
         if json:
@@ -114,6 +113,8 @@ def run(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str] | None 
     except SystemExit as exit_:
         return int(exit_.code or 0)
     verbose = bool(getattr(args, "verbose", False))
+    for remark in getattr(args, "remarks", ()):
+        print(f"{parser.prog}: note: {remark}", file=sys.stderr)
     try:
         code = body(args)
         sys.stdout.flush()

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from forward.arguments import add_context_argument, add_run_arguments, forward_options
 from gguf_tools import __version__, command
+from gguf_tools.parser import add_foreign_flags
+from imatrix.foreign_flags import FOREIGN_FLAGS
 
 if TYPE_CHECKING:
     from forward.perplexity import Perplexity
@@ -112,7 +114,7 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     what.add_argument("-f", "--file", dest="text", type=Path, metavar="TEXT", help="calibration text, UTF-8")
     what.add_argument(
-        "-o", "--output", type=Path, default=Path("imatrix.gguf"), metavar="OUT",
+        "-o", "--output", "--output-file", type=Path, default=Path("imatrix.gguf"), metavar="OUT",
         help="where to write (default: %(default)s)",
     )  # fmt: skip
     what.add_argument(
@@ -137,16 +139,29 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how to write it")
     how.add_argument("--output-format", choices=["gguf", "dat"], help="default: dat for a name in .dat")
     how.add_argument(
-        "--output-frequency", type=command.natural, default=0, metavar="N",
+        "--output-frequency", "-ofreq", type=command.natural, default=0, metavar="N",
         help="write what is known after every N layers; 0: only at the end (default)",
+    )  # fmt: skip
+    how.add_argument(
+        "--show-statistics", action="store_true",
+        help="collect nothing, and print what `imatrix stats` says of the files of --in-file",
     )  # fmt: skip
     how.add_argument("--dataset-name", metavar="NAME", help="name of the text (default: its file's name)")
     add_run_arguments(parser)
+    add_foreign_flags(parser, "llama-imatrix", FOREIGN_FLAGS)
 
 
 def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     from imatrix.store import load
 
+    if args.show_statistics:
+        from imatrix.stats import stats_lines
+
+        if not args.in_file:
+            parser.error("--show-statistics needs --in-file")
+        for path in args.in_file:
+            print("\n".join(stats_lines(load(path))))
+        return
     if args.text is None and args.in_file:
         _write_merged([load(path) for path in args.in_file], args.output, args.output_format)
         return

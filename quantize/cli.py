@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from gguf_tools import __version__, command
 from gguf_tools.errors import BadRequest
 from gguf_tools.ggml_types import by_name
+from gguf_tools.parser import ForeignFlag, add_foreign_flags, did_you_mean
 from gguf_tools.text import json_line
 from quantize.arguments import (
     add_matrix_arguments,
@@ -82,6 +83,12 @@ examples:
   quantize lint --json --fallback attn_k_b=Q8_0 IQ2_XXS model-bf16.gguf
 """
 
+FOREIGN_FLAGS = (
+    ForeignFlag(
+        ("--max-buffer-size",), "memory is bounded by a few strips of rows for each thread", 1, refused=False
+    ),
+)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
@@ -132,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         help="print the plan and the exact size; read no weight, write nothing",
     )
     plan.add_argument("--json", action="store_true", help="with --dry-run: the plan as one JSON object")
+    add_foreign_flags(parser, "llama-quantize", FOREIGN_FLAGS)
     return parser
 
 
@@ -169,6 +177,8 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
         parser.error("--keep-split and --override-kv need a GGUF file; INPUT is a folder")
     name = find_mixture(type_).name
     plan = _plan_folder if source.is_dir() else _plan_file
+    if output is not None and output.exists() and not source.exists():
+        raise BadRequest(f"{source}: no such file, while OUTPUT {output} is there; INPUT comes first")
     with plan(args, source, output, type_) as run:
         if args.dry_run:
             _print_plan(run.preparation, as_json=args.json)
@@ -236,21 +246,33 @@ def _words(
     if rest and not _is_type(rest[0]):
         output, *rest = rest
     if not rest:
-        parser.error("no TYPE is given")
+        parser.error(_no_type_text(words))
     type_, *rest = rest
-    if not is_recipe_file(type_):
-        try:
-            find_recipe(type_)
-        except BadRequest as error:
-            parser.error(str(error))
+    if not _is_type(type_):
+        parser.error(_no_type_text(words))
     if len(rest) > 1:
         parser.error(f"unexpected argument {rest[1]!r}")
     n_threads = None
     if rest:
+        if output is None and not rest[0].isdecimal():
+            parser.error(_no_type_text(words))
         if not rest[0].isdecimal() or int(rest[0]) < 1:
             parser.error(f"THREADS is {rest[0]!r}, expected a whole number from 1")
         n_threads = int(rest[0])
     return Path(source), None if output is None else Path(output), type_, n_threads
+
+
+def _no_type_text(words: Sequence[str]) -> str:
+    """Return what is wrong with words that have no type in its place."""
+    types = [word for word in words if not word.isdecimal() and _is_type(word)]
+    if types:
+        others = [word for word in words if word not in types]
+        return f"TYPE stands behind the files: quantize {' '.join([*others, *types])}"
+    last = words[-2] if len(words) > 3 and words[-1].isdecimal() else words[-1]
+    looks_like_a_file = len(words) < 3 and (Path(last).suffix == ".gguf" or Path(last).exists())
+    if looks_like_a_file:
+        return "no TYPE is given, for instance Q4_K_M"
+    return f"unknown file type {last!r}{did_you_mean(last, [*RECIPES, *ALIASES])}"
 
 
 def _is_type(word: str) -> bool:

@@ -8,6 +8,11 @@ from typing import Annotated
 from gguf_tools.errors import BadRequest
 from quantize.mla_layout.names import LAYOUTS, MLALayout
 
+_MTP_HELP = (
+    "keep the multi-token-prediction layers, which are left out otherwise (in convert_hf_to_gguf.py, --mtp"
+    " writes these layers alone, to a file of their own)"
+)
+
 
 @dataclass(frozen=True)
 class Options:
@@ -20,7 +25,7 @@ class Options:
     """
 
     mla: Annotated[MLALayout, "layout of attention (default: split)"] = "split"
-    mtp: Annotated[bool, "keep the multi-token-prediction layers, which are left out otherwise"] = False
+    mtp: Annotated[bool, _MTP_HELP] = False
 
     def __post_init__(self) -> None:
         if self.mla not in LAYOUTS:

@@ -1,0 +1,115 @@
+"""Command lines of llama.cpp's tools, and what people mistype, given to ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import convert.cli
+import imatrix.cli
+import quantize.cli
+from gguf_tools import open_gguf
+from tests.end_to_end.test_commands import MATRIX
+
+Main = Callable[[list[str]], int]
+
+
+def says(main: Main, words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Return exit code and standard error, which must be one line."""
+    code = main(words.split())
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1, err
+    return code, err
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("a.gguf Q4_KM", "unknown file type 'Q4_KM'; did you mean Q4_K_M?"),
+        ("a.gguf b.gguf Q4_KM", "unknown file type 'Q4_KM'; did you mean Q4_K_M?"),
+        ("a.gguf b.gguf q5ks 4", "unknown file type 'q5ks'; did you mean Q5_K_S?"),
+        ("Q4_K_M a.gguf b.gguf", "TYPE stands behind the files: quantize a.gguf b.gguf Q4_K_M"),
+        ("a.gguf Q4_K_M b.gguf", "TYPE stands behind the files: quantize a.gguf b.gguf Q4_K_M"),
+        ("a.gguf", "no TYPE is given"),
+        ("a.gguf b.gguf", "no TYPE is given"),
+        ("a.gguf b.gguf Q4_0 x", "THREADS is 'x'"),
+        ("--imatrx m a.gguf b.gguf Q4_0", "unknown option --imatrx; did you mean --imatrix?"),
+    ],
+)
+def test_mistakes_with_quantize(words: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, err = says(quantize.cli.main, words, capsys)
+    assert code == 2
+    assert part in err
+
+
+def test_files_in_the_wrong_order(
+    tiny_gguf: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, err = says(quantize.cli.main, f"{tmp_path}/new.gguf {tiny_gguf('bf16')} Q4_0", capsys)
+    assert code == 1
+    assert "INPUT comes first" in err
+
+
+def test_llama_quantize_s_buffer_size(
+    tiny_gguf: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = f"--max-buffer-size 512 {tiny_gguf('bf16')} {tmp_path}/new.gguf Q8_0"
+    code, err = says(quantize.cli.main, words, capsys)
+    assert (code, "--max-buffer-size changes nothing" in err) == (0, True)
+
+
+REFUSED = [
+    (imatrix.cli.main, "-hf a/b", "hf download"),
+    (imatrix.cli.main, "-m a -p text", "-f"),
+    (imatrix.cli.main, "-m a -f b --save-frequency 3", "--output-frequency"),
+    (convert.cli.main, "--remote a/b", "hf download"),
+    (convert.cli.main, "folder --fp8-as-q8", "--outtype Q8_0"),
+    (convert.cli.main, "folder --fuse-gate-up-exps", "stay apart"),
+]
+
+
+@pytest.mark.parametrize(("main", "words", "part"), REFUSED, ids=[words for _, words, _ in REFUSED])
+def test_refused_by_name(main: Main, words: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, err = says(main, words, capsys)
+    assert code == 2
+    assert part in err
+
+
+def test_llama_imatrix_s_flags_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Up to the model, which isn't there: what they mean is tested with each."""
+    words = (
+        f"-m {tmp_path}/none.gguf -f {tmp_path}/none.txt --output-file {tmp_path}/m.gguf -ofreq 10 -t 2"
+        " -ngl 99 -b 512 -ub 512 -fa on -lv 1 --no-mmap -s 42 -c 512 --chunks 3"
+    )
+    assert imatrix.cli.main(words.split()) == 1
+    *remarks, error = capsys.readouterr().err.splitlines()
+    flags = ["-ngl", "-b", "-ub", "-fa", "-lv", "--no-mmap", "-s"]
+    assert [remark.split()[2] for remark in remarks] == flags
+    assert "none.gguf" in error
+
+
+def test_show_statistics(capsys: pytest.CaptureFixture[str]) -> None:
+    assert imatrix.cli.main(["stats", str(MATRIX)]) == 0
+    expected = capsys.readouterr().out
+    assert imatrix.cli.main(["--in-file", str(MATRIX), "--show-statistics", "-m", "model.gguf"]) == 0
+    assert capsys.readouterr().out == expected
+    assert imatrix.cli.main(["--show-statistics"]) == 2
+
+
+def test_the_converter_s_flags(tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain, same = tmp_path / "plain.gguf", tmp_path / "same.gguf"
+    assert convert.cli.main([str(tiny_folder), "--outfile", str(plain)]) == 0
+    flags = ["--no-lazy", "--use-temp-file", "--no-mtp", "--no-nextn"]
+    assert convert.cli.main([str(tiny_folder), "--outfile", str(same), *flags]) == 0
+    assert same.read_bytes() == plain.read_bytes()
+    assert capsys.readouterr().err.count("changes nothing") == 2
+
+
+def test_no_tensor_first_split(tiny_folder: Path, tmp_path: Path) -> None:
+    words = ["--outfile", str(tmp_path / "m.gguf"), "--split-max-tensors", "30", "--no-tensor-first-split"]
+    assert convert.cli.main([str(tiny_folder), *words]) == 0
+    with open_gguf(tmp_path / "m-00001-of-00003.gguf") as opened:
+        assert [len(shard.tensors) for shard in opened.shards] == [0, 30, 22]
+        assert opened.get("general.architecture") == "deepseek2"
