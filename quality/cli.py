@@ -12,6 +12,7 @@ from gguf_tools import __version__, command
 
 if TYPE_CHECKING:
     from quality.options import EvaluateOptions
+    from quality.report.points import Earlier
 
 DESCRIPTION = """\
 Measure how well quantized models keep what their base predicts, under the names and definitions of
@@ -39,6 +40,7 @@ to KLD on a small trained model. Compare files by numbers from one tool.
 examples:
   evaluate DeepSeek-V2-Lite -f wiki.test.raw lite-Q4_K_M.gguf lite-IQ3_XXS.gguf
   evaluate lite-bf16.gguf -f wiki.test.raw --chunks 40 --json lite.json lite-Q*.gguf
+  evaluate lite-bf16.gguf -f wiki.test.raw --html report.html --compare-with stock.json mine-*.gguf
 
 With --json or --work, a run that was interrupted resumes after its last whole layer when it is called again
 in the same way. What it needs for that is in FILE.work, or DIR, until all is done."""
@@ -61,6 +63,16 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
     what.add_argument("--json", type=Path, metavar="FILE", help="write all numbers as one JSON object")
     what.add_argument(
+        "--html", type=Path, metavar="REPORT.html",
+        help="write charts, a map of each file's tensors, and the texts where it is worst, as one page that"
+        " loads nothing",
+    )  # fmt: skip
+    what.add_argument(
+        "--compare-with", type=Path, action="append", default=[], metavar="OTHER.json",
+        help="show the files of an earlier --json of the same text beside, in the page's chart of sizes;"
+        " may be repeated",
+    )  # fmt: skip
+    what.add_argument(
         "--kl-divergence-base", type=Path, metavar="FILE",
         help="also write the log probabilities of BASE, for llama-perplexity --kl-divergence: two bytes for"
         " each measured token and token of the vocabulary",
@@ -74,22 +86,46 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _evaluate(args: argparse.Namespace) -> None:
+    from gguf_tools.errors import BadRequest
     from gguf_tools.text import json_text
     from quality.pipeline import evaluate
     from quality.progress import EvaluationBar
     from quality.table import evaluation_lines
 
-    outputs = [path for path in (args.json, args.kl_divergence_base) if path is not None]
+    outputs = [path for path in (args.json, args.html, args.kl_divergence_base) if path is not None]
     for output in outputs:
-        _refuse_output(output, (args.base, args.text, *args.quants))
+        _refuse_output(output, (args.base, args.text, *args.quants, *args.compare_with))
+    if args.compare_with and args.html is None:
+        raise BadRequest("--compare-with is for the page: --html is missing")
+    earlier = [] if args.html is None else _prepare_page(args)
     with EvaluationBar() as bar:
         evaluation = evaluate(args.base, args.text, args.quants, _options(args), bar)
     for line in evaluation_lines(evaluation):
         print(line)
     if args.json is not None:
         _write(args.json, json_text(evaluation.to_json()) + "\n")
+    if args.html is not None:
+        from quality.report.page import report_page
+
+        _write(args.html, report_page(evaluation, earlier))
     for output in outputs:
         print(f"wrote {output}")
+
+
+def _prepare_page(args: argparse.Namespace) -> list[Earlier]:
+    """Return the earlier evaluations; refuse, before hours of computing, what no page can be made of."""
+    import hashlib
+
+    from quality.report.charts import require_matplotlib
+    from quality.report.points import read_earlier, refuse_another_text
+
+    require_matplotlib()
+    earlier = [read_earlier(path) for path in args.compare_with]
+    if earlier and args.text.is_file():
+        digest = hashlib.sha256(args.text.read_bytes()).hexdigest()
+        for each in earlier:
+            refuse_another_text(each, digest, args.ctx_size)
+    return earlier
 
 
 def _options(args: argparse.Namespace) -> EvaluateOptions:
@@ -123,7 +159,7 @@ def _write(path: Path, text: str) -> None:
     from gguf_tools.errors import OutputError
 
     try:
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OutputError(f"{path}: can't be written ({error.strerror})") from error
 

@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.ggml_types import GGMLType
 from quality.divergence import Divergence, Estimate, TokenValues
 from quality.drift import LayerDrift
 from quality.worst_layer import WorstLayer
@@ -17,6 +21,9 @@ class EvaluatedText:
 
     sha256             of the file's bytes
     n_tokens_measured  tokens whose predictions count, of all chunks
+    tokens             of all chunks, int64 (n_chunks, chunk_size)
+    spelled            the bytes that each token of the vocabulary stands for
+    first              position of the first token of a chunk whose prediction of the next one is measured
     """
 
     path: Path
@@ -24,6 +31,18 @@ class EvaluatedText:
     n_chunks: int
     chunk_size: int
     n_tokens_measured: int
+    tokens: npt.NDArray[np.int64] = field(repr=False, compare=False)
+    spelled: tuple[bytes, ...] = field(repr=False, compare=False)
+    first: int
+
+
+@dataclass(frozen=True)
+class TensorSize:
+    """What a tensor of a file takes."""
+
+    name: str
+    type: GGMLType
+    n_bytes: int
 
 
 @dataclass(frozen=True)
@@ -35,6 +54,7 @@ class EvaluatedModel:
     layers           how far it has moved from the base after each layer
     worst_layer      the layer that adds most to the drift, and the errors of its tensors
     tokens           what was measured of each token
+    tensors          all that the file has, in its order
     """
 
     path: Path
@@ -44,6 +64,7 @@ class EvaluatedModel:
     layers: tuple[LayerDrift, ...]
     worst_layer: WorstLayer
     tokens: TokenValues = field(repr=False)
+    tensors: tuple[TensorSize, ...] = field(repr=False)
 
 
 @dataclass(frozen=True, repr=False)

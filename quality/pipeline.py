@@ -24,6 +24,7 @@ from quality.options import EvaluateOptions, NoReport, Reporter
 
 if TYPE_CHECKING:
     from forward.open import ModelSource
+    from gguf_tools.values import Metadata
     from quality.evaluation import EvaluatedModel, EvaluatedText, Evaluation
     from quality.lockstep import Lockstep
     from quality.visitor import DivergenceVisitor
@@ -76,7 +77,7 @@ def evaluate(
             visitor = _compare_logits(steps, report)
             if options.logits is not None:
                 write_logits(steps.heads()[0], chunks, options.logits, steps.base.n_workers)
-            return _evaluation(steps, visitor, _about_text(path, chunks, visitor))
+            return _evaluation(steps, visitor, _about_text(path, chunks, reference.vocab(), visitor))
 
 
 def _refuse_strangers(base: ModelSource, models: Sequence[ModelSource]) -> None:
@@ -180,8 +181,9 @@ def _compare_logits(steps: Lockstep, report: Reporter) -> DivergenceVisitor:
     return visitor
 
 
-def _about_text(path: Path, text: Text, visitor: DivergenceVisitor) -> EvaluatedText:
+def _about_text(path: Path, text: Text, vocab: Metadata, visitor: DivergenceVisitor) -> EvaluatedText:
     from quality.evaluation import EvaluatedText
+    from quality.spelling import spelled
 
     positions = visitor.positions
     return EvaluatedText(
@@ -190,12 +192,15 @@ def _about_text(path: Path, text: Text, visitor: DivergenceVisitor) -> Evaluated
         n_chunks=text.n_chunks,
         chunk_size=text.chunk_size,
         n_tokens_measured=text.n_chunks * (positions.stop - positions.first),
+        tokens=text.tokens,
+        spelled=spelled(vocab),
+        first=positions.first,
     )
 
 
 def _evaluation(steps: Lockstep, visitor: DivergenceVisitor, text: EvaluatedText) -> Evaluation:
     from quality.divergence import measure, perplexity
-    from quality.evaluation import EvaluatedModel, Evaluation
+    from quality.evaluation import EvaluatedModel, Evaluation, TensorSize
     from quality.worst_layer import find_worst_layer
 
     models: list[EvaluatedModel] = []
@@ -211,6 +216,10 @@ def _evaluation(steps: Lockstep, visitor: DivergenceVisitor, text: EvaluatedText
                 layers=layers,
                 worst_layer=find_worst_layer(steps.base, each, layers),
                 tokens=tokens,
+                tensors=tuple(
+                    TensorSize(tensor.name, tensor.type, tensor.type.tensor_bytes(tensor.shape))
+                    for tensor in source.tensors.values()
+                ),
             )
         )
     base_ppl = perplexity(-visitor.log_prob(0).ravel())

@@ -1,0 +1,135 @@
+"""Files by size and divergence: what an evaluation has measured, and what earlier ones have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gguf_tools.errors import BadRequest
+from quality.evaluation import Evaluation
+
+_NEAR = 0.01
+"""Largest relative difference of the perplexities of one base: bfloat16 and float32 are not as far apart."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A file with its size and its mean divergence.
+
+    group  the evaluation that it comes from: 0 for the newest, then the others in order
+    """
+
+    name: str
+    n_bytes: int
+    kld: float
+    group: int
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """An earlier evaluation, as its JSON tells it.
+
+    files  name, size in bytes and mean divergence of each
+    """
+
+    path: Path
+    sha256: str
+    n_chunks: int
+    chunk_size: int
+    base_ppl: float
+    files: tuple[tuple[str, int, float], ...]
+
+
+def measured_points(evaluation: Evaluation) -> tuple[Point, ...]:
+    """Return the files of an evaluation."""
+    return tuple(
+        Point(model.path.name, model.n_bytes, model.divergence.kld.mean.value, 0)
+        for model in evaluation.models
+    )
+
+
+def read_earlier(path: Path) -> Earlier:
+    """Return what an earlier evaluation has written with --json.
+
+    raises  BadRequest for a file that is something else
+    """
+    try:
+        content = json.loads(path.read_text())
+        text = content["text"]
+        return Earlier(
+            path=path,
+            sha256=text["sha256"],
+            n_chunks=int(text["n_chunks"]),
+            chunk_size=int(text["chunk_size"]),
+            base_ppl=float(content["base"]["ppl"]),
+            files=tuple(
+                (Path(model["path"]).name, int(model["n_bytes"]), float(model["kld"]["mean"]))
+                for model in content["models"]
+            ),
+        )
+    except OSError as error:
+        raise BadRequest(f"{path}: can't be read ({error.strerror})") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadRequest(f"{path}: not what evaluate --json writes") from error
+
+
+def refuse_another_text(earlier: Earlier, sha256: str, chunk_size: int) -> None:
+    """Raise BadRequest if the earlier evaluation used another text, or cut it otherwise."""
+    for what, found, here in (
+        ("text (sha256", earlier.sha256, sha256),
+        ("context (tokens", earlier.chunk_size, chunk_size),
+    ):
+        if found != here:
+            raise BadRequest(f"{earlier.path}: measured on another {what} {found}, here {here})")
+
+
+def earlier_points(earlier: Earlier, group: int, evaluation: Evaluation) -> tuple[Point, ...]:
+    """Return the files of an earlier evaluation.
+
+    raises  BadRequest if it was measured on another text, or against another base
+    """
+    text, ppl = evaluation.text, evaluation.base_ppl.value
+    refuse_another_text(earlier, text.sha256, text.chunk_size)
+    if earlier.n_chunks != text.n_chunks:
+        raise BadRequest(
+            f"{earlier.path}: measured on {earlier.n_chunks} chunks of the text, here {text.n_chunks}"
+        )
+    if not abs(earlier.base_ppl / ppl - 1) <= _NEAR:
+        raise BadRequest(
+            f"{earlier.path}: measured against another base (PPL {earlier.base_ppl:.4f}, here {ppl:.4f})"
+        )
+    return tuple(Point(name, n_bytes, kld, group) for name, n_bytes, kld in earlier.files)
+
+
+def pareto_front(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Return the files that no other beats in both size and divergence, the smallest first."""
+    front: list[Point] = []
+    for point in sorted(points, key=lambda point: (point.n_bytes, point.kld)):
+        if not front or point.kld < front[-1].kld:
+            front.append(point)
+    return tuple(front)
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Return names without their endings and without what all of them begin with.
+
+    >>> short_names(["lite-Q2_K.gguf", "lite-Q3_K_M.gguf"])
+    ['Q2_K', 'Q3_K_M']
+    """
+    stems = [name.removesuffix(".gguf") for name in names]
+    if len(stems) < 2:
+        return stems
+    common = stems[0][: _n_common(stems)]
+    start = max(common.rfind(separator) for separator in "-. ") + 1  # types have "_" inside
+    shorter = [stem[start:] for stem in stems]
+    return shorter if all(shorter) else stems
+
+
+def _n_common(texts: Sequence[str]) -> int:
+    """Return how many letters all texts begin with."""
+    columns = zip(*texts, strict=False)
+    return next(
+        (number for number, column in enumerate(columns) if len(set(column)) > 1), min(map(len, texts))
+    )

@@ -1,0 +1,268 @@
+"""The page of an evaluation: what its charts show, and how it behaves in a browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import quality
+from gguf_tools.errors import BadRequest
+from gguf_tools.ggml_types import F32, Q4_K, Q6_K
+from quality.cli import main
+from quality.evaluation import Evaluation, TensorSize
+from quality.report.passages import N_TOKENS, worst_passages
+from quality.report.points import (
+    Point,
+    earlier_points,
+    measured_points,
+    pareto_front,
+    read_earlier,
+    short_names,
+)
+from quality.report.tensor_map import TensorMap, types_by_bits
+from quality.spelling import spelled, texts
+
+pytest.importorskip("torch")
+pytest.importorskip("matplotlib")
+
+from forward.options import ForwardOptions
+from forward.text import Cut
+from quality.report.page import report_page
+
+Made = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def evaluation(made: Made, text: Path) -> Evaluation:
+    options = quality.EvaluateOptions(cut=Cut(128, n_chunks=3), forward=ForwardOptions(n_threads=1))
+    return quality.evaluate(made("F32"), text, [made("Q2_K"), made("Q8_0"), made("F32")], options)
+
+
+def written(evaluation: Evaluation, path: Path, **changes: Any) -> Path:
+    """Write the JSON of an evaluation, after changes to what it says of text and base."""
+    content = evaluation.to_json()
+    for key, value in changes.items():
+        content["base" if key == "ppl" else "text"][key] = value
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_the_front_has_what_no_other_file_beats() -> None:
+    small, large = Point("small", 10, 0.5, 0), Point("large", 30, 0.1, 0)
+    beaten, equal = Point("beaten", 20, 0.6, 1), Point("equal", 30, 0.1, 1)
+    assert pareto_front([large, beaten, equal, small]) == (small, large)
+    assert pareto_front([]) == ()
+
+
+def test_names_lose_what_all_begin_with() -> None:
+    assert short_names(["lite-Q4_K_M.gguf", "lite-Q4_K_S.gguf"]) == ["Q4_K_M", "Q4_K_S"]
+    assert short_names(["a.gguf"]) == ["a"]
+    assert short_names(["a-b.gguf", "a-b.gguf"]) == ["b", "b"]
+    assert short_names(["x-.gguf", "x-1.gguf"]) == ["x-", "x-1"]
+
+
+def test_earlier_files_stand_beside(evaluation: Evaluation, tmp_path: Path) -> None:
+    earlier = read_earlier(written(evaluation, tmp_path / "stock.json"))
+    found = earlier_points(earlier, 1, evaluation)
+    assert found == tuple(replace(point, group=1) for point in measured_points(evaluation))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sha256": "0"}, r"stock\.json: measured on another text \(sha256 0, here [0-9a-f]{64}\)"),
+        ({"chunk_size": 64}, r"another context \(tokens 64, here 128\)"),
+        ({"n_chunks": 4}, "measured on 4 chunks of the text, here 3"),
+        ({"ppl": 100.0}, r"measured against another base \(PPL 100\.0000, here"),
+    ],
+)
+def test_numbers_that_do_not_compare_are_refused(
+    changes: dict[str, Any], message: str, evaluation: Evaluation, tmp_path: Path
+) -> None:
+    earlier = read_earlier(written(evaluation, tmp_path / "stock.json", **changes))
+    with pytest.raises(BadRequest, match=message):
+        earlier_points(earlier, 1, evaluation)
+
+
+def test_what_is_no_evaluation_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    for content in ("{", "[]", '{"text": 1}', '{"text": {}, "base": {}, "models": []}'):
+        path.write_text(content)
+        with pytest.raises(BadRequest, match=r"x\.json: not what evaluate --json writes"):
+            read_earlier(path)
+    with pytest.raises(BadRequest, match=r"y\.json: can't be read \(No such file"):
+        read_earlier(tmp_path / "y.json")
+
+
+def test_tokens_spell_the_text(evaluation: Evaluation, text: Path) -> None:
+    found = evaluation.text
+    spelled_text = b"".join(found.spelled[token] for token in found.tokens.ravel()[1:].tolist())
+    assert len(spelled_text) > 600
+    assert spelled_text in text.read_bytes()
+    assert found.first == 64
+
+
+def test_sentencepiece_tokens_spell_spaces_and_bytes() -> None:
+    from gguf_tools import keys
+    from gguf_tools.values import Value
+
+    vocab = {
+        keys.TOKENIZER_MODEL: Value.string("llama"),
+        keys.TOKENIZER_TOKENS: Value.strings(["<s>", "<0xC3>", "<0xAF>", "\u2581na", "\u00e9"]),
+    }
+    assert texts([spelled(vocab)[number] for number in (3, 1, 2, 4)]) == [" na", "", "\u00ef", "\u00e9"]
+
+
+def test_the_worst_passages_are_those_with_the_largest_divergence(evaluation: Evaluation) -> None:
+    kld = np.full((3, 63), 0.01)
+    kld[1, 10 : 10 + N_TOKENS] = 0.5
+    kld[2, 0] = 3.0
+    values = replace(evaluation.models[0].tokens, kld=kld)
+    worst, second, third = worst_passages(evaluation.text, values, 3)
+    assert (worst.chunk, worst.position, worst.kld) == (1, 64 + 1 + 10, pytest.approx(0.5))
+    assert (second.chunk, second.position) == (2, 65)
+    assert third.chunk == 0
+    text = evaluation.text
+    tokens = text.tokens[1, 75 : 75 + N_TOKENS].tolist()
+    shown = "".join(token.text for token in worst.tokens)
+    assert shown == b"".join(text.spelled[token] for token in tokens).decode()
+    before = b"".join(text.spelled[token] for token in text.tokens[1, 51:75].tolist()).decode()
+    assert worst.before == before
+
+
+def test_a_map_has_a_column_for_each_layer() -> None:
+    tensors = [
+        TensorSize("token_embd.weight", Q6_K, 1000),
+        TensorSize("blk.0.attn_q.weight", Q4_K, 100),
+        TensorSize("blk.1.attn_q.weight", Q4_K, 100),
+        TensorSize("blk.1.exp_probs_b.bias", F32, 10),
+    ]
+    found = TensorMap.of(tensors)
+    assert found.rows == ("token_embd", "attn_q", "exp_probs_b.bias")
+    assert [(cell.row, cell.column) for cell in found.cells] == [(0, 0), (1, 1), (1, 2), (2, 2)]
+    assert types_by_bits(tensors) == (Q4_K, Q6_K, F32)
+
+
+def test_a_page_loads_nothing_and_says_what_strangers_names_say(
+    evaluation: Evaluation, tmp_path: Path
+) -> None:
+    hostile = Path("<script>alert(1)&$x^2$\x1b[2J.gguf")
+    models = (replace(evaluation.models[0], path=hostile), *evaluation.models[1:])
+    earlier = read_earlier(written(evaluation, tmp_path / "stock.json"))
+    page = report_page(replace(evaluation, models=models), [earlier])
+    assert "<script" not in page
+    assert "\x1b" not in page
+    assert "&lt;script&gt;" in page
+    assert not re.search(r"#00ff\d\d", page), "a colour that stands for a name is left"
+    outside = re.sub(r'xmlns(:\w+)?="[^"]*"', "", page)
+    assert not re.search(r'(src|href)="(?!#)', outside)
+    assert "@import" not in outside
+    drawings = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
+    assert len(drawings) == 2 * (4 + len(models))
+    counts = Counter(
+        element.get("id") for svg in drawings for element in svg.iter() if element.get("id") is not None
+    )
+    assert {name for name, count in counts.items() if count > 1} == set()
+
+
+def test_a_file_equal_to_its_base_is_named_below_the_chart(evaluation: Evaluation) -> None:
+    page = report_page(evaluation)
+    assert "Not shown, because the divergence is 0: F32.gguf." in page
+    only = report_page(replace(evaluation, models=evaluation.models[2:]))
+    assert "Drift by layer" in only
+
+
+def test_the_command_writes_the_page(
+    made: Made,
+    text: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = [str(made("F32")), str(made("Q8_0")), "-f", str(text), "-c", "64", "--chunks", "2"]
+    stock, page = tmp_path / "stock.json", tmp_path / "r.html"
+    assert main([*words, "--json", str(stock)]) == 0
+    assert main([*words, "--html", str(page), "--compare-with", str(stock)]) == 0
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert f"wrote {page}" in capsys.readouterr().out
+    assert main([*words, "--compare-with", str(stock)]) == 1
+    assert "--compare-with is for the page: --html is missing" in capsys.readouterr().err
+    assert main([*words[:-3], "32", "--html", str(page), "--compare-with", str(stock)]) == 1
+    assert "measured on another context (tokens 64, here 32)" in capsys.readouterr().err
+    monkeypatch.setattr(
+        "quality.report.charts.find_spec", lambda name: None if name == "matplotlib" else find_spec(name)
+    )
+    assert main([*words, "--html", str(page)]) == 1
+    assert capsys.readouterr().err.strip() == (
+        "evaluate: error: --html needs matplotlib: pip install 'gguf-tools[report]'"
+    )
+
+
+# ---- In a browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium: the one that CHROMIUM names, one that is installed, or playwright's own."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell")
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    with api.sync_playwright() as playwright:
+        try:
+            opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        except api.Error as error:
+            pytest.skip(f"no Chromium: set CHROMIUM, or `playwright install chromium` ({str(error)[:80]})")
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def page_file(evaluation: Evaluation, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "r.html"
+    path.write_text(report_page(evaluation), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_browser_shows_the_page(width: int, scheme: str, browser: Any, page_file: Path) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    told: list[str] = []
+    requests: list[str] = []
+    page.on("console", lambda message: told.append(message.text))
+    page.on("pageerror", lambda error: told.append(str(error)))
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(page_file.as_uri())
+    assert told == []
+    assert requests == [page_file.as_uri()]
+    assert page.evaluate("document.documentElement.scrollWidth") == width, "nothing sticks out"
+    drawn = page.evaluate(
+        "[...document.querySelectorAll('.charts svg')].map(svg => svg.getBoundingClientRect().width)"
+    )
+    shown = [part for part in drawn if part]
+    assert len(shown) == 4, "each chart is there once"
+    assert all(0.35 * width < part < width for part in shown)
+    light = page.evaluate(
+        """() => {
+            const sum = colour => colour.match(/\\d+/g).slice(0, 3).map(Number).reduce((a, b) => a + b);
+            const texts = [...document.querySelectorAll('.charts svg text')];
+            const text = texts.find(text => text.getBoundingClientRect().width);
+            return [sum(getComputedStyle(document.body).backgroundColor), sum(getComputedStyle(text).fill)];
+        }"""
+    )
+    background, ink = light
+    assert (background > 700 and ink < 100) if scheme == "light" else (background < 100 and ink > 700)
+    context.close()
