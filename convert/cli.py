@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from quantize.prepare import Preparation
 
 DESCRIPTION = """\
-Turn a Hugging Face folder of a DeepSeek V2 or V3 model (V2, V2-Lite, V2.5, V3, V3.1, R1) into a GGUF file.
+Turn a Hugging Face folder of a DeepSeek model (V2, V2-Lite, V2.5, V3, V3.1, R1) or of another family that
+--print-supported-models lists into a GGUF file.
 Weights may be F32, F16, BF16 or quantized: FP8, GPTQ, AWQ, compressed-tensors, bitsandbytes, MXFP4, NVFP4 and
 others are decoded while they are read. No code of the model's folder is ever run."""
 

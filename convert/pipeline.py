@@ -19,7 +19,7 @@ from typing import Unpack
 from convert.architectures import find_architecture
 from convert.architectures.arrange import OutputTensor
 from convert.architectures.base import build, metadata_of, options_of
-from convert.checkpoint.checkpoint import Checkpoint, read_config
+from convert.checkpoint.checkpoint import Checkpoint, config_path, read_config
 from convert.metadata.metadata import GeneralMetadata, general_metadata
 from convert.metadata.naming import fill_outfile_template
 from convert.options import ConvertChoices, ConvertOptions
@@ -147,7 +147,9 @@ def prepare(
         metadata_file=options.metadata_file,
         counts=count_parameters((info.name, info.shape) for info in infos),
     )
-    tokenizer = read_tokenizer(folder, checkpoint.config, pre_tokenizer=options.pre_tokenizer)
+    tokenizer = read_tokenizer(
+        folder, checkpoint.config, pre_tokenizer=options.pre_tokenizer, habits=architecture.habits
+    )
     model = _Model(general, conversion.metadata, conversion.architecture.gguf_name, tokenizer)
     if is_outtype(options.outtype):
         plan = outtype_plan(infos, resolve_outtype(options.outtype, infos, decoded=weights.is_quantized))
@@ -196,17 +198,17 @@ def prepare_vocab(
     folder: Path, outfile: str | os.PathLike[str] | None, options: ConvertOptions
 ) -> Preparation:
     """Decide what a file without tensors holds: the tokenizer, and what config.json says of the model."""
-    config = read_config(folder)
-    architecture = find_architecture(config, folder / "config.json")
+    config, path_of_config = read_config(folder), config_path(folder)
+    architecture = find_architecture(config, path_of_config)
     general = general_metadata(
         folder, config, model_name=options.model_name, metadata_file=options.metadata_file
     )
-    tokenizer = read_tokenizer(folder, config, pre_tokenizer=options.pre_tokenizer)
-    family = metadata_of(
-        architecture,
-        architecture.read_config(config, folder / "config.json"),
-        options_of(architecture, options.family_choices, config),
+    tokenizer = read_tokenizer(
+        folder, config, pre_tokenizer=options.pre_tokenizer, habits=architecture.habits
     )
+    model_config = architecture.read_config(config, path_of_config)
+    choices = options_of(architecture, options.family_choices, config)
+    family = metadata_of(architecture, model_config, architecture.settle(model_config, choices, None))
     model = _Model(general, family, architecture.gguf_name, tokenizer)
     outtype = options.outtype if is_outtype(options.outtype) else "auto"
     plan = outtype_plan((), resolve_outtype(outtype, ()))

@@ -94,7 +94,7 @@ def _open_folder(folder: Path) -> ModelSource:
             path=folder,
             network=family.build(conversion.config),
             tensors=tensors,
-            vocab=lambda: read_tokenizer(folder, checkpoint.config).metadata(),
+            vocab=lambda: read_tokenizer(folder, checkpoint.config, habits=architecture.habits).metadata(),
             paths=tuple(sorted({checkpoint.raw(name).path for name in checkpoint.names()})),
             opened=checkpoint,
         )

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from convert.tokenizer.pretokenizers import KNOWN
+from convert.tokenizer.pretokenizers import KNOWN, SAME_CUTTING, find_known
 from convert.tokenizer.vocab import TokenType
 from forward.sentence_pieces import SentencePieces
 from gguf_tools import keys
@@ -166,9 +166,9 @@ class ByteLevelBPE:
 
     def __init__(self, vocab: Metadata, *, parse_special: bool = False) -> None:
         name = _data(vocab, keys.TOKENIZER_PRE, None)
-        known = next((known for known in KNOWN if known.name == name), None)
+        known = find_known(name)
         if known is None:
-            names = ", ".join(known.name for known in KNOWN)
+            names = ", ".join((*(known.name for known in KNOWN), *SAME_CUTTING))
             raise BadTokenizer(f"{keys.TOKENIZER_PRE} is {name!r}, expected one of {names}")
         self._library = _build(vocab, known.build(), known.ignore_merges, parse_special)
 

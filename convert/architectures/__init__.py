@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 ARCHITECTURES: Mapping[str, str] = MappingProxyType({
     "DeepseekV2ForCausalLM": "convert.architectures.deepseek2",
     "DeepseekV3ForCausalLM": "convert.architectures.deepseek2",
+    "YoutuForCausalLM": "convert.architectures.deepseek2",
+    "Glm4MoeLiteForCausalLM": "convert.architectures.glm4_moe_lite",
+    "KimiVLForConditionalGeneration": "convert.architectures.kimi",
+    "KimiK25ForConditionalGeneration": "convert.architectures.kimi",
 })  # fmt: skip
 """Name in `architectures` of config.json -> the family's package.
 
@@ -46,6 +50,6 @@ def find_architecture(config: Mapping[str, Any], path: str | Path = "config.json
 
 
 def declared_options() -> tuple[type[Any], ...]:
-    """Return the dataclass of options of every family."""
+    """Return the dataclass of options of every family, those that several share once."""
     packages = dict.fromkeys(ARCHITECTURES.values())
-    return tuple(import_module(f"{package}.options").Options for package in packages)
+    return tuple(dict.fromkeys(import_module(f"{package}.options").Options for package in packages))

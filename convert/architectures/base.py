@@ -9,7 +9,7 @@ A family is two tables, a configuration reader and the options that it declares:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +17,9 @@ from typing import Any
 
 from convert.architectures.arrange import OutputTensor
 from convert.architectures.options import make_options
+from convert.architectures.renaming import Renaming
 from convert.architectures.rules import Drop, Rule, match
+from convert.tokenizer.habits import NO_HABITS, Habits
 from convert.weights.base import Weights
 from gguf_tools.values import Value
 
@@ -51,6 +53,10 @@ class Architecture:
     drops        (config, options) -> what a checkpoint may hold that the file doesn't need
     notes        (config, options) -> what the user should know about running the result
     check        (config, options) -> nothing; raises BadRequest for options that don't fit the model
+    settle       (config, options, names of weights) -> options with the defaults that depend on the model.
+                 The names are None where no weights are looked at
+    logical      name of a weight in the checkpoint -> name that the rules know it by
+    habits       what the family's tokenizers have in common beyond what their files say
     """
 
     hf_names: tuple[str, ...]
@@ -63,6 +69,9 @@ class Architecture:
     drops: Callable[[Any, Any], tuple[Drop, ...]] = lambda config, options: ()
     notes: Callable[[Any, Any], tuple[str, ...]] = lambda config, options: ()
     check: Callable[[Any, Any], None] = lambda config, options: None
+    settle: Callable[[Any, Any, Container[str] | None], Any] = lambda config, options, names: options
+    logical: Callable[[str], str] | None = None
+    habits: Habits = NO_HABITS
 
 
 @dataclass(frozen=True)
@@ -91,9 +100,12 @@ def build(architecture: Architecture, model: Weights, choices: Mapping[str, obje
              shapes, BadRequest for an option that the family hasn't declared or that doesn't fit the model
     """
     checkpoint = model.checkpoint
-    options = options_of(architecture, choices, checkpoint.config)
+    if architecture.logical is not None:
+        model = Renaming(model, architecture.logical)
     config = architecture.read_config(checkpoint.config, checkpoint.config_path)
+    options = options_of(architecture, choices, checkpoint.config)
     architecture.check(config, options)
+    options = architecture.settle(config, options, frozenset(model.names()))
     tensors, dropped = match(
         model,
         architecture.rules,

@@ -44,10 +44,11 @@ def flag(name: str) -> str:
 def add_flags(parser: argparse.ArgumentParser, families: Iterable[type[Any]]) -> None:
     """Add a flag for each option of each family; options of the same name share one.
 
-    A bool becomes two switches, --name and --no-name, a Literal a choice of words.
+    A bool, or one that None leaves open, becomes two switches, --name and --no-name, a Literal a choice of
+    words.
     """
     for name, (kind, text) in _declared(families).items():
-        if kind is bool:
+        if kind in (bool, bool | None):
             parser.add_argument(flag(name), action="store_true", default=None, help=text)
             parser.add_argument(
                 flag(f"no_{name}"), dest=name, action="store_false", default=None,

@@ -67,10 +67,14 @@ class Output:
 
 @dataclass(frozen=True)
 class Rule:
-    """Outputs that appear together in each place that `where` names."""
+    """Outputs that appear together in each place that `where` names.
+
+    optional  a place where the checkpoint has none of the sources goes without these outputs
+    """
 
     where: Where
     outputs: tuple[Output, ...]
+    optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class _Placed:
     """A rule in one place: each output's name and sources spelled out."""
 
     outputs: tuple[tuple[Output, str, tuple[str, ...]], ...]
+    optional: bool
 
     @property
     def sources(self) -> dict[str, Output]:
@@ -106,7 +111,11 @@ def match(
             found, expected
     """
     position = {name: index for index, name in enumerate(model.names())}
-    placed = list(_place(rules, config, options, n_experts))
+    placed = [
+        place
+        for place in _place(rules, config, options, n_experts)
+        if not place.optional or any(source in position for source in place.sources)
+    ]
     wanted = {source for place in placed for source in place.sources}
     dropped = dict(_drop((name for name in position if name not in wanted), drops))
     unclaimed = [name for name in position if name not in wanted and name not in dropped]
@@ -125,10 +134,11 @@ def match(
 def _place(rules: Iterable[Rule], config: Any, options: Any, n_experts: int) -> Iterator[_Placed]:
     for rule in rules:
         for layer in rule.where(config, options):
-            yield _Placed(tuple(
+            outputs = tuple(
                 (output, output.name.format(layer=layer), _sources(output.source, layer, n_experts))
                 for output in rule.outputs
-            ))  # fmt: skip
+            )
+            yield _Placed(outputs, rule.optional)
 
 
 def _sources(template: str, layer: int | None, n_experts: int) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ A folder holds `config.json` and its weights, in one of these forms (looked for 
     model*.safetensors              no index: every such file; a name "-00001-of-00004" promises four
     output*.safetensors             the same, as exllamav2 names them
     gptq_model*.safetensors         the same, as AutoGPTQ names them
+    consolidated*.safetensors       the same, as Mistral names them beside its params.json
 
 Names are unique over all shards, and index and shards must agree tensor by tensor. A tensor that the index
 places elsewhere, or doesn't list, is an error: the download stopped half-way, or the shards are those of two
@@ -27,13 +28,14 @@ from types import MappingProxyType
 from typing import Any
 
 from convert.checkpoint.json_files import read_json_object
+from convert.checkpoint.model_config import PARAMS_NAME, mistral_config, with_text_config
 from convert.checkpoint.safetensors_file import RawTensor, SafetensorsFile, TensorFile
 from gguf_tools.errors import BadConfig, CheckpointError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.text import shown
 
 INDEX_NAME = "model.safetensors.index.json"
 _NUMBERED = re.compile(r"-(\d{5,})-of-(\d{5,})\.\w+$")
-_NAMES = ("model*.safetensors", "output*.safetensors", "gptq_model*.safetensors")
+_NAMES = ("model*.safetensors", "output*.safetensors", "gptq_model*.safetensors", "consolidated*.safetensors")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "optimizer.bin")
 """Pickles that trainers leave beside the weights."""
@@ -43,7 +45,7 @@ class Checkpoint:
     """An open Hugging Face folder. Close it, or use it in a with-block.
 
     folder        where it is
-    config        config.json as a dictionary
+    config        config.json as a dictionary, see `read_config`
     files         the open shards, in reading order
     allow_pickle  read pickles where there are no safetensors files
     raises   CheckpointError (BadConfig, UnsupportedCheckpoint) when the folder is not a whole checkpoint
@@ -74,7 +76,7 @@ class Checkpoint:
 
     @property
     def config_path(self) -> Path:
-        return self.folder / "config.json"
+        return config_path(self.folder)
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all stored tensors, by shard and then by name."""
@@ -96,15 +98,27 @@ class Checkpoint:
         return read_json_object(path) if path.exists() else None
 
 
+def config_path(folder: Path) -> Path:
+    """Return the file that describes the model: config.json, or params.json where there is only that."""
+    path = folder / "config.json"
+    params = folder / PARAMS_NAME
+    return params if params.exists() and not path.exists() else path
+
+
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the config.json of `folder`, for callers that need no weights."""
+    """Return the config.json of `folder`, for callers that need no weights.
+
+    What stands in `text_config` is brought to the top level, see `with_text_config`; a params.json in
+    Mistral's own format gets `architectures`, see `mistral_config`.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder")
-    path = folder / "config.json"
+    path = config_path(folder)
     if not path.exists():
         raise BadConfig(f"{folder}: no config.json; expected the folder of a Hugging Face model")
-    return read_json_object(path)
+    config = read_json_object(path)
+    return mistral_config(config) if path.name == PARAMS_NAME else with_text_config(config)
 
 
 def _read_index(path: Path) -> dict[str, str] | None:

@@ -55,6 +55,11 @@ _CASED_LETTERS = (
 _CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 
 
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_KIMI_START, _KIMI_END = "[^\r\n\\p{L}\\p{N}]?", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+
+
 def _isolated(*regexes: str) -> tuple[Step, ...]:
     return (*(("split", regex, "Isolated") for regex in regexes), ("bytes",))
 
@@ -129,7 +134,24 @@ KNOWN: tuple[PreTokenizer, ...] = (
         ),
     ),
     PreTokenizer("gpt-2", _isolated(GPT2_REGEX)),
+    PreTokenizer(
+        "kimi-k2",  # Kimi K2, K2.5, Kimi-VL, Moonlight
+        _isolated(
+            rf"[\p{{Han}}]+|{_KIMI_START}{_UPPER}*{_LOWER}+{_KIMI_END}|{_KIMI_START}{_UPPER}+{_LOWER}*{_KIMI_END}"
+            "|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
+        ),
+    ),
 )
+
+SAME_CUTTING: Mapping[str, str] = {"glm4": "llama-bpe", "gigachat": "gpt-2"}
+"""Other names of llama.cpp's -> the one in KNOWN that cuts alike."""
+
+
+def find_known(name: object) -> PreTokenizer | None:
+    """Return the pipeline that llama.cpp calls `name`, None for one whose steps are not in KNOWN."""
+    same = SAME_CUTTING.get(name, name) if isinstance(name, str) else None
+    return next((known for known in KNOWN if known.name == same), None)
+
 
 # Every name that llama.cpp's vocabulary loader accepts for a byte-level BPE.
 NAMES: tuple[str, ...] = (

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.checkpoint.json_files import read_json_object_if_there
+from convert.tokenizer.habits import NO_HABITS, Habits
 from convert.tokenizer.vocab_bpe import SPECIAL_KINDS, added_tokens_in
 from gguf_tools.errors import BadTokenizer
 
@@ -65,6 +66,8 @@ def read_special_tokens(
     tokenizer_config: Mapping[str, Any],
     tokens: Sequence[str],
     default_ids: Mapping[str, int] | None = None,
+    habits: Habits = NO_HABITS,
+    by_name: bool = True,
 ) -> SpecialTokens:
     """Return the special tokens of a checkpoint's folder.
 
@@ -72,6 +75,8 @@ def read_special_tokens(
     tokenizer_json  empty for a SentencePiece vocabulary without one
     tokens          texts by id
     default_ids     what a SentencePiece model says itself, used where nothing else says it
+    habits          of the model's family
+    by_name         look names of special tokens up among `tokens`, too
     raises          BadTokenizer when a side file is no JSON
     """
     named = _Named({kind: text for kind in SPECIAL_KINDS if (text := _text(tokenizer_config, kind))}, {})
@@ -87,7 +92,10 @@ def read_special_tokens(
         elif kind == "TemplateProcessing":
             named = _after_template(named, processor)
     adds, add_notes = _adds(named, tokenizer_config, byte_level)
-    ids, id_notes = _ids(folder, named, config, tokenizer_json, tokens, default_ids or {})
+    named_tokens = {text: token_id for token_id, text in reversed(list(enumerate(tokens)))} if by_name else {}
+    ids, id_notes = _ids(
+        folder, named, config, tokenizer_json, named_tokens, len(tokens), default_ids or {}, habits
+    )
     return SpecialTokens(ids, adds, (*named.notes, *add_notes, *id_notes))
 
 
@@ -211,8 +219,10 @@ def _ids(
     named: _Named,
     config: Mapping[str, Any],
     tokenizer_json: Mapping[str, Any],
-    tokens: Sequence[str],
+    id_of: Mapping[str, int],
+    n_tokens: int,
     default_ids: Mapping[str, int],
+    habits: Habits,
 ) -> tuple[dict[str, int], list[str]]:
     generation_config: dict[str, Any] = {}
     with suppress(BadTokenizer):  # a broken one is reported with the sampling settings, which it is for
@@ -220,12 +230,12 @@ def _ids(
     special_tokens_map = read_json_object_if_there(folder / "special_tokens_map.json", BadTokenizer)
     added = added_tokens_in(folder / "tokenizer.json", tokenizer_json)
     id_of_added: dict[str | None, int] = dict(reversed(added))
-    id_of = {text: token_id for token_id, text in reversed(list(enumerate(tokens)))}
 
     sources: tuple[tuple[str, dict[str, Any]], ...] = (
         ("tokenizer_config.json", {kind: id_of_added.get(named.text(kind)) for kind in named.kinds}),
         ("config.json", {kind: config.get(f"{kind}_token_id") for kind in named.kinds}),
         ("tokenizer_config.json", {kind: id_of.get(named.text(kind) or "") for kind in named.kinds}),
+        ("tokenizer.json", {kind: id_of_added.get(text) for kind, text in habits.special_tokens.items()}),
         (
             "special_tokens_map.json",
             {kind: id_of.get(_text(special_tokens_map, kind) or "") for kind in named.kinds},
@@ -240,10 +250,10 @@ def _ids(
         for kind, token_id in candidates.items():
             if kind in ids or not isinstance(token_id, int):
                 continue
-            if 0 <= token_id < len(tokens):
+            if 0 <= token_id < n_tokens:
                 ids[kind] = token_id
             else:
-                notes.append(f"{file_name}: {kind} token id {token_id} is none of {len(tokens)}: left out")
+                notes.append(f"{file_name}: {kind} token id {token_id} is none of {n_tokens}: left out")
     notes += [f"no {kind} token found in {folder}" for kind in ("bos", "eos") if kind not in ids]
     return ids, notes
 

@@ -1,6 +1,7 @@
 """Turns a checkpoint's tokenizer into GGUF metadata, the keys tokenizer.*.
 
     tokenizer.json, a byte-level BPE     -> tokenizer.ggml.model "gpt2", merges, a named pre-tokenizer
+    tiktoken.model of Kimi               -> the same, with merges made of its ranks
     tokenizer.model, a SentencePiece BPE -> tokenizer.ggml.model "llama", scores
 
 Everything is read as data (JSON, protocol buffer); no code of the checkpoint's is ever run.
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from convert.checkpoint.json_files import read_json_object_if_there
+from convert.tokenizer import vocab_tiktoken
 from convert.tokenizer.chat_templates import ChatTemplates, read_chat_templates
+from convert.tokenizer.habits import NO_HABITS, Habits
 from convert.tokenizer.pretokenizers import find_pre_tokenizer
 from convert.tokenizer.special_tokens import SpecialTokens, read_special_tokens
 from convert.tokenizer.vocab import MAX_VOCAB, Vocab
@@ -99,11 +102,18 @@ class Tokenizer:
             yield keys.TOKENIZER_ADD_PREFIX, Value.bool_(self.add_space_prefix)
 
 
-def read_tokenizer(folder: Path, config: Mapping[str, Any], *, pre_tokenizer: str | None = None) -> Tokenizer:
+def read_tokenizer(
+    folder: Path,
+    config: Mapping[str, Any],
+    *,
+    pre_tokenizer: str | None = None,
+    habits: Habits = NO_HABITS,
+) -> Tokenizer:
     """Return the tokenizer in a checkpoint's folder.
 
     config         config.json, for vocab_size and special token ids
     pre_tokenizer  name of llama.cpp's pre-tokenizer, in place of recognising it
+    habits         of the model's family
     raises         BadTokenizer when the files are missing, damaged, or ask for what llama.cpp can't do;
                    BadRequest when pre_tokenizer is given and there is nothing it could apply to
     """
@@ -113,12 +123,16 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], *, pre_tokenizer: st
     tokenizer_json = read_json_object_if_there(json_path, BadTokenizer)
     if is_byte_level_bpe(tokenizer_json):
         return _read_byte_level(
-            json_path, config, tokenizer_json, tokenizer_config, vocab_size, pre_tokenizer
+            json_path, config, tokenizer_json, tokenizer_config, vocab_size, pre_tokenizer, habits
         )
     if model_path.is_file():
         if pre_tokenizer is not None:
             raise BadRequest(f"--pre-tokenizer {pre_tokenizer}: {model_path} (SentencePiece) has none")
         return _read_sentencepiece(model_path, config, tokenizer_json, tokenizer_config, vocab_size)
+    if habits.tiktoken and not tokenizer_json and (folder / vocab_tiktoken.FILE_NAME).is_file():
+        return _read_tiktoken(
+            folder / vocab_tiktoken.FILE_NAME, config, tokenizer_config, vocab_size, pre_tokenizer
+        )
     if tokenizer_json:
         model = tokenizer_json.get("model")
         kind = "none"
@@ -150,6 +164,7 @@ def _read_byte_level(
     tokenizer_config: Mapping[str, Any],
     vocab_size: int | None,
     pre_tokenizer: str | None,
+    habits: Habits,
 ) -> Tokenizer:
     special_tokens_map = read_json_object_if_there(path.with_name("special_tokens_map.json"), BadTokenizer)
     vocab = read_bpe_vocab(path, tokenizer_json, tokenizer_config, special_tokens_map, vocab_size)
@@ -159,19 +174,43 @@ def _read_byte_level(
         ignore_merges=bool(tokenizer_json["model"].get("ignore_merges")),
         name=pre_tokenizer,
     )
-    special = read_special_tokens(path.parent, config, tokenizer_json, tokenizer_config, vocab.tokens)
+    special = read_special_tokens(
+        path.parent, config, tokenizer_json, tokenizer_config, vocab.tokens, habits=habits
+    )
     templates = read_chat_templates(path.parent, tokenizer_config)
     normalizers = list(_flat(tokenizer_json.get("normalizer")))
     lost = [str(normalizer.get("type")) for normalizer in normalizers]
     notes = [f"normalizer {name} is not applied: llama.cpp's BPE takes text as it is" for name in lost]
     return Tokenizer(
         model="gpt2",
-        pre=pre,
+        pre=pre if pre_tokenizer else habits.pre_tokenizers.get(pre, pre),
         vocab=vocab,
         special=special,
         chat_templates=templates,
         normalizer=_normalizer_settings(normalizers),
         notes=(*vocab.notes, *special.notes, *templates.notes, *notes),
+    )
+
+
+def _read_tiktoken(
+    path: Path,
+    config: Mapping[str, Any],
+    tokenizer_config: Mapping[str, Any],
+    vocab_size: int | None,
+    pre_tokenizer: str | None,
+) -> Tokenizer:
+    if pre_tokenizer not in (None, vocab_tiktoken.PRE_TOKENIZER):
+        raise BadRequest(f"--pre-tokenizer {pre_tokenizer}: that of {path} is {vocab_tiktoken.PRE_TOKENIZER}")
+    vocab = vocab_tiktoken.read_tiktoken_vocab(path, tokenizer_config, vocab_size)
+    special = read_special_tokens(path.parent, config, {}, tokenizer_config, vocab.tokens, by_name=False)
+    templates = read_chat_templates(path.parent, tokenizer_config)
+    return Tokenizer(
+        model="gpt2",
+        pre=vocab_tiktoken.PRE_TOKENIZER,
+        vocab=vocab,
+        special=special,
+        chat_templates=templates,
+        notes=(*vocab.notes, *special.notes, *templates.notes),
     )
 
 

@@ -1,22 +1,12 @@
-"""DeepseekConfig: what config.json says about a DeepSeek V2 or V3 model, checked and complete.
+"""DeepseekConfig: what config.json says about a DeepSeek V2 or V3 model or a relative, checked and complete.
 
 Two spellings are read: `rope_scaling` with `type` and `rope_theta` beside it (the published models), and
 `rope_parameters` with `rope_type` and `rope_theta` inside it (transformers 5). Where both stand,
 transformers takes `rope_scaling`, and so do we.
 
 A missing size is an error. Where config.json doesn't say how the model computes, it computes as
-transformers does for that architecture:
-
-                          DeepseekV2ForCausalLM        DeepseekV3ForCausalLM
-    scoring_func          softmax                      sigmoid
-    topk_method           greedy                       noaux_tc (the selection bias picks, the score weighs)
-    norm_topk_prob        not used, never normalised   true
-    routed_scaling_factor 1.0                          2.5
-    n_group, topk_group   none                         8, 4
-    first_k_dense_replace 0                            3
-
-A value that the architecture doesn't compute with (softmax for V3, say) is an error: transformers would
-ignore it, and no GGUF key can express what was meant.
+transformers does for that architecture: SILENCES. A value that the architecture doesn't compute with
+(softmax for V3, say) is an error: transformers would ignore it, and no GGUF key can express what was meant.
 """
 
 from __future__ import annotations
@@ -32,6 +22,51 @@ from gguf_tools.errors import BadConfig, UnsupportedCheckpoint
 
 V2 = "DeepseekV2ForCausalLM"
 V3 = "DeepseekV3ForCausalLM"
+GLM_LITE = "Glm4MoeLiteForCausalLM"
+YOUTU = "YoutuForCausalLM"
+KIMI_VL = "KimiVLForConditionalGeneration"
+KIMI_K25 = "KimiK25ForConditionalGeneration"
+V32 = "DeepseekV32ForCausalLM"
+GLM_DSA = "GlmMoeDsaForCausalLM"
+
+
+@dataclass(frozen=True)
+class Silence:
+    """How an architecture computes where config.json doesn't say.
+
+    scoring, methods  possible values of scoring_func and topk_method, the default first. noaux_tc: a bias
+                      takes part in the choice of experts, and their scores weigh them
+    normalises        whether norm_topk_prob counts; it is true where it is missing
+    scale             routed_scaling_factor
+    groups            n_group and topk_group
+    dense             first_k_dense_replace
+    experts           False for a model that may have none at all
+    eps               rms_norm_eps
+    tied              tie_word_embeddings
+    """
+
+    scoring: tuple[str, ...] = ("sigmoid",)
+    methods: tuple[str, ...] = ("noaux_tc",)
+    normalises: bool = True
+    scale: float = 2.5
+    groups: tuple[int, int] | None = (8, 4)
+    dense: int = 3
+    experts: bool = True
+    eps: float = 1e-6
+    tied: bool = False
+
+
+SILENCES: Mapping[str, Silence] = {
+    V2: Silence(("softmax",), ("greedy", "group_limited_greedy"), False, 1.0, None, 0),
+    V3: Silence(),
+    KIMI_VL: Silence(),
+    KIMI_K25: Silence(),
+    GLM_LITE: Silence(scale=1.8, groups=(1, 1), dense=1, eps=1e-5),
+    YOUTU: Silence(experts=False, tied=True),
+    V32: Silence(),
+    GLM_DSA: Silence(groups=(1, 1), eps=1e-5),
+}
+"""Architecture -> its defaults: those of transformers' classes (5.23), and for Kimi, which has none, V3's."""
 
 _FIXED: Mapping[str, tuple[Any, str]] = {
     "hidden_act": ("silu", "llama.cpp's deepseek2 has no other activation"),
@@ -79,12 +114,15 @@ def _mscale(factor: float, weight: float) -> float:
 class DeepseekConfig:
     """What a model is made of and how it computes; names as in config.json.
 
-    architecture     V2 or V3
+    architecture     one of SILENCES
     q_lora_rank      None when queries are not compressed
+    n_routed_experts 0 for a model whose layers are all dense
     n_group          None when experts are not grouped
     norm_topk_prob   whether the model normalises the weights of the chosen experts (never for V2)
     norm_requested   what config.json says about it, whether or not the architecture obeys
     yarn             None for plain RoPE
+    lengths_first    whether llama.cpp's converter sees a head_dim: it writes the lengths of keys and values
+                     among the first keys then
     """
 
     architecture: str
@@ -116,6 +154,7 @@ class DeepseekConfig:
     yarn: Yarn | None
     tie_word_embeddings: bool
     num_nextn_predict_layers: int
+    lengths_first: bool = True
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], path: str | Path = "config.json") -> DeepseekConfig:
@@ -125,8 +164,8 @@ class DeepseekConfig:
                 UnsupportedCheckpoint for what llama.cpp's deepseek2 does not compute
         """
         read = ConfigReader(raw, path)
-        architecture = read.architecture((V2, V3))
-        is_v3 = architecture == V3
+        architecture = read.architecture(SILENCES)
+        silence = SILENCES[architecture]
         for key, (value, why) in _FIXED.items():
             read.fixed(key, value, why)
         heads = read.size("num_attention_heads")
@@ -134,21 +173,23 @@ class DeepseekConfig:
             raise read.bad(
                 "num_key_value_heads", f"{heads} (num_attention_heads): every head has keys of its own"
             )
-        n_experts = read.size("n_routed_experts", most=MAX_EXPERTS)
-        norm_requested = read.flag("norm_topk_prob", is_v3)
+        has_experts = silence.experts or raw.get("n_routed_experts") is not None
+        n_experts = read.size("n_routed_experts", most=MAX_EXPERTS) if has_experts else 0
+        norm_requested = has_experts and read.flag("norm_topk_prob", silence.normalises)
         context = read.size("max_position_embeddings")
         theta, yarn = _read_rope(raw, path, context)
         n_layers = read.size("num_hidden_layers", most=MAX_LAYERS)
-        topk_method = read.choice(
-            "topk_method", ("noaux_tc",) if is_v3 else ("greedy", "group_limited_greedy")
-        )
-        n_group, topk_group = _read_groups(read, n_experts, topk_method, is_v3)
+        width = read.size("intermediate_size")
+        topk_method = read.choice("topk_method", silence.methods)
+        n_group, topk_group = None, None
+        if has_experts:
+            n_group, topk_group = _read_groups(read, n_experts, topk_method, silence)
         return cls(
             architecture=architecture,
             vocab_size=read.size("vocab_size"),
             hidden_size=read.size("hidden_size"),
-            intermediate_size=read.size("intermediate_size"),
-            moe_intermediate_size=read.size("moe_intermediate_size"),
+            intermediate_size=width,
+            moe_intermediate_size=read.size("moe_intermediate_size") if has_experts else width,
             num_hidden_layers=n_layers,
             num_attention_heads=heads,
             q_lora_rank=read.size_or_null("q_lora_rank"),
@@ -157,27 +198,29 @@ class DeepseekConfig:
             qk_rope_head_dim=read.size("qk_rope_head_dim"),
             v_head_dim=read.size("v_head_dim"),
             n_routed_experts=n_experts,
-            n_shared_experts=read.size("n_shared_experts"),
-            num_experts_per_tok=read.size("num_experts_per_tok", most=n_experts),
-            first_k_dense_replace=read.size("first_k_dense_replace", 3 if is_v3 else 0, least=0),
+            n_shared_experts=read.size("n_shared_experts") if has_experts else 0,
+            num_experts_per_tok=read.size("num_experts_per_tok", most=n_experts) if has_experts else 0,
+            first_k_dense_replace=_n_dense(read, n_layers, silence) if has_experts else n_layers,
             n_group=n_group,
             topk_group=topk_group,
             topk_method=topk_method,
-            scoring_func=read.choice("scoring_func", ("sigmoid",) if is_v3 else ("softmax",)),
-            norm_topk_prob=is_v3 and norm_requested,
+            scoring_func=read.choice("scoring_func", silence.scoring),
+            norm_topk_prob=silence.normalises and norm_requested,
             norm_requested=norm_requested,
-            routed_scaling_factor=read.number("routed_scaling_factor", 2.5 if is_v3 else 1.0),
-            rms_norm_eps=read.number("rms_norm_eps", 1e-6),
+            routed_scaling_factor=read.number("routed_scaling_factor", silence.scale),
+            rms_norm_eps=read.number("rms_norm_eps", silence.eps),
             max_position_embeddings=context,
             rope_theta=theta,
             yarn=yarn,
-            tie_word_embeddings=read.flag("tie_word_embeddings", False),
+            tie_word_embeddings=read.flag("tie_word_embeddings", silence.tied),
             num_nextn_predict_layers=read.size(
                 "num_mtp_layers" if "num_mtp_layers" in raw else "num_nextn_predict_layers",
                 0,
                 least=0,
                 most=MAX_LAYERS,
             ),
+            # transformers 4.57, which that converter reads config.json with, knows these two alone.
+            lengths_first="head_dim" in raw or raw.get("model_type") in ("deepseek_v2", "deepseek_v3"),
         )
 
     @property
@@ -228,16 +271,28 @@ class DeepseekConfig:
         return self.n_group, self.topk_group
 
 
+def _n_dense(read: ConfigReader, n_layers: int, silence: Silence) -> int:
+    """Return how many leading layers are dense, from either spelling."""
+    kinds = read.raw.get("mlp_layer_types")
+    if kinds is None or read.raw.get("first_k_dense_replace") is not None:
+        return read.size("first_k_dense_replace", silence.dense, least=0)
+    n_dense = kinds.count("dense") if isinstance(kinds, list) else 0
+    if kinds != ["dense"] * n_dense + ["sparse"] * (n_layers - n_dense):
+        raise read.bad("mlp_layer_types", f"'dense' for the first layers, then 'sparse', {n_layers} in all")
+    return n_dense
+
+
 def _read_groups(
-    read: ConfigReader, n_experts: int, method: str, is_v3: bool
+    read: ConfigReader, n_experts: int, method: str, silence: Silence
 ) -> tuple[int | None, int | None]:
     """Return n_group and topk_group, both or neither, after checking that experts divide into them."""
-    n_group = read.size_or_null("n_group", 8 if is_v3 else None)
-    topk_group = read.size_or_null("topk_group", 4 if is_v3 else None)
+    default_group, default_topk = silence.groups or (None, None)
+    n_group = read.size_or_null("n_group", default_group)
+    topk_group = read.size_or_null("topk_group", default_topk)
     if method == "greedy":
         return (n_group, topk_group) if n_group and topk_group else (None, None)
     # noaux_tc adds up the two best experts of a group, so it needs two in each.
-    least = 2 if is_v3 and n_group != 1 else 1
+    least = 2 if method == "noaux_tc" and n_group != 1 else 1
     if n_group is None or n_experts % n_group or n_experts // n_group < least:
         raise read.bad(
             "n_group", f"a divisor of n_routed_experts ({n_experts}) with {least} or more experts a group"

@@ -68,6 +68,14 @@ def _value_length(config: DeepseekConfig, options: Options) -> int:
     return config.v_head_dim if _uncompressed(options) else config.kv_lora_rank
 
 
+def _gating(config: DeepseekConfig, options: Options) -> int | None:
+    return GATING_FUNCTIONS[config.scoring_func] if config.n_routed_experts else None
+
+
+def _scale(config: DeepseekConfig, options: Options) -> float | None:
+    return config.routed_scaling_factor if config.n_routed_experts else None
+
+
 def _log_multiplier(config: DeepseekConfig, options: Options) -> float | None:
     """Return a tenth of mscale_all_dim; the loader multiplies by ten again."""
     if config.yarn is None or config.yarn.mscale_all_dim is None:
@@ -92,23 +100,25 @@ METADATA: tuple[Key, ...] = (
     Key(keys.ROPE_SCALING_YARN_BETA_SLOW, _f32, lambda c, o: c.yarn and c.yarn.beta_slow),
     Key(keys.ROPE_FREQ_BASE, _f32, lambda c, o: c.rope_theta),
     Key(keys.LAYERNORM_RMS_EPS, _f32, lambda c, o: c.rms_norm_eps),
-    Key(keys.EXPERT_COUNT, _u32, lambda c, o: c.n_routed_experts),
-    Key(keys.EXPERT_USED_COUNT, _u32, lambda c, o: c.num_experts_per_tok),
+    Key(keys.EXPERT_COUNT, _u32, lambda c, o: c.n_routed_experts or None),
+    Key(keys.EXPERT_USED_COUNT, _u32, lambda c, o: c.num_experts_per_tok or None),
     Key(keys.EXPERT_GROUP_COUNT, _u32, lambda c, o: c.expert_groups and c.expert_groups[0]),
     Key(keys.EXPERT_GROUP_USED_COUNT, _u32, lambda c, o: c.expert_groups and c.expert_groups[1]),
-    Key(keys.EXPERT_GATING_FUNC, _u32, lambda c, o: GATING_FUNCTIONS[c.scoring_func]),
-    Key(keys.KEY_LENGTH, _u32, _key_length),
-    Key(keys.VALUE_LENGTH, _u32, _value_length),
+    Key(keys.EXPERT_GATING_FUNC, _u32, _gating),
+    Key(keys.KEY_LENGTH, _u32, lambda c, o: _key_length(c, o) if c.lengths_first else None),
+    Key(keys.VALUE_LENGTH, _u32, lambda c, o: _value_length(c, o) if c.lengths_first else None),
     Key(keys.LEADING_DENSE_BLOCK_COUNT, _u32, lambda c, o: c.first_k_dense_replace),
     Key(keys.VOCAB_SIZE, _u32, lambda c, o: c.vocab_size),
     Key(keys.Q_LORA_RANK, _u32, lambda c, o: c.q_lora_rank),
     Key(keys.KV_LORA_RANK, _u32, lambda c, o: c.kv_lora_rank),
+    Key(keys.KEY_LENGTH, _u32, lambda c, o: None if c.lengths_first else _key_length(c, o)),
+    Key(keys.VALUE_LENGTH, _u32, lambda c, o: None if c.lengths_first else _value_length(c, o)),
     # These two tell llama.cpp that the heads are compressed.
     Key(keys.KEY_LENGTH_MLA, _u32, lambda c, o: None if _uncompressed(o) else c.qk_head_dim),
     Key(keys.VALUE_LENGTH_MLA, _u32, lambda c, o: None if _uncompressed(o) else c.v_head_dim),
     Key(keys.EXPERT_FEED_FORWARD_LENGTH, _u32, lambda c, o: c.moe_intermediate_size),
     Key(keys.EXPERT_SHARED_COUNT, _u32, lambda c, o: c.n_shared_experts),
-    Key(keys.EXPERT_WEIGHTS_SCALE, _f32, lambda c, o: c.routed_scaling_factor),
+    Key(keys.EXPERT_WEIGHTS_SCALE, _f32, _scale),
     Key(keys.EXPERT_WEIGHTS_NORM, _bool, _norm),
     Key(keys.ROPE_DIMENSION_COUNT, _u32, lambda c, o: c.qk_rope_head_dim),
     Key(keys.ROPE_SCALING_YARN_LOG_MUL, _f32, _log_multiplier),

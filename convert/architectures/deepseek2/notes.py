@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from convert.architectures.deepseek2.config import DeepseekConfig
+from convert.architectures.deepseek2.config import GLM_LITE, DeepseekConfig
 from convert.architectures.deepseek2.options import Options
 from gguf_tools.errors import BadRequest
 
@@ -10,7 +10,8 @@ from gguf_tools.errors import BadRequest
 def notes(config: DeepseekConfig, options: Options) -> tuple[str, ...]:
     """Return a note for each way in which llama.cpp won't load this model or computes something else."""
     return tuple(note for note in (
-        _lite_note(config), _group_note(config), _norm_note(config), _yarn_note(config), _eps_note(config)
+        _lite_note(config), _group_note(config), _norm_note(config), _yarn_note(config), _beta_note(config),
+        _eps_note(config), _gating_note(config),
     ) if note)  # fmt: skip
 
 
@@ -59,12 +60,34 @@ def _yarn_note(config: DeepseekConfig) -> str | None:
     )
 
 
+def _beta_note(config: DeepseekConfig) -> str | None:
+    # The loader reads the two keys for a few other architectures only (llama-model.cpp, load_hparams).
+    yarn = config.yarn
+    if yarn is None or (yarn.beta_fast, yarn.beta_slow) == (32.0, 1.0):
+        return None
+    fast = f" --yarn-beta-fast {yarn.beta_fast:g}" if yarn.beta_fast != 32.0 else ""
+    slow = f" --yarn-beta-slow {yarn.beta_slow:g}" if yarn.beta_slow != 1.0 else ""
+    return (
+        f"YaRN with beta_fast {yarn.beta_fast:g} and beta_slow {yarn.beta_slow:g}: llama.cpp takes them for"
+        f" 32 and 1 whatever the file says, which gives other logits; run it with{fast}{slow}"
+    )
+
+
 def _eps_note(config: DeepseekConfig) -> str | None:
     if config.rms_norm_eps == 1e-6:
         return None
     return (
         f"rms_norm_eps is {config.rms_norm_eps:g}: the original norms its compressed queries and keys with"
         " 1e-06, llama.cpp with this one"
+    )
+
+
+def _gating_note(config: DeepseekConfig) -> str | None:
+    if config.architecture != GLM_LITE:
+        return None
+    return (
+        f"expert_gating_func is written ({config.scoring_func}), which llama.cpp's converter leaves out: its"
+        " files are read as softmax unless they have the size of GLM-4.7-Flash"
     )
 
 

@@ -9,8 +9,8 @@ from gguf_tools.errors import BadRequest
 from quantize.mla_layout.names import LAYOUTS, MLALayout
 
 _MTP_HELP = (
-    "keep the multi-token-prediction layers, which are left out otherwise (in convert_hf_to_gguf.py, --mtp"
-    " writes these layers alone, to a file of their own)"
+    "keep the multi-token-prediction layers; without a word, as convert_hf_to_gguf.py: kept for GLM and for"
+    " DeepSeek V3.2 (its own --mtp writes these layers alone, to a file of their own)"
 )
 
 
@@ -21,11 +21,11 @@ class Options:
     mla  "split"  attn_k_b and attn_v_b, a matrix per head: what llama.cpp wants
          "both"   attn_kv_b as well, all three as one matrix: what ik_llama.cpp wants
          "none"   only attn_kv_b: plain attention, with its large cache
-    mtp  keep the multi-token-prediction layers
+    mtp  keep the multi-token-prediction layers; None: as llama.cpp's converter does for the model
     """
 
     mla: Annotated[MLALayout, "layout of attention (default: split)"] = "split"
-    mtp: Annotated[bool, _MTP_HELP] = False
+    mtp: Annotated[bool | None, _MTP_HELP] = None
 
     def __post_init__(self) -> None:
         if self.mla not in LAYOUTS:

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from dataclasses import replace
 
-from convert.architectures.deepseek2.config import DeepseekConfig
+from convert.architectures.deepseek2.config import GLM_DSA, GLM_LITE, V32, DeepseekConfig
 from convert.architectures.deepseek2.options import Options
 from convert.architectures.rules import Where
+
+KEEPS_MTP = (GLM_LITE, GLM_DSA, V32)
+"""Architectures whose multi-token-prediction layers llama.cpp's converter keeps."""
+
+
+def settle(config: DeepseekConfig, options: Options, names: Container[str] | None) -> Options:
+    """Return `options` with mtp decided: by the user, else by architecture, if the checkpoint has the layer.
+
+    names  of the checkpoint's weights; None where they aren't known, which counts as having them
+    """
+    if options.mtp is not None:
+        return options
+    norm = f"model.layers.{config.num_hidden_layers}.input_layernorm.weight"
+    there = config.num_nextn_predict_layers > 0 and (names is None or norm in names)
+    return replace(options, mtp=there and config.architecture in KEEPS_MTP)
 
 
 def once(config: DeepseekConfig, options: Options) -> Iterable[int | None]:

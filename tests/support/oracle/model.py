@@ -127,10 +127,13 @@ class Model:
             library().llama_model_free(self._model)
             self._model = None
 
-    def logits(self, token_ids: Sequence[int], *, n_threads: int = 2) -> npt.NDArray[np.float32]:
+    def logits(
+        self, token_ids: Sequence[int], *, n_threads: int = 2, yarn_beta_fast: float | None = None
+    ) -> npt.NDArray[np.float32]:
         """Return the logits after each token, float32 (n_tokens, n_vocab).
 
         The cache is float32 and attention is the plain one: llama.cpp at its most exact.
+        yarn_beta_fast  as --yarn-beta-fast, in place of the model's
         """
         lib = library()
         n_tokens = len(token_ids)
@@ -139,6 +142,8 @@ class Model:
         params.n_threads = params.n_threads_batch = n_threads
         params.flash_attn_type = 0
         params.type_k = params.type_v = 0
+        if yarn_beta_fast is not None:
+            params.yarn_beta_fast = yarn_beta_fast
         context = lib.llama_init_from_model(self._model, params)
         if not context:
             raise RuntimeError(f"llama.cpp can't make a context: {''.join(LOG[-10:]).strip()}")

@@ -1,0 +1,141 @@
+"""Reads the vocabulary of Kimi models out of tiktoken.model, and makes the merges that it doesn't have.
+
+The file has lines `BASE64 RANK`: the bytes of the n tokens of the vocabulary, in the order of their ids. The
+code beside it, which is not run, adds SPECIAL_TOKENS tokens behind them. tokenizer_config.json names some
+(`added_tokens_decoder`); the others are called <|reserved_token_ID|>.
+
+tiktoken merges the neighbours whose bytes together have the lowest rank; a GGUF file lists pairs of tokens.
+The pair of a token is what remains of its bytes once all merges of lower rank are done. A token for which
+other than two parts remain can't be made by merging.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from convert.checkpoint.small_files import read_small_file
+from convert.tokenizer.byte_alphabet import spelled
+from convert.tokenizer.vocab import MAX_VOCAB, TokenType, Vocab, added_tokens_of, pad_text
+from gguf_tools.errors import BadTokenizer
+from gguf_tools.text import quoted, shown
+
+FILE_NAME = "tiktoken.model"
+PRE_TOKENIZER = "kimi-k2"
+TOKENIZER_CLASS = "TikTokenTokenizer"
+SPECIAL_TOKENS = 256 + 2
+"""Number of special tokens (num_reserved_special_tokens + 2 of tokenization_kimi.py). Kimi's embedding has no
+rows for the last two."""
+
+MAX_BYTES = 16 << 20
+MAX_TOKEN = 1024
+"""Maximum length of a token in bytes; Kimi's longest has 128. Time for its merges grows with the square."""
+
+
+def read_tiktoken_vocab(path: Path, tokenizer_config: Mapping[str, Any], vocab_size: int | None) -> Vocab:
+    """Return the vocabulary, padded to `vocab_size` with unused tokens.
+
+    path        the tiktoken.model, whose folder is tokenizer_config.json's
+    vocab_size  rows of the embedding; None for as many as there are tokens
+    raises      BadTokenizer for another program's file, a damaged one, or one with more tokens than rows
+    """
+    config_path = path.with_name("tokenizer_config.json")
+    program = tokenizer_config.get("tokenizer_class", TOKENIZER_CLASS)
+    if program != TOKENIZER_CLASS:
+        raise BadTokenizer(
+            f"{config_path}: tokenizer_class is {shown(repr(program))}, expected {TOKENIZER_CLASS!r}: how"
+            f" another one uses {FILE_NAME} is not known"
+        )
+    ranks = read_ranks(path)
+    n_base = len(ranks)
+    n_rows = n_base + SPECIAL_TOKENS if vocab_size is None else vocab_size
+    if n_rows < n_base:
+        raise BadTokenizer(f"{path}: {n_base} tokens, but config.json says vocab_size {n_rows}")
+    names, notes = _special_names(config_path, tokenizer_config, n_base, n_rows)
+    tokens = [*map(spelled, ranks), *names]
+    types = [TokenType.NORMAL] * n_base + [TokenType.CONTROL] * len(names)
+    n_empty = n_rows - len(tokens)
+    if n_empty:
+        notes.append(f"{n_empty} rows of the embedding have no token: written as [PADn]")
+        tokens += map(pad_text, range(len(tokens), n_rows))
+        types += [TokenType.UNUSED] * n_empty
+    return Vocab(tuple(tokens), tuple(types), merges_of(ranks), notes=tuple(notes))
+
+
+def _special_names(
+    path: Path, tokenizer_config: Mapping[str, Any], n_base: int, n_rows: int
+) -> tuple[list[str], list[str]]:
+    """Return the names of the special tokens that have a row, and a note for each named one without."""
+    last = min(n_rows, n_base + SPECIAL_TOKENS)
+    names = [f"<|reserved_token_{token_id}|>" for token_id in range(n_base, last)]
+    notes: list[str] = []
+    for token_id, text, _ in added_tokens_of(path, tokenizer_config):
+        if token_id < n_base:
+            raise BadTokenizer(
+                f"{path}: added token {quoted(text)} has id {token_id}, expected {n_base} or more:"
+                f" {FILE_NAME} has {n_base} tokens"
+            )
+        if token_id < last:
+            names[token_id - n_base] = text
+        else:
+            notes.append(f"{path.name}: token {quoted(text)} has no row in the embedding: left out")
+    return names, notes
+
+
+def read_ranks(path: Path) -> tuple[bytes, ...]:
+    """Return the tokens' bytes in the order of their ranks, which must be 0, 1, 2 ...
+
+    raises  BadTokenizer naming the line
+    """
+    tokens: list[bytes] = []
+    for number, line in enumerate(read_small_file(path, MAX_BYTES, BadTokenizer).splitlines(), 1):
+        if not line.strip():
+            continue
+        fields = line.split()
+        try:
+            token, rank = binascii.a2b_base64(fields[0], strict_mode=True), int(fields[1])
+        except (ValueError, IndexError) as cause:
+            found = shown(repr(line))
+            raise BadTokenizer(f"{path}: line {number} is {found}, expected BASE64 RANK") from cause
+        if rank != len(tokens) or not 1 <= len(token) <= MAX_TOKEN or len(tokens) == MAX_VOCAB:
+            raise BadTokenizer(
+                f"{path}: line {number}: token of {len(token)} bytes and rank {rank}, expected rank"
+                f" {len(tokens)} and 1 to {MAX_TOKEN} bytes"
+            )
+        tokens.append(token)
+    known = set(tokens)
+    for byte in range(256):
+        if bytes([byte]) not in known:
+            raise BadTokenizer(f"{path}: no token for the byte 0x{byte:02x}; the file is damaged")
+    if len(known) < len(tokens):
+        raise BadTokenizer(
+            f"{path}: {len(tokens) - len(known)} tokens stand there twice; the file is damaged"
+        )
+    return tuple(tokens)
+
+
+def merges_of(ranks: Sequence[bytes]) -> tuple[str, ...]:
+    """Return the merges "left right" that the tokens stand for, in the order of their ranks."""
+    rank_of = {token: rank for rank, token in enumerate(ranks)}
+    merges: list[str] = []
+    for rank, token in enumerate(ranks):
+        if len(token) > 1:
+            parts = _merged(rank_of, token, rank)
+            if len(parts) == 2:
+                merges.append(" ".join(map(spelled, parts)))
+    return tuple(merges)
+
+
+def _merged(rank_of: Mapping[bytes, int], token: bytes, below: int) -> list[bytes]:
+    """Return what is left of the bytes of `token` after all merges whose result has a rank under `below`."""
+    parts = [token[i : i + 1] for i in range(len(token))]
+    while len(parts) > 1:
+        pairs = (rank_of.get(left + right, below) for left, right in pairwise(parts))
+        best, place = min((rank, place) for place, rank in enumerate(pairs))
+        if best >= below:
+            break
+        parts[place : place + 2] = [parts[place] + parts[place + 1]]
+    return parts
