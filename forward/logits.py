@@ -7,7 +7,7 @@ models of the same vocabulary have a divergence: visitors get the slices of all 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -88,6 +88,12 @@ class LogitVisitor(Protocol):
         ...
 
 
+def slices(vocab_size: int) -> Iterator[tuple[int, int]]:
+    """Yield the first row of every slice, and the one behind its last."""
+    for first in range(0, vocab_size, _SLICE_ROWS):
+        yield first, min(vocab_size, first + _SLICE_ROWS)
+
+
 @torch.inference_mode()
 def sweep_vocabulary(
     heads: Sequence[Head], positions: Positions, visitors: Sequence[LogitVisitor], n_workers: int = 1
@@ -112,8 +118,7 @@ def sweep_vocabulary(
         return chunk
 
     with Workers(n_workers) as workers:
-        for first in range(0, sizes[0], _SLICE_ROWS):
-            stop = min(sizes[0], first + _SLICE_ROWS)
+        for first, stop in slices(sizes[0]):
             weights = [head.read(first, stop) for head in heads]
             tasks = ((chunk, first, weights) for chunk in range(positions.n_chunks))
             for chunk in workers.each(take_chunk, tasks):

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ from forward.hidden_states import FileStates, MemoryStates, States, copy
 from forward.layer import Sweep, run_layer
 from forward.load import Loader
 from forward.norm import RMSNorm
-from forward.observe import Observer
+from forward.observe import Arrays, Observer
 from forward.open import ModelSource
 from forward.options import ForwardOptions
 from forward.text import Text
@@ -109,7 +108,10 @@ def forward_pass(
     load, network = source.loader_for(options), source.network
     with ExitStack() as opened:
         n_workers = opened.enter_context(threads_for(text.n_chunks, load.device))
-        states = LayerStates(load, text, network.hidden_size, folder, options.memory_bytes, opened)
+        in_memory = text.inputs.size * network.hidden_size * (8 + load.dtype.itemsize) <= options.memory_bytes
+        size = text.inputs.size, network.hidden_size
+        states = LayerStates(folder, size, load.dtype, in_memory=in_memory, opened=opened)
+        states.begin(lambda first: embed(load, text, first))
         rotate = network.rope.rotation(text.chunk_size, load.device)
         sweep = Sweep(
             build=lambda number: network.build(load, number, rotate),
@@ -126,42 +128,52 @@ def forward_pass(
 class LayerStates:
     """Where hidden states are kept: two sets that change places with each layer, and what experts multiply.
 
-    Within the budget the sets are in memory, and each layer's output is copied to the work folder's files.
-    Above the budget, layers work on those files themselves.
+    In memory, each layer's output is copied to the work folder's files. Else, layers work on those files
+    themselves.
+
+    size   (n_tokens, hidden_size)
+    dtype  of what experts multiply
     """
 
     def __init__(
         self,
-        load: Loader,
-        text: Text,
-        hidden_size: int,
         folder: WorkFolder,
-        memory_bytes: int,
+        size: tuple[int, int],
+        dtype: torch.dtype,
+        *,
+        in_memory: bool,
         opened: ExitStack,
     ) -> None:
-        size = text.inputs.size, hidden_size
-        self.in_memory = prod(size) * (4 + 4 + load.dtype.itemsize) <= memory_bytes
-
-        def file(path: Path, dtype: torch.dtype = torch.float32) -> FileStates:
-            return opened.enter_context(closing(FileStates(path, *size, dtype)))
-
-        self._files = file(folder.hidden_path(0)), file(folder.hidden_path(1))
-        if folder.done < EMBEDDING:
-            embed(load, text, self._files[EMBEDDING % 2])
-            self._files[EMBEDDING % 2].sync()
-            folder.finish_layer(EMBEDDING, {})
-        self._sets: tuple[States, States] = self._files
+        self.in_memory = in_memory
+        self._folder, self._size, self._opened = folder, size, opened
+        self._files: dict[Path, FileStates] = {}
+        self._sets = (MemoryStates(*size), MemoryStates(*size)) if in_memory else None
         self._middle: States
-        if self.in_memory:
-            self._sets = MemoryStates(*size), MemoryStates(*size)
-            self._middle = MemoryStates(*size, load.dtype)
-            copy(self._files[folder.done % 2], self.after(folder.done))
+        if in_memory:
+            self._middle = MemoryStates(*size, dtype)
         else:
-            self._middle = file(folder.middle_path, load.dtype)
+            self._middle = self._open(folder.middle_path, dtype)
+
+    def begin(self, fill: Callable[[States], Arrays]) -> None:
+        """Have `fill` write what the first layer begins with, unless an earlier run has.
+
+        fill  returns what is to be kept beside it in the work folder
+        """
+        if self._folder.done < EMBEDDING:
+            first = self.stored(EMBEDDING)
+            arrays = fill(first)
+            first.sync()
+            self._folder.finish_layer(EMBEDDING, arrays)
+        if self.in_memory:
+            copy(self.stored(self._folder.done), self.after(self._folder.done))
+
+    def stored(self, layer: int) -> FileStates:
+        """Return the file of a layer's output."""
+        return self._open(self._folder.hidden_path(layer), torch.float32)
 
     def after(self, layer: int) -> States:
         """Return where a layer puts its output, float32."""
-        return self._sets[layer % 2]
+        return self.stored(layer) if self._sets is None else self._sets[layer % 2]
 
     def around(self, layer: int) -> tuple[States, States, States]:
         """Return where a layer finds its input, keeps what experts multiply, and puts its output."""
@@ -169,16 +181,26 @@ class LayerStates:
 
     def save(self, layer: int) -> None:
         """See to it that the layer's output is on the disk itself."""
+        stored = self.stored(layer)
         if self.in_memory:
-            copy(self.after(layer), self._files[layer % 2])
-        self._files[layer % 2].sync()
+            copy(self.after(layer), stored)
+        stored.sync()
+
+    def _open(self, path: Path, dtype: torch.dtype) -> FileStates:
+        if path not in self._files:
+            self._files[path] = self._opened.enter_context(closing(FileStates(path, *self._size, dtype)))
+        return self._files[path]
 
 
-def embed(load: Loader, text: Text, states: States) -> None:
-    """Write the embeddings of all tokens to `states`; each chunk reads the rows of its own tokens."""
+def embed(load: Loader, text: Text, states: States) -> Arrays:
+    """Write the embeddings of all tokens to `states`; each chunk reads the rows of its own tokens.
+
+    Returns what there is to keep beside them: nothing.
+    """
     for chunk, tokens in enumerate(text.inputs):
         unique, places = np.unique(tokens, return_inverse=True)
         rows = load.picked_rows(EMBEDDINGS, unique.tolist()).cpu()
         if not bool(torch.isfinite(rows).all()):
             raise BadActivation(f"{EMBEDDINGS}: has NaN or infinity")
         states.write(chunk * text.chunk_size, rows[torch.from_numpy(places)])
+    return {}

@@ -3,6 +3,7 @@
     OUT.work/
       run.json              what decides the run's numbers: model, text, options
       hidden.0, hidden.1    hidden states after the latest even and odd layer
+      hidden.00012          or, where those of all layers are kept, after the layer before 12
       middle                scratch, where hidden states don't fit in memory
       sums.00012.npz        what the observer kept of layer 12; once this file exists, the layer is done
 
@@ -36,13 +37,17 @@ EMBEDDING = -1
 class WorkFolder:
     """An open work folder; no other run can open it until it is closed.
 
-    about   what decides the run's numbers, as JSON data
-    done    the last layer that is done; EMBEDDING - 1 when the embeddings are missing, too
-    raises  BadRequest when another run has the folder open, or began it with another `about`
+    about     what decides the run's numbers, as JSON data
+    keep_all  keep the hidden states after every layer
+    done      the last layer that is done; EMBEDDING - 1 when the embeddings are missing, too
+    raises    BadRequest when another run has the folder open, or began it with another `about`
     """
 
-    def __init__(self, output: Path, about: Mapping[str, Any], *, restart: bool = False) -> None:
+    def __init__(
+        self, output: Path, about: Mapping[str, Any], *, restart: bool = False, keep_all: bool = False
+    ) -> None:
         self.folder = _folder_of(output)
+        self._keep_all = keep_all
         try:
             self.folder.mkdir(parents=False, exist_ok=True)
         except OSError as error:
@@ -77,7 +82,7 @@ class WorkFolder:
 
     def hidden_path(self, layer: int) -> Path:
         """Return where the hidden states after `layer` are."""
-        return self.folder / f"hidden.{layer % 2}"
+        return self.folder / (f"hidden.{layer + 1:05d}" if self._keep_all else f"hidden.{layer % 2}")
 
     @property
     def middle_path(self) -> Path:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,31 +13,14 @@ from imatrix.store import load
 torch = pytest.importorskip("torch")
 
 
-class _AtOnce:
-    """An executor that runs a task when it is submitted: tensors are elsewhere in one thread only."""
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def __enter__(self) -> _AtOnce:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def submit(self, task: Any, *args: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(task(*args))
-        return future
-
-    def shutdown(self, **_: Any) -> None: ...
-
-
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep to one thread, and out of inference mode, which does not know such tensors."""
     from forward import logits, perplexity, run
+    from tests.support.elsewhere import AtOnce
 
     for module in ("forward.workers", "forward.run", "forward.experts"):
-        monkeypatch.setattr(f"{module}.ThreadPoolExecutor", _AtOnce)
+        monkeypatch.setattr(f"{module}.ThreadPoolExecutor", AtOnce)
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
     for module, function in ((run, run.run_layer), (perplexity, logits.sweep_vocabulary)):
         monkeypatch.setattr(module, function.__name__, torch.no_grad()(function.__wrapped__))
@@ -54,7 +35,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_device_gives_the_same(
     options: tuple[str, ...], tiny_folder: Path, calibration: Path, tmp_path: Path
 ) -> None:
-    from tests.imatrix.elsewhere import pretended
+    from tests.support.elsewhere import pretended
 
     words = ["-m", str(tiny_folder), "-f", str(calibration), "-c", "64", "--chunks", "2", *options]
     assert main([*words, "-o", str(tmp_path / "here.gguf"), "--device", "cpu"]) == 0
@@ -69,7 +50,7 @@ def test_another_device_gives_the_same(
 
 
 def test_tensors_elsewhere_do_not_mix_with_those_of_the_cpu() -> None:
-    from tests.imatrix.elsewhere import pretended
+    from tests.support.elsewhere import pretended
 
     with pretended() as device:
         there = torch.ones(2, 2, device=device)

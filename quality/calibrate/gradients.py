@@ -1,0 +1,169 @@
+"""Gradients of a model's predictions, for rounding that knows what its errors do to them.
+
+One forward and one backward pass over a text, layer by layer, with labels drawn from the model's own
+predictions. For every layer the covariances of the gradients at the products of its matrices are kept in a
+work folder, and at the end that of the gradients at the embeddings:
+
+    with open_model(path) as source:
+        text = read_text(text_path, source.vocab(), source.network.vocab_size, cut)
+        with collect_gradients(source, text, output, GradientOptions()) as gradients:
+            layer = gradients.layer(3)                              # read from the folder when it is its turn
+            layer.covariance("blk.3.attn_q_a.weight")               # float64 (n_rows, n_rows)
+            layer.covariance("blk.3.attn_k_b.weight", head)
+            layer.blocks("blk.3.attn_q_b.weight")                   # heads, each with its rows
+            gradients.embedding()                                   # float64 (hidden_size, hidden_size)
+    forget_folders(output)                                          # once nobody needs them
+
+All are sums over the text's tokens. A rounding under them needs no other scale. An interrupted run resumes
+after the last layer that is done, on its way there and on its way back. The same text, seed and model give
+the same numbers for any number of threads.
+
+The output matrix has a covariance as large as the square of the vocabulary, so only its diagonal is kept:
+`output_rows`. The embeddings' covariance belongs to the columns of token_embd: an error e in the row of a
+token costs e G e^T each time that the token is looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from forward.backward import BackwardPass
+from forward.hidden_states import States
+from forward.observe import Arrays
+from forward.open import ModelSource
+from forward.options import ForwardOptions
+from forward.text import Text
+from forward.work_folder import EMBEDDING, WorkFolder
+from quality.calibrate.covariances import BLOCK_ROWS, Covariances, Floats64, LayerGradients
+from quality.calibrate.there_and_back import (
+    forget_folders,
+    refuse_small_disk,
+    state_bytes,
+    there_and_back,
+    what_decides,
+    work_folders,
+)
+from quality.options import NoReport, Reporter
+from quantize.roles import layer_of, tensor_role
+
+__all__ = ["GradientOptions", "Gradients", "collect_gradients", "disk_bytes", "forget_folders"]
+
+
+@dataclass(frozen=True)
+class GradientOptions:
+    """How gradients are collected.
+
+    forward       how the model is computed; `memory_bytes` is for hidden states, and then for gradients
+    seed          decides which labels are drawn
+    expert_bytes  how large, in float32, the covariances of all experts of ffn_gate_exps in a layer may be
+                  together, and those of ffn_up_exps. Larger ones are left out
+    restart       start over instead of resuming
+    """
+
+    forward: ForwardOptions = field(default_factory=ForwardOptions)
+    seed: int = 0
+    expert_bytes: int = 128 << 20
+    restart: bool = False
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Collected gradients, in their work folder.
+
+    n_tokens  how many tokens they are sums over
+    """
+
+    n_layers: int
+    n_tokens: int
+    folder: WorkFolder
+
+    def layer(self, number: int) -> LayerGradients:
+        """Return the covariances of a layer, read from the folder."""
+        return LayerGradients(self.folder.arrays(self.n_layers - 1 - number))
+
+    def embedding(self) -> Floats64:
+        """Return the sum over the tokens of g g^T at the embeddings, float64 (hidden_size, hidden_size)."""
+        covariance: Floats64 = self.folder.arrays(self.n_layers)["covariance"]
+        return covariance
+
+    def token_counts(self) -> npt.NDArray[np.int64]:
+        """Return how often each token of the vocabulary was looked up, int64 (vocab_size,)."""
+        counts: npt.NDArray[np.int64] = self.folder.arrays(self.n_layers)["counts"]
+        return counts
+
+    def output_rows(self) -> Floats64:
+        """Return the sum over the tokens of the squared gradient at each logit, float64 (vocab_size,)."""
+        by_row: Floats64 = self.folder.arrays(EMBEDDING)["by_row"]
+        return by_row
+
+    def mean_loss(self) -> float:
+        """Return the mean of -log p(label) in nats; it comes near the entropy of the predictions."""
+        return float(self.folder.arrays(EMBEDDING)["losses"].mean())
+
+
+@contextmanager
+def collect_gradients(
+    source: ModelSource,
+    text: Text,
+    output: Path,
+    options: GradientOptions,
+    report: Reporter | None = None,
+) -> Iterator[Gradients]:
+    """Give the gradients of `source` on `text`; what an earlier run has left is not computed again.
+
+    output  the file that they are for: their work folders are beside it, until `forget_folders`
+    raises  BadActivation naming layer and tensor for NaN or infinity; OutputError for a disk that is too
+            small, before anything is computed; BadRequest when another run has the folders, or began them
+            with another model, text or options. Finished layers stay for the next run
+    """
+    about = what_decides(source, text, options.forward, options.seed)
+    about |= {"keeps": "covariances", "expert_bytes": options.expert_bytes}
+    with work_folders(output, about, restart=options.restart) as folders:
+        refuse_small_disk(folders, disk_bytes(source, text, options))
+        gradients = Gradients(source.network.n_layers, text.inputs.size, folders.back)
+        if folders.back.done < gradients.n_layers:
+            passes = source, text, options.forward, options.seed, folders, report or NoReport()
+            with there_and_back(*passes) as backward:
+                for _ in backward.layers(lambda layer: Covariances(options.expert_bytes)):
+                    pass
+                backward.finish_embeddings(lambda states: embedding_arrays(backward, states))
+        yield gradients
+
+
+def embedding_arrays(backward: BackwardPass, states: States) -> Arrays:
+    """Return what is kept of the embeddings.
+
+    states  the gradients at the embedding of every token
+    returns covariance, float64 (hidden_size, hidden_size), and counts, int64 (vocab_size,)
+    """
+    forward = backward.forward
+    covariance = np.zeros((states.n_cols, states.n_cols))
+    for start in range(0, states.n_rows, forward.text.chunk_size):
+        rows = states.read(start, start + forward.text.chunk_size).to(forward.load.device)
+        covariance += torch.matmul(rows.T, rows).cpu().numpy()
+    counts = np.bincount(forward.text.inputs.ravel(), minlength=forward.source.network.vocab_size)
+    return {"covariance": covariance, "counts": counts}
+
+
+def disk_bytes(source: ModelSource, text: Text, options: GradientOptions) -> int:
+    """Return what the work folders take on the disk, at most."""
+    total = state_bytes(source, text) + 8 * source.network.hidden_size**2
+    for name, tensor in source.tensors.items():
+        layer, shape = layer_of(name), tensor.shape
+        if layer is None or layer >= source.network.n_layers or tensor_role(name, shape).kept_as is not None:
+            continue
+        n_rows = prod(shape[:-1]) if len(shape) < 3 else shape[1]
+        n_mats = prod(shape[:-1]) // n_rows
+        of_stack = 4 * n_mats * n_rows * min(n_rows, BLOCK_ROWS)
+        if n_mats > 1 and of_stack > options.expert_bytes:
+            of_stack = 4 * n_rows * min(n_rows, BLOCK_ROWS)
+        total += of_stack
+    return total
