@@ -9,6 +9,7 @@ from pathlib import Path
 from quantize.importance import ImportanceFile, Importances
 from quantize.mla_layout.names import MLALayout
 from quantize.plan.decide import PlanOptions
+from quantize.plan.recipe_files import Mixture
 from quantize.run_options import RunChoices
 
 
@@ -17,8 +18,8 @@ class ConvertOptions:
     """What to make of a checkpoint; the defaults are those of the command.
 
     outtype          "f32", "f16", "bf16", "q8_0", or "auto": the checkpoint's own 16-bit type, BF16 for a
-                     quantized checkpoint. Or a file type of the quantizer (Q4_K_M ...) or a recipe file: the
-                     result is that of converting to F32 and quantizing, in one pass
+                     quantized checkpoint. Or a file type of the quantizer (Q4_K_M ...), a recipe file or its
+                     mixture: the result is that of converting to F32 and quantizing, in one pass
     importances      for such a file type: from `imatrix.load`, or a mapping tensor name -> Importance
     types            for such a file type: types set by hand, on top of the recipe file's
     mla              "split" for llama.cpp, "both" for ik_llama.cpp, "none" for plain attention
@@ -39,7 +40,7 @@ class ConvertOptions:
     the family of the checkpoint has not declared is refused.
     """
 
-    outtype: str = "auto"
+    outtype: str | Mixture = "auto"
     importances: ImportanceFile | Importances | None = None
     types: PlanOptions | None = None
     mla: MLALayout | None = None
@@ -66,7 +67,7 @@ class ConvertOptions:
 class ConvertChoices(RunChoices, total=False):
     """The fields of ConvertOptions and RunOptions as keyword arguments."""
 
-    outtype: str
+    outtype: str | Mixture
     importances: ImportanceFile | Importances | None
     types: PlanOptions | None
     mla: MLALayout | None

@@ -151,8 +151,9 @@ def prepare(
         folder, checkpoint.config, pre_tokenizer=options.pre_tokenizer, habits=architecture.habits
     )
     model = _Model(general, conversion.metadata, conversion.architecture.gguf_name, tokenizer)
-    if is_outtype(options.outtype):
-        plan = outtype_plan(infos, resolve_outtype(options.outtype, infos, decoded=weights.is_quantized))
+    outtype = options.outtype
+    if isinstance(outtype, str) and is_outtype(outtype):
+        plan = outtype_plan(infos, resolve_outtype(outtype, infos, decoded=weights.is_quantized))
         metadata: Metadata = model.metadata(plan.file_type)
     else:
         plan, metadata = _one_pass(infos, model, options, allow_problems=allow_problems)
@@ -187,7 +188,7 @@ def _one_pass(
     return decide_file(
         model.metadata(F32.name),
         in_file_order(infos),
-        find_mixture(options.outtype),
+        find_mixture(options.outtype) if isinstance(options.outtype, str) else options.outtype,
         choices,
         allow_problems=allow_problems,
         as_if=F32,
@@ -210,7 +211,8 @@ def prepare_vocab(
     choices = options_of(architecture, options.family_choices, config)
     family = metadata_of(architecture, model_config, architecture.settle(model_config, choices, None))
     model = _Model(general, family, architecture.gguf_name, tokenizer)
-    outtype = options.outtype if is_outtype(options.outtype) else "auto"
+    named = isinstance(options.outtype, str) and is_outtype(options.outtype)
+    outtype = str(options.outtype) if named else "auto"
     plan = outtype_plan((), resolve_outtype(outtype, ()))
     plan = replace(plan, notes=(*general.notes, *tokenizer.notes))
     path = _output_path(folder, outfile, general, plan.file_type, vocab_only=True)

@@ -27,10 +27,12 @@ from quantize.arguments import (
 from quantize.formats import available
 from quantize.plan.recipe_files import is_recipe_file
 from quantize.plan.recipes import ALIASES, RECIPES, find_recipe
+from quantize.size_arguments import add_size_arguments, is_sized
 
 if TYPE_CHECKING:
     from quantize.importance import ImportanceFile
     from quantize.plan.decide import PlanOptions
+    from quantize.plan.recipe_files import Mixture
     from quantize.prepare import Preparation
     from quantize.run import Run
 
@@ -51,6 +53,7 @@ examples:
   quantize --tensor-type ffn_down_exps=Q6_K --tensor-type 'blk\\.[0-3]\\.=Q8_0' in.gguf out.gguf Q4_K_M
   quantize --fallback attn_k_b=Q8_0 in.gguf out.gguf Q4_K_M
   quantize --reuse old.gguf --imatrix new.imatrix in.gguf new.gguf Q4_K_M     only what is made of other data
+  quantize --size 3.4bpw --losses losses.json --imatrix model.imatrix model-bf16.gguf model.gguf
   quantize lint --imatrix model.imatrix mine.yaml model-bf16.gguf
 
 An importance matrix (--imatrix) says which columns of a weight matter. It helps a lot at 1 to 3 bits,
@@ -121,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     add_matrix_arguments(parser)
     add_type_arguments(parser)
     add_requantize_argument(parser)
+    add_size_arguments(parser)
     file = parser.add_argument_group("what goes into the file")
     file.add_argument(
         "--prune-layers", metavar="L0,L1,...", help="leave these layers out and number the rest anew"
@@ -170,16 +174,17 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
     from quantize.report import result_lines
     from quantize.run_options import RunOptions
 
-    source, output, type_, n_threads = _words(args.words, parser)
+    source, output, type_, n_threads = _words(args.words, parser, needs_type=not is_sized(args))
     if args.json and not args.dry_run:
         parser.error("--json prints a plan: it needs --dry-run")
     if source.is_dir() and (args.keep_split or args.override_kv):
         parser.error("--keep-split and --override-kv need a GGUF file; INPUT is a folder")
-    name = find_mixture(type_).name
     plan = _plan_folder if source.is_dir() else _plan_file
     if output is not None and output.exists() and not source.exists():
         raise BadRequest(f"{source}: no such file, while OUTPUT {output} is there; INPUT comes first")
-    with plan(args, source, output, type_) as run:
+    types = _choose_types(args, source, output, type_) if is_sized(args) else type_ or ""
+    name = (find_mixture(types) if isinstance(types, str) else types).name
+    with plan(args, source, output, types) as run:
         if args.dry_run:
             _print_plan(run.preparation, as_json=args.json)
             return
@@ -189,8 +194,34 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
         print(line)
 
 
+def _choose_types(args: argparse.Namespace, source: Path, output: Path | None, type_: str | None) -> Mixture:
+    """Return the mixture for the size that is asked for, after saying what was chosen and why."""
+    from quantize.size_arguments import save_choice, size_request
+    from quantize.sizing import curve, size_mixture, sized_lines
+
+    if type_ is not None and is_recipe_file(type_):
+        raise BadRequest(f"{type_}: a recipe file has its own types; with --size, name a file type or none")
+    request = size_request(args, type_)
+    planned = argparse.Namespace(**{**vars(args), "dry_run": True, "tensor_type": []})
+
+    def planner(mixture: Mixture) -> AbstractContextManager[Run]:
+        return (_plan_folder if source.is_dir() else _plan_file)(planned, source, output, mixture)
+
+    sized = size_mixture(planner, request)
+    if args.curve is not None:
+        from quantize.size_plot import plot_curve
+
+        plot_curve(curve(sized, request, planner), sized, args.curve)
+    if not args.json:
+        for line in sized_lines(sized):
+            print(line)
+    save_choice(args, sized)
+    args.tensor_type = []  # the chosen types have taken them in
+    return sized.mixture
+
+
 def _plan_file(
-    args: argparse.Namespace, source: Path, output: Path | None, type_: str
+    args: argparse.Namespace, source: Path, output: Path | None, types: str | Mixture
 ) -> AbstractContextManager[Run]:
     from quantize.options import QuantizeOptions
     from quantize.pipeline import plan_run
@@ -203,17 +234,17 @@ def _plan_file(
         keep_split=args.keep_split,
         provenance=not args.no_provenance,
     )
-    return plan_run(source, output, type_, options, allow_problems=args.dry_run)
+    return plan_run(source, output, types, options, allow_problems=args.dry_run)
 
 
 def _plan_folder(
-    args: argparse.Namespace, source: Path, output: Path | None, type_: str
+    args: argparse.Namespace, source: Path, output: Path | None, types: str | Mixture
 ) -> AbstractContextManager[Run]:
     from convert.options import ConvertOptions
     from convert.pipeline import plan_run
 
     options = ConvertOptions(
-        outtype=type_,
+        outtype=types,
         importances=_importances(args),
         types=_options(args),
         provenance=not args.no_provenance,
@@ -235,21 +266,21 @@ def _importances(args: argparse.Namespace) -> ImportanceFile | None:
 
 
 def _words(
-    words: Sequence[str], parser: argparse.ArgumentParser
-) -> tuple[Path, Path | None, str, int | None]:
-    """Return (input, output or None, type, threads or None) of `INPUT [OUTPUT] TYPE [THREADS]`.
+    words: Sequence[str], parser: argparse.ArgumentParser, *, needs_type: bool = True
+) -> tuple[Path, Path | None, str | None, int | None]:
+    """Return (input, output or None, type or None, threads or None) of `INPUT [OUTPUT] TYPE [THREADS]`.
 
-    As in llama-quantize, a second word that is a type is the type.
+    As in llama-quantize, a second word that is a type is the type. With a size, there may be no type.
     """
     source, *rest = words
     output = None
     if rest and not _is_type(rest[0]):
         output, *rest = rest
-    if not rest:
-        parser.error(_no_type_text(words))
-    type_, *rest = rest
-    if not _is_type(type_):
-        parser.error(_no_type_text(words))
+    type_ = None
+    if needs_type or (rest and not rest[0].isdecimal()):
+        if not rest or not _is_type(rest[0]):
+            parser.error(_no_type_text(words))
+        type_, *rest = rest
     if len(rest) > 1:
         parser.error(f"unexpected argument {rest[1]!r}")
     n_threads = None

@@ -99,6 +99,7 @@ def size_mixture(planner: Planner, request: SizeRequest) -> Sized:
     with planner(mixture) as run:
         total = run.preparation.total_bytes
         _check(run.preparation, chosen)
+        mixture = replace(mixture, name=f"{run.preparation.plan.bits_per_weight:.2f}bpw")
     if total > budget:
         raise BadRequest(f"a size of {budget:,} bytes: the chosen file takes {total:,}")
     return Sized(mixture, chosen, base, budget, total)

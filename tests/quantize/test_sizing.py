@@ -12,9 +12,10 @@ import pytest
 
 from gguf_tools import open_gguf
 from gguf_tools.errors import BadRequest
+from quantize.cli import main
 from quantize.pipeline import plan_run
 from quantize.plan.choose_types import TypeRules
-from quantize.plan.losses import Losses
+from quantize.plan.losses import Losses, write_losses
 from quantize.plan.overrides import find_override, parse_override_file, parse_overrides
 from quantize.plan.recipe_export import custom_q, recipe_lines, rules_of, tensor_list_lines, tensor_type_lines
 from quantize.plan.recipe_files import Mixture, read_recipe_file
@@ -140,3 +141,71 @@ def test_other_programs_notations() -> None:
     assert [override.text for override in parse_override_file("\n".join(lines))] == lines
     assert custom_q(TYPES).split(",") == lines
     assert list(tensor_list_lines(TYPES, ["why"]))[:2] == ["# why", r"^token_embd\.weight$=q4_K"]
+
+
+def _run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    code = main([str(word) for word in words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+def losses_file(tmp_path: Path) -> Path:
+    write_losses(LOSSES, tmp_path / "losses.json")
+    return tmp_path / "losses.json"
+
+
+def test_the_command_writes_the_file_and_its_recipe(
+    model: Path, losses_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--size", "3.4bpw", "--losses", losses_file, "--fast-on", "cpu", "--tensor-type", "^output=Q6_K"]
+    saves = [word for option in ("recipe", "tensor-types", "custom-q", "tensor-list")
+             for word in (f"--save-{option}", tmp_path / f"{option}.yaml")]  # fmt: skip
+    code, out, err = _run(capsys, *sizes, *saves, model, tmp_path / "out.gguf")
+    assert code == 0, err
+    assert out.startswith("types chosen for ")
+    recipe = ["--tensor-type-file", tmp_path / "tensor-types.yaml", model, tmp_path / "again.gguf"]
+    assert _run(capsys, *recipe, read_recipe_file(tmp_path / "recipe.yaml").recipe.name)[0] == 0
+    same = [model, tmp_path / "third.gguf", tmp_path / "recipe.yaml"]
+    assert _run(capsys, *same)[0] == 0
+    contents = {(tmp_path / name).read_bytes() for name in ("out.gguf", "again.gguf", "third.gguf")}
+    assert len(contents) == 1
+    with open_gguf(tmp_path / "out.gguf") as file:
+        assert file.tensors["output.weight"].type.name == "Q6_K"
+
+
+def test_a_dry_run_writes_nothing_but_what_is_asked_for(
+    model: Path, losses_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--size", "Q3_K_M", "--losses", losses_file, "--fast-on", "cpu"]
+    code, out, err = _run(
+        capsys, "--dry-run", "--curve", tmp_path / "curve.svg", *sizes, model, tmp_path / "out.gguf"
+    )
+    assert code == 0, err
+    assert "Q3_K_M: " in out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["curve.svg", "losses.json"]
+    assert "predicted divergence" in (tmp_path / "curve.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--size", "1bpw", "--losses", "LOSSES"], "the smallest choices take"),
+        (["--size", "3bpw"], "--size needs --losses FILE.json"),
+        (["--vram", "3GiB", "--losses", "LOSSES"], "--vram and --ram go together"),
+        (["--vram", "Q4_K_M", "--ram", "3GiB", "--losses", "LOSSES"], "--vram Q4_K_M: expected bytes"),
+        (["--size", "3bpw", "--vram", "3GiB", "--losses", "LOSSES"], "can't be used together"),
+        (["--size", "3bpw", "--losses", "nowhere.json"], "nowhere.json: can't be read"),
+        (["--size", "big", "--losses", "LOSSES"], "size 'big': expected one like 12.5GiB"),
+    ],
+)
+def test_bad_arguments_get_one_line(
+    words: list[str], complaint: str, model: Path, losses_file: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    words = [str(losses_file) if word == "LOSSES" else word for word in words]
+    code, _, err = _run(capsys, *words, model, tmp_path / "out.gguf")
+    assert code == 1
+    assert complaint in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out.gguf").exists()

@@ -1,0 +1,157 @@
+"""Command line arguments of `quantize --size`: what to choose by, and what to write of the choice."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gguf_tools.errors import BadRequest, OutputError
+from quantize.plan.size import parse_size
+
+if TYPE_CHECKING:
+    from quantize.sizing import Sized, SizeRequest
+
+
+def add_size_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --size, the budgets, the rules and the exports."""
+    group = parser.add_argument_group(
+        "the best file of a given size",
+        "Types are chosen so that the predicted divergence is least. --tensor-type fixes a tensor's type.",
+    )
+    group.add_argument(
+        "--size", metavar="SIZE", help="of the whole file: 12.5GiB, 3.4bpw, or a file type: as large as that"
+    )
+    group.add_argument(
+        "--vram", metavar="SIZE", help="of all but routed experts; instead of --size, with --ram"
+    )
+    group.add_argument("--ram", metavar="SIZE", help="of routed experts, with --vram")
+    group.add_argument(
+        "--losses",
+        type=Path,
+        metavar="FILE.json",
+        help="what each tensor costs at each type, as measured before",
+    )
+    group.add_argument(
+        "--for", dest="target", choices=("llama.cpp", "ik_llama.cpp"), default="llama.cpp",
+        help="the program that is to run the file",
+    )  # fmt: skip
+    group.add_argument(
+        "--fast-on", action="append", choices=("cpu", "gpu"), default=[],
+        help="leave out types that are slow there (repeatable)",
+    )  # fmt: skip
+    group.add_argument(
+        "--equal-experts", action="store_true", help="one type for the expert stacks of a layer"
+    )
+    for option, what in (("--at-least", "fewer"), ("--at-most", "more")):
+        group.add_argument(
+            option, action="append", default=[], metavar="REGEX=TYPE",
+            help=f"no {what} bits than TYPE for tensors whose name matches (repeatable)",
+        )  # fmt: skip
+    group.add_argument(
+        "--save-recipe", type=Path, metavar="FILE.yaml", help="write the choice as a recipe file"
+    )
+    group.add_argument(
+        "--save-tensor-types", type=Path, metavar="FILE", help="... for llama-quantize --tensor-type-file"
+    )
+    group.add_argument("--save-custom-q", type=Path, metavar="FILE", help="... for ik_llama.cpp --custom-q")
+    group.add_argument(
+        "--save-tensor-list",
+        type=Path,
+        metavar="FILE",
+        help="... with a line per tensor, as Thireus' tools have it",
+    )
+    group.add_argument(
+        "--curve", type=Path, metavar="PLOT.svg",
+        help="draw the predicted divergence of ten sizes; needs matplotlib",
+    )  # fmt: skip
+
+
+def is_sized(args: argparse.Namespace) -> bool:
+    """Return whether the arguments ask for a size."""
+    return any(value is not None for value in (args.size, args.vram, args.ram))
+
+
+def size_request(args: argparse.Namespace, base: str | None) -> SizeRequest:
+    """Return what the arguments ask for.
+
+    base    file type that was named beside the size, or None
+    raises  BadRequest for arguments that contradict each other; FormatError for a wrong losses file
+    """
+    from quantize.plan.choose_types import TypeRules
+    from quantize.plan.losses import read_losses
+    from quantize.plan.overrides import parse_overrides
+    from quantize.sizing import SizeRequest
+
+    if args.size is not None and (args.vram or args.ram):
+        raise BadRequest("--size and --vram/--ram can't be used together: one budget, or two")
+    if args.size is None and (args.vram is None or args.ram is None):
+        raise BadRequest("--vram and --ram go together: one for all but routed experts, one for them")
+    if args.losses is None:
+        raise BadRequest("--size needs --losses FILE.json: what each tensor costs at each type")
+    rules = TypeRules(
+        target=args.target,
+        fast_on=frozenset(args.fast_on),
+        equal_experts=args.equal_experts,
+        fixed=parse_overrides(args.tensor_type),
+        at_least=parse_overrides(args.at_least),
+        at_most=parse_overrides(args.at_most),
+    )
+    try:
+        losses = read_losses(args.losses)
+    except OSError as error:
+        raise BadRequest(f"{args.losses}: can't be read ({error.strerror})") from error
+    return SizeRequest(
+        losses,
+        size=None if args.size is None else parse_size(args.size),
+        vram=_bytes(args.vram, "--vram"),
+        ram=_bytes(args.ram, "--ram"),
+        rules=rules,
+        base=base,
+    )
+
+
+def _bytes(text: str | None, option: str) -> int | None:
+    if text is None:
+        return None
+    size = parse_size(text)
+    if size.kind != "bytes":
+        raise BadRequest(f"{option} {text}: expected bytes, for instance 24GiB")
+    return int(size.amount)
+
+
+def save_choice(args: argparse.Namespace, sized: Sized) -> list[Path]:
+    """Write the choice in the notations that the arguments ask for; return the files.
+
+    raises  OutputError for a file that can't be written
+    """
+    from quantize.plan import recipe_export as export
+
+    types = sized.chosen.types
+    remarks = (
+        f"{sized.total_bytes} bytes, predicted divergence {sized.chosen.predicted:.5f} nats a token",
+        "made by quantize --size; the first rule that matches decides",
+    )
+    contents: tuple[tuple[Path | None, Iterable[str]], ...] = (
+        (args.save_recipe, export.recipe_lines(sized.mixture.name, sized.base, types, remarks)),
+        (args.save_tensor_types, export.tensor_type_lines(types)),
+        (args.save_custom_q, [export.custom_q(types)]),
+        (args.save_tensor_list, export.tensor_list_lines(types, remarks)),
+    )
+    written = []
+    for path, lines in contents:
+        if path is not None:
+            _write(path, "".join(f"{line}\n" for line in lines))
+            written.append(path)
+    return written
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise OutputError(f"{path}: can't be written ({error.strerror})") from error
