@@ -11,7 +11,21 @@ from quantize.compensate.base import Rounder
 
 ROUNDERS: Mapping[str, str] = {
     "Q2_K": ".scalar.k_quants",
+    "Q3_K": ".scalar.k_quants",
     "Q4_K": ".scalar.k_quants",
+    "Q5_K": ".scalar.k_quants",
+    "Q6_K": ".scalar.k_quants",
+    "Q4_0": ".scalar.single_scales",
+    "Q4_1": ".scalar.single_scales",
+    "Q5_0": ".scalar.single_scales",
+    "Q5_1": ".scalar.single_scales",
+    "Q8_0": ".scalar.single_scales",
+    "IQ4_NL": ".scalar.single_scales",
+    "IQ4_XS": ".scalar.k_quants",
+    "TQ1_0": ".scalar.single_scales",
+    "TQ2_0": ".scalar.single_scales",
+    "MXFP4": ".scalar.fp4",
+    "NVFP4": ".scalar.fp4",
 }
 """The modules, relative to quantize.compensate, whose ROUNDERS have that of a type."""
 

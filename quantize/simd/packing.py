@@ -6,6 +6,8 @@ LANES codes of one block from bytes (`codes_at`), or all of an array's outside o
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -42,12 +44,12 @@ def unpack(packed: npt.NDArray[np.uint8], bits: int, group_bytes: int) -> npt.ND
     return parts.reshape(n_blocks, n_bytes * 8 // bits)
 
 
-def packed(codes: npt.NDArray[np.uint8], bits: int, group_bytes: int) -> npt.NDArray[np.uint8]:
+def packed(codes: npt.NDArray[Any], bits: int, group_bytes: int) -> npt.NDArray[np.uint8]:
     """Return codes, uint8 (n_blocks, n_codes), as `pack` lays them out in bytes, outside of kernels."""
     n_blocks, n_codes = codes.shape
     per_byte = 8 // bits
     groups = codes.reshape(n_blocks, n_codes // (per_byte * group_bytes), per_byte, group_bytes)
-    data = groups[:, :, 0].copy()
+    data: npt.NDArray[np.uint8] = groups[:, :, 0].copy()
     for part_ in range(1, per_byte):
         data |= groups[:, :, part_] << np.uint8(bits * part_)
     return data.reshape(n_blocks, n_codes // per_byte)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -12,46 +13,49 @@ Row = npt.NDArray[np.float32]
 PANEL = 256
 
 
-def round_sub_block(
-    w: Row, upper: Row, slope: f32, low: f32, lowest: int, highest: int
-) -> tuple[f32, list[int], Row]:
-    """Return what a sub-block costs under one line, its levels and its errors divided by upper's diagonal."""
+def nearest(value: f32, levels: Row) -> int:
+    """Return the number of the nearest level: of two the even one if levels are successive integers."""
+    if (np.diff(levels) == 1).all():
+        return int(min(max(np.rint(value), levels[0]), levels[-1]) - levels[0])
+    return sum(bool(value >= f32(0.5) * (low + high)) for low, high in pairwise(levels))
+
+
+def round_sub_block(w: Row, upper: Row, slope: f32, low: f32, levels: Row) -> tuple[f32, list[int], Row]:
+    """Return what a sub-block costs under one line, its codes and its errors divided by upper's diagonal."""
     w = w.copy()
-    cost, levels, errors = f32(0), [], np.zeros_like(w)
+    cost, codes, errors = f32(0), [], np.zeros_like(w)
     inverse_slope = f32(0) if slope == 0 else f32(1) / slope
     for i in range(len(w)):
-        level = min(max(int(np.rint((w[i] + low) * inverse_slope)), lowest), highest)
-        errors[i] = (w[i] - (slope * f32(level) - low)) * (f32(1) / upper[i, i])
+        code = nearest((w[i] + low) * inverse_slope, levels)
+        errors[i] = (w[i] - (slope * levels[code] - low)) * (f32(1) / upper[i, i])
         cost += errors[i] * errors[i]
-        levels.append(level)
+        codes.append(code)
         for k in range(i + 1, len(w)):
             w[k] -= errors[i] * upper[i, k]
-    return cost, levels, errors
+    return cost, codes, errors
 
 
-def round_block(
-    w: Row, upper: Row, slopes: Row, lows: Row, lowest: int, highest: int
-) -> tuple[list[int], list[int]]:
-    """Return the levels of a block, and which line each sub-block takes.
+def round_block(w: Row, upper: Row, slopes: Row, lows: Row, levels: Row) -> tuple[list[int], list[int]]:
+    """Return the codes of a block, and which line each sub-block takes.
 
     slopes, lows  (sub-blocks, candidates)
     """
     w = w.copy()
     size = len(w) // len(slopes)
-    all_levels, choices = [], []
+    all_codes, choices = [], []
     for j, lines in enumerate(zip(slopes, lows, strict=True)):
         own, later = slice(j * size, (j + 1) * size), slice((j + 1) * size, None)
         trials = [
-            round_sub_block(w[own], upper[own, own], slope, low, lowest, highest)
+            round_sub_block(w[own], upper[own, own], slope, low, levels)
             for slope, low in zip(*lines, strict=True)
         ]
         choice = min(range(len(trials)), key=lambda number: trials[number][0])
-        _cost, levels, errors = trials[choice]
+        _cost, codes, errors = trials[choice]
         for i, error in enumerate(errors):
             w[later] -= error * upper[j * size + i, later]
-        all_levels += levels
+        all_codes += codes
         choices.append(choice)
-    return all_levels, choices
+    return all_codes, choices
 
 
 def round_row(row: Row, upper: Row, block_elems: int, round_block: Callable[[Row, int], Row]) -> Row:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,8 +13,13 @@ import numpy.typing as npt
 from gguf_tools.ggml_types import GGMLType
 from quantize.formats.base import Bytes, Floats32
 
-Codes = npt.NDArray[np.uint8]
+Codes = npt.NDArray[Any]
+"""uint8; type checkers take uint8 & 1 for another type."""
+
 Integers = npt.NDArray[np.int32]
+
+Fields = npt.NDArray[Any]
+"""Blocks as a structured array, (n,) of the type's BLOCK."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +46,8 @@ class Layout(Protocol):
     """Where a type keeps what `Blocks` holds, and what it may be changed to.
 
     type       the type
-    sub_elems  elements that share a scale, a multiple of 16 and at most 32
-    lowest     the lowest level, the one of code 0
-    highest    the highest level
+    sub_elems  elements that share a scale, a multiple of 16
+    levels     float32, what the codes stand for, ascending
     """
 
     @property
@@ -50,9 +55,7 @@ class Layout(Protocol):
     @property
     def sub_elems(self) -> int: ...
     @property
-    def lowest(self) -> int: ...
-    @property
-    def highest(self) -> int: ...
+    def levels(self) -> Floats32: ...
 
     def read(self, data: Bytes) -> Blocks:
         """Return the blocks, uint8 (n, bytes of a block), as arrays."""
@@ -69,12 +72,22 @@ class Layout(Protocol):
         """
         ...
 
+    def begin(self, stock: Blocks) -> Blocks:
+        """Return the scales and minimums that a search begins with, given those of the stock encoder."""
+        ...
+
     def neighbours(self, blocks: Blocks, window: int) -> Sequence[Blocks]:
         """Return `blocks` itself and what it becomes with scales and minimums up to `window` steps away.
 
         Codes are left as they are. Each sub-block may take its scale and minimum from another neighbour.
         """
         ...
+
+
+def moves(of_scale: int, of_low: int) -> list[tuple[int, int]]:
+    """Return the steps, up to so many, that a scale and a minimum can take together, the nearest first."""
+    pairs = product(range(-of_scale, of_scale + 1), range(-of_low, of_low + 1))
+    return sorted(pairs, key=lambda pair: abs(pair[0]) + abs(pair[1]))
 
 
 def chosen(neighbours: Sequence[Blocks], choices: Integers, codes: Codes) -> Blocks:
@@ -93,3 +106,14 @@ def chosen(neighbours: Sequence[Blocks], choices: Integers, codes: Codes) -> Blo
     return Blocks(
         pick("d", of_block), pick("dmin", of_block), pick("scales", choices), pick("lows", choices), codes
     )
+
+
+def halves(values: Floats32) -> npt.NDArray[np.uint16]:
+    """Return float32 as float16 bits, rounded to nearest even."""
+    return values.astype(np.float16).view(np.uint16)
+
+
+def as_half(values: npt.NDArray[np.floating[Any]]) -> Floats32:
+    """Return values as a reader finds them, once they are stored as float16; beyond its range the largest."""
+    largest = np.finfo(np.float16).max
+    return np.clip(values, -largest, largest).astype(np.float16).astype(np.float32)

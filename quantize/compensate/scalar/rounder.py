@@ -9,7 +9,7 @@ import numpy as np
 from gguf_tools.ggml_types import GGMLType
 from quantize.compensate.base import Effort
 from quantize.compensate.scalar.blocks import Layout, chosen
-from quantize.compensate.scalar.rounding import round_evenly
+from quantize.compensate.scalar.rounding import round_evenly, round_unevenly
 from quantize.formats import get_format
 from quantize.formats.base import Bytes, Floats32, as_source
 from quantize.simd.lanes import LANES
@@ -18,7 +18,7 @@ from quantize.weighting import ColumnWeights
 
 @dataclass(frozen=True)
 class ScalarRounder:
-    """The rounder of a type with evenly spaced levels."""
+    """The rounder of a type whose weights are rounded one by one."""
 
     layout: Layout
 
@@ -32,22 +32,22 @@ class ScalarRounder:
         """Return the bytes of one block of each row and their values; see compensate.base.Rounder."""
         layout, codec = self.layout, get_format(self.type)
         n_rows, n = rows.shape
-        start = layout.read(codec.encode(rows, ColumnWeights(importances)))
+        start = layout.begin(layout.read(codec.encode(rows, ColumnWeights(importances))))
         neighbours = layout.neighbours(start, effort.scale_window)
         slopes, lows = _candidates([layout.lines(blocks) for blocks in neighbours])
         n_subs, n_candidates, padded = slopes.shape
         codes = np.empty((n_rows, n), np.uint8)
         choices = np.empty((n_subs, padded), np.int32)
-        round_evenly(
+        round_blocks = round_evenly if (np.diff(layout.levels) == 1).all() else round_unevenly
+        round_blocks(
             as_source(rows),
             as_source(upper),
             n,
             layout.sub_elems,
+            as_source(layout.levels),
             as_source(slopes),
             as_source(lows),
             n_candidates,
-            layout.lowest,
-            layout.highest,
             codes.reshape(-1),
             choices.reshape(-1),
         )

@@ -14,6 +14,8 @@ fraction / 8 * 2**-6. The top bit of its byte is not looked at, except that byte
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -66,7 +68,7 @@ _SUBNORMALS = np.float32(2.0**9)  # of them make 1
 _FRACTION_BITS = 3
 _REBIAS = 127 - 7
 _TOP_EXPONENT = 15
-_LARGEST_BYTE = 0x7E
+LARGEST_BYTE = 0x7E
 _HALF_SUBNORMAL = np.float32(2.0**-10)
 _NEAR = np.float32(32)
 _INFINITY = np.float32(np.inf)
@@ -94,6 +96,15 @@ def _half_scale(byte: Ints) -> Floats:
     return select(byte == 0x7F, ZERO, value)
 
 
+def half_scales(data: npt.NDArray[np.integer[Any]]) -> Floats32:
+    """Return half of what UE4M3 bytes say, outside of kernels."""
+    exponent, fraction = data >> _FRACTION_BITS & 0xF, (data & 7).astype(np.float32)
+    subnormal = fraction * _HALF_SUBNORMAL
+    normal = np.ldexp(1 + fraction / np.float32(8), exponent - 8)
+    values: Floats32 = np.where(exponent == 0, subnormal, normal)
+    return np.where(data == 0x7F, ZERO, values)
+
+
 @inlinable
 def _scale_byte(scale: Floats) -> Ints:
     """Return UE4M3 of a scale that is not negative: rounded half up, 448 if it is 256 or more.
@@ -103,7 +114,7 @@ def _scale_byte(scale: Floats) -> Ints:
     subnormal = minimum(to_int(scale * _SUBNORMALS + HALF), 7)
     rounded = bits(scale) + (1 << 22 - _FRACTION_BITS) >> 23 - _FRACTION_BITS
     normal = rounded - (_REBIAS << _FRACTION_BITS)
-    normal = select(normal >= _TOP_EXPONENT << _FRACTION_BITS, _LARGEST_BYTE, normal)
+    normal = select(normal >= _TOP_EXPONENT << _FRACTION_BITS, LARGEST_BYTE, normal)
     return select(scale < _LEAST_NORMAL, subnormal, normal)
 
 

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
+from quantize.compensate.base import Effort
 from quantize.compensate.factor import Factor
-from quantize.compensate.scalar import k_quants
+from quantize.compensate.feedback import costs, encode_compensated
+from quantize.compensate.scalar import fp4, k_quants, single_scales
 from quantize.compensate.scalar.blocks import Layout
-from quantize.compensate.scalar.rounder import ScalarRounder
-from quantize.compensate.scalar.rounding import round_evenly
+from quantize.compensate.scalar.rounding import round_evenly, round_unevenly
 from quantize.formats.base import as_source
+from quantize.formats.iq import iq4
 from tests.naive import feedback as naive
-from tests.quantize.codecs import decode
+from tests.quantize.codecs import decode, encode
 from tests.quantize.compensate.moments import correlated, weights
 
-LAYOUTS = [rounder.layout for rounder in k_quants.ROUNDERS.values() if isinstance(rounder, ScalarRounder)]
+LAYOUTS: list[Layout] = [*k_quants.LAYOUTS, *single_scales.LAYOUTS, *fp4.LAYOUTS]
 every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.type.name)
 
 
 def random_blocks(layout: Layout, n: int) -> np.ndarray:
-    """Return blocks of random bytes whose floats are finite."""
+    """Return blocks of random bytes whose floats are finite; where not all bytes are codes, encoded ones."""
+    if layout.type.name in ("TQ1_0", "TQ2_0", "MXFP4", "NVFP4"):
+        return encode(layout.type, weights(n, layout.type.block_elems), None)
     data = np.random.default_rng(0).integers(0, 256, (4 * n, layout.type.block_bytes), np.uint8)
     with np.errstate(all="ignore"):
         finite = np.isfinite(decode(layout.type, data)).all(1)
@@ -39,8 +45,7 @@ def test_lines_give_the_values_that_the_decoder_gives(layout: Layout) -> None:
     data = random_blocks(layout, 50)
     blocks = layout.read(data)
     slopes, lows = (np.repeat(line, layout.sub_elems, axis=1) for line in layout.lines(blocks))
-    levels = blocks.codes.astype(np.float32) + np.float32(layout.lowest)
-    np.testing.assert_array_equal(slopes * levels - lows, decode(layout.type, data))
+    np.testing.assert_array_equal(slopes * layout.levels[blocks.codes] - lows, decode(layout.type, data))
 
 
 @every_layout
@@ -57,29 +62,42 @@ def test_neighbours_can_be_stored(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "sub_elems", "levels"), [(256, 16, (0, 3)), (256, 32, (-4, 3)), (32, 32, (0, 15))]
+    ("n", "sub_elems", "levels"),
+    [
+        (256, 16, range(4)),
+        (256, 32, range(-4, 4)),
+        (32, 32, range(16)),
+        (256, 256, range(-1, 2)),
+        (64, 16, fp4.LEVELS),
+        (32, 32, iq4.LEVELS),
+    ],
+    ids=str,
 )
-def test_the_kernel_decides_as_its_twin(n: int, sub_elems: int, levels: tuple[int, int]) -> None:
+def test_the_kernels_decide_as_their_twin(n: int, sub_elems: int, levels: Sequence[float]) -> None:
     n_rows, n_candidates, padded = 18, 4, 32
     rows, rng = weights(n_rows, n), np.random.default_rng(5)
     upper = Factor.of(correlated(n)).upper
     shape = (n // sub_elems, n_candidates, padded)
-    slopes = (0.06 / (levels[1] - levels[0]) * rng.uniform(0.5, 1.5, shape)).astype(np.float32)
+    table = np.array(levels, np.float32)
+    slopes = (0.06 / np.ptp(table) * rng.uniform(0.5, 1.5, shape)).astype(np.float32)
     slopes[0, 1] = 0
     lows = rng.uniform(0, 0.04, shape).astype(np.float32)
     codes, choices = np.empty((n_rows, n), np.uint8), np.empty((n // sub_elems, padded), np.int32)
-    sources = [as_source(array) for array in (rows, upper, slopes, lows)]
-    round_evenly(
-        *sources[:2],
-        n,
-        sub_elems,
-        *sources[2:],
-        n_candidates,
-        *levels,
-        codes.reshape(-1),
-        choices.reshape(-1),
-    )
+    sources = [as_source(array) for array in (rows, upper, table, slopes, lows)]
+    kernel = round_evenly if (np.diff(table) == 1).all() else round_unevenly
+    kernel(*sources[:2], n, sub_elems, *sources[2:], n_candidates, codes.reshape(-1), choices.reshape(-1))
     for row in (0, 7, 15, 16, 17):
-        expected = naive.round_block(rows[row], upper, slopes[..., row], lows[..., row], *levels)
-        np.testing.assert_array_equal(codes[row].astype(int) + levels[0], expected[0])
+        expected = naive.round_block(rows[row], upper, slopes[..., row], lows[..., row], table)
+        np.testing.assert_array_equal(codes[row], expected[0])
         np.testing.assert_array_equal(choices[:, row], expected[1])
+
+
+@pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q4_0", "NVFP4", "TQ2_0"])
+def test_a_search_of_scales_pays(name: str) -> None:
+    rows, factor = weights(32, 512), Factor.of(correlated(512))
+    type_ = next(layout.type for layout in LAYOUTS if layout.type.name == name)
+    with_window, without = (
+        costs(rows, decode(name, encode_compensated(rows, type_, factor, Effort(window))), factor).sum()
+        for window in (1, 0)
+    )
+    assert with_window < 0.99 * without

@@ -1,0 +1,104 @@
+"""The layouts of 4-bit floats: MXFP4, whose scales are powers of two, and NVFP4, whose scales are UE4M3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gguf_tools.ggml_types import MXFP4, NVFP4, GGMLType
+from quantize.compensate.base import Rounder
+from quantize.compensate.scalar.blocks import Blocks, Codes, Integers, moves
+from quantize.compensate.scalar.rounder import ScalarRounder
+from quantize.formats.base import Bytes, Floats32
+from quantize.formats.fp4 import mxfp4, nvfp4
+from quantize.formats.fp4.codes import DOUBLED
+from quantize.simd.packing import packed, unpack
+
+LEVELS = np.concatenate([-DOUBLED[:0:-1], DOUBLED])
+
+_STORED = np.array([*range(15, 8, -1), *range(8)], np.uint8)
+"""The stored code of each level."""
+
+_LEVEL_OF = np.array([7 + code if code < 8 else 15 - code for code in range(16)], np.uint8)
+"""The number of the level of each stored code; 8, a zero with a sign, is the level 0 too."""
+
+
+@dataclass(frozen=True)
+class _Exponents:
+    """MXFP4: a power of two for 32 weights."""
+
+    type: GGMLType = MXFP4
+    sub_elems: int = 32
+
+    @property
+    def levels(self) -> Floats32:
+        return LEVELS
+
+    def read(self, data: Bytes) -> Blocks:
+        fields = data.reshape(-1).view(mxfp4.BLOCK)
+        return _blocks(fields["e"][:, None].astype(np.int32), unpack(fields["qs"], 4, 16))
+
+    def write(self, blocks: Blocks) -> Bytes:
+        fields = np.zeros(len(blocks.d), mxfp4.BLOCK)
+        fields["e"] = blocks.scales[:, 0]
+        fields["qs"] = packed(_STORED[blocks.codes], 4, 16)
+        return fields.view(np.uint8).reshape(len(fields), -1)
+
+    def lines(self, blocks: Blocks) -> tuple[Floats32, Floats32]:
+        slopes = np.ldexp(np.float32(1), blocks.scales - 128)
+        return slopes, np.zeros_like(slopes)
+
+    def begin(self, stock: Blocks) -> Blocks:
+        return stock
+
+    def neighbours(self, blocks: Blocks, window: int) -> Sequence[Blocks]:
+        return _scaled(blocks, window, 255)
+
+
+@dataclass(frozen=True)
+class _SmallFloats:
+    """NVFP4: a float of 8 bits for 16 weights."""
+
+    type: GGMLType = NVFP4
+    sub_elems: int = 16
+
+    @property
+    def levels(self) -> Floats32:
+        return LEVELS
+
+    def read(self, data: Bytes) -> Blocks:
+        fields = data.reshape(-1).view(nvfp4.BLOCK)
+        return _blocks(fields["d"].astype(np.int32), unpack(fields["qs"], 4, 8))
+
+    def write(self, blocks: Blocks) -> Bytes:
+        fields = np.zeros(len(blocks.d), nvfp4.BLOCK)
+        fields["d"] = blocks.scales
+        fields["qs"] = packed(_STORED[blocks.codes], 4, 8)
+        return fields.view(np.uint8).reshape(len(fields), -1)
+
+    def lines(self, blocks: Blocks) -> tuple[Floats32, Floats32]:
+        slopes = nvfp4.half_scales(blocks.scales)
+        return slopes, np.zeros_like(slopes)
+
+    def begin(self, stock: Blocks) -> Blocks:
+        return stock
+
+    def neighbours(self, blocks: Blocks, window: int) -> Sequence[Blocks]:
+        return _scaled(blocks, window, nvfp4.LARGEST_BYTE)
+
+
+def _blocks(scales: Integers, codes: Codes) -> Blocks:
+    """Return blocks of integer scales, with the numbers of levels for stored codes."""
+    ones = np.ones(len(scales), np.float32)
+    return Blocks(ones, np.zeros_like(ones), scales, np.zeros_like(scales), _LEVEL_OF[codes])
+
+
+def _scaled(blocks: Blocks, window: int, top: int) -> list[Blocks]:
+    return [replace(blocks, scales=np.clip(blocks.scales + up, 0, top)) for up, _ in moves(window, 0)]
+
+
+LAYOUTS = (_Exponents(), _SmallFloats())
+
+ROUNDERS: Mapping[str, Rounder] = {layout.type.name: ScalarRounder(layout) for layout in LAYOUTS}
