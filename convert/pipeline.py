@@ -153,7 +153,8 @@ def prepare(
     model = _Model(general, conversion.metadata, conversion.architecture.gguf_name, tokenizer)
     outtype = options.outtype
     if isinstance(outtype, str) and is_outtype(outtype):
-        plan = outtype_plan(infos, resolve_outtype(outtype, infos, decoded=weights.is_quantized))
+        wanted = resolve_outtype(outtype, infos, decoded=weights.is_quantized)
+        plan = outtype_plan(infos, wanted, architecture.kept)
         metadata: Metadata = model.metadata(plan.file_type)
     else:
         plan, metadata = _one_pass(infos, model, options, allow_problems=allow_problems)

@@ -20,6 +20,13 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType({
     "Glm4MoeLiteForCausalLM": "convert.architectures.glm4_moe_lite",
     "KimiVLForConditionalGeneration": "convert.architectures.kimi",
     "KimiK25ForConditionalGeneration": "convert.architectures.kimi",
+    "LlamaForCausalLM": "convert.architectures.llama",
+    "MistralForCausalLM": "convert.architectures.llama",
+    "MixtralForCausalLM": "convert.architectures.llama",
+    "Qwen2ForCausalLM": "convert.architectures.qwen2",
+    "Qwen3ForCausalLM": "convert.architectures.qwen3",
+    "Qwen3MoeForCausalLM": "convert.architectures.qwen3moe",
+    "GptOssForCausalLM": "convert.architectures.gpt_oss",
 })  # fmt: skip
 """Name in `architectures` of config.json -> the family's package.
 

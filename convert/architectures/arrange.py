@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -110,6 +110,34 @@ class Stacked:
         rows_per_weight, _ = rows_and_cols(self.weights[0].shape)
         for index, low, high in split_rows(start, stop, rows_per_weight):
             yield self.weights[index], low, high
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """A tensor that follows from the configuration: no weight of the checkpoint is in it.
+
+    values  float32, in the tensor's shape
+    """
+
+    name: str
+    values: np.ndarray
+
+    stored_as: ClassVar[str] = "computed"
+    by_rows: ClassVar[bool] = True
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    @property
+    def type(self) -> GGMLType:
+        return F32
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        return self.values.reshape(-1, self.shape[-1])[start:stop]
+
+    def raw_rows(self, start: int, stop: int) -> np.ndarray:
+        return np.ascontiguousarray(self.read_rows(start, stop)).reshape(-1).view(np.uint8)
 
 
 def common_type(weights: Sequence[Weight]) -> GGMLType:

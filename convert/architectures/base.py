@@ -21,6 +21,7 @@ from convert.architectures.renaming import Renaming
 from convert.architectures.rules import Drop, Rule, match
 from convert.tokenizer.habits import NO_HABITS, Habits
 from convert.weights.base import Weights
+from gguf_tools.ggml_types import GGMLType
 from gguf_tools.values import Value
 
 _NONE: Mapping[str, object] = MappingProxyType({})
@@ -57,6 +58,7 @@ class Architecture:
                  The names are None where no weights are looked at
     logical      name of a weight in the checkpoint -> name that the rules know it by
     habits       what the family's tokenizers have in common beyond what their files say
+    kept         types of a checkpoint's own codes that stay as they are under every --outtype
     """
 
     hf_names: tuple[str, ...]
@@ -72,6 +74,7 @@ class Architecture:
     settle: Callable[[Any, Any, Container[str] | None], Any] = lambda config, options, names: options
     logical: Callable[[str], str] | None = None
     habits: Habits = NO_HABITS
+    kept: frozenset[GGMLType] = frozenset()
 
 
 @dataclass(frozen=True)

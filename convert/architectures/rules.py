@@ -7,7 +7,8 @@ promises for it, and how rows are arranged:
     Rule(every_layer, Output("blk.{layer}.attn_output.weight",
                              "model.layers.{layer}.self_attn.o_proj.weight", "hidden_size attention_cols"))
 
-A source with "{expert}" stands for one weight per routed expert, which the output stacks.
+A source with "{expert}" stands for one weight per routed expert, which the output stacks. An output without a
+source follows from the configuration alone; it stands before all others.
 
 Matching is total. The configuration decides which weights a rule wants, name by name, so missing and
 unclaimed weights are both known before a weight is read. Every logical name of the checkpoint is claimed by
@@ -20,7 +21,7 @@ all of its experts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,7 @@ Where = Callable[[Any, Any], Iterable[int | None]]
 """(config, options) -> the layers where a rule applies; (None,) for once in the model."""
 
 Arrange = Callable[[str, Sequence[Weight], Any], OutputTensor]
-"""(name, weights, config) -> the output tensor; `weights` has one entry, or one per expert."""
+"""(name, weights, config) -> the output tensor; `weights` has one entry, or one per expert, or none."""
 
 LISTED = 8
 """Number of names that an error message lists before it counts the rest."""
@@ -54,14 +55,15 @@ class Output:
     """One tensor of the file.
 
     name     in the file, with {layer}
-    source   logical weight it is made of, with {layer} and possibly {expert}
-    sizes    shape of (each) source as attributes of the configuration, separated by spaces
+    source   logical weight it is made of, with {layer} and possibly {expert}; "" for none
+    sizes    shape of (each) source as attributes of the configuration, separated by spaces; or what says so
+             for a weight that may be stored in several ways
     arrange  how the tensor is made of its weights
     """
 
     name: str
     source: str
-    sizes: str
+    sizes: str | Callable[[Weight], str]
     arrange: Arrange = renamed
 
 
@@ -70,11 +72,17 @@ class Rule:
     """Outputs that appear together in each place that `where` names.
 
     optional  a place where the checkpoint has none of the sources goes without these outputs
+    when      name of a weight: the rule applies only in places where the checkpoint has it; "" for none
+    unless    name of a weight: the rule applies only in places where the checkpoint lacks it
+    early     weight -> whether what is made of it stands before all that the checkpoint gives in order
     """
 
     where: Where
     outputs: tuple[Output, ...]
     optional: bool = False
+    when: str = ""
+    unless: str = ""
+    early: Callable[[Weight], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,7 @@ class _Placed:
 
     outputs: tuple[tuple[Output, str, tuple[str, ...]], ...]
     optional: bool
+    early: Callable[[Weight], bool] | None
 
     @property
     def sources(self) -> dict[str, Output]:
@@ -113,7 +122,7 @@ def match(
     position = {name: index for index, name in enumerate(model.names())}
     placed = [
         place
-        for place in _place(rules, config, options, n_experts)
+        for place in _place(rules, position, config, options, n_experts)
         if not place.optional or any(source in position for source in place.sources)
     ]
     wanted = {source for place in placed for source in place.sources}
@@ -126,22 +135,35 @@ def match(
         raise MissingTensor(f"{folder}: missing {_listed(missing)}, which config.json promises{others}")
     if unclaimed:
         raise UnexpectedTensors(f"{folder}: unexpected {_listed(unclaimed)}: no rule claims or drops them")
-    placed.sort(key=lambda place: max(position[source] for source in place.sources))
+    placed.sort(
+        key=lambda place: (
+            place.early is None or not any(place.early(model.weight(source)) for source in place.sources),
+            max((position[source] for source in place.sources), default=-1),
+        )
+    )
     tensors = tuple(tensor for place in placed for tensor in _build(place, model, config))
     return tensors, dropped
 
 
-def _place(rules: Iterable[Rule], config: Any, options: Any, n_experts: int) -> Iterator[_Placed]:
+def _place(
+    rules: Iterable[Rule], names: Container[str], config: Any, options: Any, n_experts: int
+) -> Iterator[_Placed]:
     for rule in rules:
         for layer in rule.where(config, options):
+            if rule.when and rule.when.format(layer=layer) not in names:
+                continue
+            if rule.unless and rule.unless.format(layer=layer) in names:
+                continue
             outputs = tuple(
                 (output, output.name.format(layer=layer), _sources(output.source, layer, n_experts))
                 for output in rule.outputs
             )
-            yield _Placed(outputs, rule.optional)
+            yield _Placed(outputs, rule.optional, rule.early)
 
 
 def _sources(template: str, layer: int | None, n_experts: int) -> tuple[str, ...]:
+    if not template:
+        return ()
     if "{expert}" not in template:
         return (template.format(layer=layer),)
     return tuple(template.format(layer=layer, expert=expert) for expert in range(n_experts))
@@ -159,7 +181,8 @@ def _build(place: _Placed, model: Weights, config: Any) -> Iterator[OutputTensor
     weights: dict[str, Weight] = {}
     for source, output in place.sources.items():
         weights[source] = model.weight(source)
-        _check_shape(weights[source], output.sizes, model, config)
+        sizes = output.sizes if isinstance(output.sizes, str) else output.sizes(weights[source])
+        _check_shape(weights[source], sizes, model, config)
     for output, name, sources in place.outputs:
         yield output.arrange(name, [weights[source] for source in sources], config)
 

@@ -55,9 +55,18 @@ _CASED_LETTERS = (
 _CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 
 
-_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
-_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
-_KIMI_START, _KIMI_END = "[^\r\n\\p{L}\\p{N}]?", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+# A word of the o200k regex: upper case letters, lower case letters, and what may stand around them.
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_NOT_HAN = r"&&[^\p{Han}]"
+_WORD_START, _WORD_END = "[^\r\n\\p{L}\\p{N}]?", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+
+
+def _words_by_case(but: str = "") -> str:
+    """Return the o200k regex of words, whose letters are none of the class `but`."""
+    upper, lower = f"[{_UPPER}{but}]", f"[{_LOWER}{but}]"
+    return "|".join(
+        f"{_WORD_START}{letters}{_WORD_END}" for letters in (f"{upper}*{lower}+", f"{upper}+{lower}*")
+    )
 
 
 def _isolated(*regexes: str) -> tuple[Step, ...]:
@@ -71,11 +80,17 @@ class PreTokenizer:
     name           what tokenizer.ggml.pre says
     steps          the canonical pipeline of the models that use it
     ignore_merges  a word that is itself a token is not merged from its bytes
+    either_merges  it is the one for tokenizers that say the opposite of that, too
     """
 
     name: str
     steps: tuple[Step, ...]
     ignore_merges: bool = False
+    either_merges: bool = False
+
+    def suits(self, ignore_merges: bool) -> bool:
+        """Return whether it can stand for a tokenizer with this setting."""
+        return self.either_merges or self.ignore_merges == ignore_merges
 
     def build(self) -> Any:
         """Return it as an object of the tokenizers library."""
@@ -133,17 +148,27 @@ KNOWN: tuple[PreTokenizer, ...] = (
             "| ?[^\\s\\p{L}\\p{N}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
         ),
     ),
+    PreTokenizer(
+        "gpt-4o",  # gpt-oss, whose tokenizer.json ignores merges, and llama.cpp does not
+        _isolated(
+            f"{_words_by_case()}|"
+            "\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\r\n/]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
+        ),
+        either_merges=True,
+    ),
     PreTokenizer("gpt-2", _isolated(GPT2_REGEX)),
     PreTokenizer(
         "kimi-k2",  # Kimi K2, K2.5, Kimi-VL, Moonlight
         _isolated(
-            rf"[\p{{Han}}]+|{_KIMI_START}{_UPPER}*{_LOWER}+{_KIMI_END}|{_KIMI_START}{_UPPER}+{_LOWER}*{_KIMI_END}"
+            rf"[\p{{Han}}]+|{_words_by_case(_NOT_HAN)}"
             "|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
         ),
     ),
 )
 
-SAME_CUTTING: Mapping[str, str] = {"glm4": "llama-bpe", "gigachat": "gpt-2"}
+SAME_CUTTING: Mapping[str, str] = {
+    "glm4": "llama-bpe", "gigachat": "gpt-2", "deepseek-r1-qwen": "qwen2", "minimax-m2": "gpt-4o",
+}  # fmt: skip
 """Other names of llama.cpp's -> the one in KNOWN that cuts alike."""
 
 
@@ -188,13 +213,13 @@ def find_pre_tokenizer(
         return name
     steps = canonical_steps(pre_tokenizer)
     for known in KNOWN:
-        if known.ignore_merges == ignore_merges and known.steps == steps:
+        if known.suits(ignore_merges) and known.steps == steps:
             return known.name
     if steps:
         pipeline = build_pipeline(path, pre_tokenizer)
         with library_errors(path, "pre_tokenizer can't be tried"):
             for known in KNOWN:
-                if known.ignore_merges == ignore_merges and cuts_alike(pipeline, known.build()):
+                if known.suits(ignore_merges) and cuts_alike(pipeline, known.build()):
                     return known.name
     found = " -> ".join(map(_describe, steps)) or "none"
     if len(found) > MAX_DESCRIPTION:

@@ -47,6 +47,9 @@ _ADD_KEYS = {
 _NORMALIZER_KEY = "tokenizer.ggml.normalizer.{name}"
 _NORMALIZER_SETTINGS = ("lowercase", "strip_accents")
 
+# Two names of one cutting: llama.cpp tells DeepSeek's distills of Qwen by the token that they begin with.
+_QWEN, _QWEN_WITH_BOS = "qwen2", "deepseek-r1-qwen"
+
 _OTHER_TOKENIZER_FILES = ("tiktoken.model", "tekken.json", "vocab.json", "merges.txt", "spiece.model")
 
 
@@ -181,6 +184,8 @@ def _read_byte_level(
     normalizers = list(_flat(tokenizer_json.get("normalizer")))
     lost = [str(normalizer.get("type")) for normalizer in normalizers]
     notes = [f"normalizer {name} is not applied: llama.cpp's BPE takes text as it is" for name in lost]
+    if pre == _QWEN and pre_tokenizer is None and special.adds.get("bos") and "bos" in special.ids:
+        pre = _QWEN_WITH_BOS
     return Tokenizer(
         model="gpt2",
         pre=pre if pre_tokenizer else habits.pre_tokenizers.get(pre, pre),

@@ -7,10 +7,10 @@ tensor becomes F16.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from gguf_tools.errors import BadRequest
-from gguf_tools.ggml_types import BF16, F16, F32, Q8_0, GGMLType
+from gguf_tools.ggml_types import BF16, F16, F32, MXFP4, Q8_0, GGMLType
 from gguf_tools.tensors import TensorInfo
 from quantize.plan.decide import Decider
 from quantize.plan.findings import fallbacks
@@ -46,20 +46,28 @@ def resolve_outtype(outtype: str, tensors: Iterable[TensorInfo], *, decoded: boo
     return OUTTYPES[outtype]
 
 
-def outtype_plan(tensors: Sequence[TensorInfo], wanted: GGMLType) -> Plan:
+def outtype_plan(
+    tensors: Sequence[TensorInfo], wanted: GGMLType, kept: Container[GGMLType] = ()
+) -> Plan:
     """Return the plan for a checkpoint's tensors, in their order, under the output type `wanted`.
 
-    The plan's file type is named like the recipe with the same number in `general.file_type`.
+    kept  types whose tensors stay as they are stored, whatever is wanted
+
+    The plan's file type is named like the recipe with the same number in `general.file_type`. A file of
+    floats with MXFP4 experts counts as MXFP4_MOE, as in llama.cpp's converter.
     """
-    plans = tuple(_tensor_plan(tensor, wanted) for tensor in tensors)
-    return Plan(wanted.name, plans, findings=tuple(fallbacks(plans)))
+    plans = tuple(_tensor_plan(tensor, wanted, kept) for tensor in tensors)
+    keeps_mxfp4 = wanted != Q8_0 and any(tensor.target_type == MXFP4 for tensor in plans)
+    return Plan("MXFP4_MOE" if keeps_mxfp4 else wanted.name, plans, findings=tuple(fallbacks(plans)))
 
 
-def _tensor_plan(tensor: TensorInfo, wanted: GGMLType) -> TensorPlan:
+def _tensor_plan(tensor: TensorInfo, wanted: GGMLType, kept: Container[GGMLType]) -> TensorPlan:
     target, decider, reason = wanted, Decider.OPTION, f"--outtype {wanted.name.lower()}"
     fell_from = None
     delicate = float32_reason(tensor.name, tensor.shape)
-    if delicate is not None:
+    if tensor.type in kept:
+        target, decider, reason = tensor.type, Decider.KEPT, f"{tensor.type.name} in the checkpoint"
+    elif delicate is not None:
         target, decider, reason = F32, Decider.KEPT, delicate
     elif tensor.n_cols % wanted.block_elems:
         target, fell_from = F16, wanted

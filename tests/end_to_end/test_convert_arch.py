@@ -22,6 +22,12 @@ needs_llama_cpp = pytest.mark.skipif(not oracle.available(), reason="needs the x
 YARN_BETA_FAST = {"kimi-k2": 1.0, "kimi-k2.5": 1.0}
 """Case -> what --yarn-beta-fast has to say for llama.cpp to compute the model."""
 
+ALLOWED = {
+    "glm-4.7-flash": 2e-5,  # latents are normed with the eps of the other norms
+    "gpt-oss": 0.05,  # products of MXFP4 are computed on rounded activations
+}
+"""Case -> how far llama.cpp may be off, relative to the largest logit, where it computes something else."""
+
 Converted = Callable[[str, str], Path]
 
 
@@ -115,9 +121,7 @@ def test_llama_cpp_computes_what_transformers_computes(case: str, converted: Con
         pytest.skip("transformers has no such class")
     with oracle.Model(converted(case, "f32")) as file:
         found = file.logits(ids, yarn_beta_fast=YARN_BETA_FAST.get(case))[-len(expected) :]
-    # llama.cpp norms latents with the eps of the other norms, which is 1.5e-5 off for GLM-4.7-Flash.
-    allowed = 2e-5 if case == "glm-4.7-flash" else 1e-5
-    assert np.abs(found - expected).max() / np.abs(expected).max() < allowed
+    assert np.abs(found - expected).max() / np.abs(expected).max() < ALLOWED.get(case, 1e-5)
 
 
 @needs_llama_cpp

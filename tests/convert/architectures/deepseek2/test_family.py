@@ -428,9 +428,9 @@ def test_every_architecture_is_registered_under_its_own_names() -> None:
 
 def test_an_unknown_architecture_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
-        UnsupportedCheckpoint, match="LlamaForCausalLM, expected one of DeepseekV2ForCausalLM"
+        UnsupportedCheckpoint, match="BloomForCausalLM, expected one of DeepseekV2ForCausalLM"
     ):
-        find_architecture({"architectures": ["LlamaForCausalLM"]}, "folder/config.json")
+        find_architecture({"architectures": ["BloomForCausalLM"]}, "folder/config.json")
     for value in ({}, {"architectures": []}, {"architectures": "x"}, {"architectures": [3]}):
         with pytest.raises(BadConfig, match=r"folder/config\.json: .*architectures"):
             find_architecture(value, "folder/config.json")

@@ -1,0 +1,156 @@
+"""DecoderConfig: what config.json says of an ordinary decoder, checked and complete.
+
+Where config.json lacks a value that transformers has a default for, a family gives that default, so that the
+file says what the model computes. A missing size without a default is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from convert.architectures.config_reader import MAX_EXPERTS, MAX_LAYERS, ConfigReader
+from convert.architectures.decoder.rope import RopeConfig, read_rope
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """What a model is made of and how it computes; names as in config.json, or as most families have them.
+
+    head_dim               columns of a head
+    stated_head_dim        the same where transformers' configuration has it, None where it has not
+    attention_bias         whether queries, keys and values have biases
+    qk_norm                whether queries and keys are normed before they are rotated
+    norms_all_heads        whether such a norm takes all heads together, not one at a time
+    rotated_cols           columns of a head that are rotated, the first ones
+    sliding_window         positions that a layer of `sliding_layers` sees; None where all see everything
+    num_experts            routed experts of a layer with experts; 0 for a dense model
+    moe_intermediate_size  width of a routed expert
+    num_shared_experts     experts that every token goes through, stored as one; None where nothing is said
+    first_k_dense_replace  dense layers before those with experts
+    scoring_func           of the router: "softmax", "sigmoid"; None where nothing is said
+    norm_topk_prob         whether the weights of a token's experts are made to add up to one
+    num_nextn_predict_layers  layers for multi-token prediction; None where nothing is said
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    stated_head_dim: int | None
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    rotated_cols: int
+    tie_word_embeddings: bool
+    attention_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    norms_all_heads: bool = False
+    sliding_window: int | None = None
+    sliding_layers: tuple[int, ...] = ()
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    num_shared_experts: int | None = None
+    first_k_dense_replace: int = 0
+    n_group: int | None = None
+    topk_group: int | None = None
+    scoring_func: str | None = None
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float = 1.0
+    num_nextn_predict_layers: int | None = None
+
+    @property
+    def q_rows(self) -> int:
+        """Rows of q_proj: every head's query."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def kv_rows(self) -> int:
+        """Rows of k_proj and of v_proj: the keys, or values, of every head that has its own."""
+        return self.num_key_value_heads * self.head_dim
+
+    @property
+    def q_norm_cols(self) -> int:
+        """Columns that a norm of queries takes together: those of a head, or of all heads."""
+        return self.q_rows if self.norms_all_heads else self.head_dim
+
+    @property
+    def k_norm_cols(self) -> int:
+        """Columns that a norm of keys takes together."""
+        return self.kv_rows if self.norms_all_heads else self.head_dim
+
+    @property
+    def gate_up_rows(self) -> int:
+        """Rows of an expert's gate and up stored as one."""
+        return 2 * self.moe_intermediate_size
+
+    @property
+    def shared_intermediate_size(self) -> int:
+        """Width of the shared experts, which are stored as one."""
+        return (self.num_shared_experts or 0) * self.moe_intermediate_size
+
+    @property
+    def concat_size(self) -> int:
+        """Columns of an MTP layer's eh_proj: an embedding beside a hidden state."""
+        return 2 * self.hidden_size
+
+
+def decoder_fields(read: ConfigReader, *, theta: float = 10000.0) -> dict[str, Any]:
+    """Return the fields of DecoderConfig that every decoder has, from config.json with a family's defaults.
+
+    theta   rope_theta where config.json has none
+    raises  BadConfig naming file and key for a missing or impossible value,
+            UnsupportedCheckpoint for what the files of these families have no place for
+    """
+    read.fixed("hidden_act", "silu", "llama.cpp has no other activation for this architecture")
+    hidden, heads = read.size("hidden_size"), read.size("num_attention_heads")
+    stated = read.size_or_null("head_dim", None)
+    if stated is None and hidden % heads:
+        raise read.bad("num_attention_heads", f"a divisor of hidden_size ({hidden}), or a head_dim")
+    kv_heads = read.size_or_null("num_key_value_heads", None) or heads
+    if heads % kv_heads:
+        raise read.bad("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
+    head_dim = stated or hidden // heads
+    context = read.size("max_position_embeddings")
+    rope = read_rope(read, context, theta)
+    if head_dim % 2:
+        raise read.bad("head_dim", "an even number: columns are rotated in pairs")
+    return {
+        "architecture": read.raw["architectures"][0],
+        "vocab_size": read.size("vocab_size"),
+        "hidden_size": hidden,
+        "intermediate_size": read.size("intermediate_size"),
+        "num_hidden_layers": read.size("num_hidden_layers", most=MAX_LAYERS),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "stated_head_dim": stated,
+        "max_position_embeddings": context,
+        "rms_norm_eps": read.number("rms_norm_eps", 1e-6),
+        "rope": rope,
+        "rotated_cols": head_dim if rope.partial is None else int(head_dim * rope.partial),
+        "tie_word_embeddings": read.flag("tie_word_embeddings", False),
+    }
+
+
+def expert_fields(read: ConfigReader, count: str) -> dict[str, Any]:
+    """Return the fields of DecoderConfig about routed experts; `count` is the key that says how many."""
+    n_experts = read.size(count, most=MAX_EXPERTS)
+    return {
+        "num_experts": n_experts,
+        "num_experts_per_tok": read.size("num_experts_per_tok", most=n_experts),
+    }
+
+
+def with_defaults(raw: Mapping[str, Any], path: str | Path, defaults: Mapping[str, Any]) -> ConfigReader:
+    """Return a reader of config.json in which `defaults` stand for the keys that it lacks."""
+    return ConfigReader({**defaults, **raw}, path)

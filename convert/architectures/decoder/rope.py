@@ -1,0 +1,129 @@
+"""RopeConfig: how a model scales its rotation, from either spelling in config.json.
+
+    rope_scaling     `rope_type` or `type`; `rope_theta` stands beside it (the published models)
+    rope_parameters  `rope_type`, with `rope_theta` inside (transformers 5)
+
+Where both stand, rope_scaling counts. A type that isn't in KINDS is an error: no file can say what is meant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from convert.architectures.config_reader import ConfigReader, shown
+from gguf_tools.errors import BadConfig, UnsupportedCheckpoint
+
+KINDS = ("default", "none", "linear", "dynamic", "yarn", "llama3", "longrope", "su")
+"""Values of rope_type that are read; "su" is an older name of "longrope", "none" of "default"."""
+
+_NEED_FACTOR = ("linear", "dynamic", "yarn")
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """The rotation of a model; None where config.json says nothing.
+
+    kind              of KINDS, without the older names
+    original_context  length of the context before it was stretched
+    attention_factor  what the rotated parts are multiplied by, as transformers reads it
+    written_factor    the same as llama.cpp's converter reads it, which knows `attn_factor` too
+    truncate          whether YaRN's ramp begins and ends at whole pairs
+    partial           share of a head's columns that are rotated
+    """
+
+    theta: float
+    kind: str = "default"
+    factor: float | None = None
+    original_context: int | None = None
+    extrapolation_factor: float | None = None
+    attention_factor: float | None = None
+    written_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    truncate: bool = True
+    partial: float | None = None
+
+
+def read_rope(read: ConfigReader, context: int, default_theta: float = 10000.0) -> RopeConfig:
+    """Return the rotation that config.json describes.
+
+    context  max_position_embeddings, the original context where nothing else says it
+    raises   UnsupportedCheckpoint for a rope_type that nobody knows, BadConfig for an impossible value
+    """
+    raw, path = read.raw, read.path
+    key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
+    values = raw.get(key) or {}
+    if not isinstance(values, dict):
+        raise BadConfig(f"{path}: {key} is {shown(values)}, expected an object or null")
+    inside = ConfigReader(values, path, prefix=f"{key}.")
+    theta = inside.number("rope_theta", read.number("rope_theta", default_theta))
+    kind = values.get("rope_type") or values.get("type") or "default"
+    if kind not in KINDS:
+        raise UnsupportedCheckpoint(
+            f"{path}: {key}: RoPE of type {shown(kind)}, expected one of {', '.join(KINDS)}"
+        )
+    kind = {"none": "default", "su": "longrope"}.get(kind, kind)
+    partial = inside.number_or_null("partial_rotary_factor")
+    if partial is None:
+        partial = read.number_or_null("partial_rotary_factor")
+    if kind == "default":
+        return RopeConfig(theta, partial=partial)
+    attention = inside.number_or_null("attention_factor")
+    return RopeConfig(
+        theta,
+        kind,
+        factor=_factor(inside, kind),
+        original_context=_original_context(inside, kind, context),
+        extrapolation_factor=inside.number_or_null("extrapolation_factor"),
+        attention_factor=attention,
+        written_factor=inside.number_or_null("attn_factor") if attention is None else attention,
+        beta_fast=inside.number_or_null("beta_fast"),
+        beta_slow=inside.number_or_null("beta_slow"),
+        mscale=inside.number_or_null("mscale"),
+        mscale_all_dim=inside.number_or_null("mscale_all_dim"),
+        low_freq_factor=inside.number("low_freq_factor", 1.0),
+        high_freq_factor=inside.number("high_freq_factor", 4.0),
+        truncate=inside.flag("truncate", True),
+        partial=partial,
+    )
+
+
+def _factor(inside: ConfigReader, kind: str) -> float | None:
+    if kind in _NEED_FACTOR:
+        return inside.number("factor")
+    return inside.number("factor", 8.0) if kind == "llama3" else inside.number_or_null("factor")
+
+
+LLAMA3_CONTEXT = 8192
+"""Original context of Llama 3, where config.json has none."""
+
+
+def _original_context(inside: ConfigReader, kind: str, context: int) -> int:
+    return inside.size("original_max_position_embeddings", LLAMA3_CONTEXT if kind == "llama3" else context)
+
+
+def llama3_divisors(rope: RopeConfig, n_cols: int) -> np.ndarray:
+    """Return what the frequency of each pair of rotated columns is divided by, float32 (n_cols / 2,).
+
+    Long waves are stretched by the factor, short ones stay, and those in between are blended. Computed in
+    float32 like the tensor of llama.cpp's converter (LlamaModel.generate_extra_tensors), step by step: torch
+    divides a number by a tensor as the tensor's reciprocal times the number.
+    """
+    assert rope.factor is not None
+    assert rope.original_context is not None
+    one, low, high = np.float32(1), rope.low_freq_factor, rope.high_freq_factor
+    context, factor = rope.original_context, np.float32(rope.factor)
+    exponents = np.arange(0, n_cols, 2, dtype=np.float32) / np.float32(n_cols)
+    # Rounded once: numpy's own power of float32 is less exact than torch's.
+    powers = np.power(np.float64(rope.theta), exponents.astype(np.float64)).astype(np.float32)
+    waves = one / (one / powers) * np.float32(2 * np.pi)
+    share = (one / waves * np.float32(context) - np.float32(low)) / np.float32(high - low)
+    blended = one / ((one - share) / factor + share)
+    divisors = np.where(waves > np.float32(context / low), factor, blended)
+    return np.where(waves < np.float32(context / high), one, divisors)

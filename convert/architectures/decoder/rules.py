@@ -1,0 +1,114 @@
+"""Rules that many decoders share, as functions of what differs: names, places and arrangements."""
+
+from __future__ import annotations
+
+from convert.architectures.decoder.places import (
+    dense_layers,
+    layers,
+    layers_if,
+    mtp_layers,
+    once,
+    tied,
+    untied,
+)
+from convert.architectures.rules import Arrange, Drop, Output, Rule, Where, renamed, stacked
+
+INV_FREQ = Drop(lambda name: name.endswith(".rotary_emb.inv_freq"), "computed from rope_theta")
+
+
+def one(where: Where, name: str, source: str, sizes: str, arrange: Arrange = renamed) -> Rule:
+    return Rule(where, (Output(name, source, sizes, arrange),))
+
+
+def in_layer(where: Where, name: str, source: str, sizes: str, arrange: Arrange = renamed) -> Rule:
+    return one(where, f"blk.{{layer}}.{name}", f"model.layers.{{layer}}.{source}", sizes, arrange)
+
+
+def ends() -> tuple[Rule, ...]:
+    """Return the rules of what stands before and after the layers; a tied model may have lm_head or not."""
+    output = Output("output.weight", "lm_head.weight", "vocab_size hidden_size")
+    return (
+        one(once, "token_embd.weight", "model.embed_tokens.weight", "vocab_size hidden_size"),
+        one(once, "output_norm.weight", "model.norm.weight", "hidden_size"),
+        Rule(untied, (output,)),
+        Rule(tied, (output,), optional=True),
+    )
+
+
+def attention(rotated: Arrange = renamed) -> tuple[Rule, ...]:
+    """Return the rules of attention with its norm; `rotated` arranges rows of queries and keys."""
+    biased, normed = layers_if("attention_bias"), layers_if("qk_norm")
+    return (
+        in_layer(layers, "attn_norm.weight", "input_layernorm.weight", "hidden_size"),
+        in_layer(layers, "attn_q.weight", "self_attn.q_proj.weight", "q_rows hidden_size", rotated),
+        in_layer(layers, "attn_k.weight", "self_attn.k_proj.weight", "kv_rows hidden_size", rotated),
+        in_layer(layers, "attn_v.weight", "self_attn.v_proj.weight", "kv_rows hidden_size"),
+        in_layer(layers, "attn_output.weight", "self_attn.o_proj.weight", "hidden_size q_rows"),
+        in_layer(biased, "attn_q.bias", "self_attn.q_proj.bias", "q_rows", rotated),
+        in_layer(biased, "attn_k.bias", "self_attn.k_proj.bias", "kv_rows", rotated),
+        in_layer(biased, "attn_v.bias", "self_attn.v_proj.bias", "kv_rows"),
+        in_layer(layers_if("output_bias"), "attn_output.bias", "self_attn.o_proj.bias", "hidden_size"),
+        in_layer(normed, "attn_q_norm.weight", "self_attn.q_norm.weight", "q_norm_cols"),
+        in_layer(normed, "attn_k_norm.weight", "self_attn.k_norm.weight", "k_norm_cols"),
+    )
+
+
+def dense_blocks() -> tuple[Rule, ...]:
+    """Return the rules of the feed-forward blocks of layers without experts."""
+    biased = layers_if("mlp_bias", dense_layers)
+    rules = []
+    for part, rows, cols in (
+        ("gate", "intermediate_size", "hidden_size"),
+        ("up", "intermediate_size", "hidden_size"),
+        ("down", "hidden_size", "intermediate_size"),
+    ):
+        source = f"mlp.{part}_proj"
+        rules.append(in_layer(dense_layers, f"ffn_{part}.weight", f"{source}.weight", f"{rows} {cols}"))
+        rules.append(in_layer(biased, f"ffn_{part}.bias", f"{source}.bias", rows))
+    return tuple(rules)
+
+
+def expert_stacks(where: Where, prefix: str, down: str, gate: str, up: str, order: str) -> Rule:
+    """Return the rule that stacks the experts of a layer; its stacks are complete at the same moment.
+
+    prefix          of an expert's names within the layer: "mlp.experts.{expert}"
+    down, gate, up  what the family calls the matrices of an expert
+    order           of the stacks in the file: "down gate up"
+    """
+    sizes = {
+        "down": "hidden_size moe_intermediate_size",
+        "gate": "moe_intermediate_size hidden_size",
+        "up": "moe_intermediate_size hidden_size",
+    }
+    names = {"down": down, "gate": gate, "up": up}
+    return Rule(where, tuple(
+        Output(
+            f"blk.{{layer}}.ffn_{part}_exps.weight",
+            f"model.layers.{{layer}}.{prefix}.{names[part]}.weight", sizes[part], stacked,
+        )
+        for part in order.split()
+    ))  # fmt: skip
+
+
+def shared_experts(where: Where) -> tuple[Rule, ...]:
+    return (
+        in_layer(where, "ffn_gate_shexp.weight", "mlp.shared_experts.gate_proj.weight",
+                 "shared_intermediate_size hidden_size"),
+        in_layer(where, "ffn_up_shexp.weight", "mlp.shared_experts.up_proj.weight",
+                 "shared_intermediate_size hidden_size"),
+        in_layer(where, "ffn_down_shexp.weight", "mlp.shared_experts.down_proj.weight",
+                 "hidden_size shared_intermediate_size"),
+    )  # fmt: skip
+
+
+def mtp() -> tuple[Rule, ...]:
+    """Return the rules of what an MTP layer has besides those of any other layer."""
+    return (
+        in_layer(mtp_layers, "nextn.eh_proj.weight", "eh_proj.weight", "hidden_size concat_size"),
+        in_layer(mtp_layers, "nextn.embed_tokens.weight", "embed_tokens.weight", "vocab_size hidden_size"),
+        in_layer(mtp_layers, "nextn.enorm.weight", "enorm.weight", "hidden_size"),
+        in_layer(mtp_layers, "nextn.hnorm.weight", "hnorm.weight", "hidden_size"),
+        in_layer(mtp_layers, "nextn.shared_head_head.weight", "shared_head.head.weight",
+                 "vocab_size hidden_size"),
+        in_layer(mtp_layers, "nextn.shared_head_norm.weight", "shared_head.norm.weight", "hidden_size"),
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Llama, with Mistral and Mixtral, which its files describe too."""

@@ -1,0 +1,1 @@
+"""Qwen 2 and 2.5, and distills of that shape."""

@@ -1,0 +1,1 @@
+"""Qwen 3, and distills of that shape."""

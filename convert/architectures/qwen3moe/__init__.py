@@ -1,0 +1,1 @@
+"""Qwen 3 with routed experts."""
