@@ -17,6 +17,8 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType({
     "DeepseekV2ForCausalLM": "convert.architectures.deepseek2",
     "DeepseekV3ForCausalLM": "convert.architectures.deepseek2",
     "YoutuForCausalLM": "convert.architectures.deepseek2",
+    "DeepseekV32ForCausalLM": "convert.architectures.deepseek32",
+    "GlmMoeDsaForCausalLM": "convert.architectures.glm_moe_dsa",
     "Glm4MoeLiteForCausalLM": "convert.architectures.glm4_moe_lite",
     "KimiVLForConditionalGeneration": "convert.architectures.kimi",
     "KimiK25ForConditionalGeneration": "convert.architectures.kimi",

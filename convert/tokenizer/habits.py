@@ -13,11 +13,13 @@ class Habits:
     pre_tokenizers   name of a cutting in KNOWN -> the name by which llama.cpp's files of this family call it
     special_tokens   kind ("bos", "eot" ...) -> text of the added token that is of this kind, where no file
                      names one
+    adds_bos         whether text begins with the bos token, whatever the files say
     tiktoken         whether the family's tiktoken.model is read; see vocab_tiktoken
     """
 
     pre_tokenizers: Mapping[str, str] = field(default_factory=dict)
     special_tokens: Mapping[str, str] = field(default_factory=dict)
+    adds_bos: bool = False
     tiktoken: bool = False
 
 

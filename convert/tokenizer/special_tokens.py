@@ -92,6 +92,9 @@ def read_special_tokens(
         elif kind == "TemplateProcessing":
             named = _after_template(named, processor)
     adds, add_notes = _adds(named, tokenizer_config, byte_level)
+    if habits.adds_bos and adds.get("bos") is not True:
+        adds["bos"] = True
+        add_notes.append("add_bos_token: true, as this family wants it; the tokenizer's files don't say so")
     named_tokens = {text: token_id for token_id, text in reversed(list(enumerate(tokens)))} if by_name else {}
     ids, id_notes = _ids(
         folder, named, config, tokenizer_json, named_tokens, len(tokens), default_ids or {}, habits

@@ -20,6 +20,9 @@ from quantize.roles import float32_reason, tensor_role
 OUTTYPES: dict[str, GGMLType] = {"f32": F32, "f16": F16, "bf16": BF16, "q8_0": Q8_0}
 """Types that --outtype may name, besides `auto`."""
 
+_KEPT_PARTS: tuple[tuple[str, str], ...] = (("indexer.proj.weight", "weights of the indexer's heads"),)
+"""Parts of names of tensors that the converter keeps in F32 and the quantizer does not -> why."""
+
 
 def is_outtype(name: str) -> bool:
     """Return whether `name` is one of the converter's output types, not a file type of the quantizer."""
@@ -61,10 +64,15 @@ def outtype_plan(
     return Plan("MXFP4_MOE" if keeps_mxfp4 else wanted.name, plans, findings=tuple(fallbacks(plans)))
 
 
+def _kept_reason(name: str) -> str | None:
+    """Return why the converter alone keeps a tensor in F32, None for one that it doesn't."""
+    return next((reason for part, reason in _KEPT_PARTS if part in name), None)
+
+
 def _tensor_plan(tensor: TensorInfo, wanted: GGMLType, kept: Container[GGMLType]) -> TensorPlan:
     target, decider, reason = wanted, Decider.OPTION, f"--outtype {wanted.name.lower()}"
     fell_from = None
-    delicate = float32_reason(tensor.name, tensor.shape)
+    delicate = float32_reason(tensor.name, tensor.shape) or _kept_reason(tensor.name)
     if tensor.type in kept:
         target, decider, reason = tensor.type, Decider.KEPT, f"{tensor.type.name} in the checkpoint"
     elif delicate is not None:

@@ -46,7 +46,7 @@ _YARN = {
     "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 0.707, "mscale_all_dim": 0.707,
 }  # fmt: skip
 
-STYLES: Mapping[str, dict[str, Any]] = {
+STYLES: dict[str, dict[str, Any]] = {
     "v3": _SIZES | {
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "q_lora_rank": 56,
         "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "topk_method": "noaux_tc",

@@ -130,15 +130,20 @@ METADATA: tuple[Key, ...] = (
 
 
 def read_metadata(
-    metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
+    metadata: Metadata,
+    shapes: Mapping[str, tuple[int, ...]],
+    path: str | Path,
+    *,
+    gguf_name: str = GGUF_NAME,
 ) -> DeepseekConfig:
     """Return what the keys and tensors of a GGUF file say about the model.
 
     shapes  tensor name -> shape, rows first
     path    the file, for messages
+    gguf_name  what the keys begin with
     raises  FormatError, MissingTensor, UnsupportedCheckpoint, BadRequest, naming the file and the key
     """
-    hparams = read_hparams(metadata, GGUF_NAME, path)
+    hparams = read_hparams(metadata, gguf_name, path)
     size = hparams.size
     n_mtp = size("nextn_predict_layers", 0)
     n_layers = size("block_count") - n_mtp
@@ -149,7 +154,7 @@ def read_metadata(
     if min(n_layers, heads, rope, value_head) < 1 or qk_head <= rope:
         raise FormatError(
             f"{path}: {n_layers} layers, {heads} heads, {rope} of {qk_head} key columns rotated,"
-            f" {value_head} value columns: expected a deepseek2 model"
+            f" {value_head} value columns: expected a {gguf_name} model"
         )
     is_v3 = any(name.endswith("exp_probs_b.bias") for name in shapes)
     groups = size("expert_group_count", 1) or 1

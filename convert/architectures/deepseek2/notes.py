@@ -9,9 +9,15 @@ from gguf_tools.errors import BadRequest
 
 def notes(config: DeepseekConfig, options: Options) -> tuple[str, ...]:
     """Return a note for each way in which llama.cpp won't load this model or computes something else."""
+    lite = _lite_note(config)
+    return (*((lite,) if lite else ()), *common_notes(config, options))
+
+
+def common_notes(config: DeepseekConfig, options: Options) -> tuple[str, ...]:
+    """Return the notes that later families share, whose depth says nothing of their queries."""
     return tuple(note for note in (
-        _lite_note(config), _group_note(config), _norm_note(config), _yarn_note(config), _beta_note(config),
-        _eps_note(config), _gating_note(config),
+        _group_note(config), _norm_note(config), _yarn_note(config), _beta_note(config), _eps_note(config),
+        _gating_note(config),
     ) if note)  # fmt: skip
 
 

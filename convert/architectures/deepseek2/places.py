@@ -18,10 +18,10 @@ def settle(config: DeepseekConfig, options: Options, names: Container[str] | Non
 
     names  of the checkpoint's weights; None where they aren't known, which counts as having them
     """
-    if options.mtp is not None:
+    if options.mtp is not None or not config.num_nextn_predict_layers:
         return options
     norm = f"model.layers.{config.num_hidden_layers}.input_layernorm.weight"
-    there = config.num_nextn_predict_layers > 0 and (names is None or norm in names)
+    there = names is None or norm in names
     return replace(options, mtp=there and config.architecture in KEEPS_MTP)
 
 

@@ -13,15 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convert.architectures import find_architecture
-from convert.architectures.base import build
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights import open_weights
-from gguf_tools.ggml_types import F32
-from gguf_tools.layout import FileLayout
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Value
-from gguf_tools.writer import GGUFWriter
+from tests.convert.f32_files import write_f32
 from tests.support import oracle
 from tests.support.checkpoints import (
     add_mtp_layer,
@@ -39,24 +33,6 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
 
 TOKENS = [int(n) for n in np.random.RandomState(7).randint(0, 320, 48)]
-
-
-def write_f32(folder: Path, path: Path, **options: Any) -> Path:
-    """Write the model in `folder` as an F32 file without a tokenizer."""
-    with Checkpoint(folder) as checkpoint:
-        conversion = build(find_architecture(checkpoint.config), open_weights(checkpoint), options)
-        metadata = {
-            "general.architecture": Value.string("deepseek2"),
-            **conversion.metadata,
-            "tokenizer.ggml.model": Value.string("none"),
-        }
-        layout = FileLayout.of(metadata, [TensorInfo(t.name, t.shape, F32) for t in conversion.tensors])
-        with GGUFWriter(path, layout) as writer:
-            for tensor in conversion.tensors:
-                rows = tensor.read_rows(0, int(np.prod(tensor.shape[:-1]))).astype(np.float32)
-                writer.write(layout.offset_of(tensor.name), rows.tobytes())
-            writer.publish()
-    return path
 
 
 def transformers_logits(folder: Path) -> np.ndarray:
