@@ -18,15 +18,19 @@ from gguf_tools.errors import OutputError
 _COPY_BYTES = 32 << 20
 
 
-class States(Protocol):
-    """Rows that can be read and written by number."""
-
-    n_rows: int
-    n_cols: int
+class Rows(Protocol):
+    """Rows that can be read by number."""
 
     def read(self, start: int, stop: int) -> torch.Tensor:
         """Return rows `start` to `stop`; the caller must not change them."""
         ...
+
+
+class States(Rows, Protocol):
+    """Rows that can be read and written by number."""
+
+    n_rows: int
+    n_cols: int
 
     def write(self, start: int, rows: torch.Tensor) -> None: ...
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch.nn.functional import linear
 
-from forward.hidden_states import States
+from forward.hidden_states import Rows
 from forward.load import Loader
 from forward.norm import RMSNorm
 from forward.workers import Workers
@@ -32,9 +33,13 @@ class Head:
     """
 
     load: Loader
-    states: States
+    states: Rows
     norm: RMSNorm
     matrix: str
+
+    @property
+    def path(self) -> Path:
+        return self.load.path
 
     @property
     def vocab_size(self) -> int:
@@ -48,6 +53,24 @@ class Head:
         """Return the float32 logits of hidden states `start` to `stop` for some rows of the matrix."""
         hidden = self.states.read(start, stop).to(self.load.device)
         return linear(self.norm(hidden).to(self.load.dtype), weight).float()
+
+
+class LogitSource(Protocol):
+    """Where logits come from, slice by slice: a model's end, or a file."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def read(self, start: int, stop: int) -> torch.Tensor:
+        """Return what `logits` needs for tokens `start` to `stop` of the vocabulary, in any form."""
+        ...
+
+    def logits(self, start: int, stop: int, weight: torch.Tensor) -> torch.Tensor:
+        """Return the float32 logits after tokens `start` to `stop` of the text, for what `read` has read."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -96,7 +119,7 @@ def slices(vocab_size: int) -> Iterator[tuple[int, int]]:
 
 @torch.inference_mode()
 def sweep_vocabulary(
-    heads: Sequence[Head], positions: Positions, visitors: Sequence[LogitVisitor], n_workers: int = 1
+    heads: Sequence[LogitSource], positions: Positions, visitors: Sequence[LogitVisitor], n_workers: int = 1
 ) -> None:
     """Show the logits of one or more models to all visitors.
 
@@ -106,7 +129,7 @@ def sweep_vocabulary(
     """
     sizes = [head.vocab_size for head in heads]
     if len(set(sizes)) > 1:
-        shown = ", ".join(f"{head.load.path} has {size}" for head, size in zip(heads, sizes, strict=True))
+        shown = ", ".join(f"{head.path} has {size}" for head, size in zip(heads, sizes, strict=True))
         raise BadRequest(f"models with vocabularies of different sizes: {shown} tokens")
 
     def take_chunk(task: tuple[int, int, list[torch.Tensor]]) -> int:

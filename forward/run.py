@@ -99,15 +99,19 @@ def forward_pass(
     options: ForwardOptions,
     folder: WorkFolder,
     advance: Callable[[float], None],
+    n_workers: int | None = None,
 ) -> Iterator[ForwardPass]:
     """Give a pass of `text` through `source`, which resumes what the work folder has.
 
-    advance  called with the share of a layer, 0 to 1, that has been computed since the last call
-    raises   BadActivation for NaN or infinity in the embeddings
+    advance    called with the share of a layer, 0 to 1, that has been computed since the last call
+    n_workers  threads that take chunks, where several passes share what `threads_for` gives; None: the pass
+               is alone, and takes all
+    raises     BadActivation for NaN or infinity in the embeddings
     """
     load, network = source.loader_for(options), source.network
     with ExitStack() as opened:
-        n_workers = opened.enter_context(threads_for(text.n_chunks, load.device))
+        if n_workers is None:
+            n_workers = opened.enter_context(threads_for(text.n_chunks, load.device))
         in_memory = text.inputs.size * network.hidden_size * (8 + load.dtype.itemsize) <= options.memory_bytes
         size = text.inputs.size, network.hidden_size
         states = LayerStates(folder, size, load.dtype, in_memory=in_memory, opened=opened)

@@ -14,14 +14,15 @@ from gguf_tools.lazy import lazy_names
 
 if TYPE_CHECKING:
     from quality.evaluation import Evaluation
-    from quality.options import EvaluateOptions
+    from quality.options import EvaluateOptions, LogitsFile
     from quality.pipeline import evaluate
 
-__all__ = ["EvaluateOptions", "Evaluation", "evaluate"]
+__all__ = ["EvaluateOptions", "Evaluation", "LogitsFile", "evaluate"]
 
 _HOMES = {
     "EvaluateOptions": "quality.options",
     "Evaluation": "quality.evaluation",
+    "LogitsFile": "quality.options",
     "evaluate": "quality.pipeline",
 }
 

@@ -11,7 +11,7 @@ from forward.arguments import add_context_argument, add_run_arguments, forward_o
 from gguf_tools import __version__, command
 
 if TYPE_CHECKING:
-    from quality.options import EvaluateOptions
+    from quality.options import EvaluateOptions, LogitsFile
     from quality.report.points import Earlier
 
 DESCRIPTION = """\
@@ -37,27 +37,51 @@ Weights are what the file says, decoded exactly, and activations stay float. So 
 own, not that of one engine's kernels: llama.cpp also rounds activations to 8 bits, which adds about 0.0005
 to KLD on a small trained model. Compare files by numbers from one tool.
 
+the base without the base:
+  --keep DIR keeps what later runs need of it, when they are called with the same BASE, text and --keep. BASE
+  is not read again then, and may be gone. That takes 4 bytes x layers x measured tokens x columns of hidden
+  states, and the output matrix.
+
+  --kl-divergence-base FILE writes the log probabilities of BASE: two bytes for each measured token and token
+  of the vocabulary. With --kl-divergence it reads them, as in llama-perplexity, and there is no BASE: all
+  models are compared with the file. It has its own tokens, so no text is needed. It knows no layers, so no
+  drift is shown, and its 16 bits for a logit add about 1e-6 to KLD.
+
 examples:
   evaluate DeepSeek-V2-Lite -f wiki.test.raw lite-Q4_K_M.gguf lite-IQ3_XXS.gguf
   evaluate lite-bf16.gguf -f wiki.test.raw --chunks 40 --json lite.json lite-Q*.gguf
   evaluate lite-bf16.gguf -f wiki.test.raw --html report.html --compare-with stock.json mine-*.gguf
+  evaluate --kl-divergence-base lite.kld --kl-divergence lite-Q4_K_M.gguf
 
-With --json or --work, a run that was interrupted resumes after its last whole layer when it is called again
-in the same way. What it needs for that is in FILE.work, or DIR, until all is done."""
+With --json, --html or --work, a run that was interrupted resumes after its last whole layer when it is called
+again in the same way. What it needs for that is in FILE.work, or DIR, until all is done."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    return command.run(_parser(), _evaluate, argv)
+    parser = _parser()
+    return command.run(parser, lambda args: _evaluate(parser, args), argv)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = command.make_parser("evaluate", DESCRIPTION, epilog=EPILOG, version=__version__)
-    parser.add_argument("base", type=Path, metavar="BASE", help="the model that others are compared with")
-    parser.add_argument("quants", type=Path, nargs="+", metavar="QUANT", help="GGUF file made of BASE")
+    parser.add_argument(
+        "base", type=Path, metavar="BASE",
+        help="the model that others are compared with; with --kl-divergence, one of the others",
+    )  # fmt: skip
+    quants = parser.add_argument(
+        "quants", type=Path, nargs="+", default=[], metavar="QUANT", help="GGUF file made of BASE"
+    )
+    # Not "*", which is content with nothing between BASE and -f and then refuses what comes behind.
+    quants.required = False
     what = parser.add_argument_group("what to measure")
     what.add_argument(
-        "-f", "--file", dest="text", type=Path, required=True, metavar="TEXT", help="UTF-8 text"
+        "-f",
+        "--file",
+        dest="text",
+        type=Path,
+        metavar="TEXT",
+        help="UTF-8 text; needed without --kl-divergence",
     )
     add_context_argument(what)
     what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
@@ -74,32 +98,41 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     what.add_argument(
         "--kl-divergence-base", type=Path, metavar="FILE",
-        help="also write the log probabilities of BASE, for llama-perplexity --kl-divergence: two bytes for"
-        " each measured token and token of the vocabulary",
+        help="also write the log probabilities of BASE, as llama-perplexity; with --kl-divergence, read them",
+    )  # fmt: skip
+    what.add_argument(
+        "--kl-divergence",
+        action="store_true",
+        help="compare with --kl-divergence-base FILE instead of a BASE",
+    )
+    what.add_argument(
+        "--keep", type=Path, metavar="DIR",
+        help="keep the base's states in DIR, or use those that an earlier run has kept there",
     )  # fmt: skip
     run = add_run_arguments(parser)
     run.add_argument(
         "--work", type=Path, metavar="DIR",
-        help="where finished layers are kept (default: FILE.work with --json, else a temporary folder)",
+        help="where finished layers are kept (default: FILE.work beside --json or --html, else a temporary"
+        " folder in $TMPDIR or /var/tmp)",
     )  # fmt: skip
     return parser
 
 
-def _evaluate(args: argparse.Namespace) -> None:
-    from gguf_tools.errors import BadRequest
+def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     from gguf_tools.text import json_text
     from quality.pipeline import evaluate
     from quality.progress import EvaluationBar
     from quality.table import evaluation_lines
 
-    outputs = [path for path in (args.json, args.html, args.kl_divergence_base) if path is not None]
-    for output in outputs:
-        _refuse_output(output, (args.base, args.text, *args.quants, *args.compare_with))
-    if args.compare_with and args.html is None:
-        raise BadRequest("--compare-with is for the page: --html is missing")
+    base, quants = _models(parser, args)
+    logits = None if args.kl_divergence else args.kl_divergence_base
+    outputs = [path for path in (args.json, args.html, logits) if path is not None]
+    inputs = [path for path in (args.base, *args.quants, args.text, *args.compare_with) if path is not None]
+    for output in (*outputs, *([args.keep] if args.keep is not None else [])):
+        _refuse_output(output, inputs)
     earlier = [] if args.html is None else _prepare_page(args)
     with EvaluationBar() as bar:
-        evaluation = evaluate(args.base, args.text, args.quants, _options(args), bar)
+        evaluation = evaluate(base, args.text, quants, _options(args, logits), bar)
     for line in evaluation_lines(evaluation):
         print(line)
     if args.json is not None:
@@ -112,6 +145,25 @@ def _evaluate(args: argparse.Namespace) -> None:
         print(f"wrote {output}")
 
 
+def _models(
+    parser: argparse.ArgumentParser, args: argparse.Namespace
+) -> tuple[Path | LogitsFile, list[Path]]:
+    """Return the base and what to compare with it; end with arguments that contradict each other."""
+    from quality.options import LogitsFile
+
+    if args.compare_with and args.html is None:
+        parser.error("--compare-with is for the page: --html is missing")
+    if args.kl_divergence:
+        if args.kl_divergence_base is None:
+            parser.error("--kl-divergence compares with a file: --kl-divergence-base FILE is missing")
+        return LogitsFile(args.kl_divergence_base), [args.base, *args.quants]
+    if args.text is None:
+        parser.error("-f TEXT is missing")
+    if not args.quants:
+        parser.error(f"{args.base}: no model to compare with this one, the base")
+    return args.base, args.quants
+
+
 def _prepare_page(args: argparse.Namespace) -> list[Earlier]:
     """Return the earlier evaluations; refuse, before hours of computing, what no page can be made of."""
     import hashlib
@@ -121,26 +173,28 @@ def _prepare_page(args: argparse.Namespace) -> list[Earlier]:
 
     require_matplotlib()
     earlier = [read_earlier(path) for path in args.compare_with]
-    if earlier and args.text.is_file():
+    if earlier and args.text is not None and args.text.is_file():
         digest = hashlib.sha256(args.text.read_bytes()).hexdigest()
         for each in earlier:
             refuse_another_text(each, digest, args.ctx_size)
     return earlier
 
 
-def _options(args: argparse.Namespace) -> EvaluateOptions:
+def _options(args: argparse.Namespace, logits: Path | None) -> EvaluateOptions:
     from forward.text import Cut
     from quality.options import EvaluateOptions
 
     work = args.work
-    if work is None and args.json is not None:
-        work = args.json.with_name(args.json.name + ".work")
+    output = args.json or args.html
+    if work is None and output is not None:
+        work = output.with_name(output.name + ".work")
     return EvaluateOptions(
         cut=Cut(args.ctx_size, n_chunks=None if args.chunks < 0 else args.chunks),
         forward=forward_options(args),
         work=work,
         restart=args.restart,
-        logits=args.kl_divergence_base,
+        logits=logits,
+        keep=args.keep,
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from forward.hidden_states import States
+from forward.hidden_states import Rows
 from forward.logits import Positions
 from forward.observe import Arrays, Silent
 
@@ -69,8 +69,8 @@ class Routes(Silent):
 def drift_of(
     layer: int,
     positions: Positions,
-    base: States,
-    model: States,
+    base: Rows,
+    model: Rows,
     base_routes: Arrays,
     model_routes: Arrays,
 ) -> LayerDrift:

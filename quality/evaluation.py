@@ -19,15 +19,15 @@ from quality.worst_layer import WorstLayer
 class EvaluatedText:
     """The text that models were measured on.
 
-    sha256             of the file's bytes
+    path, sha256       of the file, and of its bytes; None where only the tokens were given
     n_tokens_measured  tokens whose predictions count, of all chunks
     tokens             of all chunks, int64 (n_chunks, chunk_size)
     spelled            the bytes that each token of the vocabulary stands for
     first              position of the first token of a chunk whose prediction of the next one is measured
     """
 
-    path: Path
-    sha256: str
+    path: Path | None
+    sha256: str | None
     n_chunks: int
     chunk_size: int
     n_tokens_measured: int
@@ -51,8 +51,9 @@ class EvaluatedModel:
 
     n_bytes          size of its file or files
     bits_per_weight  of its tensors
-    layers           how far it has moved from the base after each layer
-    worst_layer      the layer that adds most to the drift, and the errors of its tensors
+    layers           how far it has moved from the base after each layer; empty where only the base's logits
+                     are known
+    worst_layer      the layer that adds most to the drift, and the errors of its tensors; None without layers
     tokens           what was measured of each token
     tensors          all that the file has, in its order
     """
@@ -62,7 +63,7 @@ class EvaluatedModel:
     bits_per_weight: float
     divergence: Divergence
     layers: tuple[LayerDrift, ...]
-    worst_layer: WorstLayer
+    worst_layer: WorstLayer | None
     tokens: TokenValues = field(repr=False)
     tensors: tuple[TensorSize, ...] = field(repr=False)
 
@@ -87,7 +88,7 @@ class Evaluation:
         text = self.text
         return {
             "text": {
-                "path": str(text.path),
+                "path": None if text.path is None else str(text.path),
                 "sha256": text.sha256,
                 "n_chunks": text.n_chunks,
                 "chunk_size": text.chunk_size,
@@ -131,11 +132,14 @@ def _model_json(model: EvaluatedModel) -> dict[str, Any]:
             {"layer": layer.layer, "drift": layer.drift, "routing_changed": layer.routing_changed}
             for layer in model.layers
         ],
-        "worst_layer": {
-            "layer": model.worst_layer.layer,
-            "tensors": [
-                {"name": tensor.name, "type": tensor.type, "error": tensor.error}
-                for tensor in model.worst_layer.tensors
-            ],
-        },
+        "worst_layer": None if model.worst_layer is None else _worst_json(model.worst_layer),
+    }
+
+
+def _worst_json(worst: WorstLayer) -> dict[str, Any]:
+    return {
+        "layer": worst.layer,
+        "tensors": [
+            {"name": tensor.name, "type": tensor.type, "error": tensor.error} for tensor in worst.tensors
+        ],
     }

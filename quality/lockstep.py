@@ -8,80 +8,85 @@ hidden states after that layer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from forward.layer import run_layer
-from forward.logits import Head, Positions
+from forward.logits import LogitSource, Positions
 from forward.observe import Arrays
 from forward.perplexity import predicted_positions
 from forward.run import ForwardPass
-from gguf_tools.errors import BadActivation
-from quality.drift import LayerDrift, Routes, drift_of
+from quality.base import ComputedBase, LayeredBase, compute_layer, finish_layer, head_of
+from quality.drift import LayerDrift, drift_of
 
 
 @dataclass(frozen=True)
 class Lockstep:
-    """A base, and models that are compared with it; all of them on the same text."""
+    """A base, and models that are compared with it; all of them on the same text.
 
-    base: ForwardPass
+    base       None where only logits of it are known: then no drift is measured
+    base_head  returns what gives the base's logits, once all layers are computed
+    """
+
+    base: LayeredBase | None
+    base_head: Callable[[], LogitSource]
     models: Sequence[ForwardPass]
 
     @property
+    def n_layers(self) -> int:
+        """Number of layers of each model."""
+        return self.models[0].source.network.n_layers
+
+    @property
     def n_layers_done(self) -> int:
-        """Number of layers that earlier runs have left, of all models together."""
-        return sum(max(0, each.folder.done + 1) for each in (self.base, *self.models))
+        """Number of layers that need not be computed any more, of all models together."""
+        base = 0 if self.base is None else self.base.n_layers_done
+        return base + sum(max(0, each.folder.done + 1) for each in self.models)
+
+    @property
+    def n_layers_in_all(self) -> int:
+        return self.n_layers * (len(self.models) + (self.base is not None))
 
     def run(self) -> None:
         """Compute the layers that are not done.
 
         raises  BadActivation naming model, layer and tensor for NaN or infinity; finished layers stay
         """
-        positions = predicted_positions(self.base.text)
-        for layer in range(self._first_missing(), self.base.source.network.n_layers):
-            if self.base.folder.done < layer:
-                _finish(self.base, layer, _compute(self.base, layer))
+        positions = predicted_positions(self.models[0].text)
+        for layer in range(self._first_missing(), self.n_layers):
+            if self.base is not None:
+                self.base.compute(layer)
             for model in self.models:
                 if model.folder.done < layer:
-                    _finish(model, layer, self._compare(model, layer, positions).arrays())
+                    routes = compute_layer(model, layer)
+                    finish_layer(model, layer, self._drift(model, layer, positions, routes))
 
     def drift(self, model: ForwardPass) -> tuple[LayerDrift, ...]:
-        """Return the drift of a model that has been computed, by layer."""
-        layers = range(model.source.network.n_layers)
-        return tuple(LayerDrift.of(layer, model.folder.arrays(layer)) for layer in layers)
+        """Return the drift of a model that has been computed, by layer; nothing without a layered base."""
+        if self.base is None:
+            return ()
+        return tuple(LayerDrift.of(layer, model.folder.arrays(layer)) for layer in range(self.n_layers))
 
-    def heads(self) -> list[Head]:
-        """Return the ends of all models, the base's first."""
-        return [
-            Head(each.load, each.last(), each.output_norm(), each.source.network.output)
-            for each in (self.base, *self.models)
-        ]
+    def heads(self) -> list[LogitSource]:
+        """Return the ends of all models but the base."""
+        return [head_of(model) for model in self.models]
+
+    @property
+    def computed_base(self) -> ForwardPass | None:
+        """The base's own pass, if it was computed: then its weights are there, too."""
+        return self.base.forward if isinstance(self.base, ComputedBase) else None
 
     def _first_missing(self) -> int:
-        return min(each.folder.done for each in (self.base, *self.models)) + 1
+        done = [model.folder.done for model in self.models]
+        if self.base is not None:
+            done.append(self.base.n_layers_done - 1)
+        return max(0, min(done) + 1)
 
-    def _compare(self, model: ForwardPass, layer: int, positions: Positions) -> LayerDrift:
-        routes = _compute(model, layer)
-        return drift_of(
-            layer,
-            positions,
-            self.base.states.after(layer),
-            model.states.after(layer),
-            self.base.folder.arrays(layer),
-            routes,
+    def _drift(self, model: ForwardPass, layer: int, positions: Positions, routes: Arrays) -> Arrays:
+        """Return how far a model has drifted, for its work folder; nothing without a layered base."""
+        base = self.base
+        if base is None:
+            return {}
+        drift = drift_of(
+            layer, positions, base.after(layer), model.states.after(layer), base.routes(layer), routes
         )
-
-
-def _compute(model: ForwardPass, layer: int) -> Arrays:
-    """Compute one layer, and return where its tokens went."""
-    routes = Routes()
-    try:
-        run_layer(model.sweep, layer, *model.states.around(layer), routes)
-    except BadActivation as error:
-        raise BadActivation(f"{model.source.path}: {error}") from error
-    return routes.arrays()
-
-
-def _finish(model: ForwardPass, layer: int, arrays: Arrays) -> None:
-    model.states.save(layer)
-    model.folder.finish_layer(layer, arrays)
+        return drift.arrays()

@@ -18,35 +18,38 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from forward.logits import Head, Positions, sweep_vocabulary
+from forward.logits import LogitSource, Positions, sweep_vocabulary
 from forward.perplexity import predicted_positions
 from forward.text import Text
 from gguf_tools.errors import OutputError
 
-_MAGIC = b"_logits_"
+MAGIC = b"_logits_"
+HEADER_BYTES = len(MAGIC) + 12
+
 _RANGE = 16.0
 """Logits that are farther below the largest one share the lowest code."""
 
 _LARGEST_CODE = 65535
-_ROW_HEADER_BYTES = 8
+ROW_HEADER_BYTES = 8
 
 
-def write_logits(head: Head, text: Text, path: Path, n_workers: int = 1) -> None:
+def write_logits(head: LogitSource, device: torch.device, text: Text, path: Path, n_workers: int = 1) -> None:
     """Write the log probabilities of a model for all measured tokens of a text.
 
     The vocabulary is swept twice: for the range of each row, and for its codes.
 
+    device  where logits are formed
     raises  OutputError when the file can't be written
     """
     positions = predicted_positions(text)
-    ranges = _Ranges(positions, head.load.device)
+    ranges = _Ranges(positions, device)
     sweep_vocabulary([head], positions, [ranges], n_workers)
     partial = path.with_name(path.name + ".partial")
     try:
         fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
             header = np.array([text.chunk_size, head.vocab_size, text.n_chunks], np.int32).tobytes()
-            start = _MAGIC + header + text.tokens.astype(np.int32).tobytes()
+            start = MAGIC + header + text.tokens.astype(np.int32).tobytes()
             _write_at(fd, start, 0)
             codes = _Codes(fd, len(start), ranges, head.vocab_size)
             sweep_vocabulary([head], positions, [codes], n_workers)
@@ -94,7 +97,7 @@ class _Codes:
         self._scales = ((ranges.largest - self._lowest) / _LARGEST_CODE).float()
         log_probs = self._lowest - ranges.largest - ranges.sums.log()
         self._headers = torch.stack([self._scales, log_probs.float()], -1).cpu().numpy()
-        self._row_bytes = _ROW_HEADER_BYTES + 2 * (vocab_size + vocab_size % 2)
+        self._row_bytes = ROW_HEADER_BYTES + 2 * (vocab_size + vocab_size % 2)
         self._vocab_size = vocab_size
 
     def visit(self, chunk: int, first: int, logits: Sequence[torch.Tensor]) -> None:
@@ -103,7 +106,7 @@ class _Codes:
         codes = torch.where(scales > 0, above / scales, 0.0).round_().clamp_(max=_LARGEST_CODE)
         rows = codes.to(torch.int32).cpu().numpy().astype(np.uint16)
         for number, row in enumerate(rows, chunk * len(rows)):
-            _write_at(self._fd, row.tobytes(), self._place(number) + _ROW_HEADER_BYTES + 2 * first)
+            _write_at(self._fd, row.tobytes(), self._place(number) + ROW_HEADER_BYTES + 2 * first)
 
     def finish_chunk(self, chunk: int) -> None:
         headers = self._headers[chunk]

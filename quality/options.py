@@ -11,15 +11,23 @@ from forward.text import Cut
 
 
 @dataclass(frozen=True)
+class LogitsFile:
+    """A file of log probabilities that llama-perplexity has written, which can take a base's place."""
+
+    path: Path
+
+
+@dataclass(frozen=True)
 class EvaluateOptions:
     """What to evaluate, and how.
 
     cut      the part of the text that is used
     forward  how models are computed; `memory_bytes` is shared by all of them
     work     folder for finished layers, from which an interrupted run resumes; what is kept there is deleted
-             when all is done. None: a temporary one, without resuming
+             when all is done. None: a temporary one, without resuming, in $TMPDIR or /var/tmp
     restart  start over instead of resuming
     logits   file to write the base's log probabilities to, for llama-perplexity; None: no file
+    keep     folder where the base's states are kept, and found by later runs; None: they aren't kept
     """
 
     cut: Cut = field(default_factory=Cut)
@@ -27,6 +35,7 @@ class EvaluateOptions:
     work: Path | None = None
     restart: bool = False
     logits: Path | None = None
+    keep: Path | None = None
 
 
 class Reporter(Protocol):

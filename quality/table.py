@@ -22,11 +22,17 @@ _N_TENSORS = 3
 def evaluation_lines(evaluation: Evaluation) -> list[str]:
     """Return the measures of every model, one per line, and how far each has drifted, layer by layer."""
     text = evaluation.text
-    return [
-        f"{text.path}: {text.n_chunks} chunks of {text.chunk_size} tokens, {text.n_tokens_measured} measured",
+    name = evaluation.base_path if text.path is None else text.path
+    lines = [
+        f"{name}: {text.n_chunks} chunks of {text.chunk_size} tokens, {text.n_tokens_measured} measured",
         f"base {evaluation.base_path}: PPL {_estimate(evaluation.base_ppl, 4)}",
         "",
         *table([_HEADINGS, *map(_measures, evaluation.models)], right=range(1, len(_HEADINGS))),
+    ]
+    if not any(model.layers for model in evaluation.models):
+        return lines
+    return [
+        *lines,
         "",
         "drift of the hidden states by layer (share of expert choices that changed)",
         *table(_drift_rows(evaluation.models), right=range(len(evaluation.models) + 1)),
@@ -63,6 +69,8 @@ def _drift_rows(models: Sequence[EvaluatedModel]) -> list[Sequence[str]]:
 
 def _worst(model: EvaluatedModel) -> Sequence[str]:
     worst = model.worst_layer
+    if worst is None:
+        return model.path.name, "", ""
     tensors = (f"{tensor.name} {tensor.type} ({tensor.error:.5f})" for tensor in worst.tensors[:_N_TENSORS])
     return model.path.name, f"layer {worst.layer}", ", ".join(tensors)
 

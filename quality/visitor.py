@@ -3,6 +3,9 @@
 Let m and n be the maxima of the logits a of the base and b of a model. Three sums over the vocabulary are
 enough: A of e^(a-m), B of e^(b-n), and C of e^(a-m) (a - b). The divergence is C/A - ln A + ln B - m + n. A
 slice with a larger maximum shrinks the sums so far. Sums are float64: the terms cancel where models agree.
+
+A base from a file has log probabilities instead of logits, which are too high where they share the lowest
+code. llama-perplexity leaves those out, and takes the others as they are: e^m (C + A (ln B + n)).
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ class DivergenceVisitor:
 
     paths   of all models, for messages
     report  called with the number of chunks that are done, and of all
+    floor   of a base that has log probabilities: those not above it are left out; None: it has logits
     raises  BadActivation from `finish_chunk` for logits with NaN or infinity
 
     State of every model and measured token, each (n_models, n_chunks, n_positions):
@@ -35,10 +39,15 @@ class DivergenceVisitor:
     """
 
     def __init__(
-        self, text: Text, paths: Sequence[Path], device: torch.device, report: Callable[[int, int], object]
+        self,
+        text: Text,
+        paths: Sequence[Path],
+        device: torch.device,
+        report: Callable[[int, int], object],
+        floor: float | None = None,
     ) -> None:
         self.positions: Positions = predicted_positions(text)
-        self._paths, self._report = tuple(paths), report
+        self._paths, self._report, self._floor = tuple(paths), report, floor
         targets = text.tokens[:, self.positions.first + 1 : self.positions.stop + 1]
         self._targets = torch.from_numpy(targets).to(device)
         shape = len(paths), *targets.shape
@@ -68,6 +77,8 @@ class DivergenceVisitor:
             maxima = torch.maximum(before, top)
             shrink = torch.exp(before - maxima)
             weights = torch.exp(values - maxima[:, None])
+            if model == 0 and self._floor is not None:
+                weights = torch.where(values > self._floor, weights, 0.0)
             self._maxima[at] = maxima
             self._sums[at] = self._sums[at] * shrink + weights.sum(-1)
             if model == 0:
@@ -85,15 +96,21 @@ class DivergenceVisitor:
 
     def log_prob(self, model: int) -> np.ndarray:
         """Return the log probability of each measured token's successor, float64 (n_chunks, n_positions)."""
-        found = self._right[model] - self._maxima[model] - self._sums[model].log()
+        found = self._right[model]
+        if model or self._floor is None:
+            found = found - self._maxima[model] - self._sums[model].log()
         values: np.ndarray = found.cpu().numpy()
         return values
 
     def values(self, model: int) -> TokenValues:
         """Return what is known of each token for a model, counted from 1, against the base."""
         logs = self._sums.log()
-        kld = self._crosses[model] / self._sums[0] - logs[0] + logs[model]
-        kld = kld - self._maxima[0] + self._maxima[model]
+        if self._floor is None:
+            kld = self._crosses[model] / self._sums[0] - logs[0] + logs[model]
+            kld = kld - self._maxima[0] + self._maxima[model]
+        else:
+            kld = self._crosses[model] + self._sums[0] * (logs[model] + self._maxima[model])
+            kld = kld * torch.exp(self._maxima[0])
         return TokenValues(
             base_log_prob=self.log_prob(0),
             log_prob=self.log_prob(model),

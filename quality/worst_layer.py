@@ -35,16 +35,27 @@ class TensorError:
 class WorstLayer:
     """The layer that adds most to a model's drift.
 
-    tensors  the layer's, and those of the output, which no drift shows; the largest error comes first
+    tensors  the layer's, and those of the output, which no drift shows; the largest error comes first.
+             Nothing where the base's weights were not read
     """
 
     layer: int
     tensors: tuple[TensorError, ...]
 
 
-def find_worst_layer(base: ForwardPass, model: ForwardPass, layers: Sequence[LayerDrift]) -> WorstLayer:
-    """Return the layer that adds most to the drift of `model`, the first one if there is no drift."""
+def find_worst_layer(
+    base: ForwardPass | None, model: ForwardPass, layers: Sequence[LayerDrift]
+) -> WorstLayer | None:
+    """Return the layer that adds most to the drift of `model`, the first one if there is no drift.
+
+    base    None where its weights are not there: then no tensors are compared
+    layers  nothing is returned if there are none
+    """
+    if not layers:
+        return None
     worst = max(range(len(layers)), key=lambda number: _added(layers, number))
+    if base is None:
+        return WorstLayer(worst, ())
     errors = [*_errors_by_name(base, model, worst), *_errors_of_heads(base, model, worst)]
     return WorstLayer(worst, tuple(sorted(errors, key=lambda error: -error.error)))
 

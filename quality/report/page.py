@@ -90,10 +90,11 @@ def report_page(evaluation: Evaluation, earlier: Sequence[Earlier] = ()) -> str:
 
 def _heading(evaluation: Evaluation) -> Iterator[str]:
     text = evaluation.text
+    name = (evaluation.base_path if text.path is None else text.path).name
     yield f"<h1>{escape(printable(evaluation.base_path.name))}</h1>"
     yield (
         f'<p class="note">{text.n_tokens_measured:,} tokens measured, in {text.n_chunks} chunks of'
-        f" {text.chunk_size} tokens of {escape(printable(text.path.name))}. The base's perplexity is"
+        f" {text.chunk_size} tokens of {escape(printable(name))}. The base's perplexity is"
         f" {_estimate(evaluation.base_ppl, 4)}. KLD is the Kullback-Leibler divergence from the base, in"
         " nats.</p>"
     )

@@ -35,7 +35,7 @@ class Earlier:
     """
 
     path: Path
-    sha256: str
+    sha256: str | None
     n_chunks: int
     chunk_size: int
     base_ppl: float
@@ -75,7 +75,7 @@ def read_earlier(path: Path) -> Earlier:
         raise BadRequest(f"{path}: not what evaluate --json writes") from error
 
 
-def refuse_another_text(earlier: Earlier, sha256: str, chunk_size: int) -> None:
+def refuse_another_text(earlier: Earlier, sha256: str | None, chunk_size: int) -> None:
     """Raise BadRequest if the earlier evaluation used another text, or cut it otherwise."""
     for what, found, here in (
         ("text (sha256", earlier.sha256, sha256),

@@ -27,6 +27,8 @@ torch = pytest.importorskip("torch")
 from forward import logits  # noqa: E402
 from forward.options import ForwardOptions  # noqa: E402
 from forward.text import Cut, read_text  # noqa: E402
+from quality.base import compute_layer  # noqa: E402
+from quality.work import temporary_folder  # noqa: E402
 
 OPTIONS = quality.EvaluateOptions(cut=Cut(64, n_chunks=3), forward=ForwardOptions(n_threads=1))
 Made = Callable[[str], Path]
@@ -222,10 +224,40 @@ def test_an_interrupted_run_resumes(memory: int, made: Made, text: Path, tmp_pat
     assert not (tmp_path / "work").exists()
 
 
+def test_every_model_is_computed_by_all_threads(
+    made: Made, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def note(model: Any, layer: int) -> Any:
+        seen.append(model.n_workers)
+        return compute_layer(model, layer)
+
+    monkeypatch.setattr("quality.base.compute_layer", note)
+    monkeypatch.setattr("quality.lockstep.compute_layer", note)
+    before = torch.get_num_threads()
+    options = replace(OPTIONS, forward=ForwardOptions(n_threads=2))
+    quality.evaluate(made("F32"), text, [made("Q2_K"), made("Q8_0")], options)
+    assert seen == [2] * 9
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
+
+
 def test_a_folder_with_other_files_keeps_them(made: Made, text: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     quality.evaluate(made("F32"), text, [made("Q8_0")], replace(OPTIONS, work=tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_temporary_files_spare_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("TMPDIR", raising=False)
+    monkeypatch.setattr("quality.work._LASTING", tmp_path)
+    assert temporary_folder() == tmp_path
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "mine"))
+    assert temporary_folder() is None
+    monkeypatch.delenv("TMPDIR")
+    monkeypatch.setattr("quality.work._LASTING", tmp_path / "none")
+    assert temporary_folder() is None
 
 
 def test_another_model_is_refused_before_anything_is_computed(
@@ -268,7 +300,7 @@ def test_the_command_prints_a_table_and_writes_json(
     made: Made, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "e.json"
-    files = [str(made("F32")), str(made("Q8_0")), "-f", str(text), "--json", str(out)]
+    files = [str(made("F32")), "-f", str(text), str(made("Q8_0")), "--json", str(out)]
     assert main([*files, "-c", "64", "--chunks", "3", "--threads", "1"]) == 0
     found = json.loads(out.read_text())
     assert found == quality.evaluate(made("F32"), text, [made("Q8_0")], OPTIONS).to_json()

@@ -68,6 +68,16 @@ class Matrix:
         return self.rows[start:stop]
 
 
+def random_head(n_vocab: int, scale: float, seed: int) -> Head:
+    """Return the end of a model with 24 columns, after 3 chunks of 16 tokens; everything is random."""
+    rng = np.random.default_rng(seed)
+    matrix: Any = Matrix((scale * rng.standard_normal((n_vocab, 24))).astype(np.float32))
+    load = Loader(Path("base.gguf"), {"output.weight": matrix}, torch.device("cpu"), torch.float32)
+    states = MemoryStates(3 * 16, 24)
+    states.write(0, torch.from_numpy(rng.standard_normal((3 * 16, 24)).astype(np.float32)))
+    return Head(load, states, RMSNorm(torch.ones(24), 1e-6), "output.weight")
+
+
 @pytest.mark.parametrize("n_vocab", [100, 101])
 @pytest.mark.parametrize("slice_rows", [7, 8192])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 9.0], ids=["flat", "narrow", "wide"])
@@ -75,18 +85,13 @@ def test_codes_give_back_log_probabilities(
     scale: float, slice_rows: int, n_vocab: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logits, "_SLICE_ROWS", slice_rows)
-    rng = np.random.default_rng(1)
-    matrix: Any = Matrix((scale * rng.standard_normal((n_vocab, 24))).astype(np.float32))
-    load = Loader(Path("base.gguf"), {"output.weight": matrix}, torch.device("cpu"), torch.float32)
-    states = MemoryStates(3 * 16, 24)
-    states.write(0, torch.from_numpy(rng.standard_normal((3 * 16, 24)).astype(np.float32)))
-    head = Head(load, states, RMSNorm(torch.ones(24), 1e-6), "output.weight")
-    tokens = rng.integers(0, n_vocab, (3, 16))
-    write_logits(head, Text(tokens, tokens), tmp_path / "b.kld", n_workers=2)
+    head = random_head(n_vocab, scale, seed=1)
+    tokens = np.random.default_rng(2).integers(0, n_vocab, (3, 16))
+    write_logits(head, torch.device("cpu"), Text(tokens, tokens), tmp_path / "b.kld", n_workers=2)
     content = (tmp_path / "b.kld").read_bytes()
     assert np.frombuffer(content[8:HEADER_BYTES], np.int32).tolist() == [16, n_vocab, 3]
     found = decoded(*rows_of(content, 3 * 16, n_vocab)).reshape(3, 7, n_vocab)
-    whole = head.logits(0, 3 * 16, torch.from_numpy(matrix.rows)).double()
+    whole = head.logits(0, 3 * 16, head.read(0, n_vocab)).double()
     expected = torch.log_softmax(whole, -1).numpy().reshape(3, 16, n_vocab)[:, 8:15]
     floor = np.maximum(expected, expected.max(-1, keepdims=True) - 16)
     np.testing.assert_allclose(found, floor, atol=16 / 65535, rtol=1e-5)

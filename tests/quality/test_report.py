@@ -197,7 +197,7 @@ def test_the_command_writes_the_page(
     assert main([*words, "--html", str(page), "--compare-with", str(stock)]) == 0
     assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert f"wrote {page}" in capsys.readouterr().out
-    assert main([*words, "--compare-with", str(stock)]) == 1
+    assert main([*words, "--compare-with", str(stock)]) == 2
     assert "--compare-with is for the page: --html is missing" in capsys.readouterr().err
     assert main([*words[:-3], "32", "--html", str(page), "--compare-with", str(stock)]) == 1
     assert "measured on another context (tokens 64, here 32)" in capsys.readouterr().err

@@ -1,0 +1,266 @@
+"""States of a base that a run keeps in a folder, so that later runs need only the files that are new.
+
+about.json             what the states are of: base, text, how they were computed; written last
+states.00012           hidden states after layer 12 of the measured tokens, float32
+routes.00012.npz       the experts chosen there
+output                 the output matrix, in the type that matrices were multiplied in
+output_norm.npy        weight of the norm before it, float32
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from forward.hidden_states import Rows
+from forward.load import Loader
+from forward.logits import Head, LogitSource, Positions
+from forward.norm import RMSNorm
+from forward.observe import Arrays
+from forward.run import ForwardPass
+from gguf_tools.claim import Claim, Refusals, claim_run, first_difference
+from gguf_tools.errors import BadRequest, OutputError, TruncatedError
+from gguf_tools.ggml_types import BF16, F32, GGMLType
+from quality.base import ModelFacts
+
+VERSION = 1
+"""Number of the folder's format; it also changes whenever a run could give other numbers."""
+
+_MATRIX = "output"
+_RUN_BYTES = 32 << 20
+
+_DTYPES: Mapping[torch.dtype, GGMLType] = {torch.float32: F32, torch.bfloat16: BF16}
+
+
+@dataclass(frozen=True)
+class KeptStates:
+    """Rows of a file, float32, for the measured tokens only, by their numbers among all tokens."""
+
+    path: Path
+    positions: Positions
+    n_cols: int
+
+    @property
+    def n_bytes(self) -> int:
+        positions = self.positions
+        return positions.n_chunks * (positions.stop - positions.first) * self.n_cols * 4
+
+    def read(self, start: int, stop: int) -> torch.Tensor:
+        chunk, first = divmod(start, self.positions.chunk_size)
+        n_measured = self.positions.stop - self.positions.first
+        row = chunk * n_measured + first - self.positions.first
+        values = _read_items(self.path, np.dtype(np.float32), row * self.n_cols, (stop - start) * self.n_cols)
+        return torch.from_numpy(values.reshape(stop - start, self.n_cols))
+
+
+@dataclass(frozen=True)
+class KeptMatrix:
+    """A matrix in a file, as a source of rows."""
+
+    path: Path
+    shape: tuple[int, ...]
+    type: GGMLType
+    name: str = _MATRIX
+    by_rows: bool = True
+
+    def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
+        dtype = np.dtype(ml_dtypes.bfloat16 if self.type == BF16 else np.float32)
+        n_cols = self.shape[-1]
+        return _read_items(self.path, dtype, start * n_cols, (stop - start) * n_cols).reshape(-1, n_cols)
+
+    def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        return self.read_rows(start, stop).view(np.uint8).ravel()
+
+
+class KeptFolder:
+    """An open folder of states; no other run can open it until it is closed.
+
+    about   what the states are of, as `about_states` tells it; None as long as they are not whole
+    raises  BadRequest when another run has the folder open
+    """
+
+    def __init__(self, folder: Path, *, restart: bool = False) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{folder}: can't be written ({error.strerror})") from error
+        self._claim: Claim = claim_run(folder / "lock", {}, _refusals(folder))
+        self.about: Mapping[str, Any] | None = None
+        if restart:
+            self._about_path.unlink(missing_ok=True)
+        elif self._about_path.exists():
+            self.about = json.loads(self._about_path.read_text())
+
+    def close(self) -> None:
+        self._claim.close()
+
+    def refuse_another(self, about: Mapping[str, Any]) -> None:
+        """Raise BadRequest if the states are of something else than `about`."""
+        wanted = json.loads(json.dumps(about))
+        difference = first_difference(self.about, wanted)
+        if difference is not None:
+            what = difference.where.rpartition(", ")[2]
+            raise BadRequest(
+                f"{self.folder}: has states of another {what} ({str(difference.old)[:60]}, now"
+                f" {str(difference.new)[:60]}); name another folder, or --restart computes the base again"
+            )
+
+    @property
+    def _about_path(self) -> Path:
+        return self.folder / "about.json"
+
+    def states_path(self, layer: int) -> Path:
+        return self.folder / f"states.{layer:05d}"
+
+    def routes_path(self, layer: int) -> Path:
+        return self.folder / f"routes.{layer:05d}.npz"
+
+    @property
+    def matrix_path(self) -> Path:
+        return self.folder / _MATRIX
+
+    @property
+    def norm_path(self) -> Path:
+        return self.folder / "output_norm.npy"
+
+    def finish(self, about: Mapping[str, Any]) -> None:
+        """Say that everything is there."""
+        self.about = json.loads(json.dumps(about))
+        _write_whole(self._about_path, json.dumps(self.about, indent=1).encode())
+
+
+@dataclass(frozen=True)
+class StatesKeeper:
+    """A Keeper that writes to a folder.
+
+    about  what decides the states, as JSON data
+    """
+
+    folder: KeptFolder
+    positions: Positions
+    n_layers: int
+    about: Mapping[str, Any]
+
+    def refuse_gap(self, n_done: int, hidden_size: int) -> None:
+        """Raise BadRequest if states of the layers that an earlier run has computed are missing."""
+        for layer in range(n_done):
+            path = self.folder.states_path(layer)
+            n_bytes = KeptStates(path, self.positions, hidden_size).n_bytes
+            if not path.exists() or path.stat().st_size != n_bytes:
+                raise BadRequest(
+                    f"{path}: missing, and {n_done} layers of the base are done; --restart starts over"
+                )
+
+    def keep_layer(self, layer: int, states: Rows, routes: Arrays) -> None:
+        path = self.folder.states_path(layer)
+        partial = path.with_name(path.name + ".partial")
+        try:
+            with partial.open("wb") as file:
+                for chunk in range(self.positions.n_chunks):
+                    file.write(states.read(*self.positions.rows(chunk)).contiguous().numpy().data)
+                file.flush()
+                os.fsync(file.fileno())
+            np.savez(self.folder.routes_path(layer), **routes)  # type: ignore[arg-type]
+            partial.replace(path)
+        except OSError as error:
+            raise OutputError(f"{path}: can't be written ({error.strerror})") from error
+
+    def keep_head(self, base: ForwardPass) -> None:
+        load, network = base.load, base.source.network
+        tensor = load.tensor(network.output)
+        n_rows = prod(tensor.shape[:-1])
+        step = max(1, _RUN_BYTES // (4 * tensor.shape[-1]))
+        path = self.folder.matrix_path
+        try:
+            with path.open("wb") as file:
+                for start in range(0, n_rows, step):
+                    rows = load.rows(tensor, start, min(n_rows, start + step), load.dtype).cpu()
+                    file.write(rows.contiguous().view(torch.uint8).numpy().data)
+                file.flush()
+                os.fsync(file.fileno())
+            np.save(self.folder.norm_path, base.output_norm().weight.cpu().numpy())
+        except OSError as error:
+            raise OutputError(f"{path}: can't be written ({error.strerror})") from error
+        self.folder.finish(self.about)
+
+
+@dataclass(frozen=True)
+class KeptBase:
+    """A LayeredBase of kept states: nothing of it has to be computed."""
+
+    path: Path
+    folder: KeptFolder
+    positions: Positions
+    device: torch.device
+    dtype: torch.dtype
+    norm_eps: float
+    n_layers: int
+    hidden_size: int
+    vocab_size: int
+
+    @property
+    def n_layers_done(self) -> int:
+        return self.n_layers
+
+    def compute(self, layer: int) -> None:
+        """Nothing is left to do."""
+
+    def after(self, layer: int) -> Rows:
+        return KeptStates(self.folder.states_path(layer), self.positions, self.hidden_size)
+
+    def routes(self, layer: int) -> Arrays:
+        with np.load(self.folder.routes_path(layer)) as stored:
+            return dict(stored)
+
+    def head(self) -> LogitSource:
+        shape = self.vocab_size, self.hidden_size
+        matrix = KeptMatrix(self.folder.matrix_path, shape, _DTYPES[self.dtype])
+        load = Loader(self.path, {_MATRIX: matrix}, self.device, self.dtype)
+        weight = torch.from_numpy(np.load(self.folder.norm_path)).to(self.device)
+        return Head(load, self.after(self.n_layers - 1), RMSNorm(weight, self.norm_eps), _MATRIX)
+
+
+def about_states(facts: ModelFacts, norm_eps: float, run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a folder is about.
+
+    run  what else decides the states
+    """
+    return {"version": VERSION, "run": run, "facts": asdict(facts), "norm_eps": norm_eps}
+
+
+def _read_items(path: Path, dtype: np.dtype[Any], start: int, count: int) -> npt.NDArray[Any]:
+    try:
+        values = np.fromfile(path, dtype, count, offset=start * dtype.itemsize)
+    except OSError as error:
+        raise BadRequest(f"{path}: can't be read ({error.strerror})") from error
+    if len(values) != count:
+        raise TruncatedError(f"{path}: shorter than it was written; was it changed meanwhile?")
+    return values
+
+
+def _refusals(folder: Path) -> Refusals:
+    return Refusals(
+        unwritable=lambda reason: OutputError(f"{folder}: can't be written ({reason})"),
+        taken=lambda: BadRequest(f"{folder}: another run is using these states"),
+        another=lambda difference: BadRequest(f"{folder}: has states of another {difference.where}"),
+    )
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    partial = path.with_suffix(".partial")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError as error:
+        raise OutputError(f"{path}: can't be written ({error.strerror})") from error

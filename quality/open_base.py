@@ -1,0 +1,260 @@
+"""The base of an evaluation, opened: how each kind gets its text, its way through it, and its logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from forward.device import device_name
+from forward.open import ModelSource, open_model
+from forward.perplexity import predicted_positions
+from forward.run import ForwardPass, forward_pass
+from forward.text import Cut, Text, bos_of, read_text
+from forward.work_folder import WorkFolder
+from forward.workers import threads_for
+from gguf_tools.errors import BadRequest
+from gguf_tools.values import Metadata
+from quality.base import ComputedBase, ModelFacts
+from quality.kept import KeptBase, KeptFolder, StatesKeeper, about_states
+from quality.lockstep import Lockstep
+from quality.logits_base import SMALLEST_LOG_PROB, FileLogits
+from quality.options import EvaluateOptions, LogitsFile, Reporter
+
+Files = list[tuple[str, int, int]]
+"""Name, size and time of the last change of each file of a model."""
+
+
+class OpenBase(Protocol):
+    """An open base.
+
+    is_computed  whether it goes through the text itself
+    floor        of log probabilities, see DivergenceVisitor; None for logits
+    """
+
+    @property
+    def is_computed(self) -> bool: ...
+
+    @property
+    def floor(self) -> float | None: ...
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def facts(self) -> ModelFacts: ...
+
+    def text(self, path: Path | None, vocab: Metadata) -> Text:
+        """Return the text; `vocab` is that of a model that was made of the base."""
+        ...
+
+    def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
+        """Return the models at the beginning of their way; each resumes what its work folder has.
+
+        folders  names of the work folders, that of the base first if it is computed
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Way:
+    """What all models on their way through a text share.
+
+    opened  closes what is opened on the way
+    """
+
+    text: Text
+    options: EvaluateOptions
+    report: Reporter
+    opened: ExitStack
+
+    def passes(
+        self, base: Files, models: Sequence[ModelSource], folders: Sequence[Path]
+    ) -> list[ForwardPass]:
+        """Return a forward pass for every model; they share threads and the budget for hidden states."""
+        options, text = self.options, self.text
+        forward = replace(options.forward, memory_bytes=options.forward.memory_bytes // len(models))
+        device = torch.device(device_name(options.forward.device))
+        n_workers = self.opened.enter_context(threads_for(text.n_chunks, device))
+        passes = []
+        for source, folder in zip(models, folders, strict=True):
+            about = {"base": base, "model": files_of(source), **about_run(text, options)}
+            work = self.opened.enter_context(WorkFolder(folder, about, restart=options.restart))
+            passes.append(
+                self.opened.enter_context(
+                    forward_pass(source, text, forward, work, self.report.advance, n_workers)
+                )
+            )
+        return passes
+
+
+def about_run(text: Text, options: EvaluateOptions) -> dict[str, Any]:
+    """Return what decides the numbers of a model, beside the model."""
+    return {
+        "text": text.digest(),
+        "chunks": text.n_chunks,
+        "context": text.chunk_size,
+        "dtype": options.forward.dtype,
+        "device": device_name(options.forward.device),
+    }
+
+
+def files_of(model: ModelSource) -> Files:
+    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in model.paths]
+
+
+@dataclass(frozen=True)
+class ModelBase:
+    """A model that goes through the text.
+
+    kept  folder for its states; None where they are not kept
+    """
+
+    source: ModelSource
+    options: EvaluateOptions
+    kept: KeptFolder | None
+    is_computed: bool = True
+    floor: float | None = None
+
+    @property
+    def path(self) -> Path:
+        return self.source.path
+
+    @property
+    def facts(self) -> ModelFacts:
+        return ModelFacts.of(self.source)
+
+    def text(self, path: Path | None, vocab: Metadata) -> Text:
+        return _text(path, self.source.vocab(), self.facts, self.options)
+
+    def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
+        base, *others = way.passes(files_of(self.source), (self.source, *models), folders)
+        keeper = None
+        if self.kept is not None:
+            network = self.source.network
+            about = _about_kept(self.source, way.text, self.options, self.facts)
+            positions = predicted_positions(way.text)
+            keeper = StatesKeeper(self.kept, positions, network.n_layers, about)
+            keeper.refuse_gap(max(0, base.folder.done + 1), network.hidden_size)
+        computed = ComputedBase(base, keeper)
+        return Lockstep(computed, computed.head, others)
+
+
+@dataclass(frozen=True)
+class StoredBase:
+    """A base whose states an earlier run has kept.
+
+    about  what the kept states are of
+    files  the base's as they are now; None if it is gone
+    """
+
+    path: Path
+    options: EvaluateOptions
+    kept: KeptFolder
+    about: Mapping[str, Any]
+    files: Files | None
+    is_computed: bool = False
+    floor: float | None = None
+
+    @property
+    def facts(self) -> ModelFacts:
+        return ModelFacts(**self.about["facts"])
+
+    def text(self, path: Path | None, vocab: Metadata) -> Text:
+        text = _text(path, vocab, self.facts, self.options)
+        files = self.about["run"]["base"] if self.files is None else self.files
+        run = {"base": files, "name": self.path.name, **_about_text(text, self.options)}
+        self.kept.refuse_another(about_states(self.facts, self.about["norm_eps"], run))
+        return text
+
+    def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
+        forward, facts = self.options.forward, self.about["facts"]
+        base = KeptBase(
+            path=self.path,
+            folder=self.kept,
+            positions=predicted_positions(way.text),
+            device=torch.device(device_name(forward.device)),
+            dtype=getattr(torch, forward.dtype),
+            norm_eps=self.about["norm_eps"],
+            n_layers=facts["n_layers"],
+            hidden_size=facts["hidden_size"],
+            vocab_size=facts["vocab_size"],
+        )
+        return Lockstep(base, base.head, way.passes(self.about["run"]["base"], models, folders))
+
+
+@dataclass(frozen=True)
+class LogitsBase:
+    """A file of log probabilities."""
+
+    logits: FileLogits
+    options: EvaluateOptions
+    is_computed: bool = False
+    floor: float | None = SMALLEST_LOG_PROB
+
+    @property
+    def path(self) -> Path:
+        return self.logits.path
+
+    @property
+    def facts(self) -> ModelFacts:
+        return ModelFacts(self.logits.vocab_size)
+
+    def text(self, path: Path | None, vocab: Metadata) -> Text:
+        text, wanted = self.logits.text(bos_of(vocab)), self.options.cut.chunk_size
+        if wanted not in (text.chunk_size, Cut().chunk_size):
+            raise BadRequest(f"{self.path}: chunks of {text.chunk_size} tokens, and -c {wanted}")
+        if path is not None:
+            cut = replace(self.options.cut, chunk_size=text.chunk_size, n_chunks=text.n_chunks)
+            given = read_text(path, vocab, self.logits.vocab_size, cut)
+            if given.tokens.tolist() != text.tokens.tolist():
+                raise BadRequest(f"{path}: is not the text of {self.path}, whose tokens are others")
+        return text
+
+    def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
+        stat = self.path.stat()
+        files = [(self.path.name, stat.st_size, stat.st_mtime_ns)]
+        return Lockstep(None, lambda: self.logits, way.passes(files, models, folders))
+
+
+def open_base(base: Path | LogitsFile, options: EvaluateOptions, opened: ExitStack) -> OpenBase:
+    """Open a base; states that were kept of it are used if they are whole.
+
+    opened  closes it
+    raises  BadRequest for options that a file of log probabilities does not go with
+    """
+    if isinstance(base, LogitsFile):
+        if options.keep is not None or options.logits is not None:
+            raise BadRequest(f"{base.path}: where a file of logits is the base, nothing is written or kept")
+        return LogitsBase(FileLogits.open(base.path, options.cut.n_chunks), options)
+    kept = None
+    if options.keep is not None:
+        kept = opened.enter_context(closing(KeptFolder(options.keep, restart=options.restart)))
+        if kept.about is not None:
+            if not base.exists():
+                return StoredBase(base, options, kept, kept.about, None)
+            with open_model(base) as source:
+                return StoredBase(base, options, kept, kept.about, files_of(source))
+    return ModelBase(opened.enter_context(open_model(base)), options, kept)
+
+
+def _about_kept(
+    source: ModelSource, text: Text, options: EvaluateOptions, facts: ModelFacts
+) -> Mapping[str, Any]:
+    run = {"base": files_of(source), "name": source.path.name, **_about_text(text, options)}
+    return about_states(facts, source.network.norm_eps, run)
+
+
+def _about_text(text: Text, options: EvaluateOptions) -> dict[str, Any]:
+    """Return what decides kept states beside the base: the device may be another one."""
+    return {key: value for key, value in about_run(text, options).items() if key != "device"}
+
+
+def _text(path: Path | None, vocab: Metadata, facts: ModelFacts, options: EvaluateOptions) -> Text:
+    if path is None:
+        raise BadRequest("no text; only a file of logits has its own")
+    return read_text(path, vocab, facts.vocab_size, options.cut)

@@ -1,0 +1,48 @@
+"""Where an evaluation keeps what it has computed, until all is done."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from forward.work_folder import forget
+from gguf_tools.errors import BadRequest
+from quality.options import EvaluateOptions
+
+_LASTING = Path("/var/tmp")
+"""Folder for large temporary files: /tmp may be in memory, which hidden states are to spare."""
+
+
+@contextmanager
+def work_folders(options: EvaluateOptions, has_base: bool, n_models: int) -> Iterator[list[Path]]:
+    """Give each model a name for its work folder; the folders go unless an error ends the run.
+
+    Whatever else is in the folder that they are in stays there.
+
+    has_base  whether the first is the base's
+    """
+    names = [*(["base"] if has_base else []), *(f"model-{number}" for number in range(1, n_models + 1))]
+    if options.work is None:
+        with TemporaryDirectory(prefix="evaluate-", dir=temporary_folder()) as folder:
+            yield [Path(folder, name) for name in names]
+        return
+    try:
+        options.work.mkdir(exist_ok=True)
+    except OSError as error:
+        raise BadRequest(f"{options.work}: can't be written ({error.strerror})") from error
+    outputs = [options.work / name for name in names]
+    yield outputs
+    for output in outputs:
+        forget(output)
+    with suppress(OSError):  # it is not empty
+        options.work.rmdir()
+
+
+def temporary_folder() -> Path | None:
+    """Return where temporary folders go: $TMPDIR, or /var/tmp; None: Python decides."""
+    if os.environ.get("TMPDIR") or not os.access(_LASTING, os.W_OK):
+        return None
+    return _LASTING
