@@ -55,7 +55,7 @@ def draw_labels(head: Head, chunk_size: int, seed: int, gradients: States, n_wor
     gradients  float32, as large as the head's hidden states
     raises     BadActivation for logits with NaN or infinity
     """
-    n_tokens = head.states.n_rows
+    n_tokens = gradients.n_rows
     positions = Positions(n_tokens // chunk_size, chunk_size, 0, chunk_size)
     log_sums = _LogSums(n_tokens, positions, head.load.device)
     sweep_vocabulary([head], positions, [log_sums], n_workers)
