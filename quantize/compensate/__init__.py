@@ -10,4 +10,5 @@ the same types and sizes.
     feedback.py    rows to bytes
     products.py    the matrix products of feedback, in an order that no number of threads changes
     scalar/        the types whose weights are rounded one by one
+    grids/         those whose weights are rounded in groups, to points of a grid
 """

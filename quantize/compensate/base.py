@@ -25,9 +25,11 @@ class Effort:
 
     scale_window  how many steps the integer scales and minimums of a sub-block may leave the ones that
                   llama.cpp's search gives, while the weights are rounded under them with feedback
+    super_scales  how many scales of the scales are tried for a block of a grid type, 1 to 6
     """
 
     scale_window: int = 1
+    super_scales: int = 4
 
 
 DEFAULT = Effort()

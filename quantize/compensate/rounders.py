@@ -26,6 +26,13 @@ ROUNDERS: Mapping[str, str] = {
     "TQ2_0": ".scalar.single_scales",
     "MXFP4": ".scalar.fp4",
     "NVFP4": ".scalar.fp4",
+    "IQ1_S": ".grids.rounders",
+    "IQ1_M": ".grids.rounders",
+    "IQ2_XXS": ".grids.rounders",
+    "IQ2_XS": ".grids.rounders",
+    "IQ2_S": ".grids.rounders",
+    "IQ3_XXS": ".grids.rounders",
+    "IQ3_S": ".grids.rounders",
 }
 """The modules, relative to quantize.compensate, whose ROUNDERS have that of a type."""
 

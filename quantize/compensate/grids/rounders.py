@@ -1,0 +1,181 @@
+"""The rounders of the grid types: scales as llama.cpp's search gives them, then better ones under feedback.
+
+A block's d is first that of the stock encoder, then the one that would fit best what has come of it, then
+some around that. Of all these each row keeps the cheapest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.ggml_types import GGMLType
+from quantize.compensate.base import Effort, Rounder
+from quantize.compensate.grids import blocks as kernels
+from quantize.compensate.grids.blocks import Choices, Form
+from quantize.compensate.grids.layouts import LAYOUTS, Blocks, Layout
+from quantize.compensate.grids.octets import Lattice
+from quantize.compensate.grids.trees import tree
+from quantize.formats import get_format
+from quantize.formats.base import Bytes, Floats32, as_source
+from quantize.formats.iq import grids
+from quantize.formats.iq.grids import Grid
+from quantize.simd.lanes import LANES
+from quantize.weighting import ColumnWeights
+
+_LARGEST_HALF = np.float32(65504)
+
+_AROUND = (1.0, 0.95, 1.05, 0.9, 1.1)
+"""The factors of the best fitting d whose products are tried, in this order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Attempt:
+    """Blocks of some rows and what came of them: an array with one item, or one row of items, per row."""
+
+    d: Floats32
+    scales: npt.NDArray[np.int32]
+    codes: npt.NDArray[np.int32]
+    signs: npt.NDArray[np.int32]
+    costs: Floats32
+    factors: Floats32
+
+    def replaced_by(self, other: Attempt) -> Attempt:
+        """Return, row by row, the cheaper of the two."""
+        better = other.costs < self.costs
+
+        def pick(name: str) -> npt.NDArray[Any]:
+            ours, theirs = getattr(self, name), getattr(other, name)
+            return np.where(better[:, None] if ours.ndim > 1 else better, theirs, ours)
+
+        return Attempt(*(pick(name) for name in ("d", "scales", "codes", "signs", "costs", "factors")))
+
+
+@dataclass(frozen=True, eq=False)
+class GridRounder:
+    """The rounder of a type.
+
+    kernel  one of those in `blocks`
+    """
+
+    layout: Layout
+    grid: Grid
+    form: Form
+    kernel: Callable[..., None]
+
+    @property
+    def type(self) -> GGMLType:
+        return self.layout.type
+
+    def round_block(
+        self, rows: Floats32, upper: Floats32, importances: Floats32, effort: Effort
+    ) -> tuple[Bytes, Floats32]:
+        """Return the bytes of one block of each row and their values; see compensate.base.Rounder."""
+        codec = get_format(self.type)
+        start = self.layout.read(codec.encode(rows, ColumnWeights(importances)))
+        best = self.attempt(rows, upper, effort.scale_window, start.d, start.scales)
+        fitted = _as_half(np.where(best.factors > 0, best.d * best.factors, best.d))
+        for factor in _AROUND[: effort.super_scales - 1]:
+            d = _as_half(fitted * np.float32(factor))
+            scales = self._scales_for(best, d)
+            best = best.replaced_by(self.attempt(rows, upper, effort.scale_window, d, scales))
+        data = self.layout.write(self.blocks(best))
+        return data, codec.decode(data, rows.shape[1])
+
+    def attempt(
+        self,
+        rows: Floats32,
+        upper: Floats32,
+        window: int,
+        d: Floats32,
+        scales: npt.NDArray[np.integer],
+    ) -> Attempt:
+        """Return blocks with these d, float32 (n_rows,), and scales up to `window` from those given."""
+        n_rows, form = len(rows), self.form
+        padding = (0, -n_rows % LANES)
+        padded = n_rows + padding[1]
+        choices = Choices(
+            d=np.pad(d, padding, "edge"),
+            scales=np.pad(scales.T.astype(np.int32), ((0, 0), padding), "edge").reshape(-1),
+            codes=np.empty(32 * form.codes * padded, np.int32),
+            signs=np.empty(32 * padded, np.int32),
+            costs=np.empty(padded, np.float32),
+            factors=np.empty(padded, np.float32),
+        )
+        diagonal = np.diag(upper)
+        lattice = Lattice(tree(self.grid), self._values, (upper / diagonal).reshape(-1))
+        self.kernel(form, lattice, 1 / diagonal, window, as_source(rows), choices)
+
+        def by_row(numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+            return numbers.reshape(-1, padded).T[:n_rows]
+
+        return Attempt(
+            choices.d[:n_rows],
+            by_row(choices.scales),
+            by_row(choices.codes),
+            by_row(choices.signs),
+            choices.costs[:n_rows],
+            choices.factors[:n_rows],
+        )
+
+    def _scales_for(self, attempt: Attempt, d: Floats32) -> npt.NDArray[np.int32]:
+        """Return the scales, int32 (n_rows, sub-blocks), that with other d come nearest to an attempt's."""
+        offset, slope, top = self.form.offset, self.form.slope, self.form.top
+        ratio = np.divide(attempt.d, d, out=np.ones_like(d), where=d > 0)
+        wanted = ((offset + slope * attempt.scales) * ratio[:, None] - offset) / slope
+        return np.clip(np.rint(wanted), 0, top).astype(np.int32)
+
+    def blocks(self, attempt: Attempt) -> Blocks:
+        """Return the blocks of an attempt, as layouts write them."""
+        return Blocks(
+            attempt.d,
+            attempt.scales.astype(np.int64),
+            self._index_of_code[attempt.codes],
+            attempt.signs.astype(np.uint8),
+        )
+
+    @cached_property
+    def _values(self) -> Floats32:
+        """What the levels decode to, by the bits of a code: float32 (16,)."""
+        values = np.zeros((16 >> self.grid.code_bits, 1 << self.grid.code_bits), np.float32)
+        values[:, : self.grid.base] = self.grid.values
+        return values.reshape(-1)
+
+    @cached_property
+    def _index_of_code(self) -> npt.NDArray[np.int64]:
+        indices = np.zeros(int(self.grid.codes.max()) + 1, np.int64)
+        indices[self.grid.codes] = np.arange(len(self.grid.codes))
+        return indices
+
+
+def _as_half(d: Floats32) -> Floats32:
+    """Return d as a float16 holds it, but finite."""
+    return np.minimum(d, _LARGEST_HALF).astype(np.float16).astype(np.float32)
+
+
+def _form(sub_elems: int, codes: int, variants: int, offset: float, slope: float, top: int) -> Form:
+    return Form(sub_elems, codes, variants, np.float32(offset), np.float32(slope), top)
+
+
+def _rounder(name: str, grid: Grid, form: Form, kernel: Callable[..., None]) -> GridRounder:
+    return GridRounder(LAYOUTS[name], grid, form, kernel)
+
+
+ROUNDERS: Mapping[str, Rounder] = {
+    rounder.type.name: rounder
+    for rounder in (
+        _rounder("IQ1_S", grids.IQ1, _form(32, 1, 2, 1, 2, 7), kernels.round_shifted_eights),
+        _rounder("IQ1_M", grids.IQ1, _form(16, 1, 1, 1, 2, 7), kernels.round_eights_by_shift),
+        _rounder("IQ2_XXS", grids.IQ2_XXS, _form(32, 1, 1, 0.125, 0.25, 15), kernels.round_even_eights),
+        _rounder("IQ2_XS", grids.IQ2_XS, _form(16, 1, 1, 0.125, 0.25, 15), kernels.round_even_eights),
+        _rounder("IQ2_S", grids.IQ2_S, _form(16, 1, 1, 0.125, 0.25, 15), kernels.round_eights),
+        _rounder("IQ3_XXS", grids.IQ3_XXS, _form(32, 2, 1, 0.25, 0.5, 15), kernels.round_even_fours),
+        _rounder("IQ3_S", grids.IQ3_S, _form(32, 2, 1, 1, 2, 15), kernels.round_fours),
+    )
+}
+"""The rounders by the name of the type."""
