@@ -1,6 +1,6 @@
 """What a type provides so that its blocks can be rounded with feedback.
 
-A rounder chooses the bytes of one column of blocks at a time. The driver (feedback.py) hands it weights that
+A rounder chooses the bytes of up to PANEL columns at a time. The driver (feedback.py) hands it weights that
 already make up for the errors of earlier columns, and carries its errors on to later ones.
 
 What every rounder owes:
@@ -17,6 +17,9 @@ from typing import Protocol
 
 from gguf_tools.ggml_types import GGMLType
 from quantize.formats.base import Bytes, Floats32
+
+PANEL = 256
+"""The most columns that are rounded before their errors are fed back: a multiple of all types' blocks."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +47,16 @@ class Rounder(Protocol):
     def round_block(
         self, rows: Floats32, upper: Floats32, importances: Floats32, effort: Effort
     ) -> tuple[Bytes, Floats32]:
-        """Return the bytes of one block of each row, and the values that they stand for.
+        """Return the bytes of some columns of each row, and the values that they stand for.
 
         The bytes are to make the sum of ((w'[i] - v[i]) / upper[i, i])**2 small, where w' are the weights
-        after feedback inside the block: feedback.py and factor.py say how that goes on.
+        after feedback from one of these columns to the next, as factor.py says.
 
-        rows         float32 (n_rows, n), n elements of a block, C-contiguous and finite
+        rows         float32 (n_rows, n), C-contiguous and finite; n is PANEL, or less at the end of a row,
+                     and a multiple of the elements of a block
         upper        float32 (n, n), the factor's `upper` for these columns, C-contiguous
         importances  float32 (n,), the factor's `importances` for these columns
-        returns      uint8 (n_rows, bytes of a block), float32 (n_rows, n)
+        returns      uint8 (n_rows, bytes of n columns), float32 (n_rows, n)
         raises       BadWeights where the type can't hold what feedback has made of the weights
         """
         ...

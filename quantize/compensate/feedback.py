@@ -1,4 +1,4 @@
-"""Rows to bytes with feedback: blocks from left to right, the errors of each taken off the columns after it.
+"""Rows to bytes with feedback: panels of columns from left to right, the errors of each taken off the rest.
 
 A row whose bytes cost more than those of the stock encoder keeps the stock encoder's.
 """
@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from gguf_tools.errors import BadWeights, ShapeError
 from gguf_tools.ggml_types import GGMLType
-from quantize.compensate.base import DEFAULT, Effort, Rounder
+from quantize.compensate.base import DEFAULT, PANEL, Effort, Rounder
 from quantize.compensate.factor import Factor
-from quantize.compensate.products import PANEL, add_squares, errors_of, feed_back
+from quantize.compensate.products import add_squares, errors_of, feed_back
 from quantize.compensate.rounders import get_rounder
 from quantize.formats import get_format
 from quantize.formats.base import Bytes, Floats32, Rows, as_source, check_rows
@@ -30,23 +30,25 @@ def encode_compensated(rows: Rows, type_: GGMLType, factor: Factor, effort: Effo
     raises   ShapeError if rows and factor don't fit the type or each other; QuantError for a type without
              rounding with feedback; BadWeights for a weight that is no finite number
     """
-    check_rows(rows, None, type_)
+    check_fit(rows, type_, factor)
     n_rows, n_cols = rows.shape
-    if factor.size != n_cols:
-        raise ShapeError(f"{type_.name}: rows of {n_cols} columns, but second moments of {factor.size}")
     if n_rows == 0:
         return np.empty((0, type_.row_bytes(n_cols)), np.uint8)
     rounder = get_rounder(type_)
     floats = np.array(rows, np.float32, order="C")
-    _check_finite(floats, type_)
-    data = _round_rows(floats, rounder, factor, effort)
+    check_finite(floats, type_)
+    data = round_rows(floats, rounder, factor, effort)
     codec = get_format(type_)
-    stock = codec.encode(floats, ColumnWeights(np.diag(factor.hessian).copy()))
-    worse = costs(floats, codec.decode(stock, n_cols), factor) < costs(
-        floats, codec.decode(data, n_cols), factor
-    )
+    stock = codec.encode(floats, stock_weighting(factor))
+    of_stock, of_ours = (costs(floats, codec.decode(d, n_cols), factor) for d in (stock, data))
+    worse = of_stock < of_ours
     data[worse] = stock[worse]
     return data
+
+
+def stock_weighting(factor: Factor) -> ColumnWeights:
+    """Return what the stock encoder weighs errors by: the moment of each column by itself."""
+    return ColumnWeights(np.diag(factor.hessian).copy())
 
 
 def costs(rows: Floats32, values: Floats32, factor: Factor) -> npt.NDArray[np.float64]:
@@ -54,66 +56,66 @@ def costs(rows: Floats32, values: Floats32, factor: Factor) -> npt.NDArray[np.fl
 
     rows, values  float32 (n_rows, n_cols)
     """
-    n_rows, n_cols = rows.shape
-    totals = np.zeros(n_rows, np.float64)
-    if n_rows == 0:
-        return totals
-    rest, upper = rows - values, as_source(factor.upper)
-    for start in range(0, n_cols, PANEL):
-        stop = min(start + PANEL, n_cols)
-        errors = _errors(rest[:, start:stop], factor, start)
-        add_squares(as_source(errors), totals)
-        feed_back(as_source(errors), stop - start, upper, start, stop, n_cols, rest.reshape(-1))
+    totals = np.zeros(len(rows), np.float64)
+    if totals.size:
+        add_squares(as_source(whitened(rows - values, factor.upper)), totals)
     return totals
 
 
-def _round_rows(rows: Floats32, rounder: Rounder, factor: Factor, effort: Effort) -> Bytes:
-    """Return the bytes of finite rows, at least one."""
+def whitened(moves: Floats32, upper: Floats32) -> Floats32:
+    """Return errors with errors @ upper = moves: their squares add up to what the moves cost.
+
+    moves    float32 (n_rows, n), n a multiple of LANES and at least one row; lost
+    upper    float32 (n, n), upper triangular
+    """
+    n = moves.shape[1]
+    errors = np.empty_like(moves)
+    for start in range(0, n, PANEL):
+        stop = min(start + PANEL, n)
+        own = _errors(moves[:, start:stop], upper, start)
+        errors[:, start:stop] = own
+        feed_back(as_source(own), stop - start, as_source(upper), start, stop, n, moves.reshape(-1))
+    return errors
+
+
+def round_rows(rows: Floats32, rounder: Rounder, factor: Factor, effort: Effort) -> Bytes:
+    """Return the bytes of finite rows, at least one, without a look at the stock encoder's."""
     type_ = rounder.type
     n_rows, n_cols = rows.shape
     work = rows.copy()
     data = np.empty((n_rows, type_.row_bytes(n_cols)), np.uint8)
-    upper = as_source(factor.upper)
     for start in range(0, n_cols, PANEL):
         stop = min(start + PANEL, n_cols)
-        errors = np.empty((n_rows, stop - start), np.float32)
-        for first in range(start, stop, type_.block_elems):
-            last = first + type_.block_elems
-            block, errors[:, first - start : last - start] = _round_block(
-                work[:, first:last], rounder, factor, first, effort
-            )
-            data[:, type_.row_bytes(first) : type_.row_bytes(last)] = block
-            own = as_source(errors[:, first - start : last - start])
-            feed_back(own, type_.block_elems, upper, first, last, stop, work.reshape(-1))
-        feed_back(as_source(errors), stop - start, upper, start, stop, n_cols, work.reshape(-1))
+        own = np.ascontiguousarray(work[:, start:stop])
+        upper = np.ascontiguousarray(factor.upper[start:stop, start:stop])
+        block, values = rounder.round_block(own, upper, factor.importances[start:stop], effort)
+        data[:, type_.row_bytes(start) : type_.row_bytes(stop)] = block
+        errors = _errors(own - values, factor.upper, start)
+        feed_back(
+            as_source(errors), stop - start, as_source(factor.upper), start, stop, n_cols, work.reshape(-1)
+        )
     return data
 
 
-def _round_block(
-    rows: Floats32, rounder: Rounder, factor: Factor, first: int, effort: Effort
-) -> tuple[Bytes, Floats32]:
-    """Return the bytes of the block that begins in column `first` of each row, and its errors.
-
-    rows     float32 (n_rows, block), the weights with the feedback of earlier columns
-    returns  uint8 (n_rows, bytes of a block), float32 (n_rows, block)
-    """
-    n = rows.shape[1]
-    rows = np.ascontiguousarray(rows)
-    upper = np.ascontiguousarray(factor.upper[first : first + n, first : first + n])
-    data, values = rounder.round_block(rows, upper, factor.importances[first : first + n], effort)
-    return data, _errors(rows - values, factor, first)
-
-
-def _errors(moves: Floats32, factor: Factor, first: int) -> Floats32:
-    """Return what makes up for `moves` of the columns from `first` on: errors @ upper = moves."""
+def _errors(moves: Floats32, upper: Floats32, first: int) -> Floats32:
+    """Return what makes up for `moves` of the columns from `first` on, by themselves."""
     n = moves.shape[1]
-    upper = np.ascontiguousarray(factor.upper[first : first + n, first : first + n])
+    own = np.ascontiguousarray(upper[first : first + n, first : first + n])
     errors = np.empty(moves.shape, np.float32)
-    errors_of(as_source(moves), as_source(upper), n, errors.reshape(-1))
+    errors_of(as_source(moves), as_source(own), n, errors.reshape(-1))
     return errors
 
 
-def _check_finite(rows: Floats32, type_: GGMLType) -> None:
+def check_fit(rows: Rows, type_: GGMLType, factor: Factor) -> None:
+    """Raise ShapeError unless `rows` can be encoded as `type_`, and `factor` is one of such rows."""
+    check_rows(rows, None, type_)
+    if factor.size != rows.shape[1]:
+        found = f"second moments of {factor.size}"
+        raise ShapeError(f"{type_.name}: rows of {rows.shape[1]} columns, but {found}")
+
+
+def check_finite(rows: Floats32, type_: GGMLType) -> None:
+    """Raise BadWeights naming row and column of a weight that is not a finite number."""
     finite = np.isfinite(rows)
     if not finite.all():
         row, column = np.argwhere(~finite)[0]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from quantize.compensate.base import PANEL
 from quantize.formats.base import Floats32
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import float_tile, load, store
@@ -19,9 +20,6 @@ from quantize.simd.tiles import load_blocks, store_columns
 
 ZERO = np.float32(0)
 ONE = np.float32(1)
-
-PANEL = 256
-"""The most columns whose errors are fed back at once."""
 
 _WIDE = 2 * LANES
 _AT_ONCE = 4
@@ -35,13 +33,14 @@ def feed_back(
 
     errors       (n_rows * n_errors,), those of columns first .. first + n_errors - 1, at most PANEL
     factor       (n_cols * n_cols,)
-    later, stop  the columns to change are later .. stop - 1, a multiple of 32
+    later, stop  the columns to change are later .. stop - 1, a multiple of LANES
     work         (n_rows * n_cols,), changed in place
     """
     n_rows = errors.size // n_errors
     n_cols = work.size // n_rows
     panel = np.empty(PANEL * _WIDE, np.float32)  # rows of the factor lie too far apart for the caches
-    for column in range(later, stop, _WIDE):
+    odd = (stop - later) % _WIDE
+    for column in range(later, stop - odd, _WIDE):
         for i in range(n_errors):
             start = (first + i) * n_cols + column
             store(panel, i * _WIDE, load(factor, start))
@@ -51,6 +50,9 @@ def feed_back(
             _four_rows(errors, n_errors, panel, row, n_cols, column, work)
         for row in range(whole, n_rows):
             _one_row(errors, n_errors, panel, row, n_cols, column, work)
+    if odd:
+        for row in range(n_rows):
+            _half_a_row(errors, n_errors, factor, first, row, n_cols, stop - odd, work)
 
 
 @inlinable
@@ -111,6 +113,25 @@ def _one_row(
     start = row * n_cols + column
     store(work, start, load(work, start) - left)
     store(work, start + LANES, load(work, start + LANES) - right)
+
+
+@inlinable
+def _half_a_row(
+    errors: Floats32,
+    n_errors: int,
+    factor: Floats32,
+    first: int,
+    row: int,
+    n_cols: int,
+    column: int,
+    work: Floats32,
+) -> None:
+    """Change 16 columns of one row, by the same sums."""
+    total = splat(ZERO)
+    for i in range(n_errors):
+        total += load(factor, (first + i) * n_cols + column) * errors[row * n_errors + i]
+    start = row * n_cols + column
+    store(work, start, load(work, start) - total)
 
 
 @kernel

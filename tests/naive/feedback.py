@@ -58,28 +58,19 @@ def round_block(w: Row, upper: Row, slopes: Row, lows: Row, levels: Row) -> tupl
     return all_codes, choices
 
 
-def round_row(row: Row, upper: Row, block_elems: int, round_block: Callable[[Row, int], Row]) -> Row:
-    """Return the values of a row, given what rounds a block that begins in a column to its values."""
+def round_row(row: Row, upper: Row, round_block: Callable[[Row, int], Row]) -> Row:
+    """Return the values of a row, given what rounds the columns from some column on to their values."""
     w = row.copy()
     values = np.zeros_like(w)
     n = len(w)
     for start in range(0, n, PANEL):
         stop = min(start + PANEL, n)
-        errors = np.zeros(stop - start, f32)
-        for first in range(start, stop, block_elems):
-            last = first + block_elems
-            values[first:last] = round_block(w[first:last], first)
-            rest = w[first:last] - values[first:last]
-            for i in range(block_elems):
-                errors[first - start + i] = rest[i] * (f32(1) / upper[first + i, first + i])
-                rest[i + 1 :] -= errors[first - start + i] * upper[first + i, first + i + 1 : last]
-            feed_back(w, errors[first - start : last - start], upper, first, last, stop)
-        feed_back(w, errors, upper, start, stop, n)
+        values[start:stop] = round_block(w[start:stop], start)
+        rest = w[start:stop] - values[start:stop]
+        total = np.zeros(n - stop, f32)
+        for i in range(stop - start):
+            error = rest[i] * (f32(1) / upper[start + i, start + i])
+            rest[i + 1 :] -= error * upper[start + i, start + i + 1 : stop]
+            total += error * upper[start + i, stop:]
+        w[stop:] -= total
     return values
-
-
-def feed_back(w: Row, errors: Row, upper: Row, first: int, later: int, stop: int) -> None:
-    total = np.zeros(stop - later, f32)
-    for i, error in enumerate(errors):
-        total += error * upper[first + i, later:stop]
-    w[later:stop] -= total

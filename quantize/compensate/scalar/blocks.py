@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, Protocol
 
@@ -24,9 +24,10 @@ Fields = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """n blocks, each of some sub-blocks.
+    """The blocks of n rows, cut into sub-blocks that have a scale each.
 
-    d, dmin  float32 (n,), the scales of the scales and of the minimums, as stored
+    d, dmin  float32 (n, 1), the scales of the scales and of the minimums, as stored; or (n, sub-blocks),
+             where each sub-block is a block of its own
     scales   int32 (n, sub-blocks), integer scales
     lows     int32 (n, sub-blocks), integer minimums
     codes    uint8 (n, elements), the number of each weight's level, counted from the lowest
@@ -37,9 +38,6 @@ class Blocks:
     scales: Integers
     lows: Integers
     codes: Codes
-
-    def with_codes(self, codes: Codes) -> Blocks:
-        return replace(self, codes=codes)
 
 
 class Layout(Protocol):
@@ -58,11 +56,11 @@ class Layout(Protocol):
     def levels(self) -> Floats32: ...
 
     def read(self, data: Bytes) -> Blocks:
-        """Return the blocks, uint8 (n, bytes of a block), as arrays."""
+        """Return the blocks of n rows, uint8 (n, bytes), as arrays."""
         ...
 
     def write(self, blocks: Blocks) -> Bytes:
-        """Return blocks as uint8 (n, bytes of a block): the inverse of `read`."""
+        """Return blocks as uint8 (n, bytes): the inverse of `read`."""
         ...
 
     def lines(self, blocks: Blocks) -> tuple[Floats32, Floats32]:
@@ -97,15 +95,13 @@ def chosen(neighbours: Sequence[Blocks], choices: Integers, codes: Codes) -> Blo
     codes    those that go with the choice
     """
 
-    def pick(name: str, numbers: Integers) -> npt.NDArray[Any]:
+    def pick(name: str) -> npt.NDArray[Any]:
         options = np.stack([getattr(blocks, name) for blocks in neighbours])
-        picked: npt.NDArray[Any] = np.take_along_axis(options, numbers[None], 0)[0]
+        # where all sub-blocks share d and dmin, the neighbours do too
+        picked: npt.NDArray[Any] = np.take_along_axis(options, choices[None, :, : options.shape[2]], 0)[0]
         return picked
 
-    of_block = choices[:, 0]  # neighbours differ in d and dmin only where a block is its one sub-block
-    return Blocks(
-        pick("d", of_block), pick("dmin", of_block), pick("scales", choices), pick("lows", choices), codes
-    )
+    return Blocks(pick("d"), pick("dmin"), pick("scales"), pick("lows"), codes)
 
 
 def halves(values: Floats32) -> npt.NDArray[np.uint16]:

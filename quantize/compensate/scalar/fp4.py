@@ -37,14 +37,14 @@ class _Exponents:
         return LEVELS
 
     def read(self, data: Bytes) -> Blocks:
-        fields = data.reshape(-1).view(mxfp4.BLOCK)
-        return _blocks(fields["e"][:, None].astype(np.int32), unpack(fields["qs"], 4, 16))
+        fields = np.ascontiguousarray(data).reshape(-1).view(mxfp4.BLOCK)
+        return _blocks(len(data), fields["e"].astype(np.int32), unpack(fields["qs"], 4, 16))
 
     def write(self, blocks: Blocks) -> Bytes:
-        fields = np.zeros(len(blocks.d), mxfp4.BLOCK)
-        fields["e"] = blocks.scales[:, 0]
-        fields["qs"] = packed(_STORED[blocks.codes], 4, 16)
-        return fields.view(np.uint8).reshape(len(fields), -1)
+        fields = np.zeros(blocks.scales.size, mxfp4.BLOCK)
+        fields["e"] = blocks.scales.reshape(-1)
+        fields["qs"] = packed(_STORED[blocks.codes].reshape(-1, 32), 4, 16)
+        return fields.view(np.uint8).reshape(len(blocks.scales), -1)
 
     def lines(self, blocks: Blocks) -> tuple[Floats32, Floats32]:
         slopes = np.ldexp(np.float32(1), blocks.scales - 128)
@@ -69,14 +69,14 @@ class _SmallFloats:
         return LEVELS
 
     def read(self, data: Bytes) -> Blocks:
-        fields = data.reshape(-1).view(nvfp4.BLOCK)
-        return _blocks(fields["d"].astype(np.int32), unpack(fields["qs"], 4, 8))
+        fields = np.ascontiguousarray(data).reshape(-1).view(nvfp4.BLOCK)
+        return _blocks(len(data), fields["d"].astype(np.int32), unpack(fields["qs"], 4, 8))
 
     def write(self, blocks: Blocks) -> Bytes:
-        fields = np.zeros(len(blocks.d), nvfp4.BLOCK)
-        fields["d"] = blocks.scales
-        fields["qs"] = packed(_STORED[blocks.codes], 4, 8)
-        return fields.view(np.uint8).reshape(len(fields), -1)
+        fields = np.zeros(blocks.scales.size // 4, nvfp4.BLOCK)
+        fields["d"] = blocks.scales.reshape(-1, 4)
+        fields["qs"] = packed(_STORED[blocks.codes].reshape(-1, 64), 4, 8)
+        return fields.view(np.uint8).reshape(len(blocks.scales), -1)
 
     def lines(self, blocks: Blocks) -> tuple[Floats32, Floats32]:
         slopes = nvfp4.half_scales(blocks.scales)
@@ -89,10 +89,12 @@ class _SmallFloats:
         return _scaled(blocks, window, nvfp4.LARGEST_BYTE)
 
 
-def _blocks(scales: Integers, codes: Codes) -> Blocks:
-    """Return blocks of integer scales, with the numbers of levels for stored codes."""
-    ones = np.ones(len(scales), np.float32)
-    return Blocks(ones, np.zeros_like(ones), scales, np.zeros_like(scales), _LEVEL_OF[codes])
+def _blocks(n_rows: int, scales: Integers, codes: Codes) -> Blocks:
+    """Return the blocks of rows with integer scales, with the numbers of levels for stored codes."""
+    scales = scales.reshape(n_rows, -1)
+    ones = np.ones((n_rows, 1), np.float32)
+    levels = _LEVEL_OF[codes].reshape(n_rows, -1)
+    return Blocks(ones, np.zeros_like(ones), scales, np.zeros_like(scales), levels)
 
 
 def _scaled(blocks: Blocks, window: int, top: int) -> list[Blocks]:

@@ -44,21 +44,21 @@ class SuperBlocks:
 
     def read(self, data: Bytes) -> Blocks:
         fields = data.reshape(-1).view(self.block)
-        d = halves_to_float32(fields["d"])
-        dmin = halves_to_float32(fields["dmin"]) if self.low_top else np.zeros_like(d)
+        d = halves_to_float32(fields["d"])[:, None]
+        dmin = halves_to_float32(fields["dmin"])[:, None] if self.low_top else np.zeros_like(d)
         return Blocks(d, dmin, *self.read_rest(fields))
 
     def write(self, blocks: Blocks) -> Bytes:
         fields = np.zeros(len(blocks.d), self.block)
-        fields["d"] = halves(blocks.d)
+        fields["d"] = halves(blocks.d[:, 0])
         if self.low_top:
-            fields["dmin"] = halves(blocks.dmin)
+            fields["dmin"] = halves(blocks.dmin[:, 0])
         self.write_rest(fields, blocks)
         return fields.view(np.uint8).reshape(len(fields), -1)
 
     def lines(self, blocks: Blocks) -> tuple[Floats32, Floats32]:
-        slopes = blocks.d[:, None] * blocks.scales.astype(np.float32)
-        return slopes, blocks.dmin[:, None] * blocks.lows.astype(np.float32)
+        slopes = blocks.d * blocks.scales.astype(np.float32)
+        return slopes, blocks.dmin * blocks.lows.astype(np.float32)
 
     def begin(self, stock: Blocks) -> Blocks:
         return stock

@@ -29,7 +29,7 @@ class ScalarRounder:
     def round_block(
         self, rows: Floats32, upper: Floats32, importances: Floats32, effort: Effort
     ) -> tuple[Bytes, Floats32]:
-        """Return the bytes of one block of each row and their values; see compensate.base.Rounder."""
+        """Return the bytes of some columns of each row and their values; see compensate.base.Rounder."""
         layout, codec = self.layout, get_format(self.type)
         n_rows, n = rows.shape
         start = layout.begin(layout.read(codec.encode(rows, ColumnWeights(importances))))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quantize.compensate.base import PANEL
 from quantize.formats.base import Floats32
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import (
@@ -31,8 +32,8 @@ from quantize.simd.packing import pack
 from quantize.simd.rounding import nearest_float
 from quantize.simd.tiles import load_blocks, store_blocks
 
-ELEMS = 256
-"""The most elements of a block."""
+ELEMS = PANEL
+"""The most columns of a block."""
 
 MOST_CANDIDATES = 64
 

@@ -1,7 +1,7 @@
 """Layouts with one float16 scale a block, and perhaps one float16 minimum: blocks of 32, and ternary types.
 
 A scale has no integer to count steps in. A step is a share of the scale, and of a minimum the same share of
-the distance between two levels.
+the distance between two levels; small ones, so a window is several of them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ from quantize.formats.few_bits import tq1_0, tq2_0
 from quantize.formats.iq import iq4, iq4_nl
 from quantize.simd.half import halves_to_float32
 from quantize.simd.packing import packed, unpack
-
-_STEPS = 3
-"""How many steps a scale without a minimum may take for each of the window: they cost little."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,35 +53,37 @@ class SingleScales:
         return "m" in (self.block.names or ())
 
     def read(self, data: Bytes) -> Blocks:
-        fields = data.reshape(-1).view(self.block)
-        d = halves_to_float32(fields["d"])
-        dmin = -halves_to_float32(fields["m"]) if self.has_lows else np.zeros_like(d)
-        ones = np.ones((len(d), 1), np.int32)
-        return Blocks(d, dmin, ones, ones, self.read_codes(fields))
+        n_rows = len(data)
+        fields = np.ascontiguousarray(data).reshape(-1).view(self.block)
+        d = halves_to_float32(fields["d"]).reshape(n_rows, -1)
+        dmin = -halves_to_float32(fields["m"]).reshape(n_rows, -1) if self.has_lows else np.zeros_like(d)
+        ones = np.ones(d.shape, np.int32)
+        return Blocks(d, dmin, ones, ones, self.read_codes(fields).reshape(n_rows, -1))
 
     def write(self, blocks: Blocks) -> Bytes:
-        fields = np.zeros(len(blocks.d), self.block)
-        fields["d"] = halves(blocks.d)
+        fields = np.zeros(blocks.d.size, self.block)
+        fields["d"] = halves(blocks.d).reshape(-1)
         if self.has_lows:
-            fields["m"] = halves(-blocks.dmin)
-        self.write_codes(fields, blocks.codes)
-        return fields.view(np.uint8).reshape(len(fields), -1)
+            fields["m"] = halves(-blocks.dmin).reshape(-1)
+        self.write_codes(fields, blocks.codes.reshape(len(fields), -1))
+        return fields.view(np.uint8).reshape(len(blocks.d), -1)
 
     def lines(self, blocks: Blocks) -> tuple[Floats32, Floats32]:
-        return blocks.d[:, None], blocks.dmin[:, None]
+        return blocks.d, blocks.dmin
 
     def begin(self, stock: Blocks) -> Blocks:
         return replace(stock, d=as_half(stock.d * np.float32(self.shrink)))
 
     def neighbours(self, blocks: Blocks, window: int) -> Sequence[Blocks]:
         step = np.float32(self.step)
+        reach = (2 * window, 2 * window) if self.has_lows else (5 * window, 0)
         return [
             replace(
                 blocks,
                 d=as_half(blocks.d * (1 + step * np.float32(up))),
                 dmin=as_half(blocks.dmin + blocks.d * step * np.float32(low)),
             )
-            for up, low in moves(*(window, window) if self.has_lows else (_STEPS * window, 0))
+            for up, low in moves(*reach)
         ]
 
 

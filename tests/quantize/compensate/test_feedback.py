@@ -40,7 +40,8 @@ def test_a_row_that_the_stock_encoder_does_better_keeps_its_bytes() -> None:
 
 @pytest.mark.parametrize("n_rows", [1, 4, 7])
 @pytest.mark.parametrize(
-    ("first", "n_errors", "later", "stop"), [(0, 256, 256, 768), (64, 32, 96, 256), (0, 32, 32, 32)]
+    ("first", "n_errors", "later", "stop"),
+    [(0, 256, 256, 768), (64, 32, 96, 256), (0, 32, 32, 32), (16, 16, 32, 112), (0, 16, 16, 32)],
 )
 def test_errors_are_fed_to_the_columns_named_and_to_no_others(
     n_rows: int, first: int, n_errors: int, later: int, stop: int

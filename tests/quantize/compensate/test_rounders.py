@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gguf_tools.errors import BadWeights, QuantError, ShapeError
 from gguf_tools.ggml_types import F16, TYPES, GGMLType
-from quantize.compensate.base import Effort
+from quantize.compensate.base import PANEL, Effort
 from quantize.compensate.factor import Factor
 from quantize.compensate.feedback import encode_compensated
 from quantize.compensate.rounders import ROUNDERS, can_compensate, get_rounder
@@ -69,26 +69,26 @@ def test_a_row_is_encoded_the_same_whatever_stands_beside_it(name: str) -> None:
 @every_type
 def test_values_are_what_the_bytes_decode_to(name: str) -> None:
     rounder = get_rounder(type_named(name))
-    n = rounder.type.block_elems
+    n = PANEL
     data, values = rounder.round_block(
         weights(21, n), np.ascontiguousarray(FACTOR.upper[:n, :n]), FACTOR.importances[:n], Effort()
     )
-    assert data.shape == (21, rounder.type.block_bytes)
+    assert data.shape == (21, rounder.type.row_bytes(n))
     np.testing.assert_array_equal(values, decode(name, data))
 
 
 @every_type
 def test_errors_are_fed_back_from_block_to_block_as_by_the_twin(name: str) -> None:
     rounder = get_rounder(type_named(name))
-    n, importances = rounder.type.block_elems, FACTOR.importances
+    importances = FACTOR.importances
     rows = weights(2, N_COLS)
 
     def round_block(w: np.ndarray, first: int) -> np.ndarray:
-        own = slice(first, first + n)
+        own = slice(first, first + len(w))
         upper = np.ascontiguousarray(FACTOR.upper[own, own])
         return rounder.round_block(w[None], upper, importances[own], Effort())[1][0]
 
-    twins = [naive.round_row(row, FACTOR.upper, n, round_block) for row in rows]
+    twins = [naive.round_row(row, FACTOR.upper, round_block) for row in rows]
     np.testing.assert_array_equal(decode(name, encode_compensated(rows, rounder.type, FACTOR)), twins)
 
 
