@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from convert.architectures.base import Architecture
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType({
+    "DeepseekForCausalLM": "convert.architectures.deepseek",
     "DeepseekV2ForCausalLM": "convert.architectures.deepseek2",
     "DeepseekV3ForCausalLM": "convert.architectures.deepseek2",
     "YoutuForCausalLM": "convert.architectures.deepseek2",
