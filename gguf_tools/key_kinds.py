@@ -103,6 +103,8 @@ _OF_TEMPLATE: Mapping[str, tuple[str, ...]] = {
     keys.VALUE_LENGTH: _U32,
     keys.KEY_LENGTH_MLA: _U32,
     keys.VALUE_LENGTH_MLA: _U32,
+    keys.TEMPERATURE_SCALE: _F32,
+    keys.TEMPERATURE_LENGTH: _U32,
     keys.INDEXER_HEAD_COUNT: _U32,
     keys.INDEXER_KEY_LENGTH: _U32,
     keys.INDEXER_TOP_K: _U32,

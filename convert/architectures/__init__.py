@@ -18,6 +18,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType({
     "DeepseekV2ForCausalLM": "convert.architectures.deepseek2",
     "DeepseekV3ForCausalLM": "convert.architectures.deepseek2",
     "YoutuForCausalLM": "convert.architectures.deepseek2",
+    "MistralLarge3ForCausalLM": "convert.architectures.mistral_large3",
     "DeepseekV32ForCausalLM": "convert.architectures.deepseek32",
     "GlmMoeDsaForCausalLM": "convert.architectures.glm_moe_dsa",
     "Glm4MoeLiteForCausalLM": "convert.architectures.glm4_moe_lite",

@@ -15,12 +15,14 @@ class Habits:
                      names one
     adds_bos         whether text begins with the bos token, whatever the files say
     tiktoken         whether the family's tiktoken.model is read; see vocab_tiktoken
+    tekken           whether the family's tekken.json is read; see vocab_tekken
     """
 
     pre_tokenizers: Mapping[str, str] = field(default_factory=dict)
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     adds_bos: bool = False
     tiktoken: bool = False
+    tekken: bool = False
 
 
 NO_HABITS = Habits()

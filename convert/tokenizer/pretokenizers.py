@@ -61,11 +61,11 @@ _NOT_HAN = r"&&[^\p{Han}]"
 _WORD_START, _WORD_END = "[^\r\n\\p{L}\\p{N}]?", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 
 
-def _words_by_case(but: str = "") -> str:
-    """Return the o200k regex of words, whose letters are none of the class `but`."""
+def _words_by_case(but: str = "", end: str = _WORD_END) -> str:
+    """Return the o200k regex of words that end with `end`; their letters are none of the class `but`."""
     upper, lower = f"[{_UPPER}{but}]", f"[{_LOWER}{but}]"
     return "|".join(
-        f"{_WORD_START}{letters}{_WORD_END}" for letters in (f"{upper}*{lower}+", f"{upper}+{lower}*")
+        f"{_WORD_START}{letters}{end}" for letters in (f"{upper}*{lower}+", f"{upper}+{lower}*")
     )
 
 
@@ -157,6 +157,23 @@ KNOWN: tuple[PreTokenizer, ...] = (
         either_merges=True,
     ),
     PreTokenizer("gpt-2", _isolated(GPT2_REGEX)),
+    PreTokenizer(
+        "tekken",  # Mistral Nemo, Mistral Large 3
+        _isolated(
+            f"{_words_by_case(end='')}|"
+            "\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\r\n/]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
+        ),
+        ignore_merges=True,
+    ),
+    PreTokenizer(
+        "youtu",  # Youtu-LLM
+        _isolated(
+            "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥\u3040-ゟ゠-ヿ]+",
+            f"{_words_by_case()}|"
+            "\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\r\n/]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+        ),
+        ignore_merges=True,
+    ),
     PreTokenizer(
         "kimi-k2",  # Kimi K2, K2.5, Kimi-VL, Moonlight
         _isolated(

@@ -2,6 +2,7 @@
 
     tokenizer.json, a byte-level BPE     -> tokenizer.ggml.model "gpt2", merges, a named pre-tokenizer
     tiktoken.model of Kimi               -> the same, with merges made of its ranks
+    tekken.json of Mistral               -> the same
     tokenizer.model, a SentencePiece BPE -> tokenizer.ggml.model "llama", scores
 
 Everything is read as data (JSON, protocol buffer); no code of the checkpoint's is ever run.
@@ -14,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from convert.checkpoint.json_files import read_json_object_if_there
-from convert.tokenizer import vocab_tiktoken
+from convert.checkpoint.json_files import read_json_object, read_json_object_if_there
+from convert.tokenizer import vocab_tekken, vocab_tiktoken
 from convert.tokenizer.chat_templates import ChatTemplates, read_chat_templates
 from convert.tokenizer.habits import NO_HABITS, Habits
 from convert.tokenizer.pretokenizers import find_pre_tokenizer
@@ -132,6 +133,8 @@ def read_tokenizer(
         if pre_tokenizer is not None:
             raise BadRequest(f"--pre-tokenizer {pre_tokenizer}: {model_path} (SentencePiece) has none")
         return _read_sentencepiece(model_path, config, tokenizer_json, tokenizer_config, vocab_size)
+    if habits.tekken and (folder / vocab_tekken.FILE_NAME).is_file():
+        return _read_tekken(folder / vocab_tekken.FILE_NAME, vocab_size, pre_tokenizer)
     if habits.tiktoken and not tokenizer_json and (folder / vocab_tiktoken.FILE_NAME).is_file():
         return _read_tiktoken(
             folder / vocab_tiktoken.FILE_NAME, config, tokenizer_config, vocab_size, pre_tokenizer
@@ -216,6 +219,22 @@ def _read_tiktoken(
         special=special,
         chat_templates=templates,
         notes=(*vocab.notes, *special.notes, *templates.notes),
+    )
+
+
+def _read_tekken(path: Path, vocab_size: int | None, pre_tokenizer: str | None) -> Tokenizer:
+    tekken = vocab_tekken.read_tekken_vocab(path, read_json_object(path, BadTokenizer), vocab_size)
+    split = {"type": "Split", "pattern": {"Regex": tekken.pattern}, "behavior": "Isolated", "invert": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    pipeline = {"type": "Sequence", "pretokenizers": [split, byte_level]}
+    templates = read_chat_templates(path.parent, {})
+    return Tokenizer(
+        model="gpt2",
+        pre=find_pre_tokenizer(path, pipeline, ignore_merges=True, name=pre_tokenizer),
+        vocab=tekken.vocab,
+        special=SpecialTokens(tekken.special_ids, {"bos": True, "eos": False}),
+        chat_templates=templates,
+        notes=(*tekken.vocab.notes, *templates.notes),
     )
 
 

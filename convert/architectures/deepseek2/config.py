@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.architectures.config_reader import MAX_EXPERTS, MAX_LAYERS, ConfigReader, shown
+from convert.checkpoint.model_config import MISTRAL_LARGE_3
 from gguf_tools.errors import BadConfig, UnsupportedCheckpoint
 
 V2 = "DeepseekV2ForCausalLM"
@@ -65,6 +66,9 @@ SILENCES: Mapping[str, Silence] = {
     YOUTU: Silence(experts=False, tied=True),
     V32: Silence(),
     GLM_DSA: Silence(groups=(1, 1), eps=1e-5),
+    MISTRAL_LARGE_3: Silence(
+        ("softmax",), ("greedy", "group_limited_greedy"), scale=1.0, groups=(1, 1), dense=0
+    ),
 }
 """Architecture -> its defaults: those of transformers' classes (5.23), and for Kimi, which has none, V3's."""
 

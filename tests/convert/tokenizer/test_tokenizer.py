@@ -167,7 +167,7 @@ def test_ids_of_every_known_pre_tokenizer(known: Any, tmp_path: Path) -> None:
                 # llama.cpp leaves runs of digits whole there. The model's own vocabulary has no token of two
                 # digits, so it doesn't show; this one has.
                 text = "".join("n" if char.isnumeric() else char for char in text)
-            if known.name == "kimi-k2":
+            if known.name in ("kimi-k2", "youtu"):
                 # llama.cpp doesn't cut before a capital letter inside of a word.
                 text = text.lower()
             assert model.tokenize(text) == library_ids(library, text)
