@@ -144,12 +144,12 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         if args.dry_run:
             _print_plan(run.preparation)
             return
-        with ProgressBar("converting") as bar:
+        with ProgressBar("converting", quiet=args.quiet) as bar:
             result = run.execute(RunOptions(args.threads, args.restart, args.reuse, args.verify, bar.start))
     lines = note_lines(result.preparation.plan) if options.vocab_only else result_lines(result)
-    for line in lines:
+    for line in () if args.quiet else lines:
         print(line)
-    if options.vocab_only:
+    if options.vocab_only and not args.quiet:
         print(f"wrote {result.paths[0]}")
 
 

@@ -21,6 +21,7 @@ def add_context_argument(group: argparse._ArgumentGroup) -> None:
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Add device, dtype, threads, memory and --restart; return their group, for what else a command has."""
+    command.add_quiet(parser)
     run = parser.add_argument_group("how to run it")
     run.add_argument("--device", help="torch device: cpu, cuda, cuda:1 ... (default: CUDA if there is one)")
     run.add_argument(

@@ -49,6 +49,14 @@ def add_verbose(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_quiet(parser: argparse.ArgumentParser) -> None:
+    """Give the parser of long work `--quiet`."""
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", default=argparse.SUPPRESS,
+        help="print nothing but errors, and what was asked for",
+    )  # fmt: skip
+
+
 def positive(text: str) -> int:
     """Return an argument as a whole number from 1."""
     number = int(text)
@@ -113,7 +121,8 @@ def run(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str] | None 
     except SystemExit as exit_:
         return int(exit_.code or 0)
     verbose = bool(getattr(args, "verbose", False))
-    for remark in getattr(args, "remarks", ()):
+    args.quiet = bool(getattr(args, "quiet", False))
+    for remark in () if args.quiet else getattr(args, "remarks", ()):
         print(f"{parser.prog}: note: {remark}", file=sys.stderr)
     try:
         code = body(args)

@@ -249,16 +249,26 @@ def _refusals(path: Path) -> Refusals:
 
     def another(difference: Difference) -> OutputError:
         where, old, new = difference
+        what = where.replace(", ", " ", 1)
         return OutputError(
-            f"{path}: is that of another run: {where} was {_shown(old)}, now {_shown(new)};"
-            " --restart starts over, or give the output another name"
+            f"{path} keeps an interrupted run that this one can't resume: {what} was {_shown(old)}, and is"
+            f" {_shown(new)} now; --restart starts over, or give the output another name"
         )
 
     return Refusals(
-        unwritable=lambda reason: OutputError(f"{path}: can't be created: {reason}"),
+        unwritable=lambda reason: OutputError(_unwritable_text(path, reason)),
         taken=lambda: OutputError(f"{path}: another process is writing this output"),
         another=another,
     )
+
+
+def _unwritable_text(path: Path, reason: str) -> str:
+    folder = path.parent
+    if not folder.exists():
+        return f"{path.with_suffix('')}: there is no folder {folder}; create it first"
+    if not folder.is_dir():
+        return f"{path.with_suffix('')}: {folder} is a file, expected a folder"
+    return f"{path}: can't be created: {reason}"
 
 
 def _shown(value: Any) -> str:

@@ -1,13 +1,15 @@
-"""Progress of long work: the callbacks it reports to, and the bar that shows it on standard error.
+"""Progress of long work: the callbacks it reports to, and what shows it on standard error.
 
 Work that copies or writes calls a `Progress` with the bytes of each piece. A bar counts bytes or steps (the
-layers of a model); it appears on terminals only, so that logs and pipes stay clean.
+layers of a model). On a terminal it is a bar; elsewhere it is a line a minute, so that a log shows how far a
+long run has come and a short one leaves no trace.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -21,6 +23,9 @@ StartProgress = Callable[[int], Progress]
 
 PATIENCE_SECONDS = 1.5
 """Time to the first piece after which a bar explains the wait, if it can."""
+
+LOG_SECONDS = 60.0
+"""Time between two lines of a bar in a log."""
 
 
 def no_progress(n_bytes: int) -> None:
@@ -53,11 +58,12 @@ LAYERS = Unit("layer", pattern="{l_bar}{bar}| {n:.1f}/{total_fmt} [{elapsed}<{re
 
 
 class Bar:
-    """A progress bar with rate and time left on standard error; nothing where that is no terminal.
+    """A progress bar with rate and time left on standard error; a line a minute where that is no terminal.
 
     label       printed before the bar
     unit        what is counted
     slow_start  printed once if nothing has advanced PATIENCE_SECONDS after the start
+    quiet       show nothing at all
 
     `advance` may be called from any thread.
 
@@ -65,10 +71,14 @@ class Bar:
         write_files(..., progress=bar.start)
     """
 
-    def __init__(self, label: str, unit: Unit = BYTES, *, slow_start: str = "") -> None:
-        self._label, self._unit, self._slow_start = label, unit, slow_start
+    def __init__(
+        self, label: str, unit: Unit = BYTES, *, slow_start: str = "", quiet: bool = False
+    ) -> None:
+        self._label, self._unit, self._slow_start, self._quiet = label, unit, slow_start, quiet
         self._lock = threading.Lock()
+        self._left = 0.0
         self._bar: Any = None
+        self._log: _Log | None = None
         self._notice: threading.Timer | None = None
 
     def start(self, total: int, done: int = 0) -> Callable[[float], object]:
@@ -77,38 +87,48 @@ class Bar:
         total  in units
         done   how many of them an earlier run has done
         """
-        if total and sys.stderr.isatty():
-            from tqdm import tqdm
+        if not total or self._quiet:
+            return self.advance
+        self._left = total - done
+        if not sys.stderr.isatty():
+            self._log = _Log(self._label, total, done)
+            return self.advance
+        from tqdm import tqdm
 
-            self._bar = tqdm(
-                desc=self._label,
-                total=total,
-                initial=done,
-                unit=self._unit.name,
-                unit_scale=self._unit.scaled,
-                unit_divisor=1024 if self._unit.scaled else 1000,
-                bar_format=self._unit.pattern,
-                smoothing=0.1,
-            )
-            if self._slow_start:
-                self._notice = threading.Timer(PATIENCE_SECONDS, self._explain)
-                self._notice.daemon = True
-                self._notice.start()
+        self._bar = tqdm(
+            desc=self._label,
+            total=total,
+            initial=done,
+            unit=self._unit.name,
+            unit_scale=self._unit.scaled,
+            unit_divisor=1024 if self._unit.scaled else 1000,
+            bar_format=self._unit.pattern,
+            smoothing=0.1,
+        )
+        if self._slow_start:
+            self._notice = threading.Timer(PATIENCE_SECONDS, self._explain)
+            self._notice.daemon = True
+            self._notice.start()
         return self.advance
 
     def advance(self, amount: float) -> None:
-        """Count `amount` more units."""
-        if self._bar is None:
-            return
+        """Count `amount` more units; sums of fractions that come out above the total count as the total."""
         self._cancel_notice()
         with self._lock:
-            self._bar.update(amount)
+            amount = min(amount, self._left)
+            self._left -= amount
+            if self._bar is not None:
+                self._bar.update(amount)
+            if self._log is not None:
+                self._log.advance(amount)
 
     def remark(self, text: str) -> None:
-        """Show `text` behind the bar."""
-        if self._bar is not None:
-            with self._lock:
+        """Show `text` behind the bar, or in the lines of a log from now on."""
+        with self._lock:
+            if self._bar is not None:
                 self._bar.set_postfix_str(text)
+            if self._log is not None:
+                self._log.remark = text
 
     def close(self) -> None:
         """Leave the bar as it is, and begin a new line after it."""
@@ -132,3 +152,31 @@ class Bar:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class _Log:
+    """A bar as lines: how much is done, how long that took, and about how long the rest will take."""
+
+    def __init__(self, label: str, total: float, done: float) -> None:
+        self.remark = ""
+        self._label, self._total, self._before, self._done = label, total, done, done
+        self._began = self._told = time.monotonic()
+
+    def advance(self, amount: float) -> None:
+        self._done += amount
+        now = time.monotonic()
+        if now - self._told < LOG_SECONDS or self._done <= self._before:
+            return
+        self._told = now
+        elapsed = now - self._began
+        left = elapsed * (self._total - self._done) / (self._done - self._before)
+        share = 100 * self._done / self._total
+        line = f"{self._label}: {share:.0f} %, {_clock(elapsed)} gone, {_clock(left)} left{self.remark}"
+        print(line, file=sys.stderr, flush=True)
+
+
+def _clock(seconds: float) -> str:
+    """Return a time as 0:07, 12:34 or 1:02:03."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

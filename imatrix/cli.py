@@ -37,6 +37,8 @@ examples:
 A run that was interrupted goes on after its last whole layer when it is called again in the same way; what
 it needs for that is in OUT.work until OUT is written."""
 
+_STEPS_A_LINE = 6
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
@@ -182,15 +184,19 @@ def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     def write(contents: ImportanceFile) -> None:
         save(args.output, contents, args.output_format)
 
-    with LayerBar(args.output_frequency, write) as bar:
+    replaces = args.output.exists()
+    with LayerBar(args.output_frequency, write, quiet=args.quiet) as bar:
         collected = collect(args.model, args.text, args.output, options, bar)
     write(collected.importances)
     forget(args.output)
+    if args.quiet:
+        return
     if collected.perplexity is not None:
         for line in _perplexity_lines(collected.perplexity):
             print(line)
     contents = collected.importances
-    print(f"wrote {args.output}: {len(contents.entries)} entries, {contents.chunk_count} chunks")
+    older = ", in place of an older file" if replaces else ""
+    print(f"wrote {args.output}: {len(contents.entries)} entries, {contents.chunk_count} chunks{older}")
     for note in (*collected.notes, *not_held(contents, _form(args.output, args.output_format))):
         print(f"note: {note}")
 
@@ -219,8 +225,9 @@ def _collect_options(args: argparse.Namespace, earlier: Sequence[ImportanceFile]
 
 
 def _perplexity_lines(perplexity: Perplexity) -> list[str]:
-    steps = ", ".join(f"[{number}] {value:.4f}" for number, value in enumerate(perplexity.by_chunk, 1))
-    return [steps, f"perplexity {perplexity.value:.4f} +/- {perplexity.error:.5f}"]
+    steps = [f"[{number}] {value:.4f}" for number, value in enumerate(perplexity.by_chunk, 1)]
+    lines = [", ".join(steps[start : start + _STEPS_A_LINE]) for start in range(0, len(steps), _STEPS_A_LINE)]
+    return [*lines, f"perplexity {perplexity.value:.4f} +/- {perplexity.error:.5f}"]
 
 
 def _show(args: argparse.Namespace) -> None:

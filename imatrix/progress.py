@@ -19,14 +19,15 @@ class LayerBar:
 
     every  layers between two calls of `save`; 0 for none
     save   called with what is known so far
+    quiet  show nothing
     """
 
-    def __init__(self, every: int, save: Callable[[ImportanceFile], None]) -> None:
-        self._every, self._save = every, save
-        self._bar = Bar("layers", LAYERS)
+    def __init__(self, every: int, save: Callable[[ImportanceFile], None], *, quiet: bool = False) -> None:
+        self._every, self._save, self._quiet = every, save, quiet
+        self._bar = Bar("layers", LAYERS, quiet=quiet)
 
     def start(self, n_layers: int, done: int) -> None:
-        if done:
+        if done and not self._quiet:
             print(f"resuming after {done} of {n_layers} layers", file=sys.stderr)
         self._bar.start(n_layers, done)
 

@@ -131,7 +131,7 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     for output in (*outputs, *([args.keep] if args.keep is not None else [])):
         _refuse_output(output, inputs)
     earlier = [] if args.html is None else _prepare_page(args)
-    with EvaluationBar() as bar:
+    with EvaluationBar(quiet=args.quiet) as bar:
         evaluation = evaluate(base, args.text, quants, _options(args, logits), bar)
     for line in evaluation_lines(evaluation):
         print(line)

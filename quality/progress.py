@@ -10,13 +10,14 @@ from gguf_tools.progress import LAYERS, Bar
 
 
 class EvaluationBar:
-    """A Reporter that shows a bar."""
+    """A Reporter that shows a bar, or nothing if `quiet`."""
 
-    def __init__(self) -> None:
-        self._bar = Bar("layers of all models", LAYERS)
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._bar = Bar("layers of all models", LAYERS, quiet=quiet)
 
     def start(self, n_layers: int, done: int) -> None:
-        if done:
+        if done and not self._quiet:
             print(f"resuming after {done} of {n_layers} layers of all models", file=sys.stderr)
         self._bar.start(n_layers, done)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguf_tools import command
 from gguf_tools.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -60,12 +61,13 @@ def add_requantize_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_restart_argument(parser: argparse.ArgumentParser) -> None:
-    """Add --restart, for commands whose runs can be resumed."""
+    """Add --restart and --quiet, for commands whose runs are long and can be resumed."""
     parser.add_argument(
         "--restart",
         action="store_true",
         help="start over; without it, the same command resumes where an interrupted run stopped",
     )
+    command.add_quiet(parser)
 
 
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:

@@ -181,16 +181,16 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
         parser.error("--keep-split and --override-kv need a GGUF file; INPUT is a folder")
     plan = _plan_folder if source.is_dir() else _plan_file
     if output is not None and output.exists() and not source.exists():
-        raise BadRequest(f"{source}: no such file, while OUTPUT {output} is there; INPUT comes first")
+        raise BadRequest(f"{source}: no such file, though OUTPUT is there; INPUT comes first")
     types = _choose_types(args, source, output, type_) if is_sized(args) else type_ or ""
     name = (find_mixture(types) if isinstance(types, str) else types).name
     with plan(args, source, output, types) as run:
         if args.dry_run:
             _print_plan(run.preparation, as_json=args.json)
             return
-        with ProgressBar(f"quantizing to {name}") as bar:
+        with ProgressBar(f"quantizing to {name}", quiet=args.quiet) as bar:
             result = run.execute(RunOptions(n_threads, args.restart, args.reuse, args.verify, bar.start))
-    for line in result_lines(result):
+    for line in () if args.quiet else result_lines(result):
         print(line)
 
 

@@ -82,13 +82,13 @@ def lint(
 
 
 def lint_lines(report: LintReport) -> Iterator[str]:
-    """Yield the report as text: errors, warnings, sizes."""
-    for finding in sorted(report.findings, key=lambda finding: not finding.stops):
+    """Yield the report as text: errors, warnings, notes, sizes."""
+    for finding in sorted(report.findings, key=lambda finding: (not finding.stops, -finding.level)):
         yield f"{_level(finding)}: {finding.text}"
         if finding.text.endswith("..."):
             yield from (f"    {name}" for name in in_layer_ranges(finding.tensors))
-    n_errors = sum(finding.stops for finding in report.findings)
-    counts = f"{n_errors} errors, {len(report.findings) - n_errors} warnings"
+    levels = [_level(finding) for finding in report.findings]
+    counts = f"{levels.count('error')} errors, {levels.count('warning')} warnings"
     if report.preparation is None:
         yield f"{report.mixture.name}: {counts}; no plan, so no size"
     else:
@@ -100,4 +100,4 @@ def lint_lines(report: LintReport) -> Iterator[str]:
 
 
 def _level(finding: Finding) -> str:
-    return "error" if finding.stops else "warning"
+    return "error" if finding.stops else str(finding.level)

@@ -15,14 +15,14 @@ COMPILING = "compiling kernels, once for each type; later runs find them in the 
 
 
 class ProgressBar:
-    """Shows how much of the output is written; no bar where standard error is no terminal.
+    """Shows how much of the output is written; see `Bar` for where and how.
 
     with ProgressBar("quantizing") as bar:
         quantize(..., progress=bar.start)
     """
 
-    def __init__(self, verb: str) -> None:
-        self._bar = Bar(verb, slow_start=COMPILING)
+    def __init__(self, verb: str, *, quiet: bool = False) -> None:
+        self._bar = Bar(verb, slow_start=COMPILING, quiet=quiet)
 
     def start(self, preparation: Preparation) -> Progress:
         """Show an empty bar for what was decided, and return what advances it, from any thread."""

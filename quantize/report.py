@@ -76,6 +76,10 @@ def result_lines(result: Result) -> Iterator[str]:
         yield f"reused {count} of {len(preparation.plan.tensors)} tensors from {path}"
     for note in written.notes:
         yield f"note: {note}"
+    if result.replaced:
+        first_replaced, *more_replaced = result.replaced
+        rest = f" and {len(more_replaced)} more parts" if more_replaced else ""
+        yield f"replaced {first_replaced}{rest}, which was there before"
     if written.verification is not None:
         yield str(written.verification)
     rate = preparation.source_bytes / max(result.seconds, 1e-9)

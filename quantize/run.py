@@ -15,11 +15,15 @@ from quantize.run_options import RunOptions
 
 @dataclass(frozen=True)
 class Result:
-    """What a run has done."""
+    """What a run has done.
+
+    replaced  outputs in whose place other files were
+    """
 
     preparation: Preparation
     written: Written
     seconds: float
+    replaced: tuple[Path, ...] = ()
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -45,5 +49,9 @@ class Run:
         """Write and publish the outputs; raises ToolkitError, see `write_outputs`."""
         run = run or RunOptions()
         progress = run.progress(self.preparation) if run.progress else no_progress
-        written = write_outputs(self.preparation.outputs, self.job, self.inputs, run, progress)
-        return Result(self.preparation, written, time.monotonic() - self.started)
+        outputs = self.preparation.outputs
+        older = tuple(output.path for output in outputs if output.path.exists())
+        written = write_outputs(outputs, self.job, self.inputs, run, progress)
+        seconds = time.monotonic() - self.started
+        # Where an earlier session has published parts of a set, they are its own.
+        return Result(self.preparation, written, seconds, () if written.n_resumed else older)

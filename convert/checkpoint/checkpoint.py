@@ -113,6 +113,8 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """
     folder = Path(folder)
     if not folder.is_dir():
+        if folder.exists():
+            raise CheckpointError(f"{folder}: is a file, expected a folder with config.json")
         raise CheckpointError(f"{folder}: no such folder")
     path = config_path(folder)
     if not path.exists():

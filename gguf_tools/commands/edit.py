@@ -122,6 +122,7 @@ def _add_output(sub: argparse.ArgumentParser) -> None:
 
 def _add_dry_run(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--dry-run", action="store_true", help="say what would be done, and write nothing")
+    command.add_quiet(sub)
 
 
 def _add_force(sub: argparse.ArgumentParser, text: str) -> None:
@@ -203,7 +204,7 @@ def _edit(args: argparse.Namespace, edit: Edit) -> None:
     from gguf_tools.progress import Bar
 
     restored = _recover(args)
-    with Bar("copying") as bar:
+    with Bar("copying", quiet=args.quiet) as bar:
         outcome = edit_model(
             args.file, edit, output=args.output, dry_run=args.dry_run, progress=bar.start
         )
@@ -215,6 +216,8 @@ def _edit(args: argparse.Namespace, edit: Edit) -> None:
             "files": [file.as_json() for file in outcome.files],
         }
         print(json_text(data))
+        return
+    if args.quiet:
         return
     for change in outcome.changes:
         print(change.as_text())
@@ -253,7 +256,7 @@ def split(args: argparse.Namespace) -> None:
     max_tensors = args.max_tensors
     if args.max_size is None and max_tensors is None:
         max_tensors = DEFAULT_MAX_TENSORS
-    with open_gguf(args.file) as source, Bar("splitting") as bar:
+    with open_gguf(args.file) as source, Bar("splitting", quiet=args.quiet) as bar:
         files = split_files(
             source, args.prefix, max_bytes=args.max_size, max_tensors=max_tensors,
             first_is_empty=args.no_tensor_first_split,
@@ -269,7 +272,7 @@ def merge(args: argparse.Namespace) -> None:
     from gguf_tools.progress import Bar
 
     restored = _recover(args)
-    with open_gguf(args.file) as source, Bar("merging") as bar:
+    with open_gguf(args.file) as source, Bar("merging", quiet=args.quiet) as bar:
         files = [merged_file(source, args.output)]
         if not args.dry_run:
             write_files(files, source.paths, bar.start)
@@ -283,6 +286,8 @@ def _print_files(args: argparse.Namespace, files: list[NewFile], restored: list[
             for file in files
         ]
         print(json_text({"dry_run": args.dry_run, "restored": restored, "files": entries}))
+        return
+    if args.quiet:
         return
     verb = "would have" if args.dry_run else "written,"
     for file in files:

@@ -81,8 +81,9 @@ def mla_layout(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Non
             change = prepare(source, output, args.to, options)
         lines, data = change_lines(change), describe(change, written=False)
     else:
-        with ProgressBar(f"laying out as {args.to}") as bar:
+        with ProgressBar(f"laying out as {args.to}", quiet=args.quiet) as bar:
             run = RunOptions(args.threads, args.restart, progress=bar.start)
             result = change_layout(args.source, args.output, args.to, options, run)
         lines, data = result_lines(result), describe(result.change, written=result.written is not None)
-    print(json_text(data) if args.json else "\n".join(lines))
+    if args.json or not args.quiet:
+        print(json_text(data) if args.json else "\n".join(lines))

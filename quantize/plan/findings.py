@@ -12,16 +12,19 @@ from enum import StrEnum
 from math import prod
 
 from gguf_tools.errors import BadImportance, BadRequest, NeedsImportance, QuantError
-from gguf_tools.findings import Finding
+from gguf_tools.findings import Finding, Level
 from gguf_tools.tensors import TensorInfo
 from quantize.formats import available, decodable
 from quantize.importance import ONE_ROW_FOR_ALL, Importances
 from quantize.plan.decide import Decider, PlanOptions
-from quantize.plan.overrides import idle_overrides
+from quantize.plan.overrides import Override, find_override, idle_overrides
 from quantize.plan.tensor_plan import TensorPlan
 from quantize.roles import in_layer_ranges, sibling_with_same_activations
 
 _NAMED_IN_A_NOTE = 3
+
+_NEVER_COLLECTED = frozenset({"output.weight", "token_embd.weight"})
+"""Tensors that an importance matrix has no data for unless it was asked for: nobody need be warned."""
 
 
 class Kind(StrEnum):
@@ -66,7 +69,7 @@ def find_all(
         *_quantized_already(plans, options),
         *_missing_data(plans, bool(importances)),
         *_idle_rules(plans, options, recipe_name),
-        *fallbacks(plans),
+        *fallbacks(plans, options.fallbacks),
         *_uses_of_data(source, plans, importances),
     )
 
@@ -123,7 +126,12 @@ def _missing_data(plans: Sequence[TensorPlan], has_importances: bool) -> Iterato
     lacking = [plan for plan in plans if plan.lacks_data]
     if lacking:
         remedy = "it has no data for them" if has_importances else "pass one with --imatrix"
-        names = ", ".join(f"{plan.name} ({plan.target_type.name})" for plan in lacking)
+        by_type: dict[str, list[str]] = defaultdict(list)
+        for plan in lacking:
+            by_type[plan.target_type.name].append(plan.name)
+        names = "; ".join(
+            f"{type_}: {', '.join(in_layer_ranges(group))}" for type_, group in by_type.items()
+        )
         text = f"{len(lacking)} of {len(plans)} tensors need an importance matrix, {remedy}: {names}"
         yield Finding.stopping(Kind.MISSING_DATA, text, NeedsImportance, tuple(p.name for p in lacking))
 
@@ -157,9 +165,12 @@ def _idle(what: str, options: PlanOptions, names: Sequence[str]) -> Iterator[Fin
             yield Finding(Kind.RULE_SHADOWED, text, about=idle.names)
 
 
-def fallbacks(plans: Sequence[TensorPlan]) -> Iterator[Finding]:
-    """Yield one finding per way in which rows did not fit."""
-    ways: dict[str, list[str]] = defaultdict(list)
+def fallbacks(plans: Sequence[TensorPlan], named: Sequence[Override] = ()) -> Iterator[Finding]:
+    """Yield one finding per way in which rows did not fit; a mere note where the user has named the type.
+
+    named  the user's fallbacks
+    """
+    ways: dict[tuple[str, Level], list[str]] = defaultdict(list)
     for plan in plans:
         wanted = plan.fell_from
         if wanted is None:
@@ -168,9 +179,11 @@ def fallbacks(plans: Sequence[TensorPlan]) -> Iterator[Finding]:
             unfilled = f"blocks rows of {plan.shape[-1]}"
         else:
             unfilled = f"groups of {wanted.rows_interleaved} rows matrices of {plan.shape[-2]}"
-        ways[f"{plan.target_type} instead of {wanted}, whose {unfilled} do not fill"].append(plan.name)
-    for what, names in ways.items():
-        yield from _about(Kind.FALLBACK, what, names, len(plans))
+        what = f"{plan.target_type} instead of {wanted}, whose {unfilled} do not fill"
+        level = Level.WARNING if find_override(named, plan.name) is None else Level.NOTE
+        ways[what, level].append(plan.name)
+    for (what, level), names in ways.items():
+        yield from _about(Kind.FALLBACK, what, names, len(plans), level)
 
 
 def _uses_of_data(
@@ -186,7 +199,8 @@ def _uses_of_data(
     neutral = {p.name: f"matrices: {p.n_neutral}" for p in weighed if p.n_neutral}
     known = {tensor.name for tensor in source}
     strange = [n for n in importances if n not in known and sibling_with_same_activations(n) not in known]
-    yield from _about(Kind.NO_DATA, "no data in the importance matrix", without, total)
+    level = Level.NOTE if _NEVER_COLLECTED.issuperset(without) else Level.WARNING
+    yield from _about(Kind.NO_DATA, "no data in the importance matrix", without, total, level)
     yield from _each_about(Kind.BORROWED_DATA, "another tensor's importances", borrowed, total)
     yield from _about(Kind.SHARED_DATA, "one row of importances for all matrices", shared, total)
     yield from _each_about(
@@ -197,10 +211,13 @@ def _uses_of_data(
         yield Finding(Kind.STRAY_DATA, text + _first_few(in_layer_ranges(strange)))
 
 
-def _about(kind: Kind, what: str, names: Sequence[str], total: int) -> Iterator[Finding]:
+def _about(
+    kind: Kind, what: str, names: Sequence[str], total: int, level: Level = Level.WARNING
+) -> Iterator[Finding]:
     if names:
         shown = _first_few(in_layer_ranges(names))
-        yield Finding(kind, f"{what}: {len(names)} of {total} tensors: {shown}", about=tuple(names))
+        text = f"{what}: {len(names)} of {total} tensors: {shown}"
+        yield Finding(kind, text, level, about=tuple(names))
 
 
 def _each_about(kind: Kind, what: str, remarks: dict[str, str], total: int) -> Iterator[Finding]:

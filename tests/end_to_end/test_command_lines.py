@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import convert.cli
+import gguf_tools.cli
 import imatrix.cli
 import quantize.cli
 from gguf_tools import open_gguf
@@ -113,3 +114,57 @@ def test_no_tensor_first_split(tiny_folder: Path, tmp_path: Path) -> None:
     with open_gguf(tmp_path / "m-00001-of-00003.gguf") as opened:
         assert [len(shard.tensors) for shard in opened.shards] == [0, 30, 22]
         assert opened.get("general.architecture") == "deepseek2"
+
+
+# ---- folders, replaced files, silence
+
+
+def test_places_that_cannot_be(
+    tiny_gguf: Callable[[str], Path], tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tiny_gguf("bf16")
+    code, err = says(quantize.cli.main, f"{source} {tmp_path}/no/out.gguf Q4_0", capsys)
+    assert (code, err) == (
+        1, f"quantize: error: {tmp_path}/no/out.gguf: there is no folder {tmp_path}/no; create it first\n"
+    )  # fmt: skip
+    code, err = says(quantize.cli.main, f"{source} {source}/out.gguf Q4_0", capsys)
+    assert (code, f"{source} is a file, expected a folder" in err) == (1, True)
+    code, err = says(convert.cli.main, str(source), capsys)
+    assert (code, f"{source}: is a file, expected a folder with config.json" in err) == (1, True)
+
+
+def test_missing_importances_are_folded(
+    tiny_gguf: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, err = says(quantize.cli.main, f"{tiny_gguf('bf16')} {tmp_path}/o.gguf IQ2_XXS", capsys)
+    assert code == 1
+    assert "need an importance matrix" in err
+    assert "IQ2_XXS: blk.0-2.attn_" in err
+    assert len(err) < 700
+
+
+def test_a_replaced_file_is_named(
+    tiny_gguf: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(tiny_gguf("bf16")), str(tmp_path / "out.gguf"), "Q8_0"]
+    assert quantize.cli.main(words) == 0
+    assert "which was there before" not in capsys.readouterr().out
+    assert quantize.cli.main(words) == 0
+    assert f"replaced {tmp_path / 'out.gguf'}, which was there before\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["-q", "--quiet"])
+def test_quiet(
+    flag: str, tiny_gguf: Callable[[str], Path], tiny_folder: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    quantized = [str(tiny_gguf("bf16")), str(tmp_path / "out.gguf"), "Q4_K_M", "--max-buffer-size", "1"]
+    assert quantize.cli.main([flag, *quantized]) == 0
+    assert convert.cli.main([str(tiny_folder), "--outfile", str(tmp_path / "c.gguf"), flag]) == 0
+    edited = ["set", str(tmp_path / "c.gguf"), "general.name=New", flag]
+    assert gguf_tools.cli.main(edited) == 0
+    assert gguf_tools.cli.main(["split", str(tmp_path / "c.gguf"), str(tmp_path / "s"), flag]) == 0
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "")
+    assert quantize.cli.main([flag, "--dry-run", *quantized]) == 0  # what was asked for
+    assert "blk.0.attn_k_b.weight" in capsys.readouterr().out

@@ -310,13 +310,13 @@ def test_a_second_run_is_refused_and_the_first_is_undisturbed(
 @pytest.mark.parametrize(
     ("other", "difference"),
     [
-        ("quantize --imatrix MATRIX IN OUT IQ2_S THREADS", "type of, token_embd.weight was "),
+        ("quantize --imatrix MATRIX IN OUT IQ2_S THREADS", "type of token_embd.weight was "),
         ("quantize --imatrix MATRIX --exclude-weights attn_q_a IN OUT IQ2_XXS THREADS --tensor-type"
-         " attn_q_a=Q2_K", "type of, blk.0.attn_q_a.weight was IQ2_XXS, now Q2_K"),
+         " attn_q_a=Q2_K", "type of blk.0.attn_q_a.weight was IQ2_XXS, and is Q2_K"),
         ("quantize --imatrix MATRIX --override-kv general.name=str:Other IN OUT IQ2_XXS THREADS",
-         "metadata, general.name was 'Model' (STRING), now 'Other' (STRING)"),
-        ("quantize --imatrix MATRIX --prune-layers 1 IN OUT IQ2_XXS THREADS", "type of, "),
-        ("quantize --imatrix MATRIX FOLDER OUT IQ2_XXS THREADS", "source, model.safetensors was absent, now"),
+         "metadata general.name was 'Model' (STRING), and is 'Other' (STRING)"),
+        ("quantize --imatrix MATRIX --prune-layers 1 IN OUT IQ2_XXS THREADS", "type of "),
+        ("quantize --imatrix MATRIX FOLDER OUT IQ2_XXS THREADS", "source model.safetensors was absent, and"),
     ],
 )  # fmt: skip
 def test_another_run_is_refused_and_the_interrupted_one_can_go_on(
@@ -332,7 +332,7 @@ def test_another_run_is_refused_and_the_interrupted_one_can_go_on(
     with trial.watched():
         assert made.run(other, trial.folder) == 1
     said = one_line(capsys)
-    assert f"out.gguf.journal: is that of another run: {difference}" in said
+    assert f"out.gguf.journal keeps an interrupted run that this one can't resume: {difference}" in said
     assert said.endswith("; --restart starts over, or give the output another name\n")
     with trial.watched():
         assert made.run("quantize", trial.folder) == 0
@@ -565,7 +565,7 @@ def test_a_source_that_has_become_another_is_refused(
     source.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with trial.watched():
         assert own.run(command, trial.folder) == 1
-    assert f"is that of another run: source, {source.name} was {len(data)} bytes, " in one_line(capsys)
+    assert f"this one can't resume: source {source.name} was {len(data)} bytes, " in one_line(capsys)
     source.write_bytes(data)
     with trial.watched():
         assert own.run(command, trial.folder) == 0

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from gguf_tools.errors import BadImportance, BadOverride, BadRequest, NeedsImportance, NoFallback
+from gguf_tools.findings import Level
 from gguf_tools.ggml_types import BF16, F16, F32, I2_S, Q4_K, Q6_K, Q8_0, by_name
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
 from quantize.importance import Importance
 from quantize.plan.converter_types import outtype_plan, resolve_outtype
-from quantize.plan.findings import without_codec
+from quantize.plan.findings import Kind, without_codec
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.overrides import parse_overrides
 from quantize.plan.plan import Plan, PlanOptions, build_plan, in_file_order
@@ -74,8 +75,10 @@ def test_refusals_list_every_tensor() -> None:
     with pytest.raises(NeedsImportance) as needs:
         build_plan(tensors_of("v2-lite"), RECIPES["IQ2_XXS"], FACTS["v2-lite"])
     assert "pass one with --imatrix" in str(needs.value)
-    assert "blk.0.ffn_gate.weight (IQ2_XXS)" in str(needs.value)
-    assert "blk.26.ffn_up_exps.weight (IQ2_XXS)" in str(needs.value)
+    assert ": IQ2_XXS: blk.0-26.attn_" in str(needs.value)
+    assert ", blk.0.ffn_gate.weight" in str(needs.value)
+    assert ", blk.1-26.ffn_up_exps.weight" in str(needs.value)
+    assert len(str(needs.value)) < 500
     with pytest.raises(NoFallback, match=r"known for blk\.0\.ffn_down\.weight \(Q1_0: row length 10944"):
         build_plan(tensors_of("v2-lite"), RECIPES["Q1_0"], FACTS["v2-lite"])
 
@@ -84,10 +87,33 @@ def test_a_tensor_without_data_is_refused_by_name() -> None:
     importances = dict(importances_for("tiny-deepseek-v3"))
     del importances["blk.2.ffn_up_exps.weight"]
     tensors, facts = tensors_of("tiny-deepseek-v3"), FACTS["tiny-deepseek-v3"]
-    with pytest.raises(NeedsImportance, match=r"^1 of .* no data for them: blk\.2\.ffn_up_exps"):
+    with pytest.raises(NeedsImportance, match=r"^1 of .* no data for them: IQ2_XXS: blk\.2\.ffn_up_exps"):
         build_plan(tensors, RECIPES["IQ2_XXS"], facts, importances=importances)
     plan = build_plan(tensors, RECIPES["Q4_K_M"], facts, importances=importances)
     assert "no data in the importance matrix: 1 of 35 tensors: blk.2.ffn_up_exps.weight" in plan.remarks
+
+
+def test_nobody_is_warned_of_data_that_are_never_collected() -> None:
+    importances = dict(importances_for("tiny-deepseek-v3"))
+    tensors, facts = tensors_of("tiny-deepseek-v3"), FACTS["tiny-deepseek-v3"]
+    rare = {"token_embd.weight", "output.weight"}
+    for left_out, level in ((rare, Level.NOTE), (rare | {"blk.0.attn_q_a.weight"}, Level.WARNING)):
+        known = {name: data for name, data in importances.items() if name not in left_out}
+        known.setdefault("blk.2.ffn_up_exps.weight", importances["blk.2.ffn_up_exps.weight"])
+        plan = build_plan(tensors, RECIPES["Q4_K_M"], facts, importances=known)
+        (missed,) = [finding for finding in plan.findings if finding.kind == Kind.NO_DATA]
+        assert (set(missed.about), missed.level) == (left_out, level)
+
+
+def test_a_fallback_that_the_user_names_is_no_warning() -> None:
+    options = PlanOptions(fallbacks=parse_overrides(["blk.0.attn_k_b=Q8_0"]))
+    tensors, facts = tensors_of("tiny-deepseek-v3"), FACTS["tiny-deepseek-v3"]
+    found = build_plan(tensors, RECIPES["Q4_K_M"], facts, options=options).findings
+    levels = {finding.about: finding.level for finding in found if finding.kind == Kind.FALLBACK}
+    assert levels == {
+        ("blk.0.attn_k_b.weight",): Level.NOTE,
+        ("blk.1.attn_k_b.weight", "blk.2.attn_k_b.weight"): Level.WARNING,
+    }
 
 
 def test_embeddings_and_output_do_without_data_unless_the_type_is_impossible() -> None:
