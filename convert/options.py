@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from quantize.calibration import Calibrating
 from quantize.importance import ImportanceFile, Importances
 from quantize.mla_layout.names import MLALayout
 from quantize.plan.decide import PlanOptions
@@ -35,6 +36,7 @@ class ConvertOptions:
     tensor_first_split   let the first shard have tensors, not only metadata
     provenance       for a file type of the quantizer: let the output say what its tensors are made of, so
                      that a later run can reuse them
+    calibration      for such a file type: see QuantizeOptions
 
     `mla`, `mtp` and `family` are options that a family declares. None leaves the family its default; one that
     the family of the checkpoint has not declared is refused.
@@ -55,6 +57,7 @@ class ConvertOptions:
     split_max_tensors: int | None = None
     provenance: bool = True
     tensor_first_split: bool = True
+    calibration: Calibrating | None = None
     family: Mapping[str, object] | None = None
 
     @property
@@ -82,4 +85,5 @@ class ConvertChoices(RunChoices, total=False):
     split_max_tensors: int | None
     provenance: bool
     tensor_first_split: bool
+    calibration: Calibrating | None
     family: Mapping[str, object] | None

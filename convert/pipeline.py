@@ -98,7 +98,7 @@ def plan_run(
     with Checkpoint(path, allow_pickle=options.allow_pickle) as checkpoint:
         preparation, job = prepare(checkpoint, outfile, options, allow_problems=allow_problems)
         inputs = sorted({checkpoint.raw(name).path for name in checkpoint.names()})
-        yield Run(preparation, job, tuple(inputs), started)
+        yield Run(preparation, job, tuple(inputs), started, options.calibration)
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,12 @@ def _one_pass(
     infos: Sequence[TensorInfo], model: _Model, options: ConvertOptions, *, allow_problems: bool
 ) -> tuple[Plan, Metadata]:
     """Return plan and metadata of what converting to F32 and quantizing that would give."""
-    choices = QuantizeOptions(options.importances, options.types, provenance=options.provenance)
+    choices = QuantizeOptions(
+        options.importances,
+        options.types,
+        provenance=options.provenance,
+        calibration=options.calibration,
+    )
     return decide_file(
         model.metadata(F32.name),
         in_file_order(infos),

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gguf_tools.values import Value
+from quantize.calibration import Calibrating
 from quantize.importance import ImportanceFile, Importances
 from quantize.plan.decide import PlanOptions
 from quantize.plan.recipe_files import Mixture
@@ -19,6 +20,8 @@ class QuantizeOptions:
     types         types set by hand, on top of the recipe file's
     keep_split    one output per shard of the source, named OUTPUT-00001-of-0000N.gguf
     kv_overrides  metadata that replace or join those of the source, in order
+    calibration   how tensors are encoded under the activations of a text: `quality.calibrate.Calibration`;
+                  None: each by its own rows and importances
     provenance    let the output say what its tensors are made of, so that a later run can reuse them
     """
 
@@ -27,6 +30,7 @@ class QuantizeOptions:
     keep_split: bool = False
     kv_overrides: Iterable[tuple[str, Value]] = ()
     provenance: bool = True
+    calibration: Calibrating | None = None
 
     @property
     def matrix(self) -> ImportanceFile | None:

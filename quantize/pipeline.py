@@ -75,7 +75,8 @@ def plan_run(
         preparation = prepare(opened, target, mixture, options, allow_problems=allow_problems)
         sources = {name: GGUFTensor(opened, name) for name in opened.tensors}
         job = fill_job(preparation.plan, sources, partial(GGUFSources, path))
-        yield Run(preparation, job, tuple(opened.paths), started)
+        calibration = None if options is None else options.calibration
+        yield Run(preparation, job, tuple(opened.paths), started, calibration)
 
 
 def default_output(source: Path, type_name: str) -> Path:

@@ -16,6 +16,7 @@ from gguf_tools.header import Endian
 from gguf_tools.shards import SPLIT_KEYS, layouts_of, shard_paths
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
+from quantize.calibration import PromisedImportance
 from quantize.fill.digests import UNKNOWN
 from quantize.fill.encode import FillJob
 from quantize.fill.provenance import PROVENANCE_KEY, provenance_value
@@ -67,8 +68,11 @@ def decide_file(
     raises                 what `build_plan` does, and QuantError for a type without codec
     """
     types, matrix, kv_overrides = options.types_for(mixture), options.matrix, tuple(options.kv_overrides)
+    if matrix is not None:
+        refuse_nonfinite(matrix.entries)
+    elif options.calibration is not None:
+        matrix = options.calibration.promise(metadata, tensors)
     entries = matrix.entries if matrix else {}
-    refuse_nonfinite(entries)
     plan = build_plan(
         tensors,
         mixture.recipe,
@@ -111,7 +115,12 @@ def fill_job(
     """
     names = {tensor.name: tensor.source_name for tensor in plan.tensors}
     tensors = {name: sources[source] for name, source in names.items()}
-    return FillJob(tensors, plan.weighed, spec(names))
+    known = {
+        name: resolved
+        for name, resolved in plan.weighed.items()
+        if not isinstance(resolved.matrix, PromisedImportance)
+    }
+    return FillJob(tensors, known, spec(names))
 
 
 def _output_metadata(

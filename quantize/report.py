@@ -82,6 +82,7 @@ def result_lines(result: Result) -> Iterator[str]:
         yield f"replaced {first_replaced}{rest}, which was there before"
     if written.verification is not None:
         yield str(written.verification)
+    yield from written.calibration
     rate = preparation.source_bytes / max(result.seconds, 1e-9)
     first, *others = result.paths
     more = f" and {len(others)} more parts" if others else ""

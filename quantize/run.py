@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gguf_tools.progress import no_progress
+from quantize.calibration import Calibrating
 from quantize.fill.encode import FillJob
 from quantize.fill.outputs import Written, write_outputs
 from quantize.prepare import Preparation
@@ -38,12 +41,14 @@ class Run:
     job          where the rows of each tensor come from
     inputs       files that are being read, which no output may replace
     started      when planning began, on the clock of time.monotonic
+    calibration  makes some of the tensors; None: all are encoded by their own rows
     """
 
     preparation: Preparation
     job: FillJob
     inputs: tuple[Path, ...]
     started: float = field(default_factory=time.monotonic)
+    calibration: Calibrating | None = None
 
     def execute(self, run: RunOptions | None = None) -> Result:
         """Write and publish the outputs; raises ToolkitError, see `write_outputs`."""
@@ -51,7 +56,18 @@ class Run:
         progress = run.progress(self.preparation) if run.progress else no_progress
         outputs = self.preparation.outputs
         older = tuple(output.path for output in outputs if output.path.exists())
-        written = write_outputs(outputs, self.job, self.inputs, run, progress)
+        with self._calibrated(run) as job:
+            written = write_outputs(outputs, job, self.inputs, run, progress)
         seconds = time.monotonic() - self.started
         # Where an earlier session has published parts of a set, they are its own.
         return Result(self.preparation, written, seconds, () if written.n_resumed else older)
+
+    @contextmanager
+    def _calibrated(self, run: RunOptions) -> Iterator[FillJob]:
+        """Give the job, with what makes its calibrated tensors."""
+        if self.calibration is None:
+            yield self.job
+            return
+        plan, outputs = self.preparation.plan, self.preparation.outputs
+        with self.calibration.open(plan, outputs, self.job, self.inputs, run) as calibrator:
+            yield replace(self.job, calibrator=calibrator)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from gguf_tools.progress import Progress
 from gguf_tools.values import Value
+from quantize.calibration import Calibrating
 from quantize.fill.options import FillOptions
 from quantize.importance import ImportanceFile, Importances
 from quantize.plan.decide import PlanOptions
@@ -54,6 +55,7 @@ class QuantizeChoices(RunChoices, total=False):
     keep_split: bool
     kv_overrides: Iterable[tuple[str, Value]]
     provenance: bool
+    calibration: Calibrating | None
 
 
 def merge_choices(

@@ -14,6 +14,7 @@ import numpy as np
 
 from gguf_tools.errors import BadWeights
 from gguf_tools.ggml_types import BF16, F16, F32, GGMLType
+from quantize.fill.calibrated import Calibrator
 from quantize.fill.chunks import RowRange
 from quantize.fill.digests import RowsDigest
 from quantize.fill.nonfinite import check_finite, first_nonfinite
@@ -35,15 +36,20 @@ class FillJob:
     sources      where the rows of each output tensor come from
     importances  of the tensors that have some
     spec         how another process opens the same sources; None: it gets these themselves
+    calibrator   makes the calibrated tensors; None: there are none
     """
 
     sources: Mapping[str, SourceTensor]
     importances: Mapping[str, ResolvedImportance]
     spec: SourceSpec | None = None
+    calibrator: Calibrator | None = None
 
     def is_encoded(self, tensor: str, target: GGMLType) -> bool:
         """Whether a tensor has to be encoded as `target`; otherwise its rows are copied."""
         return self.sources[tensor].type != target
+
+    def is_calibrated(self, tensor: str) -> bool:
+        return self.calibrator is not None and tensor in self.calibrator.names
 
     def rows_per_weights(self) -> dict[str, int]:
         """Return, per tensor with importances, after how many rows the next row of weights begins."""

@@ -40,7 +40,8 @@ def describe_run(layouts: Mapping[str, FileLayout], job: FillJob, inputs: Iterab
     layouts = {name: in_first_form(layout) for name, layout in layouts.items()}
     tensors = [info for layout in layouts.values() for info in layout.tensors]
     metadata = next(iter(layouts.values())).metadata
-    return {
+    calibration = {} if job.calibrator is None else {"calibration": dict(job.calibrator.about)}
+    return calibration | {
         "version of the bytes": BYTES_VERSION,
         "elements of a chunk": CHUNK_ELEMS,
         "source": {path.name: _sample(path) for path in inputs},

@@ -9,7 +9,7 @@ outputs are done, so the first output, which has it, comes last.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ from pathlib import Path
 from gguf_tools.journal import Journal, journal_path
 from gguf_tools.progress import Progress, no_progress
 from gguf_tools.writer import PARTIAL_SUFFIX, refuse_inputs
-from quantize.fill.chunks import CHUNK_ELEMS, ChunkTable
+from quantize.fill.chunks import CHUNK_ELEMS, ChunkTable, ChunkTask
 from quantize.fill.encode import FillJob
 from quantize.fill.executors import make_executor
 from quantize.fill.fingerprint import describe_run
@@ -37,6 +37,7 @@ class Written:
     reused        how many tensors came from which older file
     notes         what a user should know about the older files
     verification  what a check of the outputs found, None without one
+    calibration   what there is to say of the calibration
     """
 
     n_chunks: int
@@ -44,6 +45,7 @@ class Written:
     reused: Mapping[Path, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     verification: Verification | None = None
+    calibration: tuple[str, ...] = ()
 
 
 def write_outputs(
@@ -79,7 +81,10 @@ def write_outputs(
             session.publish_whole()
             executor = make_executor(options.threads)
             reused.run(executor)
-            executor.run(session.missing(), session.spec(), session.done)
+            spec = session.spec()
+            executor.run(_missing(session, job, calibrated=False), spec, session.done)
+            if job.calibrator is not None:
+                job.calibrator.run(_missing(session, job, calibrated=True), spec.partials, session.done)
             session.finish()
         except BaseException as error:
             session.keep(error)
@@ -91,14 +96,21 @@ def write_outputs(
         reused=reused.counts,
         notes=(*old.notes, *(_damage_note(tensor) for tensor in reused.damaged)),
         verification=merge_verifications(session.checked) if options.verify else None,
+        calibration=() if job.calibrator is None else tuple(job.calibrator.lines()),
     )
+
+
+def _missing(session: Session, job: FillJob, *, calibrated: bool) -> Iterator[ChunkTask]:
+    """Yield the chunks that are not done, of calibrated tensors or of all others."""
+    return (task for task in session.missing() if job.is_calibrated(task.rows.tensor) is calibrated)
 
 
 def _encodings(session: Session, job: FillJob, reused: Reuse) -> Iterable[Encoding]:
     """Yield how each tensor will be encoded, of those that certainly will be."""
     for chunks in session.incomplete():
         name, type_ = chunks.info.name, chunks.info.type
-        if job.is_encoded(name, type_) and name not in reused.candidates:
+        made = job.is_encoded(name, type_) and not job.is_calibrated(name)
+        if made and name not in reused.candidates:
             yield Encoding.of(job, name, type_)
 
 

@@ -28,6 +28,7 @@ from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Kind, Value
 from quantize.fill.chunks import CHUNK_ELEMS
 from quantize.fill.digests import BYTES_VERSION, UNKNOWN
+from quantize.fill.encode import FillJob
 from quantize.fill.sources import rows_dtype
 from quantize.formats.codecs import ignores_importances
 from quantize.importance import ResolvedImportance
@@ -50,13 +51,22 @@ def digest_importance(resolved: ResolvedImportance | None, type_name: str) -> in
     return state.intdigest() or 1
 
 
+def digest_weighting(job: FillJob, tensor: str, type_name: str) -> int:
+    """Return the digest of what the search of a tensor of a job uses besides its rows; 0 for nothing."""
+    importance = digest_importance(job.importances.get(tensor), type_name)
+    if job.calibrator is None or tensor not in job.calibrator.names:
+        return importance
+    facts = f"calibrated {job.calibrator.digest:016x} {importance:016x}"
+    return xxhash.xxh3_64_intdigest(facts.encode()) or 1
+
+
 def tensor_provenance(info: TensorInfo, source: GGMLType, chunks: Iterable[int], importance: int) -> int:
     """Return the number of a tensor, uint64; UNKNOWN if a chunk's digest is.
 
     info        as it is in the output
     source      the type of its source, see SourceTensor
     chunks      the digests of its rows, in order
-    importance  see `digest_importance`
+    importance  see `digest_weighting`
     """
     chunks = tuple(chunks)
     if UNKNOWN in chunks:

@@ -159,7 +159,9 @@ class Reuse:
         self._lock = threading.Lock()
         for chunks in session.incomplete() if old.usable else ():
             info = chunks.info
-            tensors = old.find(info) if job.is_encoded(info.name, info.type) else ()
+            # A sample of a calibrated tensor can't be encoded again, so it is never taken.
+            is_usable = job.is_encoded(info.name, info.type) and not job.is_calibrated(info.name)
+            tensors = old.find(info) if is_usable else ()
             if tensors:
                 candidate = self.candidates[info.name] = Candidate(tensors, chunks, done)
                 self._candidate_of.update(dict.fromkeys(chunks.numbers, candidate))

@@ -23,7 +23,7 @@ from quantize.fill.digests import UNKNOWN
 from quantize.fill.encode import FillJob
 from quantize.fill.executors import naming
 from quantize.fill.filling import JobSpec
-from quantize.fill.provenance import PROVENANCE_KEY, digest_importance, provenance_value, tensor_provenance
+from quantize.fill.provenance import PROVENANCE_KEY, digest_weighting, provenance_value, tensor_provenance
 from quantize.fill.sources import OpenSources
 from quantize.fill.verify import Verification, verify_output
 
@@ -224,7 +224,7 @@ class Session:
         job, done = self._job, self._journal.done
         for name, chunks in self._table.tensors.items():
             if job.is_encoded(name, chunks.info.type):
-                importance = digest_importance(job.importances.get(name), chunks.info.type.name)
+                importance = digest_weighting(job, name, chunks.info.type.name)
                 digests = (done[number] for number in chunks.numbers)
                 yield tensor_provenance(chunks.info, job.sources[name].type, digests, importance)
             else:

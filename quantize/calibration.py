@@ -1,0 +1,85 @@
+"""Calibration as this package sees it: something that knows activations helps to decide and to encode.
+
+`quality.calibrate.Calibration` is one. A front takes it as an option. It promises importances before a weight
+is read, so that the plan is the one of a file with an importance matrix. When the run is executed, it makes
+the tensors whose activations it sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.errors import BadImportance
+from gguf_tools.tensors import TensorInfo
+from gguf_tools.values import Metadata
+from quantize.fill.calibrated import Calibrator
+from quantize.fill.encode import FillJob
+from quantize.fill.options import FillOptions
+from quantize.fill.session import Output
+from quantize.importance import ImportanceEntry, ImportanceFile
+from quantize.plan.plan import Plan
+
+
+class Calibrating(Protocol):
+    """What a front takes as `calibration`."""
+
+    def promise(self, metadata: Metadata, tensors: Sequence[TensorInfo]) -> ImportanceFile:
+        """Return entries, without numbers, for the tensors whose activations will be seen.
+
+        metadata, tensors  of the input, as a GGUF file would have them
+        raises             ToolkitError for a text or a model that can't be used
+        """
+        ...
+
+    def open(
+        self,
+        plan: Plan,
+        outputs: Sequence[Output],
+        job: FillJob,
+        inputs: Sequence[Path],
+        options: FillOptions,
+    ) -> AbstractContextManager[Calibrator]:
+        """Return what makes the calibrated tensors of a run; leaving it without an error ends the run."""
+        ...
+
+    def estimate(
+        self, plan: Plan, outputs: Sequence[Output], job: FillJob, options: FillOptions
+    ) -> Iterable[str]:
+        """Yield what a run will need: memory, disk and time."""
+        ...
+
+
+@dataclass(frozen=True)
+class PromisedImportance(ImportanceEntry):
+    """An entry whose numbers will be known when its tensor is encoded.
+
+    counts  float32 (n_mats,), ones
+    """
+
+    n_cols: int
+    counts: npt.NDArray[np.float32]
+
+    @classmethod
+    def of(cls, tensor: TensorInfo) -> PromisedImportance:
+        """Return the promise of one row for each matrix of a tensor."""
+        return cls(tensor.n_cols, np.ones(tensor.n_mats, np.float32))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.counts), self.n_cols
+
+    def read(self) -> NoReturn:
+        raise BadImportance("importances were asked for before a calibration could know them")
+
+    def row(self, index: int) -> PromisedImportance:
+        return PromisedImportance(self.n_cols, self.counts[index : index + 1])
+
+    def in_rows(self, counts: npt.NDArray[np.float32]) -> PromisedImportance:
+        return PromisedImportance(self.n_values // len(counts), counts)
