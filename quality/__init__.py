@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING
 from gguf_tools.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from quality.calibrate.options import Calibration
     from quality.evaluation import Evaluation
     from quality.options import EvaluateOptions, LogitsFile
     from quality.pipeline import evaluate
 
-__all__ = ["EvaluateOptions", "Evaluation", "LogitsFile", "evaluate"]
+__all__ = ["Calibration", "EvaluateOptions", "Evaluation", "LogitsFile", "evaluate"]
 
 _HOMES = {
+    "Calibration": "quality.calibrate.options",
     "EvaluateOptions": "quality.options",
     "Evaluation": "quality.evaluation",
     "LogitsFile": "quality.options",

@@ -15,6 +15,11 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.ggml_types import by_name
 from gguf_tools.parser import ForeignFlag, add_foreign_flags, did_you_mean
 from gguf_tools.text import json_line
+from quality.calibrate.arguments import (
+    add_calibration_arguments,
+    evaluate_output,
+    read_calibration,
+)
 from quantize.arguments import (
     add_matrix_arguments,
     add_output_arguments,
@@ -134,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         "--override-kv", action="append", default=[], metavar="KEY=TYPE:VALUE",
         help="set metadata, TYPE one of int, float, bool, str (repeatable)",
     )  # fmt: skip
+    add_calibration_arguments(parser)
     add_restart_argument(parser)
     add_output_arguments(parser)
     plan = parser.add_argument_group("looking before writing")
@@ -192,6 +198,8 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
             result = run.execute(RunOptions(n_threads, args.restart, args.reuse, args.verify, bar.start))
     for line in () if args.quiet else result_lines(result):
         print(line)
+    if args.evaluate is not None:
+        evaluate_output(args, source, result.paths[0])
 
 
 def _choose_types(args: argparse.Namespace, source: Path, output: Path | None, type_: str | None) -> Mixture:
@@ -233,6 +241,7 @@ def _plan_file(
         importances=_importances(args),
         keep_split=args.keep_split,
         provenance=not args.no_provenance,
+        calibration=read_calibration(args),
     )
     return plan_run(source, output, types, options, allow_problems=args.dry_run)
 
@@ -248,6 +257,7 @@ def _plan_folder(
         importances=_importances(args),
         types=_options(args),
         provenance=not args.no_provenance,
+        calibration=read_calibration(args),
     )
     return plan_run(source, output, options, allow_problems=args.dry_run)
 

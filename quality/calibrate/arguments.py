@@ -1,0 +1,82 @@
+"""Command line arguments of a calibration, for the commands that quantize."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forward.arguments import add_context_argument
+from gguf_tools import command
+
+if TYPE_CHECKING:
+    from forward.options import ForwardOptions
+    from quality.calibrate.options import Calibration
+
+
+def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --calibrate and what belongs to it."""
+    group = parser.add_argument_group("encoding under the activations of a text (needs torch)")
+    group.add_argument(
+        "--calibrate", type=Path, metavar="TEXT",
+        help="choose the bytes of every tensor so that the model errs little on this UTF-8 text",
+    )  # fmt: skip
+    add_context_argument(group)
+    group.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
+    group.add_argument(
+        "--no-sequential",
+        action="store_true",
+        help="let all tensors see what the original makes of the text; half the time, larger errors",
+    )
+    group.add_argument(
+        "--evaluate", type=Path, metavar="TEXT",
+        help="afterwards measure the divergence from INPUT on this text, which should be another one",
+    )  # fmt: skip
+    group.add_argument("--device", help="torch device: cpu, cuda, cuda:1 ... (default: CUDA if there is one)")
+    group.add_argument(
+        "--dtype", choices=["float32", "bfloat16"], default="float32",
+        help="what the model is multiplied in (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--memory", type=command.gigabytes, default=4 << 30, metavar="GB",
+        help="hidden states beyond so many gigabytes go to a file (default: 4)",
+    )  # fmt: skip
+
+
+def evaluate_output(args: argparse.Namespace, source: Path, output: Path) -> None:
+    """Print how far the output is from its source on another text."""
+    from forward.text import Cut
+    from quality.options import EvaluateOptions
+    from quality.pipeline import evaluate
+    from quality.progress import EvaluationBar
+    from quality.table import evaluation_lines
+
+    options = EvaluateOptions(Cut(args.ctx_size), _forward_options(args))
+    with EvaluationBar() as bar:
+        evaluation = evaluate(source, args.evaluate, [output], options, bar)
+    for line in evaluation_lines(evaluation):
+        print(line)
+
+
+def read_calibration(args: argparse.Namespace) -> Calibration | None:
+    """Return the calibration that the arguments ask for; None without --calibrate."""
+    if args.calibrate is None:
+        return None
+    from forward.device import require_torch
+
+    require_torch("--calibrate")
+    from forward.text import Cut
+    from quality.calibrate.options import Calibration
+
+    return Calibration(
+        args.calibrate,
+        cut=Cut(args.ctx_size, n_chunks=None if args.chunks < 0 else args.chunks),
+        sequential=not args.no_sequential,
+        forward=_forward_options(args),
+    )
+
+
+def _forward_options(args: argparse.Namespace) -> ForwardOptions:
+    from forward.options import ForwardOptions
+
+    return ForwardOptions(device=args.device, dtype=args.dtype, memory_bytes=args.memory)

@@ -1,0 +1,203 @@
+"""One layer: what its matrices multiply is gathered, they are made, and the hidden states go on.
+
+With the original alone, one pass over the chunks gathers what all matrices of the attention multiply. Where
+the model that is being written follows, matrices are made in stages: each sees what the ones before it, as
+they stand in the output, have made of the text. So a stage is another pass, which ends when its matrices have
+been shown. What the tokens go through after the attention is made in the same way from the rows in `middle`,
+and experts one by one (see expert_run.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+
+from forward.layer import Layer
+from forward.observe import Observer, Silent
+from quality.calibrate.capture import Capture, Order, Seen
+from quality.calibrate.expert_run import MIDDLE, ExpertRun, Routes, refuse_nonfinite
+from quality.calibrate.inputs import Inputs, Shown, gather
+from quality.calibrate.models import Model, Setting
+
+
+@dataclass(frozen=True)
+class LayerRun:
+    """One layer at work.
+
+    original  the layer of the original; that of the model that is being written is read whenever it is needed
+    """
+
+    setting: Setting
+    number: int
+    original: Layer
+
+    @classmethod
+    def of(cls, setting: Setting, number: int) -> LayerRun:
+        return cls(setting, number, setting.original.layer(number))
+
+    def run(self) -> None:
+        """Make the layer's tensors, and leave the hidden states after it in the streams.
+
+        raises  BadActivation naming layer and tensor for NaN or infinity, and what writing raises
+        """
+        routes = self._attend()
+        shared = self._gather_middle()
+        self._block(shared)
+        if self.original.experts is not None:
+            experts = [layer.experts for layer in self._layers() if layer.experts is not None]
+            ExpertRun(self.setting, self.number, experts, routes, shared).run()
+
+    def _layers(self) -> list[Layer]:
+        """Return the layer of every model, as it is now."""
+        return [self.original, *(model.layer(self.number) for model in self.setting.models[1:])]
+
+    def _chunk_rows(self, chunk: int) -> tuple[int, int]:
+        size = self.setting.division.chunk_size
+        return chunk * size, (chunk + 1) * size
+
+    # ---- attention
+
+    def _attend(self) -> list[Routes]:
+        """Make the matrices of the attention, fill `middle` and `after`, and return each model's routes."""
+        setting = self.setting
+        if not setting.is_followed:
+            inputs, routes = self._pass(self._missing(self._order()))
+            for names in inputs.moments:
+                setting.make(inputs, names, names)
+            return routes
+        for stage in self._stages():
+            inputs = self._stage(stage)
+            for names in inputs.moments:
+                setting.make(inputs, names, names)
+        return self._pass(())[1]
+
+    def _order(self) -> list[tuple[str, ...]]:
+        """Return the matrices of the attention, those with the same input together, in their order."""
+        setting, order = self.setting, Order()
+        hidden = setting.original.stream.before(self.number).read(*self._chunk_rows(0))
+        with torch.inference_mode():
+            self.original.attention(hidden.to(setting.device), order)
+        return order.groups
+
+    def _missing(self, groups: Iterable[Iterable[str]]) -> list[str]:
+        return [name for names in groups for name in names if self.setting.is_missing(name)]
+
+    def _stages(self) -> list[list[str]]:
+        """Return the matrices of the attention that are to be made, by stages."""
+        stages = (self._missing([names]) for names in self._order())
+        return [stage for stage in stages if stage]
+
+    def _stage(self, wanted: Collection[str]) -> Inputs:
+        """Return what the wanted matrices multiply, without computing what comes after them."""
+        setting, layers = self.setting, self._layers()
+
+        def take(chunk: int) -> list[Shown]:
+            shown: list[Shown] = []
+            for model, layer in zip(setting.models, layers, strict=True):
+                capture = Capture(wanted, stop=True)
+                hidden = model.stream.before(self.number).read(*self._chunk_rows(chunk))
+                with suppress(Seen):
+                    layer.attention(hidden.to(setting.device), capture)
+                shown.append(capture.inputs())
+            return shown
+
+        return gather(setting.division, take, setting.workers, crossed=True)
+
+    def _pass(self, wanted: Collection[str]) -> tuple[Inputs, list[Routes]]:
+        """Compute the attention of all models up to `middle`.
+
+        Returns what the wanted matrices multiply, and where each model's tokens go
+        """
+        setting, layers = self.setting, self._layers()
+        by_chunk: list[dict[int, Routes]] = [{} for _ in layers]
+
+        def take(chunk: int) -> list[Shown]:
+            shown: list[Shown] = []
+            for model, layer, routes in zip(setting.models, layers, by_chunk, strict=True):
+                capture = Capture(wanted)
+                chosen = self._attend_chunk(model, layer, chunk, capture)
+                if chosen is not None:
+                    routes[chunk] = chosen
+                shown.append(capture.inputs())
+            return shown
+
+        inputs = gather(setting.division, take, setting.workers, crossed=False)
+        return inputs, [Routes.joined([own[chunk] for chunk in sorted(own)]) for own in by_chunk if own]
+
+    def _attend_chunk(self, model: Model, layer: Layer, chunk: int, observer: Observer) -> Routes | None:
+        """Put one chunk's hidden states after the attention in `after`, normalised ones in `middle`."""
+        start, stop = self._chunk_rows(chunk)
+        hidden = model.stream.before(self.number).read(start, stop).to(self.setting.device)
+        hidden = layer.attention(hidden, observer) + hidden
+        refuse_nonfinite(hidden, f"{layer.name}.attn_output.weight")
+        x = layer.norm(hidden)
+        model.stream.middle.write(start, x.to(self.setting.dtype).cpu())
+        model.stream.after(self.number).write(start, hidden.cpu())
+        if layer.experts is None:
+            return None
+        chosen, weights = layer.experts.router(x)
+        return Routes(chosen.cpu(), weights.cpu())
+
+    # ---- what every token goes through
+
+    def _gather_middle(self) -> Inputs:
+        """Return what gate and up multiply, those of the block and of all experts together; nothing where
+        all of them are made."""
+        setting = self.setting
+        names = [each.names for each in (self.original.block, self.original.experts) if each is not None]
+
+        def take(chunk: int) -> list[Shown]:
+            rows = self._chunk_rows(chunk)
+            middles = (model.stream.middle.read(*rows).to(setting.device) for model in setting.models)
+            return [{MIDDLE: x[:, None]} for x in middles]
+
+        if not self._missing((each.gate, each.up) for each in names):
+            return Inputs(setting.is_followed)
+        return gather(setting.division, take, setting.workers, crossed=setting.is_followed)
+
+    def _block(self, shared: Inputs) -> None:
+        """Make the matrices of the dense block or shared expert, and add its output to the hidden states."""
+        setting = self.setting
+        if self.original.block is None:
+            return
+        names = self.original.block.names
+        setting.make(shared, MIDDLE, (names.gate, names.up))
+        blocks = [layer.block for layer in self._layers()]
+
+        def take(chunk: int) -> list[Shown]:
+            shown: list[Shown] = []
+            for each, (model, block) in enumerate(zip(setting.models, blocks, strict=True)):
+                assert block is not None
+                capture = Capture((names.down,))
+                output = block(self._middle(model, chunk), capture)
+                if each == 0:
+                    self._add(model, chunk, output, names.down)
+                shown.append(capture.inputs())
+            return shown
+
+        inputs = gather(setting.division, take, setting.workers, crossed=setting.is_followed)
+        setting.make(inputs, (names.down,), (names.down,))
+        if setting.is_followed:
+            own = setting.own.layer(self.number).block
+            assert own is not None
+
+            def finish(chunk: int) -> None:
+                output = own(self._middle(setting.own, chunk), Silent())
+                self._add(setting.own, chunk, output, names.down)
+
+            for _ in setting.workers.each(finish, range(setting.division.n_chunks)):
+                pass
+
+    def _middle(self, model: Model, chunk: int) -> torch.Tensor:
+        return model.stream.middle.read(*self._chunk_rows(chunk)).to(self.setting.device)
+
+    def _add(self, model: Model, chunk: int, output: torch.Tensor, name: str) -> None:
+        """Add the output of a chunk to the hidden states."""
+        start, stop = self._chunk_rows(chunk)
+        after = model.stream.after(self.number)
+        hidden = after.read(start, stop) + output.cpu()
+        refuse_nonfinite(hidden, name)
+        after.write(start, hidden)

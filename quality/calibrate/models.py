@@ -1,0 +1,83 @@
+"""The models that go through the text: the original, and perhaps the one that is being written."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from forward.families import Network
+from forward.layer import Layer
+from forward.load import Loader
+from forward.rope import Rotation
+from forward.workers import Workers
+from gguf_tools.tensors import TensorInfo
+from quality.calibrate.inputs import Division, Inputs
+from quality.calibrate.making import Maker, Part, Under
+from quality.calibrate.streams import Stream
+
+
+@dataclass(frozen=True)
+class Model:
+    """One of the models."""
+
+    network: Network
+    load: Loader
+    rotate: Rotation
+    stream: Stream
+
+    def layer(self, number: int) -> Layer:
+        """Return a layer with its weights, as they are now."""
+        return self.network.build(self.load, number, self.rotate)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What stays the same for all layers.
+
+    models    the original, and the model that is being written; the original alone where tensors are encoded
+              under what the original multiplies
+    wanted    the tensors to make, by name
+    """
+
+    models: tuple[Model, ...]
+    division: Division
+    device: torch.device
+    dtype: torch.dtype
+    wanted: Mapping[str, TensorInfo]
+    maker: Maker
+    workers: Workers
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether the model that is being written goes through the text, too."""
+        return len(self.models) > 1
+
+    @property
+    def original(self) -> Model:
+        return self.models[0]
+
+    @property
+    def own(self) -> Model:
+        """The model whose inputs count."""
+        return self.models[-1]
+
+    def is_missing(self, name: str) -> bool:
+        """Whether a tensor is to be made, and some of its rows are not written."""
+        return name in self.wanted and self.maker.is_missing(name)
+
+    def make(self, inputs: Inputs, key: tuple[str, ...], names: Collection[str]) -> None:
+        """Make those of `names` that are not written, under what `inputs` has of `key`."""
+        missing = [name for name in names if self.is_missing(name)]
+        if not missing:
+            return
+
+        def under(mat: int) -> Under:
+            return Under.of(inputs.statistics(key, mat), inputs.held(key, mat), missing[0])
+
+        unders = list(self.workers.each(under, range(len(inputs.moments[key].own))))
+        for name in missing:
+            info = self.wanted[name]
+            n_rows = info.n_rows // len(unders)
+            self.maker.make([Part(info, mat * n_rows, n_rows, each) for mat, each in enumerate(unders)])

@@ -1,0 +1,88 @@
+"""What a calibration has done, and what a user should know of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from gguf_tools.findings import Finding, Level
+from gguf_tools.tensors import TensorInfo
+from quality.calibrate.inputs import Division
+from quality.calibrate.records import Record, Records
+from quantize.roles import in_layer_ranges
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a calibration has done.
+
+    parts     of all tensors that it has made
+    division  of the text; None before anything is done
+    """
+
+    parts: tuple[Record, ...] = ()
+    division: Division | None = None
+
+    @classmethod
+    def of(cls, infos: Iterable[TensorInfo], records: Records, division: Division) -> Report:
+        return cls(tuple(records.of(info.name for info in infos)), division)
+
+    @property
+    def kept(self) -> tuple[Record, ...]:
+        """The parts that have the stock encoder's bytes, because others were not better."""
+        return tuple(part for part in self.parts if part.is_stock)
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what a user should know."""
+        if self.division is not None and self.division.n_chunks == 1:
+            yield Finding(
+                "one chunk", "the text has one chunk, so nothing was held back: stock's bytes were never kept"
+            )
+        few = [part for part in self.parts if 0 < part.n_seen < part.n_cols]
+        if few:
+            names = _names(few)
+            least = min(few, key=lambda part: part.n_seen / part.n_cols)
+            yield Finding(
+                "little text",
+                f"{len(few)} of {len(self.parts)} matrices saw fewer tokens than they have columns"
+                f" ({least.tensor}: {least.n_seen} for {least.n_cols}): experts lean on what the others of"
+                f" their layer see, and a longer text would do better: {names}",
+                about=tuple(dict.fromkeys(part.tensor for part in few)),
+            )
+        unseen = [part for part in self.parts if part.n_seen == 0]
+        if unseen:
+            yield Finding(
+                "unreached experts",
+                f"no token reached {len(unseen)} matrices; what others of their layer see took the place of"
+                f" their own: {_names(unseen)}",
+                about=tuple(dict.fromkeys(part.tensor for part in unseen)),
+            )
+        bad = [part for part in self.parts if not part.has_factor]
+        if bad:
+            yield Finding(
+                "bad moments",
+                f"{len(bad)} matrices keep stock's bytes, because their second moments are not positive"
+                f" definite: {_names(bad)}",
+                Level.WARNING,
+                tuple(dict.fromkeys(part.tensor for part in bad)),
+            )
+
+
+def report_lines(report: Report) -> Iterator[str]:
+    """Yield what was done, and the findings."""
+    parts, kept = report.parts, report.kept
+    if not parts:
+        return
+    n_tensors = len({part.tensor for part in parts})
+    yield f"calibrated {len(parts) - len(kept)} of {len(parts)} matrices in {n_tensors} tensors"
+    if kept:
+        yield f"  {len(kept)} were not better on text held back and keep stock's bytes: {_names(kept)}"
+    for finding in report.findings():
+        yield f"note: {finding.text}"
+
+
+def _names(parts: Iterable[Record]) -> str:
+    """Return the tensors of parts, each with the number of its parts."""
+    counts = Counter(part.tensor for part in parts)
+    return ", ".join(in_layer_ranges(counts))

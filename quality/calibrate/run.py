@@ -1,0 +1,220 @@
+"""A calibrated run: layer after layer, what its matrices multiply is gathered, and they are made.
+
+Everything the run needs of the model is in what it fills: the metadata of the outputs say how layers are put
+together, and the job's sources have the weights under the names of the outputs. So folders and files of any
+format are calibrated in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import xxhash
+
+from forward.device import device_name
+from forward.families import OUTPUT, OUTPUT_NORM
+from forward.load import Loader
+from forward.norm import RMSNorm
+from forward.work_folder import WorkFolder, forget
+from forward.workers import Workers
+from gguf_tools.writer import PartialFile
+from quality.calibrate.choices import Choices
+from quality.calibrate.inputs import Division, Shown, gather
+from quality.calibrate.layer_run import LayerRun
+from quality.calibrate.making import Maker
+from quality.calibrate.models import Model, Setting
+from quality.calibrate.overlay import WrittenTensor, open_written
+from quality.calibrate.records import Records
+from quality.calibrate.report import Report, report_lines
+from quality.calibrate.sight import Sight
+from quality.calibrate.streams import open_streams
+from quantize.compensate.base import Effort
+from quantize.fill.chunks import CHUNK_ELEMS, ChunkTable, ChunkTask
+from quantize.fill.encode import FillJob
+from quantize.fill.executors import Done
+from quantize.fill.fingerprint import describe_run
+from quantize.fill.options import FillOptions
+from quantize.fill.session import Output
+from quantize.plan.plan import Plan
+from quantize.roles import layer_of
+
+_RECORDS = "records.jsonl"
+
+VERSION = 1
+"""Number of the method; it goes up whenever a run could give other bytes."""
+
+
+class CalibratedRun:
+    """A Calibrator, and a context manager that deletes the work folder when the run has succeeded."""
+
+    def __init__(
+        self,
+        choices: Choices,
+        plan: Plan,
+        outputs: Sequence[Output],
+        job: FillJob,
+        inputs: Sequence[Path],
+        options: FillOptions,
+    ) -> None:
+        self._choices, self._outputs, self._job, self._options = choices, outputs, job, options
+        path, metadata = outputs[0].path, outputs[0].layout.metadata
+        self._sight = Sight.of(path, metadata, plan.infos)
+        self._text = choices.read(metadata, self._sight)
+        self._device = device_name(choices.forward.device)
+        self._infos = {tensor.name: tensor.info for tensor in plan.tensors if self._sight.makes(tensor)}
+        self._table = ChunkTable.of([each.layout for each in outputs], job.rows_per_weights(), CHUNK_ELEMS)
+        self._report = Report()
+        self._records: Records | None = None
+        self.names = frozenset(self._infos)
+        self.about: Mapping[str, Any] = {
+            "version": VERSION,
+            "text": self._text.digest(),
+            "chunks": self._text.n_chunks,
+            "context": self._text.chunk_size,
+            "dtype": choices.forward.dtype,
+            "device": self._device,
+            "sequential": choices.sequential,
+            "effort": asdict(Effort()),
+        }
+        self.digest = self._digest(inputs)
+
+    def _digest(self, inputs: Sequence[Path]) -> int:
+        layouts = {output.path.name: output.layout for output in self._outputs}
+        facts = describe_run(layouts, self._job, inputs) | dict(self.about)
+        del facts["output"]  # what the file is called
+        if not self._choices.sequential:
+            del facts["type of"]  # each tensor's own is in its provenance, and others have no effect
+        return xxhash.xxh3_64_intdigest(json.dumps(facts, sort_keys=True).encode()) or 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            forget(self._outputs[0].path)
+
+    def run(self, tasks: Iterable[ChunkTask], partials: Mapping[int, Path], done: Done) -> None:
+        """See `quantize.fill.calibrated.Calibrator`."""
+        missing: dict[str, list[ChunkTask]] = {}
+        for task in tasks:
+            missing.setdefault(task.rows.tensor, []).append(task)
+        about = {"run": f"{self.digest:016x}", **self.about}
+        with ExitStack() as opened:
+            folder, records = self._open_folder(about, missing, opened)
+            self._records = records
+            workers = opened.enter_context(_workers(self._options.threads, self._device))
+            tensors = opened.enter_context(open_written(self._outputs, partials, self._job.sources))
+            for chunks in self._table.tensors.values():
+                for task in chunks:
+                    tensors[task.rows.tensor].written[task.rows.start : task.rows.stop] = True
+            for task in (task for group in missing.values() for task in group):
+                tensors[task.rows.tensor].written[task.rows.start : task.rows.stop] = False
+            files = {number: opened.enter_context(PartialFile(path)) for number, path in partials.items()}
+            maker = Maker(self._job, tensors, missing, files, done, records, workers, Effort())
+            setting = self._setting(folder, tensors, maker, workers, opened)
+            for layer in range(folder.done + 1, self._sight.network.n_layers):
+                LayerRun.of(setting, layer).run()
+                for model in setting.models:
+                    model.stream.save(layer)
+                folder.finish_layer(layer, {})
+            self._finish(setting)
+            self._report = Report.of(self._infos.values(), records, setting.division)
+
+    def _open_folder(
+        self, about: Mapping[str, Any], missing: Iterable[str], opened: ExitStack
+    ) -> tuple[WorkFolder, Records]:
+        """Open the work folder and its records; start over where chunks of an earlier layer are missing."""
+        path = self._outputs[0].path
+        restart = self._options.restart
+        with ExitStack() as first:
+            folder = first.enter_context(WorkFolder(path, about, restart=restart))
+            records = Records(folder.folder / _RECORDS)
+            first.callback(records.close)
+            layers = [layer_of(name) for name in missing]
+            if all(layer is None or layer > folder.done for layer in layers):
+                opened.push(first.pop_all())
+                return folder, records
+        folder = opened.enter_context(WorkFolder(path, about, restart=True))
+        kept, records = records, Records(folder.folder / _RECORDS)
+        opened.callback(records.close)
+        records.take_over(kept)
+        return folder, records
+
+    def _setting(
+        self,
+        folder: WorkFolder,
+        tensors: Mapping[str, WrittenTensor],
+        maker: Maker,
+        workers: Workers,
+        opened: ExitStack,
+    ) -> Setting:
+        network, text, forward = self._sight.network, self._text, self._choices.forward
+        device, dtype = torch.device(self._device), getattr(torch, forward.dtype)
+        original = Loader(self._outputs[0].path, self._job.sources, device, dtype)
+        loaders = [original]
+        if self._choices.sequential:
+            loaders.append(replace(original, tensors=tensors))
+        streams = open_streams(loaders, text, network.hidden_size, folder, forward.memory_bytes, opened)
+        rotate = network.rope.rotation(text.chunk_size, device)
+        models = (Model(network, load, rotate, stream) for load, stream in zip(loaders, streams, strict=True))
+        division = Division.of(text.n_chunks, text.chunk_size)
+        return Setting(tuple(models), division, device, dtype, self._infos, maker, workers)
+
+    def _finish(self, setting: Setting) -> None:
+        """Make the output matrix."""
+        if not setting.is_missing(OUTPUT):
+            return
+        network, size = self._sight.network, setting.division.chunk_size
+        norms = [
+            RMSNorm(model.load.float32(OUTPUT_NORM, network.hidden_size), network.norm_eps)
+            for model in setting.models
+        ]
+        states = [model.stream.after(network.n_layers - 1) for model in setting.models]
+
+        def take(chunk: int) -> list[Shown]:
+            rows = chunk * size, (chunk + 1) * size
+            pairs = zip(states, norms, strict=True)
+            inputs = (norm(each.read(*rows).to(setting.device)).to(setting.dtype) for each, norm in pairs)
+            return [{(OUTPUT,): x[:, None]} for x in inputs]
+
+        inputs = gather(setting.division, take, setting.workers, crossed=setting.is_followed)
+        setting.make(inputs, (OUTPUT,), (OUTPUT,))
+
+    def damaged_row(self, tensor: str, path: Path) -> int | None:
+        """See `quantize.fill.calibrated.Calibrator`."""
+        chunks = self._table.tensors[tensor]
+        numbers = chunks.numbers
+        sample = sorted({numbers[(len(numbers) - 1) * part // 7] for part in range(8)}) if numbers else []
+        with path.open("rb") as file:
+            for task in map(chunks.task, sample):
+                expected = None if self._records is None else self._records.chunks.get(task.number)
+                data = os.pread(file.fileno(), task.n_bytes, task.offset)
+                if expected is not None and xxhash.xxh3_64_intdigest(data) != expected:
+                    return task.rows.start
+        return None
+
+    def lines(self) -> Iterator[str]:
+        """See `quantize.fill.calibrated.Calibrator`."""
+        yield from report_lines(self._report)
+
+
+@contextmanager
+def _workers(n_threads: int, device: str) -> Iterator[Workers]:
+    """Give threads that take whole tasks, each of which is computed by one thread, however many there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with Workers(n_threads if device == "cpu" else 1) as workers:
+            yield workers
+    finally:
+        torch.set_num_threads(before)

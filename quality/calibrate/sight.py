@@ -1,0 +1,51 @@
+"""What a forward pass will see of a model's tensors, told from names and metadata alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from forward.families import OUTPUT, Network, find_family
+from gguf_tools import keys
+from gguf_tools.tensors import TensorInfo
+from gguf_tools.values import Metadata
+from quantize.compensate.rounders import can_compensate
+from quantize.formats.codecs import ignores_importances
+from quantize.plan.tensor_plan import TensorPlan
+
+_MATRIX = re.compile(r"blk\.(\d+)\..*\.weight")
+
+
+@dataclass(frozen=True)
+class Sight:
+    """A model's network, and which of its tensors it multiplies something by."""
+
+    network: Network
+
+    @classmethod
+    def of(cls, path: Path, metadata: Metadata, tensors: Iterable[TensorInfo]) -> Sight:
+        """Return that of a model.
+
+        path    for messages
+        raises  UnsupportedCheckpoint for a family that can't be computed
+        """
+        architecture = metadata.get(keys.ARCHITECTURE)
+        family = find_family(path, None if architecture is None else architecture.data)
+        shapes = {tensor.name: tensor.shape for tensor in tensors}
+        return cls(family.build(family.read(metadata, shapes, path)))
+
+    def promises(self, tensor: TensorInfo) -> bool:
+        """Whether there will be importances of a tensor: as from llama-imatrix, of all matrices in layers."""
+        match = _MATRIX.fullmatch(tensor.name)
+        return match is not None and len(tensor.shape) > 1 and int(match[1]) < self.network.n_layers
+
+    def makes(self, tensor: TensorPlan) -> bool:
+        """Whether a tensor's bytes depend on what it multiplies."""
+        target = tensor.target_type
+        if tensor.is_copied or not target.is_quantized:
+            return False
+        if tensor.name != OUTPUT and not self.promises(tensor.info):
+            return False
+        return can_compensate(target) or not ignores_importances(target.name)

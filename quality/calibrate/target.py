@@ -1,0 +1,60 @@
+"""What the model that is being written should multiply by, when its inputs are no longer the original's.
+
+The original computes W t and the model V x, where x has moved away from t. The V that makes the sum of
+|W t - V x|^2 least is W C H^-1, with H the sum of x x^T and C the sum of t x^T. Where little text was seen,
+V must stay near W, so the sum of d |W - V|^2 is added:
+
+    V = W + W T,   T = (C - H) (H + d I)^-1
+
+Rounding then aims at V instead of W.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from quality.calibrate.inputs import Held
+from quality.calibrate.moments import Floats64, Statistics
+from quantize.formats.base import Floats32
+
+_DAMP = 0.01
+"""Share of the mean diagonal that is added to the diagonal of H."""
+
+
+def correction(statistics: Statistics) -> Floats64 | None:
+    """Return T, float64 (n_cols, n_cols); None where the inputs are the original's, or nothing is known.
+
+    None, too, where H is not positive definite even damped: the factor of H says so then
+    """
+    own, cross = statistics.own, statistics.cross
+    if cross is None or not statistics.n_rows:
+        return None
+    damped = torch.from_numpy(own.copy())
+    mean = float(np.diagonal(own).mean())
+    damped.diagonal().add_(_DAMP * mean)
+    root, failure = torch.linalg.cholesky_ex(damped)
+    if int(failure) or not mean:
+        return None
+    # T (H + d I) = C - H, and H is symmetric: solve for the transpose.
+    moved = torch.from_numpy(cross.T - own)
+    solved: Floats64 = torch.cholesky_solve(moved, root).numpy().T
+    return solved
+
+
+def corrected(rows: Floats32, change: Floats32, held: Held | None = None) -> Floats32:
+    """Return W + a W T of some rows, float32 (n_rows, n_cols).
+
+    held  rows that were held back: a, from 0 to 1, is what makes up best for their moves. Where little text
+          was seen, T is mostly noise, and a is small. None: a is 1
+    """
+    weights = torch.from_numpy(rows)
+    product = weights @ torch.from_numpy(change)
+    if held is not None:
+        moved = (held.originals - held.x) @ weights.T
+        made_up = held.x @ product.T
+        total = float(made_up.double().square().sum())
+        share = float((moved.double() * made_up).sum()) / total if total else 0.0
+        product *= min(1.0, max(0.0, share))
+    aimed: Floats32 = (weights + product).numpy()
+    return aimed

@@ -1,0 +1,250 @@
+"""Calibrated files of the trained small model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import convert
+import quality
+import quantize
+from gguf_tools.errors import BadActivation, BadTensor, ToolkitError
+from gguf_tools.shards import open_gguf
+from quantize.fill import session
+
+torch = pytest.importorskip("torch")
+
+from forward.text import Cut  # noqa: E402
+from tests.quality.conftest import Damage  # noqa: E402
+
+Make = Callable[..., Path]
+CUT = Cut(128, n_chunks=16)
+
+
+@pytest.fixture(scope="module")
+def base(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trained model in F32, with split latent attention as llama.cpp wants it."""
+    path = tmp_path_factory.mktemp("base") / "base.gguf"
+    convert.convert(tiny_folder, path, outtype="f32")
+    return path
+
+
+@pytest.fixture(scope="module")
+def other_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text of another kind than the one that calibrates."""
+    path = tmp_path_factory.mktemp("text") / "other.txt"
+    path.write_bytes((Path(__file__).parents[3] / "README.md").read_bytes())
+    return path
+
+
+def calibrate(source: Path, output: Path, text: Path, *, sequential: bool = False, **choices: object) -> Path:
+    """Calibrate a file to Q2_K and return it."""
+    calibration = quality.Calibration(text, cut=CUT, sequential=sequential)
+    types = quantize.PlanOptions()
+    options = quantize.QuantizeOptions(types=types, calibration=calibration)
+    quantize.quantize(source, output, "Q2_K", options, **choices)  # type: ignore[arg-type]
+    return output
+
+
+def tensor_bytes(path: Path) -> dict[str, bytes]:
+    """Return the bytes of all tensors of a file."""
+    with open_gguf(path) as file:
+        return {
+            name: file.read_rows(name, 0, tensor.n_rows).tobytes() for name, tensor in file.tensors.items()
+        }
+
+
+@pytest.fixture(scope="module")
+def one_sided(base: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return calibrate(base, tmp_path_factory.mktemp("one") / "one.gguf", text, n_threads=1)
+
+
+@pytest.fixture(scope="module")
+def sequential(base: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sequential") / "sequential.gguf"
+    return calibrate(base, path, text, sequential=True, n_threads=2)
+
+
+@pytest.fixture(scope="module")
+def stock(base: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the stock encoder makes with importances of the same text."""
+    path = tmp_path_factory.mktemp("stock") / "stock.gguf"
+    calibration = quality.Calibration(text, cut=CUT)
+    with open_gguf(base) as file:
+        promised = calibration.promise(file.metadata, tuple(file.tensors.values()))
+    entries = {
+        name: quantize.Importance(np.ones(entry.shape, np.float32), entry.counts)
+        for name, entry in promised.entries.items()
+    }
+    quantize.quantize(base, path, "Q2_K", importances=entries)
+    return path
+
+
+@pytest.mark.slow
+def test_the_model_errs_less_on_another_text_at_the_same_size(
+    base: Path, one_sided: Path, sequential: Path, stock: Path, other_text: Path
+) -> None:
+    options = quality.EvaluateOptions(Cut(256, n_chunks=8))
+    evaluation = quality.evaluate(base, other_text, [stock, one_sided, sequential], options)
+    plain, one, both = (model.divergence.kld.mean.value for model in evaluation.models)
+    assert one < 0.85 * plain
+    assert both < 0.95 * plain
+    with open_gguf(stock) as expected:
+        for path in (one_sided, sequential):
+            with open_gguf(path) as file:
+                assert file.tensors == expected.tensors
+
+
+def test_any_number_of_threads_gives_the_same_bytes(
+    base: Path, one_sided: Path, text: Path, tmp_path: Path
+) -> None:
+    again = calibrate(base, tmp_path / "again.gguf", text, n_threads=3)
+    assert again.read_bytes() == one_sided.read_bytes()
+
+
+@pytest.mark.slow
+def test_threads_and_files_of_states_change_nothing_where_the_model_is_followed(
+    base: Path, sequential: Path, text: Path, tmp_path: Path
+) -> None:
+    from forward.options import ForwardOptions
+
+    calibration = quality.Calibration(text, cut=CUT, forward=ForwardOptions(memory_bytes=0))
+    again = tmp_path / "again.gguf"
+    quantize.quantize(base, again, "Q2_K", calibration=calibration, n_threads=1)
+    assert tensor_bytes(again) == tensor_bytes(sequential)
+
+
+@pytest.mark.slow
+def test_a_folder_gives_the_same_tensors(
+    tiny_folder: Path, one_sided: Path, text: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "folder.gguf"
+    calibration = quality.Calibration(text, cut=CUT, sequential=False)
+    convert.convert(tiny_folder, path, outtype="Q2_K", calibration=calibration)
+    assert tensor_bytes(path) == tensor_bytes(one_sided)
+
+
+_KILLED = """
+import os, signal, sys
+from quantize.fill import session
+import quality, quantize
+from forward.text import Cut
+
+real, left = session.Session.done, int(sys.argv[4])
+
+def done(self, number, digest):
+    global left
+    real(self, number, digest)
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+session.Session.done = done
+cut, is_followed = Cut(128, n_chunks=16), sys.argv[5] == "sequential"
+calibration = quality.Calibration(sys.argv[3], cut=cut, sequential=is_followed)
+quantize.quantize(sys.argv[1], sys.argv[2], "Q2_K", calibration=calibration, n_threads=2)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["one-sided", "sequential"])
+def test_killed_at_any_moment_the_next_run_gives_the_same_bytes(
+    base: Path, one_sided: Path, sequential: Path, text: Path, tmp_path: Path, way: str
+) -> None:
+    expected = one_sided if way == "one-sided" else sequential
+    output = tmp_path / "out.gguf"
+    for n_chunks in (25, 40, 33):
+        words = (base, output, text, n_chunks, way)
+        killed = subprocess.run(
+            [sys.executable, "-c", _KILLED, *map(str, words)], env={**os.environ}, check=False
+        )
+        assert killed.returncode == -signal.SIGKILL
+        assert not output.exists()
+    calibrate(base, output, text, sequential=way == "sequential", n_threads=1, verify=True)
+    assert output.read_bytes() == expected.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.gguf"]
+
+
+def test_what_memory_or_disk_have_changed_is_found(
+    base: Path, one_sided: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out.gguf"
+    real = session.Session._check
+
+    def damage(self: session.Session, writer: object) -> object:
+        layout = writer.layout  # type: ignore[attr-defined]
+        offset = layout.offset_of("blk.1.ffn_down_exps.weight")
+        writer.write(offset, b"\xff\xff")  # type: ignore[attr-defined]
+        return real(self, writer)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(session.Session, "_check", damage)
+        with pytest.raises(BadTensor, match=r"blk\.1\.ffn_down_exps\.weight: row 0 is not what was written"):
+            calibrate(base, output, text, verify=True)
+    assert not output.exists()
+    calibrate(base, output, text, verify=True)
+    assert output.read_bytes() == one_sided.read_bytes()
+
+
+def test_another_text_does_not_resume(
+    base: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, left = tmp_path / "out.gguf", [30]
+    real = session.Session.done
+
+    def done(self: session.Session, number: int, digest: int) -> None:
+        real(self, number, digest)
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(session.Session, "done", done)
+        with pytest.raises(KeyboardInterrupt):
+            calibrate(base, output, text)
+    longer = tmp_path / "longer.txt"
+    longer.write_bytes(b"One more line.\n" + text.read_bytes())
+    with pytest.raises(ToolkitError, match="calibration, text was"):
+        calibrate(base, output, longer)
+
+
+def test_a_model_whose_activations_overflow_is_refused(damaged: Damage, text: Path, tmp_path: Path) -> None:
+    def spoil(values: np.ndarray) -> None:
+        values[7] = 1e38
+
+    source = damaged("blk.1.attn_kv_a_norm.weight", spoil)
+    with pytest.raises(BadActivation, match=r"blk\.1\..*have NaN or infinity"):
+        calibrate(source, tmp_path / "out.gguf", text)
+
+
+def test_a_short_text_is_told(base: Path, text: Path, tmp_path: Path) -> None:
+    calibration = quality.Calibration(text, cut=Cut(16, n_chunks=1), sequential=False)
+    result = quantize.quantize(base, tmp_path / "out.gguf", "Q2_K", calibration=calibration)
+    lines = "\n".join(result.written.calibration)
+    assert "matrices saw fewer tokens than they have columns" in lines
+    assert "no token reached" in lines
+    assert "nothing was held back" in lines
+
+
+def test_another_text_makes_another_provenance(
+    base: Path, one_sided: Path, text: Path, tmp_path: Path
+) -> None:
+    from quantize.fill.provenance import read_provenance
+
+    longer = tmp_path / "longer.txt"
+    longer.write_bytes(b"One more line.\n" + text.read_bytes())
+    other = calibrate(base, tmp_path / "other.gguf", longer)
+    with open_gguf(one_sided) as first, open_gguf(other) as second:
+        numbers, others = read_provenance(first), read_provenance(second)
+    assert numbers is not None
+    assert others is not None
+    assert numbers.keys() == others.keys()
+    same = {name for name in numbers if numbers[name] == others[name]}
+    assert same == {"token_embd.weight"}
