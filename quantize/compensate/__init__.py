@@ -8,6 +8,7 @@ the same types and sizes.
     base.py        what a type has to provide, and how much is spent on the search
     rounders.py    the types that have it
     feedback.py    rows to bytes
+    refine.py      complete rows made better
     two_sided.py   a whole matrix to bytes, where gradients say which outputs matter
     products.py    the matrix products of feedback, in an order that no number of threads changes
     scalar/        the types whose weights are rounded one by one

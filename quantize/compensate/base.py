@@ -13,26 +13,42 @@ What every rounder owes:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from gguf_tools.ggml_types import GGMLType
+from quantize.compensate.factor import Factor
 from quantize.formats.base import Bytes, Floats32
 
 PANEL = 256
 """The most columns that are rounded before their errors are fed back: a multiple of all types' blocks."""
 
 
+MOST_STEPS = 3
+"""The largest window: with minimums it has 7 * 7 candidates."""
+
+
 @dataclass(frozen=True)
 class Effort:
     """How much is spent on the search for better bytes.
 
+    raises  ValueError for numbers below 0, and a window above MOST_STEPS
+
     scale_window  how many steps the integer scales and minimums of a sub-block may leave the ones that
                   llama.cpp's search gives, while the weights are rounded under them with feedback
     super_scales  how many scales of the scales are tried for a block of a grid type, 1 to 6
+    sweeps        how often all blocks of a row are chosen anew, with the others as they are; fewer where that
+                  changes nothing any more
     """
 
     scale_window: int = 1
     super_scales: int = 4
+    sweeps: int = 2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.scale_window <= MOST_STEPS:
+            raise ValueError(f"scale_window must be 0 to {MOST_STEPS}, found {self.scale_window}")
+        if self.sweeps < 0:
+            raise ValueError(f"sweeps must be 0 or more, found {self.sweeps}")
 
 
 DEFAULT = Effort()
@@ -58,5 +74,26 @@ class Rounder(Protocol):
         importances  float32 (n,), the factor's `importances` for these columns
         returns      uint8 (n_rows, bytes of n columns), float32 (n_rows, n)
         raises       BadWeights where the type can't hold what feedback has made of the weights
+        """
+        ...
+
+
+@runtime_checkable
+class Refiner(Protocol):
+    """A rounder that can choose its blocks anew once a row is complete (refine.py)."""
+
+    def refine_block(
+        self, data: Bytes, pulls: Floats32, factor: Factor, first: int, effort: Effort
+    ) -> tuple[Bytes, Floats32]:
+        """Return better bytes for a block of columns, and how far their values move.
+
+        Values that move by m cost m H m^T - 2 p m^T more, with p the pulls and H the moments of these
+        columns. It is never above 0, but for the rounding of sums.
+
+        data     uint8 (n_rows, bytes of n columns), the bytes so far; n as in `Rounder.round_block`
+        pulls    float32 (n_rows, n), the part in these columns of e H, e the errors of whole rows
+        factor   of the whole row
+        first    the first of these columns
+        returns  uint8 (n_rows, bytes of n columns), float32 (n_rows, n)
         """
         ...

@@ -12,7 +12,7 @@ other, and each pays for itself alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -43,9 +43,23 @@ class Factor:
     upper: Floats32
     importances: Floats32
 
+    _local: dict[int, Floats32] = field(default_factory=dict, repr=False)
+
     @property
     def size(self) -> int:
         return len(self.importances)
+
+    def local_uppers(self, n: int) -> Floats32:
+        """Return U of the moments of each n columns by themselves, float32 (size, n), one after the other.
+
+        n    a divisor of the number of columns
+        """
+        if n not in self._local:
+            blocks = self.hessian.reshape(self.size // n, n, self.size // n, n)
+            own = np.einsum("iaib->iab", blocks).astype(np.float64)
+            lower = np.linalg.cholesky(np.linalg.inv(own))
+            self._local[n] = np.ascontiguousarray(lower.transpose(0, 2, 1)).reshape(-1, n).astype(np.float32)
+        return self._local[n]
 
     @classmethod
     def of(cls, moments: Moments, damp: float = DAMP) -> Factor:

@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from gguf_tools.errors import BadWeights, ShapeError
 from gguf_tools.ggml_types import GGMLType
-from quantize.compensate.base import DEFAULT, PANEL, Effort, Rounder
+from quantize.compensate.base import DEFAULT, PANEL, Effort, Refiner, Rounder
 from quantize.compensate.factor import Factor
 from quantize.compensate.products import add_squares, errors_of, feed_back
+from quantize.compensate.refine import refine_rows
 from quantize.compensate.rounders import get_rounder
 from quantize.formats import get_format
 from quantize.formats.base import Bytes, Floats32, Rows, as_source, check_rows
@@ -37,7 +38,7 @@ def encode_compensated(rows: Rows, type_: GGMLType, factor: Factor, effort: Effo
     rounder = get_rounder(type_)
     floats = np.array(rows, np.float32, order="C")
     check_finite(floats, type_)
-    data = round_rows(floats, rounder, factor, effort)
+    data = encode_rows(floats, rounder, factor, effort)
     codec = get_format(type_)
     stock = codec.encode(floats, stock_weighting(factor))
     of_stock, of_ours = (costs(floats, codec.decode(d, n_cols), factor) for d in (stock, data))
@@ -78,8 +79,15 @@ def whitened(moves: Floats32, upper: Floats32) -> Floats32:
     return errors
 
 
-def round_rows(rows: Floats32, rounder: Rounder, factor: Factor, effort: Effort) -> Bytes:
+def encode_rows(rows: Floats32, rounder: Rounder, factor: Factor, effort: Effort) -> Bytes:
     """Return the bytes of finite rows, at least one, without a look at the stock encoder's."""
+    data = _round_rows(rows, rounder, factor, effort)
+    if isinstance(rounder, Refiner):
+        data = refine_rows(rows, data, get_format(rounder.type).decode, rounder, factor, effort)
+    return data
+
+
+def _round_rows(rows: Floats32, rounder: Rounder, factor: Factor, effort: Effort) -> Bytes:
     type_ = rounder.type
     n_rows, n_cols = rows.shape
     work = rows.copy()

@@ -18,7 +18,7 @@ from quantize.compensate.feedback import (
     check_finite,
     check_fit,
     costs,
-    round_rows,
+    encode_rows,
     stock_weighting,
     whitened,
 )
@@ -87,7 +87,7 @@ def _round_rows(
         for first in range(0, stop - start, ROWS_AT_ONCE):
             last = first + ROWS_AT_ONCE
             now = np.ascontiguousarray(own[:, first:last].T)
-            block = round_rows(now, rounder, factor, effort)
+            block = encode_rows(now, rounder, factor, effort)
             data[start + first : start + last] = block[: n_rows - start - first]
             moves = _transposed(now - decode(block, n_cols), ROWS_AT_ONCE)
             lost = whitened(moves, np.ascontiguousarray(panel[first:last, first:last]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -56,6 +57,53 @@ def round_block(w: Row, upper: Row, slopes: Row, lows: Row, levels: Row) -> tupl
         all_codes += codes
         choices.append(choice)
     return all_codes, choices
+
+
+@dataclass(frozen=True)
+class Refined:
+    """What becomes of the sub-blocks of a row: a choice of -1 leaves one as it is."""
+
+    choices: list[int]
+    codes: list[int]
+    moves: Row
+    pulls: Row
+
+
+def refine_row(
+    values: Row, pulls: Row, hessian: Row, uppers: Row, slopes: Row, lows: Row, levels: Row
+) -> Refined:
+    """Choose the sub-blocks of a row anew, one after the other.
+
+    uppers        (columns, size of a sub-block), the factor of each sub-block's moments
+    slopes, lows  (sub-blocks, candidates)
+    """
+    pulls, size = pulls.copy(), uppers.shape[1]
+    choices, codes, moves = [], [], np.zeros_like(values)
+    for j, lines in enumerate(zip(slopes, lows, strict=True)):
+        own = slice(j * size, (j + 1) * size)
+        upper = uppers[own]
+        roots, cost_now, target = np.zeros(size, f32), f32(0), values[own].copy()
+        for i in range(size):
+            for k in range(i, size):
+                roots[i] += pulls[own][k] * upper[i, k]
+            cost_now += roots[i] * roots[i]
+        for k in range(size):
+            for i in range(k + 1):
+                target[k] += roots[i] * upper[i, k]
+        candidates = list(zip(*lines, strict=True))
+        trials = [round_sub_block(target, upper, slope, low, levels) for slope, low in candidates]
+        choice = min(range(len(trials)), key=lambda number: trials[number][0])
+        cost, best_codes, _errors = trials[choice]
+        codes += best_codes
+        if cost < cost_now * f32(1 - 1e-5):
+            slope, low = candidates[choice]
+            moves[own] = slope * levels[best_codes] - low - values[own]
+            choices.append(choice)
+        else:
+            choices.append(-1)
+        for i in range(own.start, own.stop):
+            pulls -= moves[i] * hessian[i]
+    return Refined(choices, codes, moves, pulls)
 
 
 def round_row(row: Row, upper: Row, round_block: Callable[[Row, int], Row]) -> Row:

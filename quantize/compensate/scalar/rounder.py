@@ -8,7 +8,9 @@ import numpy as np
 
 from gguf_tools.ggml_types import GGMLType
 from quantize.compensate.base import Effort
+from quantize.compensate.factor import Factor
 from quantize.compensate.scalar.blocks import Layout, chosen
+from quantize.compensate.scalar.refinement import refine_evenly, refine_unevenly
 from quantize.compensate.scalar.rounding import round_evenly, round_unevenly
 from quantize.formats import get_format
 from quantize.formats.base import Bytes, Floats32, as_source
@@ -38,7 +40,7 @@ class ScalarRounder:
         n_subs, n_candidates, padded = slopes.shape
         codes = np.empty((n_rows, n), np.uint8)
         choices = np.empty((n_subs, padded), np.int32)
-        round_blocks = round_evenly if (np.diff(layout.levels) == 1).all() else round_unevenly
+        round_blocks = round_evenly if self._is_even else round_unevenly
         round_blocks(
             as_source(rows),
             as_source(upper),
@@ -54,6 +56,46 @@ class ScalarRounder:
         numbers = np.minimum(choices[:, :n_rows].T, len(neighbours) - 1)
         data = layout.write(chosen(neighbours, numbers, codes))
         return data, codec.decode(data, n)
+
+    def refine_block(
+        self, data: Bytes, pulls: Floats32, factor: Factor, first: int, effort: Effort
+    ) -> tuple[Bytes, Floats32]:
+        """Return better bytes and how far the values move; see compensate.base.Refiner."""
+        layout = self.layout
+        n_rows, n = pulls.shape
+        own = slice(first, first + n)
+        blocks = layout.read(data)
+        neighbours = layout.neighbours(blocks, 1)
+        slopes, lows = _candidates([layout.lines(neighbour) for neighbour in neighbours])
+        n_subs, n_candidates, padded = slopes.shape
+        codes = np.empty((n_rows, n), np.uint8)
+        choices = np.empty((n_subs, padded), np.int32)
+        moves = np.empty_like(pulls)
+        pulls = pulls.copy()
+        refine_blocks = refine_evenly if self._is_even else refine_unevenly
+        refine_blocks(
+            as_source(get_format(self.type).decode(data, n)),
+            as_source(np.ascontiguousarray(factor.hessian[own, own])),
+            as_source(factor.local_uppers(layout.sub_elems)[own]),
+            n,
+            layout.sub_elems,
+            as_source(layout.levels),
+            as_source(slopes),
+            as_source(lows),
+            n_candidates,
+            pulls.reshape(-1),
+            moves.reshape(-1),
+            codes.reshape(-1),
+            choices.reshape(-1),
+        )
+        numbers = np.minimum(choices[:, :n_rows].T, len(neighbours) - 1)
+        stays = np.repeat(numbers < 0, layout.sub_elems, axis=1)
+        codes = np.where(stays, blocks.codes, codes)
+        return layout.write(chosen(neighbours, np.maximum(numbers, 0), codes)), moves
+
+    @property
+    def _is_even(self) -> bool:
+        return bool((np.diff(self.layout.levels) == 1).all())
 
 
 def _candidates(lines: list[tuple[Floats32, Floats32]]) -> tuple[Floats32, Floats32]:

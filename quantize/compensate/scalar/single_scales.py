@@ -76,7 +76,7 @@ class SingleScales:
 
     def neighbours(self, blocks: Blocks, window: int) -> Sequence[Blocks]:
         step = np.float32(self.step)
-        reach = (2 * window, 2 * window) if self.has_lows else (5 * window, 0)
+        reach = (min(2 * window, 3),) * 2 if self.has_lows else (5 * window, 0)
         return [
             replace(
                 blocks,

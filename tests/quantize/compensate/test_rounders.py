@@ -89,7 +89,8 @@ def test_errors_are_fed_back_from_block_to_block_as_by_the_twin(name: str) -> No
         return rounder.round_block(w[None], upper, importances[own], Effort())[1][0]
 
     twins = [naive.round_row(row, FACTOR.upper, round_block) for row in rows]
-    np.testing.assert_array_equal(decode(name, encode_compensated(rows, rounder.type, FACTOR)), twins)
+    ours = encode_compensated(rows, rounder.type, FACTOR, Effort(sweeps=0))
+    np.testing.assert_array_equal(decode(name, ours), twins)
 
 
 @every_type

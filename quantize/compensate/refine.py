@@ -1,0 +1,55 @@
+"""Complete rows made better: one block of columns after the other chosen anew, with all others as they are.
+
+Feedback looks ahead only: when a block is chosen, nothing is known of what will become of the later ones.
+Here everything is known. The cost of a row falls with every step, until no block by itself can do better.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quantize.compensate.base import PANEL, Effort, Refiner
+from quantize.compensate.factor import Factor
+from quantize.compensate.products import feed_back
+from quantize.formats.base import Bytes, Decode, Floats32, as_source
+
+
+def refine_rows(
+    rows: Floats32, data: Bytes, decode: Decode, refiner: Refiner, factor: Factor, effort: Effort
+) -> Bytes:
+    """Return bytes of rows that cost no more than `data`, after up to effort.sweeps over all blocks.
+
+    rows    float32 (n_rows, n_cols), at least one row
+    data    uint8 (n_rows, row bytes)
+    decode  of the type
+    """
+    n_cols = rows.shape[1]
+    data, hessian = data.copy(), as_source(factor.hessian)
+    pulls = np.zeros_like(rows)
+    _follow(decode(data, n_cols) - rows, hessian, pulls)
+    block_bytes = data.shape[1] * PANEL // n_cols
+    for _ in range(effort.sweeps):
+        has_changed = False
+        for start in range(0, n_cols, PANEL):
+            own = slice(start, min(start + PANEL, n_cols))
+            of_block = slice(start // PANEL * block_bytes, (start // PANEL + 1) * block_bytes)
+            before = np.ascontiguousarray(data[:, of_block])
+            better, moves = refiner.refine_block(
+                before, np.ascontiguousarray(pulls[:, own]), factor, start, effort
+            )
+            if moves.any():
+                has_changed = True
+                data[:, of_block] = better
+                feed_back(as_source(moves), moves.shape[1], hessian, start, 0, n_cols, pulls.reshape(-1))
+        if not has_changed:
+            break
+    return data
+
+
+def _follow(moves: Floats32, hessian: Floats32, pulls: Floats32) -> None:
+    """Change pulls as values move: pulls -= moves @ hessian."""
+    n_cols = moves.shape[1]
+    for start in range(0, n_cols, PANEL):
+        stop = min(start + PANEL, n_cols)
+        own = as_source(np.ascontiguousarray(moves[:, start:stop]))
+        feed_back(own, stop - start, hessian, start, 0, n_cols, pulls.reshape(-1))
