@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from convert.architectures.deepseek2.config import DeepseekConfig
+from convert.architectures.deepseek2.config import GLM_DSA, V32, DeepseekConfig
 from convert.architectures.deepseek2.metadata import read_metadata
+from convert.architectures.deepseek32.config import IndexedConfig
+from convert.architectures.deepseek32.metadata import metadata_reader
+from forward.attention.indexer import Indexer, IndexerSizes, load_indexer
 from forward.attention.mla import LatentSizes, load_latent_attention
 from forward.experts import Groups, Routing, load_experts
 from forward.ffn import BlockNames, load_ffn
@@ -93,12 +96,21 @@ def _deepseek2(config: DeepseekConfig) -> Network:
         q_lora=config.q_lora_rank,
     )
     scale, routing = _softmax_scale(config), _routing(config)
+    index = _index_sizes(config) if isinstance(config, IndexedConfig) else None
+
+    def load_index(load: Loader, number: int, rotate: Rotation) -> Indexer | None:
+        if index is None or not load.has(f"blk.{number}.indexer.attn_k.weight"):
+            return None
+        q_lora = config.q_lora_rank or 0
+        return load_indexer(load, number, index, rotate, hidden=hidden, q_lora=q_lora)
 
     def build(load: Loader, number: int, rotate: Rotation) -> Layer:
         name, is_dense = f"blk.{number}", number < config.first_k_dense_replace
+        indexer = load_index(load, number, rotate)
         attention = load_latent_attention(
-            load, number, sizes, rotate, scale=scale, eps=eps, latent_eps=_LATENT_NORM_EPS
-        )
+            load, number, sizes, rotate, scale=scale, eps=eps, latent_eps=_LATENT_NORM_EPS, indexer=indexer,
+            n_all=index.n_chosen if index is not None and indexer is None else None,
+        )  # fmt: skip
         norm = RMSNorm(load.float32(f"{name}.ffn_norm.weight", hidden), eps)
         width = config.intermediate_size if is_dense else config.shared_intermediate_size
         names = BlockNames.of(number, "" if is_dense else "_shexp")
@@ -117,6 +129,17 @@ def _deepseek2(config: DeepseekConfig) -> Network:
         norm_eps=eps,
         rope=_rope(config),
         build=build,
+    )
+
+
+def _index_sizes(config: IndexedConfig) -> IndexerSizes:
+    return IndexerSizes(
+        n_heads=config.index_n_heads,
+        n_cols=config.index_head_dim,
+        rotated=config.qk_rope_head_dim,
+        # DeepSeek's indexer rotates otherwise than its attention; GLM's rotates alike.
+        halves=config.architecture != GLM_DSA,
+        n_chosen=config.index_topk,
     )
 
 
@@ -151,5 +174,12 @@ def _softmax_scale(config: DeepseekConfig) -> float:
     return scale * sharper * sharper
 
 
-FAMILIES: Mapping[str, Family] = {"deepseek2": Family(read_metadata, _deepseek2, {"mla": "none"})}
+_NO_LAYOUT = {"mla": "none", "mtp": False}
+"""Options of the converter for a folder that is computed: no layout of latent attention, no MTP layers."""
+
+FAMILIES: Mapping[str, Family] = {
+    "deepseek2": Family(read_metadata, _deepseek2, _NO_LAYOUT),
+    "deepseek32": Family(metadata_reader("deepseek32", V32), _deepseek2, _NO_LAYOUT),
+    "glm-dsa": Family(metadata_reader("glm-dsa", GLM_DSA), _deepseek2, _NO_LAYOUT),
+}
 """Families that can be computed, by the name that general.architecture gives them."""

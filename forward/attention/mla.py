@@ -10,6 +10,8 @@ input of every matrix of both forms:
     attn_k_b    the query's unrotated part, per head
     attn_v_b    the attended latent, per head
 
+Where the layer has an indexer, tokens attend to the positions that it chooses alone.
+
 A differentiated pass expands the values, too: the gradients at all products of the expanded form come with
 it, and those of the absorbed form follow from the gradients at scores and attended values.
 
@@ -23,10 +25,12 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import linear
 
+from forward.attention.indexer import Indexer
 from forward.load import Loader
 from forward.norm import RMSNorm
 from forward.observe import Observer, ObservesGradients, watch, watch_gradient
 from forward.rope import Rotation
+from gguf_tools.errors import BadRequest
 
 _QUERY_BLOCK = 256
 """Number of queries in a block."""
@@ -64,6 +68,9 @@ class LatentAttention:
     q_a, q_a_norm  None where queries are not compressed; then q_b is attn_q
     keys           (n_heads, nope, kv_lora): the key rows of attn_kv_b
     values         (n_heads, value, kv_lora): its value rows
+    indexer        chooses the positions that are attended to; None where all are
+    n_all          tokens of the longest chunk whose positions are all attended to, where the choice is that
+                   of a layer before; None for any number
     """
 
     name: str
@@ -79,6 +86,8 @@ class LatentAttention:
     keys: torch.Tensor
     values: torch.Tensor
     output: torch.Tensor
+    indexer: Indexer | None = None
+    n_all: int | None = None
 
     def work(self, n_tokens: int) -> int:
         """Return about how many multiplications a token of a chunk of `n_tokens` takes."""
@@ -91,7 +100,7 @@ class LatentAttention:
         """Return what attention adds to one chunk's hidden states, float32 (n_tokens, hidden_size)."""
         name, sizes, dtype = self.name, self.sizes, self.output.dtype
         x = self.norm(hidden).to(dtype)
-        query = self._query(x, observer)
+        query, unseen = self._query(x, observer)
         compressed = linear(x, self.kv_a)
         watch(observer, f"{name}.attn_kv_a_mqa.weight", x, compressed)
         latent, shared_key = compressed.split((sizes.kv_lora, sizes.rope), -1)
@@ -101,34 +110,52 @@ class LatentAttention:
         shared_key = self.rotate(shared_key[:, None])[:, 0].to(dtype)
         if query.requires_grad:
             query = torch.cat((query[..., : sizes.nope], self.rotate(query[..., sizes.nope :]).to(dtype)), -1)
-            values = self._attend_expanded(query, latent, shared_key, observer)
+            values = self._attend_expanded(query, latent, shared_key, unseen, observer)
         else:
             query[..., sizes.nope :] = self.rotate(query[..., sizes.nope :])
-            values = self._attend(query, latent, shared_key, observer)
+            values = self._attend(query, latent, shared_key, unseen, observer)
         observer.rows((f"{name}.attn_output.weight",), values)
         output = linear(values, self.output)
         watch(observer, f"{name}.attn_output.weight", values, output)
         return output.float()
 
-    def _query(self, x: torch.Tensor, observer: Observer) -> torch.Tensor:
-        """Return the queries of all heads before rotation, (n_tokens, n_heads, nope + rope)."""
+    def _query(self, x: torch.Tensor, observer: Observer) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the queries of all heads before rotation, (n_tokens, n_heads, nope + rope).
+
+        The second is which positions they don't attend to, see `Indexer.unseen`.
+        """
         name, n_heads = self.name, self.sizes.n_heads
+        if self.n_all is not None and len(x) > self.n_all:
+            raise BadRequest(
+                f"{name}: chooses the positions that a layer before it has chosen, which is not computed:"
+                f" chunks of {len(x)} tokens, expected at most {self.n_all} (-c)"
+            )
         if self.q_a is None or self.q_a_norm is None:
             observer.rows((f"{name}.attn_kv_a_mqa.weight", f"{name}.attn_q.weight"), x)
             query = linear(x, self.q_b).unflatten(-1, (n_heads, -1))
             watch(observer, f"{name}.attn_q.weight", x, query, 0, n_heads)
-            return query
-        observer.rows((f"{name}.attn_kv_a_mqa.weight", f"{name}.attn_q_a.weight"), x)
+            return query, None
+        names: tuple[str, ...] = (f"{name}.attn_kv_a_mqa.weight", f"{name}.attn_q_a.weight")
+        of_compressed: tuple[str, ...] = (f"{name}.attn_q_b.weight",)
+        if self.indexer is not None:
+            names = (*names, f"{name}.indexer.attn_k.weight", f"{name}.indexer.proj.weight")
+            of_compressed = (*of_compressed, f"{name}.indexer.attn_q_b.weight")
+        observer.rows(names, x)
         compressed = linear(x, self.q_a)
         watch(observer, f"{name}.attn_q_a.weight", x, compressed)
         compressed = self.q_a_norm(compressed).to(self.output.dtype)
-        observer.rows((f"{name}.attn_q_b.weight",), compressed)
+        observer.rows(of_compressed, compressed)
         query = linear(compressed, self.q_b).unflatten(-1, (n_heads, -1))
         watch(observer, f"{name}.attn_q_b.weight", compressed, query, 0, n_heads)
-        return query
+        return query, None if self.indexer is None else self.indexer.unseen(x, compressed)
 
     def _attend(
-        self, query: torch.Tensor, latent: torch.Tensor, shared_key: torch.Tensor, observer: Observer
+        self,
+        query: torch.Tensor,
+        latent: torch.Tensor,
+        shared_key: torch.Tensor,
+        unseen: torch.Tensor | None,
+        observer: Observer,
     ) -> torch.Tensor:
         """Return the values that the queries of all heads attend to, (n_tokens, n_heads * value)."""
         n_tokens, n_heads = query.shape[:2]
@@ -141,7 +168,7 @@ class LatentAttention:
             keys = torch.cat((keys.transpose(0, 1), shared_key.expand(keys.shape[1], -1, -1)), -1)
             for start in range(0, n_tokens, n_query):
                 stop = min(n_tokens, start + n_query)
-                later = latent.new_full((stop - start, stop), float("-inf")).triu_(start + 1)
+                later = _hidden_from(latent, start, stop, unseen)
                 block = query[start:stop, heads].transpose(0, 1)
                 scores = torch.baddbmm(later, block, keys[:, :stop].transpose(1, 2), alpha=self.scale)
                 attended = torch.matmul(torch.softmax(scores, -1), latent[:stop])
@@ -151,7 +178,12 @@ class LatentAttention:
         return values.flatten(1)
 
     def _attend_expanded(
-        self, query: torch.Tensor, latent: torch.Tensor, shared_key: torch.Tensor, observer: Observer
+        self,
+        query: torch.Tensor,
+        latent: torch.Tensor,
+        shared_key: torch.Tensor,
+        unseen: torch.Tensor | None,
+        observer: Observer,
     ) -> torch.Tensor:
         """Return what `_attend` returns, computed so that it can be differentiated."""
         name, sizes, (n_tokens, n_heads) = self.name, self.sizes, query.shape[:2]
@@ -163,7 +195,7 @@ class LatentAttention:
         blocks = []
         for start in range(0, n_tokens, _QUERY_BLOCK):
             stop = min(n_tokens, start + _QUERY_BLOCK)
-            later = latent.new_full((stop - start, stop), float("-inf")).triu_(start + 1)
+            later = _hidden_from(latent, start, stop, unseen)
             block = query[start:stop].transpose(0, 1)
             scores = torch.baddbmm(later, block, keys[:, :stop].transpose(1, 2), alpha=self.scale)
             shares = torch.softmax(scores, -1)
@@ -204,6 +236,14 @@ class LatentAttention:
         watch_gradient(observer, attended, show_values)
 
 
+def _hidden_from(like: torch.Tensor, start: int, stop: int, unseen: torch.Tensor | None) -> torch.Tensor:
+    """Return what is added to the scores of queries `start` to `stop`: -inf where they don't attend."""
+    hidden = like.new_full((stop - start, stop), float("-inf")).triu_(start + 1)
+    if unseen is not None:
+        hidden.masked_fill_(unseen[start:stop, :stop], float("-inf"))
+    return hidden
+
+
 def load_latent_attention(
     load: Loader,
     layer: int,
@@ -213,11 +253,14 @@ def load_latent_attention(
     scale: float,
     eps: float,
     latent_eps: float,
+    indexer: Indexer | None = None,
+    n_all: int | None = None,
 ) -> LatentAttention:
     """Return the attention of a layer with its weights.
 
     eps         epsilon of the norm of hidden states
     latent_eps  epsilon of the norms of compressed queries and of latents
+    indexer     of the layer; see LatentAttention for it and n_all
     """
     name, hidden, latent, q_lora = f"blk.{layer}", sizes.hidden, sizes.kv_lora, sizes.q_lora
     q_rows = sizes.n_heads * (sizes.nope + sizes.rope)
@@ -242,6 +285,8 @@ def load_latent_attention(
         keys=keys,
         values=values,
         output=load.matrix(f"{name}.attn_output.weight", hidden, sizes.n_heads * sizes.value),
+        indexer=indexer,
+        n_all=n_all,
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from forward.open import ModelSource, open_model
 from gguf_tools.errors import BadActivation
-from tests.convert.architectures.deepseek2.test_logits import write_f32
+from tests.convert.f32_files import write_f32
 from tests.forward.small_models import CHUNKS, V2_GROUPED, YARN_WITH_MSCALE
 from tests.support.checkpoints import load_transformers, transformers_checkpoint
 
@@ -32,6 +32,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "v2": ("v2", {}),
     "v2 by groups, without q_lora": ("v2", V2_GROUPED),
     "v2-lite": ("v2-lite", {}),
+    "v3.2 choosing": ("v3.2", {}),
 }
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from forward.open import open_model
-from tests.convert.architectures.deepseek2.test_logits import write_f32
+from gguf_tools.errors import BadRequest
+from tests.convert.f32_files import write_f32
 from tests.forward.small_models import CHUNKS, V2_GROUPED, YARN_WITH_MSCALE, run_all_layers
 from tests.support.checkpoints import load_transformers, to_fp8, to_older_spelling, transformers_checkpoint
 
@@ -31,6 +32,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "v2 with all layers dense": ("v2", {"first_k_dense_replace": 3}),
     "v2 tied": ("v2", {"tie_word_embeddings": True}),
     "v2-lite": ("v2-lite", {}),
+    "v3.2": ("v3.2", {"index_topk": 2048}),
+    "v3.2 choosing": ("v3.2", {}),
+    "v3.2 with YaRN": ("v3.2", {"max_position_embeddings": 2560, "rope_parameters": YARN_WITH_MSCALE}),
+    "glm-5": ("glm-5", {}),
+    "glm-5 sharing a choice of all": (
+        "glm-5",
+        {"index_topk": 48, "indexer_types": ["full", "shared", "full"]},
+    ),
 }
 
 
@@ -65,7 +74,16 @@ def test_the_older_spelling_and_fp8(tmp_path: Path) -> None:
         assert 1e-3 < relative_error(run_all_layers(model, CHUNKS)[0], expected) < 0.5
 
 
-@pytest.mark.parametrize("style", ["v3", "v2"])
+def test_a_choice_that_layers_share_is_refused_where_it_matters(tmp_path: Path) -> None:
+    folder = transformers_checkpoint(
+        tmp_path / "hf", "glm-5", index_topk=47, indexer_types=["full", "shared", "full"]
+    )
+    words = r"blk\.1: .* chunks of 48 tokens, expected at most 47 \(-c\)"
+    with open_model(folder) as model, pytest.raises(BadRequest, match=words):
+        run_all_layers(model, CHUNKS)
+
+
+@pytest.mark.parametrize("style", ["v3", "v2", "v3.2"])
 @pytest.mark.parametrize("mla", ["split", "both", "none"])
 def test_a_gguf_file_of_any_layout_computes_the_same(style: str, mla: str, tmp_path: Path) -> None:
     folder = transformers_checkpoint(tmp_path / "hf", style)

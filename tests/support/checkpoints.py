@@ -71,6 +71,16 @@ STYLES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Configurations by style: V3; V2 with q_lora; V2-Lite (no q_lora, as deep as llama.cpp wants it)."""
 
+_INDEXER = {"index_n_heads": 8, "index_head_dim": 64, "index_topk": 16}
+STYLES |= {
+    "v3.2": STYLES["v3"] | _INDEXER | {
+        "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32",
+    },
+    "glm-5": STYLES["v3"] | _INDEXER | {
+        "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "n_group": 1, "topk_group": 1,
+    },
+}  # fmt: skip
+
 
 # ---- folders
 
