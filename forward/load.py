@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from forward.like_llama import Rounding, RoundingMatrix, rounding_of
 from gguf_tools.errors import MissingTensor, ShapeError
 from gguf_tools.ggml_types import BF16
 from quantize.fill.sources import SourceTensor
@@ -29,12 +30,14 @@ class Loader:
     tensors  GGUF name -> tensor, unread
     device   where the weights are wanted
     dtype    the type that matrices are multiplied in, float32 or bfloat16; vectors and routers are float32
+    rounds   whether matrices round what they multiply as llama.cpp's kernels do
     """
 
     path: Path
     tensors: Mapping[str, SourceTensor]
     device: torch.device
     dtype: torch.dtype
+    rounds: bool = False
 
     def tensor(self, name: str) -> SourceTensor:
         """Return the tensor called `name`; MissingTensor if there is none."""
@@ -56,7 +59,7 @@ class Loader:
             raise ShapeError(
                 f"{self.path}: {name}: found shape {_shown(tensor.shape)}, expected {_shown(shape)}"
             )
-        return self.rows(tensor, 0, prod(tensor.shape[:-1]), self.dtype).view(shape)
+        return self.weight(tensor, 0, prod(tensor.shape[:-1])).view(shape)
 
     def float32(self, name: str, *shape: int) -> torch.Tensor:
         """Return the tensor `name` in float32, whatever type matrices are multiplied in."""
@@ -70,7 +73,17 @@ class Loader:
                 f"{self.path}: {name}: found shape {_shown(tensor.shape)},"
                 f" expected {_shown((n_mats, n_rows, n_cols))}"
             )
-        return self.rows(tensor, index * n_rows, (index + 1) * n_rows, self.dtype)
+        return self.weight(tensor, index * n_rows, (index + 1) * n_rows)
+
+    def weight(self, tensor: SourceTensor, start: int, stop: int) -> torch.Tensor:
+        """Return rows `start` to `stop` of a matrix in the type that it is multiplied in."""
+        rows = self.rows(tensor, start, stop, self.dtype)
+        rounding = self.rounding(tensor)
+        return rows if rounding is None or len(tensor.shape) < 2 else RoundingMatrix.of(rows, rounding)
+
+    def rounding(self, tensor: SourceTensor) -> Rounding | None:
+        """Return what a matrix does to what it multiplies; None: nothing."""
+        return rounding_of(tensor.type) if self.rounds else None
 
     def rows(self, tensor: SourceTensor, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
         """Return rows `start` to `stop` of a tensor, (stop - start, n_cols)."""

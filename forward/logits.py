@@ -47,7 +47,7 @@ class Head:
 
     def read(self, start: int, stop: int) -> torch.Tensor:
         """Return rows `start` to `stop` of the output matrix."""
-        return self.load.rows(self.load.tensor(self.matrix), start, stop, self.load.dtype)
+        return self.load.weight(self.load.tensor(self.matrix), start, stop)
 
     def logits(self, start: int, stop: int, weight: torch.Tensor) -> torch.Tensor:
         """Return the float32 logits of hidden states `start` to `stop` for some rows of the matrix."""

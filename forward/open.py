@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -23,10 +23,11 @@ from convert.tokenizer.tokenizer import read_tokenizer
 from convert.weights import open_weights
 from forward.device import device_name
 from forward.families import Network, find_family
+from forward.like_llama import rounding_of
 from forward.load import Loader
 from forward.options import ForwardOptions
 from gguf_tools import keys
-from gguf_tools.errors import CheckpointError
+from gguf_tools.errors import BadRequest, CheckpointError
 from gguf_tools.shards import open_gguf
 from gguf_tools.values import Metadata
 from quantize.fill.sources import GGUFTensor, SourceTensor
@@ -62,8 +63,18 @@ class ModelSource:
         return Loader(self.path, self.tensors, device, dtype)
 
     def loader_for(self, options: ForwardOptions) -> Loader:
-        """Return what reads weights to the device, and as the dtype, of the options."""
-        return self.loader(torch.device(device_name(options.device)), getattr(torch, options.dtype))
+        """Return what reads weights to the device, and as the dtype, of the options.
+
+        raises  BadRequest for types that have no kernel in the engine that is to be imitated
+        """
+        load = self.loader(torch.device(device_name(options.device)), getattr(torch, options.dtype))
+        if options.like is None:
+            return load
+        if options.dtype != "float32":
+            raise BadRequest(f"--like {options.like} computes in float32, not in {options.dtype}")
+        for tensor in self.tensors.values():
+            rounding_of(tensor.type)
+        return replace(load, rounds=True)
 
 
 class Closeable(Protocol):

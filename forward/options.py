@@ -17,6 +17,7 @@ class ForwardOptions:
     n_threads     threads that torch uses; None: torch decides
     memory_bytes  budget for hidden states; beyond it they are kept in a file
     all_experts   show the observer every token for every expert; what the model computes stays the same
+    like          "llama.cpp": round activations as its CPU kernels do; None: they stay as they are
     """
 
     device: str | None = None
@@ -24,3 +25,4 @@ class ForwardOptions:
     n_threads: int | None = None
     memory_bytes: int = 4 << 30
     all_experts: bool = False
+    like: Literal["llama.cpp"] | None = None

@@ -100,6 +100,7 @@ def about_run(text: Text, options: EvaluateOptions) -> dict[str, Any]:
         "context": text.chunk_size,
         "dtype": options.forward.dtype,
         "device": device_name(options.forward.device),
+        **({} if options.forward.like is None else {"like": options.forward.like}),
     }
 
 

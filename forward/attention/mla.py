@@ -20,12 +20,13 @@ Queries go in blocks, which only see the keys up to their own end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn.functional import linear
 
 from forward.attention.indexer import Indexer
+from forward.like_llama import AttentionRounding
 from forward.load import Loader
 from forward.norm import RMSNorm
 from forward.observe import Observer, ObservesGradients, watch, watch_gradient
@@ -71,6 +72,7 @@ class LatentAttention:
     indexer        chooses the positions that are attended to; None where all are
     n_all          tokens of the longest chunk whose positions are all attended to, where the choice is that
                    of a layer before; None for any number
+    rounding       None where activations stay as they are
     """
 
     name: str
@@ -88,6 +90,7 @@ class LatentAttention:
     output: torch.Tensor
     indexer: Indexer | None = None
     n_all: int | None = None
+    rounding: AttentionRounding | None = None
 
     def work(self, n_tokens: int) -> int:
         """Return about how many multiplications a token of a chunk of `n_tokens` takes."""
@@ -113,6 +116,8 @@ class LatentAttention:
             values = self._attend_expanded(query, latent, shared_key, unseen, observer)
         else:
             query[..., sizes.nope :] = self.rotate(query[..., sizes.nope :])
+            if self.rounding is not None:
+                query, latent, shared_key = self.rounding(query, latent, shared_key)
             values = self._attend(query, latent, shared_key, unseen, observer)
         observer.rows((f"{name}.attn_output.weight",), values)
         output = linear(values, self.output)
@@ -287,7 +292,15 @@ def load_latent_attention(
         output=load.matrix(f"{name}.attn_output.weight", hidden, sizes.n_heads * sizes.value),
         indexer=indexer,
         n_all=n_all,
+        rounding=_rounding(load, name) if load.rounds else None,
     )
+
+
+def _rounding(load: Loader, name: str) -> AttentionRounding:
+    """Return how attention rounds where the loader's matrices do."""
+    if load.has(f"{name}.attn_kv_b.weight"):
+        return AttentionRounding(query=None)
+    return AttentionRounding(load.rounding(load.tensor(f"{name}.attn_k_b.weight")))
 
 
 def _load_heads(load: Loader, name: str, sizes: LatentSizes) -> tuple[torch.Tensor, torch.Tensor]:
@@ -296,6 +309,7 @@ def _load_heads(load: Loader, name: str, sizes: LatentSizes) -> tuple[torch.Tens
     if load.has(f"{name}.attn_kv_b.weight"):
         both = load.matrix(f"{name}.attn_kv_b.weight", heads, nope + value, latent)
         return both[:, :nope].contiguous(), both[:, nope:].contiguous()
-    keys = load.matrix(f"{name}.attn_k_b.weight", heads, latent, nope)
+    # What attn_k_b multiplies are queries; latents, which its transpose does, are not rounded for it.
+    keys = replace(load, rounds=False).matrix(f"{name}.attn_k_b.weight", heads, latent, nope)
     values = load.matrix(f"{name}.attn_v_b.weight", heads, value, latent)
     return keys.transpose(1, 2).contiguous(), values

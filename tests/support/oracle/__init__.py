@@ -12,7 +12,15 @@ crash.
 
 from __future__ import annotations
 
-from tests.support.oracle.codecs import TypeFacts, aborts, dequantize, quantize, type_facts
+from tests.support.oracle.codecs import (
+    TypeFacts,
+    aborts,
+    activation_type,
+    dequantize,
+    quantize,
+    round_activations,
+    type_facts,
+)
 from tests.support.oracle.headers import GGUFFacts, GGUFTensorFacts, read_gguf
 from tests.support.oracle.library import available
 from tests.support.oracle.model import Model
@@ -23,9 +31,11 @@ __all__ = [
     "Model",
     "TypeFacts",
     "aborts",
+    "activation_type",
     "available",
     "dequantize",
     "quantize",
     "read_gguf",
+    "round_activations",
     "type_facts",
 ]

@@ -29,6 +29,17 @@ class TypeTraits(c.Structure):
     )
 
 
+class CPUTypeTraits(c.Structure):
+    """struct ggml_type_traits_cpu"""
+
+    _fields_ = (
+        ("from_float", c.CFUNCTYPE(None, c.c_void_p, c.c_void_p, c.c_int64)),
+        ("vec_dot", c.c_void_p),
+        ("vec_dot_type", c.c_int),
+        ("nrows", c.c_int64),
+    )
+
+
 @dataclass(frozen=True)
 class TypeFacts:
     name: str
@@ -115,7 +126,27 @@ def dequantize(type_id: int, blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.fl
     return rows
 
 
+def activation_type(type_id: int) -> int:
+    """Return the type that ggml's CPU kernels round activations to before a matrix multiplies them."""
+    _library().ggml_cpu_init()
+    found: int = _library().ggml_get_type_traits_cpu(type_id).contents.vec_dot_type
+    return found
+
+
+def round_activations(type_id: int, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return `rows`, (n_rows, n_cols), after ggml's CPU kernels have rounded them to a type."""
+    _library().ggml_cpu_init()
+    facts = type_facts(type_id)
+    blocks = np.empty((len(rows), rows.shape[1] // facts.block_elems * facts.block_bytes), np.uint8)
+    traits = _library().ggml_get_type_traits_cpu(type_id).contents
+    for row, block in zip(np.ascontiguousarray(rows, np.float32), blocks, strict=True):
+        traits.from_float(row.ctypes.data, block.ctypes.data, row.size)
+    return dequantize(type_id, blocks)
+
+
 SIGNATURES: Signatures = {
+    "ggml_cpu_init": (None, []),
+    "ggml_get_type_traits_cpu": (c.POINTER(CPUTypeTraits), [c.c_int]),
     "ggml_get_type_traits": (c.POINTER(TypeTraits), [c.c_int]),
     "ggml_quantize_requires_imatrix": (c.c_bool, [c.c_int]),
     "ggml_row_size": (c.c_size_t, [c.c_int, c.c_int64]),

@@ -1,0 +1,96 @@
+"""Activations rounded as llama.cpp's CPU kernels round them, against those kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_tools import ggml_types
+from gguf_tools.errors import BadRequest
+from tests.support import oracle
+from tests.support.trained_model import trained_model
+
+torch = pytest.importorskip("torch")
+
+from torch.nn.functional import linear  # noqa: E402
+
+from forward.like_llama import (  # noqa: E402
+    ROUNDINGS,
+    RoundingMatrix,
+    round_bf16,
+    round_f16,
+    round_q8_0,
+    round_q8_k,
+    rounding_of,
+)
+from forward.open import open_model  # noqa: E402
+from forward.options import ForwardOptions  # noqa: E402
+
+needs_oracle = pytest.mark.skipif(not oracle.available(), reason="the oracle needs the xllamacpp wheel")
+
+ACTIVATION_TYPES = {
+    ggml_types.F32: None,
+    ggml_types.F16: round_f16,
+    ggml_types.BF16: round_bf16,
+    ggml_types.Q8_0: round_q8_0,
+    ggml_types.Q8_1: round_q8_0,
+    ggml_types.Q8_K: round_q8_k,
+}
+
+
+def some_rows() -> np.ndarray:
+    """Return rows of different sizes, with outliers, zeros, and ties of the largest value."""
+    rng = np.random.default_rng(1)
+    rows = rng.standard_normal((64, 512)).astype(np.float32)
+    rows *= np.exp(rng.standard_normal((64, 1))).astype(np.float32)
+    rows[3] = 0
+    rows[4, :256] = 0
+    rows[5, 7], rows[5, 9] = 50, -50
+    rows[6, 7], rows[6, 9] = -50, 50
+    rows[7] *= 1e-6
+    return rows
+
+
+@needs_oracle
+@pytest.mark.parametrize("type_", [type_ for type_ in ACTIVATION_TYPES if type_.name != "Q8_1"], ids=str)
+def test_activations_are_rounded_to_the_last_bit(type_: ggml_types.GGMLType) -> None:
+    rows = some_rows()
+    rounding = ACTIVATION_TYPES[type_]
+    found = rows if rounding is None else rounding(torch.from_numpy(rows)).numpy()
+    np.testing.assert_array_equal(found, oracle.round_activations(type_.id, rows))
+
+
+@needs_oracle
+@pytest.mark.parametrize("name", ROUNDINGS)
+def test_each_type_asks_for_what_ggml_asks_for(name: str) -> None:
+    type_ = ggml_types.by_name(name)
+    wanted = ggml_types.by_id(oracle.activation_type(type_.id))
+    assert rounding_of(type_) is ACTIVATION_TYPES[wanted]
+
+
+def test_a_matrix_rounds_what_it_multiplies() -> None:
+    rng = np.random.default_rng(2)
+    weight = torch.from_numpy(rng.standard_normal((6, 10, 64)).astype(np.float32))
+    x = torch.from_numpy(rng.standard_normal((5, 64)).astype(np.float32))
+    matrix = RoundingMatrix.of(weight.clone(), round_q8_0)
+    flat = matrix[1:4].flatten(0, 1)
+    expected = linear(round_q8_0(x), weight[1:4].flatten(0, 1))
+    assert type(linear(x, flat)) is torch.Tensor
+    assert torch.equal(linear(x, flat), expected)
+    stacked = x.expand(6, -1, -1)
+    assert torch.equal(
+        torch.bmm(stacked, matrix.transpose(1, 2)), torch.bmm(round_q8_0(stacked), weight.transpose(1, 2))
+    )
+
+
+def test_what_can_not_be_imitated_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match=r"--like llama\.cpp: llama\.cpp has no kernel for IQ2_K$"):
+        rounding_of(ggml_types.IQ2_K)
+    options = ForwardOptions(like="llama.cpp")
+    with open_model(trained_model(tmp_path)) as source:
+        assert source.loader_for(options).rounds
+        with pytest.raises(BadRequest, match=r"--like llama\.cpp computes in float32, not in bfloat16"):
+            source.loader_for(replace(options, dtype="bfloat16"))
