@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from convert.architectures.base import Architecture
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType({
-    "DeepseekForCausalLM": "convert.architectures.deepseek",
     "DeepseekV2ForCausalLM": "convert.architectures.deepseek2",
     "DeepseekV3ForCausalLM": "convert.architectures.deepseek2",
+    "DeepseekForCausalLM": "convert.architectures.deepseek",
     "YoutuForCausalLM": "convert.architectures.deepseek2",
     "MistralLarge3ForCausalLM": "convert.architectures.mistral_large3",
     "DeepseekV32ForCausalLM": "convert.architectures.deepseek32",
@@ -31,6 +31,8 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType({
     "Qwen3ForCausalLM": "convert.architectures.qwen3",
     "Qwen3MoeForCausalLM": "convert.architectures.qwen3moe",
     "GptOssForCausalLM": "convert.architectures.gpt_oss",
+    "Glm4MoeForCausalLM": "convert.architectures.glm4moe",
+    "MiniMaxM2ForCausalLM": "convert.architectures.minimax_m2",
 })  # fmt: skip
 """Name in `architectures` of config.json -> the family's package.
 

@@ -253,3 +253,38 @@ def test_what_the_architecture_does_not_compute(change: dict[str, Any], words: s
     with pytest.raises(ToolkitError, match=words):
         convert.convert(folder, tmp_path / "out.gguf")
     assert not (tmp_path / "out.gguf").exists()
+
+
+# ---- MTP layers of GLM
+
+
+def test_the_mtp_layer_of_glm4moe_is_an_option(tmp_path: Path) -> None:
+    folder = model("glm4moe-air")
+    with converted(folder, tmp_path / "kept.gguf", mtp=True) as file:
+        assert file.get("glm4moe.nextn_predict_layers") == 1
+        assert "blk.2.nextn.eh_proj.weight" in file.tensors
+    with converted(folder, tmp_path / "left-out.gguf", mtp=False) as file:
+        assert file.get("glm4moe.block_count") == 2
+        assert "glm4moe.nextn_predict_layers" not in file.metadata
+        assert not [name for name in file.tensors if name.startswith("blk.2.")]
+
+
+def test_mtp_of_a_model_without_is_refused(tmp_path: Path) -> None:
+    folder = edit_config(copied("glm4moe-air", tmp_path), num_nextn_predict_layers=0)
+    edit_tensors(folder, drop_layer_2)
+    with converted(folder, tmp_path / "out.gguf") as file:
+        assert file.get("glm4moe.nextn_predict_layers") == 0
+    with pytest.raises(ToolkitError, match=r"--mtp: config\.json has no num_nextn_predict_layers"):
+        convert.convert(folder, tmp_path / "out.gguf", mtp=True)
+
+
+def test_a_glm_without_its_mtp_layer_goes_without(tmp_path: Path) -> None:
+    folder = copied("glm4moe-air", tmp_path)
+    edit_tensors(folder, drop_layer_2)
+    with converted(folder, tmp_path / "out.gguf") as file:
+        assert file.get("glm4moe.block_count") == 2
+
+
+def drop_layer_2(tensors: Tensors) -> None:
+    for name in [name for name in tensors if name.startswith("model.layers.2.")]:
+        del tensors[name]

@@ -14,6 +14,9 @@ from typing import Any
 from convert.architectures.config_reader import MAX_EXPERTS, MAX_LAYERS, ConfigReader
 from convert.architectures.decoder.rope import RopeConfig, read_rope
 
+_EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""Spellings of the number of routed experts; the first that is there counts."""
+
 
 @dataclass(frozen=True)
 class DecoderConfig:
@@ -142,8 +145,9 @@ def decoder_fields(read: ConfigReader, *, theta: float = 10000.0) -> dict[str, A
     }
 
 
-def expert_fields(read: ConfigReader, count: str) -> dict[str, Any]:
-    """Return the fields of DecoderConfig about routed experts; `count` is the key that says how many."""
+def expert_fields(read: ConfigReader) -> dict[str, Any]:
+    """Return the fields of DecoderConfig about routed experts."""
+    count = next((key for key in _EXPERT_COUNTS if read.raw.get(key) is not None), _EXPERT_COUNTS[0])
     n_experts = read.size(count, most=MAX_EXPERTS)
     return {
         "num_experts": n_experts,

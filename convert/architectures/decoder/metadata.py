@@ -31,6 +31,10 @@ def _yarn(name: str) -> Any:
     return lambda c, o: getattr(c.rope, name) if c.rope.kind == "yarn" else None
 
 
+GATING = Key(
+    keys.EXPERT_GATING_FUNC, _u32, lambda c, o: c.scoring_func and GATING_FUNCTIONS[c.scoring_func]
+)
+
 COMMON: tuple[Key, ...] = (
     Key(keys.BLOCK_COUNT, _u32, lambda c, o: len(layers(c, o))),
     Key(keys.CONTEXT_LENGTH, _u32, lambda c, o: c.max_position_embeddings),
@@ -52,7 +56,7 @@ COMMON: tuple[Key, ...] = (
     Key(keys.EXPERT_USED_COUNT, _u32, lambda c, o: c.num_experts_per_tok or None),
     Key(keys.EXPERT_GROUP_COUNT, _u32, lambda c, o: c.n_group),
     Key(keys.EXPERT_GROUP_USED_COUNT, _u32, lambda c, o: c.topk_group),
-    Key(keys.EXPERT_GATING_FUNC, _u32, lambda c, o: c.scoring_func and GATING_FUNCTIONS[c.scoring_func]),
+    GATING,
     Key(keys.KEY_LENGTH, _u32, lambda c, o: c.stated_head_dim),
     Key(keys.VALUE_LENGTH, _u32, lambda c, o: c.stated_head_dim),
 )  # fmt: skip

@@ -57,7 +57,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     stated = raw.get("scoring_func") is not None
     return DecoderConfig(
         **fields,
-        **expert_fields(read, "n_routed_experts"),
+        **expert_fields(read),
         moe_intermediate_size=read.size("moe_intermediate_size"),
         num_shared_experts=read.size("n_shared_experts"),
         first_k_dense_replace=read.size("first_k_dense_replace", 0, least=0),

@@ -52,7 +52,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     read.fixed("swiglu_limit", 7.0, "llama.cpp's gpt-oss clamps its gates there")
     read.fixed("swiglu_alpha", 1.702, "llama.cpp's gpt-oss has no other gate")
     read.fixed("attention_bias", True, "llama.cpp's gpt-oss always has biases")
-    fields = {**decoder_fields(read, theta=150000.0), **expert_fields(read, "num_local_experts")}
+    fields = {**decoder_fields(read, theta=150000.0), **expert_fields(read)}
     return DecoderConfig(
         **fields,
         attention_bias=True,

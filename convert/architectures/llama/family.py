@@ -51,7 +51,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     fields = decoder_fields(read, theta=1e6 if name == MIXTRAL else 10000.0)
     fields["rotated_cols"] = fields["head_dim"]
     if name == MIXTRAL:
-        fields |= expert_fields(read, "num_local_experts")
+        fields |= expert_fields(read)
         fields["moe_intermediate_size"] = fields["intermediate_size"]
     if name == LLAMA:
         fields["stated_head_dim"] = fields["head_dim"]

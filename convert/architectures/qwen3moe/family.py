@@ -41,7 +41,7 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     biased = read.flag("attention_bias", False)
     return DecoderConfig(
         **decoder_fields(read),
-        **expert_fields(read, "num_experts"),
+        **expert_fields(read),
         moe_intermediate_size=read.size("moe_intermediate_size"),
         norm_topk_prob=read.flag("norm_topk_prob", False),
         attention_bias=biased,

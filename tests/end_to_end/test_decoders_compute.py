@@ -1,0 +1,41 @@
+"""Decoders that transformers has made: llama.cpp computes with our files what transformers computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import convert
+from gguf_tools import open_gguf
+from tests.support import oracle
+from tests.support.decoder_models import MODELS, decoder_model
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
+
+IDS = np.random.RandomState(0).randint(3, 550, 60).tolist()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits(name: str, tmp_path: Path) -> None:
+    model = decoder_model(name, tmp_path / name)
+    convert.convert(tmp_path / name, tmp_path / "out.gguf", outtype="f32")
+    with torch.no_grad():
+        expected = model(torch.tensor([IDS])).logits[0].numpy()
+    with oracle.Model(tmp_path / "out.gguf") as file:
+        assert np.abs(file.logits(IDS) - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_minimax_s_tokenizer_has_its_own_name(tmp_path: Path) -> None:
+    decoder_model("minimax-m2", tmp_path / "m2")
+    convert.convert(tmp_path / "m2", tmp_path / "out.gguf", outtype="f32")
+    with open_gguf(tmp_path / "out.gguf") as file:
+        assert file.get("tokenizer.ggml.pre") == "minimax-m2"
+        assert file.get("minimax-m2.rope.dimension_count") == 16
+        assert file.get("minimax-m2.expert_gating_func") == 2
+        assert file.tensors["blk.0.attn_q_norm.weight"].shape == (128,)
+        assert file.tensors["blk.0.attn_k_norm.weight"].shape == (64,)

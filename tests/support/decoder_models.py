@@ -1,0 +1,76 @@
+"""Small random models of ordinary decoders, made and saved by transformers, with a tokenizer."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "arch" / "models"
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 576, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False,
+}  # fmt: skip
+
+_EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
+
+MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "llama-biases": ("Llama", {"attention_bias": True}),
+    "llama-linear": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}, "head_dim": 24},
+    ),
+    "llama-yarn": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4,
+                             "original_max_position_embeddings": 128}},
+    ),
+    "mistral": ("Mistral", {"head_dim": 32, "sliding_window": None}),
+    "mixtral": ("Mixtral", {**_EXPERTS, "num_key_value_heads": 4}),
+    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 32, "num_key_value_heads": 1}),
+    "qwen3moe": (
+        "Qwen3Moe",
+        {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 16,
+         "norm_topk_prob": True},
+    ),
+    "glm4moe-normed": (
+        "Glm4Moe",
+        {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 32,
+         "n_shared_experts": 2, "use_qk_norm": True, "attention_bias": True, "routed_scaling_factor": 2.5,
+         "num_mtp_layers": 0, "first_k_dense_replace": 1},
+    ),
+    "minimax-m2": (
+        "MiniMaxM2",
+        {**_EXPERTS, "head_dim": 32, "rotary_dim": 16,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}},
+    ),
+}  # fmt: skip
+"""Name -> beginning of the names of transformers' classes, and what differs from _SIZES."""
+
+
+def decoder_model(name: str, folder: Path) -> Any:
+    """Save a model in `folder`, with gpt-oss's tokenizer; return it in float32."""
+    import torch
+    import transformers
+
+    kind, changes = MODELS[name]
+    torch.manual_seed(len(name))
+    config = getattr(transformers, f"{kind}Config")(**{**_SIZES, **changes})
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
+    with torch.no_grad():
+        for parameter_name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if "bias" in parameter_name:
+                tensor.normal_(0, 0.3)
+            elif tensor.dim() > 1:
+                tensor.normal_(0, 0.12)
+            elif "norm" in parameter_name:
+                tensor.normal_(1, 0.2)
+    model.save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(GOLDEN / "gpt-oss" / file, folder / file)
+    return model
