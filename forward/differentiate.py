@@ -15,7 +15,7 @@ through the weights of those that were chosen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -25,7 +25,7 @@ from forward.experts import Experts
 from forward.ffn import FeedForward
 from forward.hidden_states import States
 from forward.layer import PIECE_ROWS, Layer, Sweep, refuse_nonfinite
-from forward.observe import Observer, Silent
+from forward.observe import Observer, ObservesGradients, Silent
 from forward.workers import Workers
 
 _BACKWARD = 3
@@ -161,6 +161,7 @@ class _Backward:
 
         def take_piece(task: _Task[_Piece]) -> tuple[_Task[_Piece], torch.Tensor, torch.Tensor]:
             piece, observer = task.item, task.observer
+            _tell_tokens(observer, piece.tokens)
             place = piece.expert, experts.n_experts
             x = states.middle.rows(piece.tokens).to(sweep.device, sweep.dtype).requires_grad_()
             above = states.after_gradients.rows(piece.tokens).to(sweep.device)
@@ -173,7 +174,8 @@ class _Backward:
 
         gradients = torch.zeros_like(routes.weights)
         share = self.shares.experts / routes.experts.numel()
-        tasks = (_Task(piece, self.observer.fresh()) for piece in _pieces(experts, routes))
+        pieces = _pieces(experts, routes, sweep.chunk_size)
+        tasks = (_Task(piece, self.observer.fresh()) for piece in pieces)
         for task, at_x, at_weights in self.workers.each(take_piece, tasks, gradients=True):
             piece = task.item
             self.observer.merge(task.observer)
@@ -188,6 +190,7 @@ class _Backward:
 
         def take_chunk(task: _Task[int]) -> Observer:
             rows = slice(task.item, task.item + sweep.chunk_size)
+            _tell_tokens(task.observer, torch.arange(rows.start, rows.stop))
 
             def here(values: States) -> torch.Tensor:
                 return values.read(rows.start, rows.stop).to(sweep.device)
@@ -223,13 +226,38 @@ class _Backward:
         return range(0, self.states.before.n_rows, self.sweep.chunk_size)
 
 
-def _pieces(experts: Experts, routes: _Routes) -> Iterator[_Piece]:
-    """Yield the pieces of all experts, expert by expert."""
+def _tell_tokens(observer: Observer, numbers: torch.Tensor) -> None:
+    if isinstance(observer, ObservesGradients):
+        observer.tokens(numbers)
+
+
+def _pieces(experts: Experts, routes: _Routes, chunk_size: int) -> Iterator[_Piece]:
+    """Yield the pieces of all experts, expert by expert; a chunk is not cut unless it is too large."""
     for expert, block in experts.read_ahead():
         tokens, slots = torch.nonzero(routes.experts == expert, as_tuple=True)
-        for some, theirs in zip(tokens.split(PIECE_ROWS), slots.split(PIECE_ROWS), strict=True):
-            if len(some):
-                yield _Piece(expert, block, some, theirs)
+        by_chunk = torch.bincount(tokens // chunk_size).tolist()
+        sizes = list(_grouped(by_chunk, PIECE_ROWS))
+        for some, theirs in zip(tokens.split(sizes), slots.split(sizes), strict=True):
+            yield _Piece(expert, block, some, theirs)
+
+
+def _grouped(sizes: Iterable[int], most: int) -> Iterator[int]:
+    """Yield sums of neighbouring sizes, none above `most`; only a size above it is cut.
+
+    >>> list(_grouped([3, 4, 0, 2, 25], 10))
+    [9, 10, 10, 5]
+    """
+    held = 0
+    for size in sizes:
+        if held and held + size > most:
+            yield held
+            held = 0
+        held += size
+        while held > most:
+            yield most
+            held -= most
+    if held:
+        yield held
 
 
 def _shares(layer: Layer, sweep: Sweep) -> _Shares:

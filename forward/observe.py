@@ -71,6 +71,14 @@ class Observer(Protocol):
 class ObservesGradients(Protocol):
     """Is shown gradients while a layer is differentiated."""
 
+    def tokens(self, numbers: torch.Tensor) -> None:
+        """Take the numbers of the tokens, ascending, whose gradients this observer will be shown, int64.
+
+        It is called once, before any gradient. A call of `gradient` may be about some of them, in their
+        order. Those of one chunk of the text come to one observer, unless an expert gets too many of them.
+        """
+        ...
+
     def gradient(self, name: str, first: int, n_blocks: int, x: torch.Tensor, gradient: torch.Tensor) -> None:
         """Take the gradient of the loss at the product of some rows of the tensor `name` as it is stored.
 

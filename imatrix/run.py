@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from forward.accumulate import Accumulator, Sums, sums_of
 from forward.families import OUTPUT
 from forward.logits import Head
 from forward.open import ModelSource
@@ -15,7 +16,6 @@ from forward.run import ForwardPass, forward_pass
 from forward.text import Text
 from forward.work_folder import WorkFolder
 from gguf_tools.errors import BadActivation
-from imatrix.accumulate import Accumulator, Sums, sums_of
 from imatrix.options import Collected, CollectOptions, Reporter
 from quantize.importance import ImportanceFile
 

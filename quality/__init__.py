@@ -14,18 +14,29 @@ from gguf_tools.lazy import lazy_names
 
 if TYPE_CHECKING:
     from quality.calibrate.options import Calibration
+    from quality.damage.measure import SensitivityOptions, sensitivity
     from quality.evaluation import Evaluation
     from quality.options import EvaluateOptions, LogitsFile
     from quality.pipeline import evaluate
 
-__all__ = ["Calibration", "EvaluateOptions", "Evaluation", "LogitsFile", "evaluate"]
+__all__ = [
+    "Calibration",
+    "EvaluateOptions",
+    "Evaluation",
+    "LogitsFile",
+    "SensitivityOptions",
+    "evaluate",
+    "sensitivity",
+]
 
 _HOMES = {
     "Calibration": "quality.calibrate.options",
     "EvaluateOptions": "quality.options",
     "Evaluation": "quality.evaluation",
     "LogitsFile": "quality.options",
+    "SensitivityOptions": "quality.damage.measure",
     "evaluate": "quality.pipeline",
+    "sensitivity": "quality.damage.measure",
 }
 
 __getattr__ = lazy_names(__name__, _HOMES)

@@ -1,4 +1,5 @@
-"""The `evaluate` command: perplexity of any number of models, and how far each is from its base."""
+"""The commands `evaluate`: perplexity of any number of models, and how far each is from its base; and
+`sensitivity`."""
 
 from __future__ import annotations
 
@@ -63,6 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     parser = _parser()
     return command.run(parser, lambda args: _evaluate(parser, args), argv)
+
+
+def sensitivity(argv: Sequence[str] | None = None) -> int:
+    """Run the `sensitivity` command; returns its exit code."""
+    from quality.damage.command import main
+
+    return main(argv)
 
 
 def _parser() -> argparse.ArgumentParser:

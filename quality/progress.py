@@ -1,4 +1,4 @@
-"""How far an evaluation has come, as a bar over the layers of all models."""
+"""How far an evaluation, or another run through layers, has come, as a bar."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from gguf_tools.progress import LAYERS, Bar
 
 
 class EvaluationBar:
-    """A Reporter that shows a bar, or nothing if `quiet`."""
+    """A Reporter that shows a bar over what `label` says, or nothing if `quiet`."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
-        self._quiet = quiet
-        self._bar = Bar("layers of all models", LAYERS, quiet=quiet)
+    def __init__(self, label: str = "layers of all models", *, quiet: bool = False) -> None:
+        self._label, self._quiet = label, quiet
+        self._bar = Bar(label, LAYERS, quiet=quiet)
 
     def start(self, n_layers: int, done: int) -> None:
         if done and not self._quiet:
-            print(f"resuming after {done} of {n_layers} layers of all models", file=sys.stderr)
+            print(f"resuming after {done} of {n_layers} {self._label}", file=sys.stderr)
         self._bar.start(n_layers, done)
 
     def advance(self, layers: float) -> None:

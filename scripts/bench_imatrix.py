@@ -68,12 +68,12 @@ def plain_loop(model: str, text: str, n_chunks: str, n_threads: str, dtype: str)
     """Compute the same sums a chunk at a time."""
     import torch
 
+    from forward.accumulate import Accumulator
     from forward.hidden_states import MemoryStates
     from forward.layer import Sweep, run_layer
     from forward.open import open_model
     from forward.run import embed
     from forward.text import Cut, Text, read_text
-    from imatrix.accumulate import Accumulator
 
     torch.set_num_threads(int(n_threads))
     with open_model(model) as source:

@@ -75,6 +75,9 @@ class Covariances(Silent):
         self._sums: dict[_Key, torch.Tensor] = {}
         self._rows: dict[str, npt.NDArray[np.int64]] = {}
 
+    def tokens(self, numbers: torch.Tensor) -> None:
+        """Ignore which tokens they are: all are added up."""
+
     def gradient(self, name: str, first: int, n_blocks: int, x: torch.Tensor, gradient: torch.Tensor) -> None:
         n_tokens, _, n_rows = gradient.shape
         role = tensor_role(name, (n_blocks, n_rows, x.shape[-1])).role

@@ -43,8 +43,13 @@ class WeightGradients(Silent):
         self.blocks: dict[str, dict[int, Any]] = {}
         self.n_blocks: dict[str, int] = {}
 
+    def tokens(self, numbers: Any) -> None:
+        assert (numbers.diff() > 0).all()
+        self.n_tokens = len(numbers)
+
     def gradient(self, name: str, first: int, n_blocks: int, x: Any, gradient: Any) -> None:
         assert not x.requires_grad
+        assert 0 < len(x) <= self.n_tokens
         assert not gradient.requires_grad
         n_some = gradient.shape[1]
         products = torch.einsum("tbr,tbc->brc", gradient.double(), x.double().expand(-1, n_some, -1))

@@ -63,5 +63,3 @@ def one_input(data: bytes) -> None:
         )
     (folder / "tokenizer.model").write_bytes(data)
     read(folder)
-
-

@@ -330,9 +330,7 @@ def test_help_teaches_at_once() -> None:
         "import sys; before = set(sys.modules); from gguf_tools.cli import main; main(['--help']);"
         " print(*sorted(set(sys.modules) - before), file=sys.stderr)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "examples:" in done.stdout
     loaded = done.stderr.split()
     packages = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names
@@ -342,7 +340,6 @@ def test_help_teaches_at_once() -> None:
 
 def test_show_does_not_import_numpy(path: Path) -> None:
     code = (
-        "import sys; from gguf_tools.cli import main; main(sys.argv[1:]); "
-        "assert 'numpy' not in sys.modules"
+        "import sys; from gguf_tools.cli import main; main(sys.argv[1:]); assert 'numpy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, "show", path], cwd=ROOT, check=True, capture_output=True)

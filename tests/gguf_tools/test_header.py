@@ -83,8 +83,14 @@ def test_small_file_is_read() -> None:
     data = bytes_of_listing(SMALL_FILE)
     header = decode_header(data, "small")
     assert header == Header(
-        version=3, endian="little", alignment=32, metadata=SMALL_METADATA, tensors={"t": SMALL_TENSOR},
-        offsets=(0,), n_bytes=0x87, data_start=0xA0,
+        version=3,
+        endian="little",
+        alignment=32,
+        metadata=SMALL_METADATA,
+        tensors={"t": SMALL_TENSOR},
+        offsets=(0,),
+        n_bytes=0x87,
+        data_start=0xA0,
     )
     check_data(header, len(data), "small")
 

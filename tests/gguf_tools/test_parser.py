@@ -46,9 +46,7 @@ def parser() -> argparse.ArgumentParser:
         (["show"], "prog show: error: the following arguments are required: file"),
     ],
 )
-def test_a_mistake_is_one_line(
-    argv: list[str], line: str | None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_is_one_line(argv: list[str], line: str | None, capsys: pytest.CaptureFixture[str]) -> None:
     code = command.run(parser(), lambda args: 0, argv)
     err = capsys.readouterr().err
     if line is None:

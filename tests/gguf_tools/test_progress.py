@@ -26,9 +26,7 @@ def test_steps_go_on_where_an_earlier_run_stopped(
     assert "perplexity 7.5" in last
 
 
-def test_any_thread_may_advance(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_thread_may_advance(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with Bar("copying") as bar, ThreadPoolExecutor(8) as threads:
         list(threads.map(bar.start(2000), [2] * 1000))

@@ -36,7 +36,9 @@ def test_shards_have_the_names_and_bytes_that_gguf_py_writes(tmp_path: Path, lim
     folder = tmp_path / "theirs"
     folder.mkdir()
     theirs = gguf.GGUFWriter(
-        folder / "m.gguf", "deepseek2", split_max_tensors=limits.get("max_tensors", 0),
+        folder / "m.gguf",
+        "deepseek2",
+        split_max_tensors=limits.get("max_tensors", 0),
         split_max_size=limits.get("max_bytes", 0),
     )
     theirs.add_name("x")
@@ -136,7 +138,8 @@ def test_missing_tensors_are_counted(tmp_path: Path) -> None:
     paths = shard_paths(tmp_path / "m.gguf", 2)
     for index, path in enumerate(paths):
         split = {
-            keys.SPLIT_NO: Value.u16(index), keys.SPLIT_COUNT: Value.u16(2),
+            keys.SPLIT_NO: Value.u16(index),
+            keys.SPLIT_COUNT: Value.u16(2),
             keys.SPLIT_TENSORS_COUNT: Value.i32(3),
         }
         write_file(path, split, (TENSORS[index],))

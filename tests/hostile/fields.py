@@ -1,6 +1,6 @@
 """GGUF files built field by field: each function returns the fields of one thing, in file order.
 
-    b"".join((*head(n_tensors=1), *tensor("t", (32,)), bytes(128)))
+b"".join((*head(n_tensors=1), *tensor("t", (32,)), bytes(128)))
 """
 
 from __future__ import annotations

@@ -226,9 +226,7 @@ def _tensors() -> Mapping[str, Case]:
         "name of 1024 characters, and behind the file": Case(
             (*head(1), *tensor("t" * 1024, offset=2**40), DATA), r"t'\.\.\. lies at"
         ),
-        "layer of 1000 digits": Case(
-            (*head(1), *tensor(f"blk.{'9' * 1000}.ffn_up.weight"), DATA), None
-        ),
+        "layer of 1000 digits": Case((*head(1), *tensor(f"blk.{'9' * 1000}.ffn_up.weight"), DATA), None),
         "name that moves the cursor": Case((*head(1), *tensor("\x1b[2J\r\n"), DATA), None),
         "name that is not UTF-8": Case((*head(1), *tensor(b"\xff\xfe"), DATA), None),
         "no name": Case((*head(1), *tensor(""), DATA), None),

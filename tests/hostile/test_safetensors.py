@@ -53,7 +53,8 @@ CASES: dict[str, tuple[bytes, str]] = {
     "end beyond 64 bits": (file({"x": entry(offsets=(HUGE - 7, HUGE + 1))}), "not two offsets"),
     "end behind the file": (file({"x": entry("U8", [HUGE - 1], (0, HUGE - 1))}), "x: cut off"),
     "name twice": (
-        file(b'{"x":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"x":{"dtype":"U8"}}'), "x stands twice"
+        file(b'{"x":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"x":{"dtype":"U8"}}'),
+        "x stands twice",
     ),
     "long name twice": (file(b'{"%b":1,"%b":1}' % (b"n" * 10**6, b"n" * 10**6)), r"'n+'\.\.\. stands"),
     "metadata twice": (file(b'{"__metadata__":{},"__metadata__":{"a":"b"}}', b""), "__metadata__ stands"),

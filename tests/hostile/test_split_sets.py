@@ -139,9 +139,7 @@ def test_a_refused_set_leaves_no_file_open(tmp_path: Path) -> None:
 # --- files that change while they are read ----------------------------------------------------------------
 
 
-def test_file_that_shrinks_while_its_header_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_that_shrinks_while_its_header_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(b"".join((*head(0, 1), *strings("k", *["x" * 100] * 10_000))))
     whole = path.stat().st_size

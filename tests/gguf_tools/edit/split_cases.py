@@ -63,6 +63,4 @@ def make_input(case: Case, path: Path) -> None:
 
 def hashes(folder: Path) -> dict[str, str]:
     """SHA-256 of every file of a folder, by name."""
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())
-    }
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}

@@ -103,7 +103,8 @@ def test_json(capsys: pytest.CaptureFixture[str], path: Path) -> None:
     _, out, _ = run(capsys, "split", path, "m", "--max-tensors", 4, "--json")
     files = json.loads(out)["files"]
     assert [(entry["path"], entry["tensors"]) for entry in files] == [
-        ("m-00001-of-00002.gguf", 4), ("m-00002-of-00002.gguf", 2),
+        ("m-00001-of-00002.gguf", 4),
+        ("m-00002-of-00002.gguf", 2),
     ]
     assert [entry["bytes"] for entry in files] == [Path(entry["path"]).stat().st_size for entry in files]
 

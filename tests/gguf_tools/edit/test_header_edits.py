@@ -167,7 +167,8 @@ def test_keys_are_removed() -> None:
     edited = remove_keys(METADATA, ["own.list", keys.NAME, "own.list"])
     assert list(edited.metadata) == [keys.ARCHITECTURE, "deepseek2.block_count", "own.number"]
     assert [change.as_text() for change in edited.changes] == [
-        "own.list: removed, was array of float32 [0.5]", "general.name: removed, was string 'x'",
+        "own.list: removed, was array of float32 [0.5]",
+        "general.name: removed, was string 'x'",
     ]
 
 
@@ -191,11 +192,16 @@ def test_keys_are_renamed_where_they_are() -> None:
     exchange = [("own.number", "own.list"), ("own.list", "own.number")]
     edited = rename_keys(METADATA, exchange, force=True)
     assert list(edited.metadata) == [
-        keys.ARCHITECTURE, keys.NAME, "deepseek2.block_count", "own.list", "own.number",
+        keys.ARCHITECTURE,
+        keys.NAME,
+        "deepseek2.block_count",
+        "own.list",
+        "own.number",
     ]
     assert edited.metadata["own.number"] == Value.f32s([0.5])
     assert [change.as_text() for change in edited.changes] == [
-        "key own.number -> own.list", "key own.list -> own.number",
+        "key own.number -> own.list",
+        "key own.list -> own.number",
     ]
 
 

@@ -42,9 +42,7 @@ def names(path: Path) -> list[str]:
 
 def leave_undo(path: Path) -> bytes:
     """Leave NAME.undo of an edit that was killed before it wrote the header; returns its content."""
-    assert any(
-        killed_at(n, lambda: replace(path)) and in_place.undo_path(path).exists() for n in range(20)
-    )
+    assert any(killed_at(n, lambda: replace(path)) and in_place.undo_path(path).exists() for n in range(20))
     return in_place.undo_path(path).read_bytes()
 
 
@@ -144,7 +142,8 @@ def test_old_header_can_be_put_back_by_hand(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"X" + OLD[1:] + REST, OLD + REST + b"x", OLD + REST[:-1], OLD[:100], b""],
+    "content",
+    [b"X" + OLD[1:] + REST, OLD + REST + b"x", OLD + REST[:-1], OLD[:100], b""],
     ids=["other header", "longer", "shorter", "a stub", "empty"],
 )
 def test_undo_of_another_state_is_refused(path: Path, content: bytes) -> None:
@@ -168,9 +167,7 @@ def test_undo_that_is_damaged_or_of_strangers_is_refused(path: Path, damage: str
 
 
 @pytest.mark.parametrize("failing", ["header", "undo"])
-def test_a_full_disk_leaves_the_old_header(
-    path: Path, failing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_old_header(path: Path, failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = os.pwrite
     failed: list[int] = []
 

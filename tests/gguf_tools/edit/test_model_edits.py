@@ -127,7 +127,11 @@ NAMES = [info.name for info in TENSORS]
 )
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_result_is_the_file_laid_out_anew(
-    tmp_path: Path, values: dict[str, str], removed: set[str], order: list[str], alignment: int | None,
+    tmp_path: Path,
+    values: dict[str, str],
+    removed: set[str],
+    order: list[str],
+    alignment: int | None,
     endian: Endian,
 ) -> None:
     """Setting, removing and exchanging names, one after the other, each in whatever way it is done."""

@@ -313,7 +313,7 @@ def test_endings(
     code: int, stage: str, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     worker = tmp_path / "python"
-    worker.write_text(f"#!/bin/sh\necho '{{\"stage\": \"{stage}\"}}'\nkill -{-code} $$\n")
+    worker.write_text(f'#!/bin/sh\necho \'{{"stage": "{stage}"}}\'\nkill -{-code} $$\n')
     worker.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(worker))
     answer = ask_worker(job(), LIMITS)

@@ -152,9 +152,10 @@ def test_a_run_of_an_earlier_version_has_the_same_fingerprint() -> None:
     )
     assert new.offsets == old.offsets
     assert describe_run({"o": new}, FillJob({}, {}), ()) == describe_run({"o": old}, FillJob({}, {}), ())
-    assert describe_run({"o": without}, FillJob({}, {}), ())["output"] != describe_run(
-        {"o": new}, FillJob({}, {}), ()
-    )["output"]
+    assert (
+        describe_run({"o": without}, FillJob({}, {}), ())["output"]
+        != describe_run({"o": new}, FillJob({}, {}), ())["output"]
+    )
     assert in_first_form(without) is without
 
 

@@ -7,8 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from forward.accumulate import Accumulator, sums_of  # noqa: E402
 from gguf_tools.errors import BadActivation  # noqa: E402
-from imatrix.accumulate import Accumulator, sums_of  # noqa: E402
 from tests.forward.observers import NaiveSums  # noqa: E402
 
 GATE, UP, DOWN = (f"blk.0.ffn_{part}_exps.weight" for part in ("gate", "up", "down"))
