@@ -29,6 +29,12 @@ def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
         help="let all tensors see what the original makes of the text; half the time, larger errors",
     )
     group.add_argument(
+        "--one-sided",
+        action="store_true",
+        help="leave out what errors at a matrix' outputs do to the model's predictions",
+    )
+    group.add_argument("--no-embedding", action="store_true", help="encode token_embd as without --calibrate")
+    group.add_argument(
         "--evaluate", type=Path, metavar="TEXT",
         help="afterwards measure the divergence from INPUT on this text, which should be another one",
     )  # fmt: skip
@@ -72,6 +78,8 @@ def read_calibration(args: argparse.Namespace) -> Calibration | None:
         args.calibrate,
         cut=Cut(args.ctx_size, n_chunks=None if args.chunks < 0 else args.chunks),
         sequential=not args.no_sequential,
+        two_sided=not args.one_sided,
+        embedding=not args.no_embedding,
         forward=_forward_options(args),
     )
 

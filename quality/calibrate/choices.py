@@ -20,12 +20,17 @@ class Choices:
     cut         the part of it that is used
     sequential  let every tensor see what the ones before it, as they are written, make of the text, and make
                 up for it; False: all see what the original makes of it, which takes half the time
+    two_sided   round matrices under the covariance of the gradients at their outputs, too; it takes a pass
+                back through the model
+    embedding   round token_embd under the covariance of the gradients there
     forward     how the model is computed; `n_threads` is that of the run
     """
 
     text: str | os.PathLike[str]
     cut: Cut = field(default_factory=Cut)
     sequential: bool = True
+    two_sided: bool = True
+    embedding: bool = True
     forward: ForwardOptions = field(default_factory=ForwardOptions)
 
     def read(self, metadata: Metadata, sight: Sight) -> Text:

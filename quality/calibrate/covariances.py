@@ -178,6 +178,11 @@ class LayerGradients:
             whole[block.start : block.stop, block.start : block.stop] = block.covariance
         return whole
 
+    def is_shared(self, name: str) -> bool:
+        """Whether all matrices of a stack share one covariance."""
+        starts = self._starts(name)
+        return bool(starts) and len(self.arrays[f"covariance:{name}:{starts[0]}"]) == 1
+
     def n_tokens(self, name: str, index: int | None = None) -> int:
         """Return the number of gradients that were added up, those of all experts for what they share."""
         rows = self.arrays.get(f"rows:{name}")

@@ -7,9 +7,8 @@ feedback does not improve keeps stock's bytes.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -23,6 +22,7 @@ from gguf_tools.tensors import TensorInfo
 from gguf_tools.writer import PartialFile
 from quality.calibrate.inputs import Held
 from quality.calibrate.moments import Statistics
+from quality.calibrate.output_side import OutputBlock, OutputSide
 from quality.calibrate.overlay import WrittenTensor
 from quality.calibrate.records import Record, Records
 from quality.calibrate.target import corrected, correction
@@ -30,6 +30,7 @@ from quantize.compensate.base import Effort
 from quantize.compensate.factor import Factor
 from quantize.compensate.feedback import encode_compensated
 from quantize.compensate.rounders import can_compensate
+from quantize.compensate.two_sided import encode_two_sided
 from quantize.fill.chunks import ChunkTask
 from quantize.fill.digests import RowsDigest
 from quantize.fill.encode import FillJob
@@ -83,17 +84,22 @@ class Part:
     """Rows of a tensor that share statistics.
 
     first   row of the tensor, counted through its matrices
+    blocks  the other side of the rows, in runs of them; empty where only what they multiply counts
     """
 
     info: TensorInfo
     first: int
     n_rows: int
     under: Under
+    blocks: Sequence[OutputBlock] = ()
 
     @property
-    def strips(self) -> Iterator[tuple[int, int]]:
-        for start in range(self.first, self.first + self.n_rows, _STRIP_ROWS):
-            yield start, min(start + _STRIP_ROWS, self.first + self.n_rows)
+    def strips(self) -> Iterator[tuple[int, int, OutputBlock | None]]:
+        """Yield the rows of each task, with their block."""
+        for block in self.blocks:
+            yield self.first + block.start, self.first + block.stop, block
+        for start in range(self.first, self.first + self.n_rows, _STRIP_ROWS) if not self.blocks else ():
+            yield start, min(start + _STRIP_ROWS, self.first + self.n_rows), None
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,7 @@ class Maker:
     tensors   of the output; rows that are made become written
     missing   chunks that are not done, by tensor, in the order of their rows
     partials  open for writing, by the number of the output
+    outputs   the other side of the matrices
     """
 
     def __init__(
@@ -126,12 +133,12 @@ class Maker:
         done: Done,
         records: Records,
         workers: Workers,
+        outputs: OutputSide,
         effort: Effort,
     ) -> None:
         self._job, self._tensors, self._missing = job, tensors, missing
         self._partials, self._done, self._records = partials, done, records
-        self._workers, self._effort = workers, effort
-        self._writing = threading.Lock()
+        self._workers, self._outputs, self._effort = workers, outputs, effort
 
     def is_missing(self, tensor: str, first: int = 0, n_rows: int | None = None) -> bool:
         """Whether some of a tensor's rows, or of `n_rows` from `first` on, are not written."""
@@ -140,6 +147,9 @@ class Maker:
 
     def make(self, parts: Sequence[Part]) -> None:
         """Encode parts and write them; those of one tensor stand side by side, in the order of their rows."""
+        parts = [
+            replace(part, blocks=self._outputs.blocks(part.info, part.first, part.n_rows)) for part in parts
+        ]
         units = ((part, *strip) for part in parts for strip in part.strips)
         strips = self._workers.each(self._encode, units)
         for name, group in groupby(parts, lambda part: part.info.name):
@@ -148,8 +158,8 @@ class Maker:
                 data.append(self._choose(part, [next(strips) for _ in part.strips]))
             self._write(name, some[0].first, np.concatenate(data))
 
-    def _encode(self, unit: tuple[Part, int, int]) -> _Strip:
-        part, start, stop = unit
+    def _encode(self, unit: tuple[Part, int, int, OutputBlock | None]) -> _Strip:
+        part, start, stop, block = unit
         type_, under = part.info.type, part.under
         source = self._job.sources[part.info.name].read_rows(start, stop)
         stock = self._stock(part, source, start)
@@ -157,8 +167,11 @@ class Maker:
             return _Strip(None, stock, (0.0, 0.0))
         rows = source.astype(np.float32)
         wanted = rows if under.change is None else corrected(rows, under.change, under.held)
-        data = encode_compensated(wanted, type_, under.factor, self._effort)
-        return _Strip(data, stock, _losses(part, rows, data, stock))
+        if block is None:
+            data = encode_compensated(wanted, type_, under.factor, self._effort)
+        else:
+            data = encode_two_sided(wanted, type_, under.factor, block.factor, self._effort)
+        return _Strip(data, stock, _losses(part, block, rows, data, stock))
 
     def _stock(self, part: Part, rows: Rows, start: int) -> Bytes:
         """Return rows as the stock encoder makes them, under the importances that are given or were seen."""
@@ -213,8 +226,13 @@ class Maker:
         return digest.value()
 
 
-def _losses(part: Part, rows: Floats32, data: Bytes, stock: Bytes) -> tuple[float, float]:
-    """Return the squared errors of two encodings on the rows that were held back."""
+def _losses(
+    part: Part, block: OutputBlock | None, rows: Floats32, data: Bytes, stock: Bytes
+) -> tuple[float, float]:
+    """Return the squared errors of two encodings on the rows that were held back.
+
+    block  weighs errors of different outputs by the covariance of their gradients; None: all alike
+    """
     held, n_cols = part.under.held, part.info.n_cols
     if held is None:
         return 0.0, 0.0
@@ -226,5 +244,6 @@ def _losses(part: Part, rows: Floats32, data: Bytes, stock: Bytes) -> tuple[floa
         error = held.x @ (weights - torch.from_numpy(decode(encoded, n_cols))).T
         if moved is not None:
             error += moved
-        losses.append(float(error.double().square().sum()))
+        weighed = error if block is None else error @ torch.from_numpy(block.covariance)
+        losses.append(float((weighed.double() * error).sum()))
     return losses[0], losses[1]

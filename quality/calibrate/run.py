@@ -20,17 +20,20 @@ import torch
 import xxhash
 
 from forward.device import device_name
-from forward.families import OUTPUT, OUTPUT_NORM
+from forward.families import EMBEDDINGS, OUTPUT, OUTPUT_NORM
 from forward.load import Loader
 from forward.norm import RMSNorm
+from forward.open import ModelSource
 from forward.work_folder import WorkFolder, forget
 from forward.workers import Workers
 from gguf_tools.writer import PartialFile
 from quality.calibrate.choices import Choices
+from quality.calibrate.gradients import Gradients, forget_folders
 from quality.calibrate.inputs import Division, Shown, gather
 from quality.calibrate.layer_run import LayerRun
-from quality.calibrate.making import Maker
+from quality.calibrate.making import Maker, Part, Under
 from quality.calibrate.models import Model, Setting
+from quality.calibrate.output_side import OutputSide, embedding_statistics, open_gradients
 from quality.calibrate.overlay import WrittenTensor, open_written
 from quality.calibrate.records import Records
 from quality.calibrate.report import Report, report_lines
@@ -69,8 +72,13 @@ class CalibratedRun:
         self._sight = Sight.of(path, metadata, plan.infos)
         self._text = choices.read(metadata, self._sight)
         self._device = device_name(choices.forward.device)
-        self._infos = {tensor.name: tensor.info for tensor in plan.tensors if self._sight.makes(tensor)}
+        self._infos = {
+            tensor.name: tensor.info
+            for tensor in plan.tensors
+            if self._sight.makes(tensor, embedding=choices.embedding)
+        }
         self._table = ChunkTable.of([each.layout for each in outputs], job.rows_per_weights(), CHUNK_ELEMS)
+        self._inputs = tuple(inputs)
         self._report = Report()
         self._records: Records | None = None
         self.names = frozenset(self._infos)
@@ -82,6 +90,8 @@ class CalibratedRun:
             "dtype": choices.forward.dtype,
             "device": self._device,
             "sequential": choices.sequential,
+            "two-sided": choices.two_sided,
+            "embedding": choices.embedding,
             "effort": asdict(Effort()),
         }
         self.digest = self._digest(inputs)
@@ -102,6 +112,7 @@ class CalibratedRun:
     ) -> None:
         if error is None:
             forget(self._outputs[0].path)
+            forget_folders(self._outputs[0].path)
 
     def run(self, tasks: Iterable[ChunkTask], partials: Mapping[int, Path], done: Done) -> None:
         """See `quantize.fill.calibrated.Calibrator`."""
@@ -112,6 +123,7 @@ class CalibratedRun:
         with ExitStack() as opened:
             folder, records = self._open_folder(about, missing, opened)
             self._records = records
+            gradients = self._gradients(missing, opened)
             workers = opened.enter_context(_workers(self._options.threads, self._device))
             tensors = opened.enter_context(open_written(self._outputs, partials, self._job.sources))
             for chunks in self._table.tensors.values():
@@ -120,7 +132,12 @@ class CalibratedRun:
             for task in (task for group in missing.values() for task in group):
                 tensors[task.rows.tensor].written[task.rows.start : task.rows.stop] = False
             files = {number: opened.enter_context(PartialFile(path)) for number, path in partials.items()}
-            maker = Maker(self._job, tensors, missing, files, done, records, workers, Effort())
+            side = OutputSide(gradients if self._choices.two_sided else None)
+            maker = Maker(self._job, tensors, missing, files, done, records, workers, side, Effort())
+            if gradients is not None and self._is_missing(EMBEDDINGS, missing):
+                info = self._infos[EMBEDDINGS]
+                under = Under.of(embedding_statistics(gradients), None, EMBEDDINGS)
+                maker.make([Part(info, 0, info.n_rows, under)])
             setting = self._setting(folder, tensors, maker, workers, opened)
             for layer in range(folder.done + 1, self._sight.network.n_layers):
                 LayerRun.of(setting, layer).run()
@@ -129,6 +146,22 @@ class CalibratedRun:
                 folder.finish_layer(layer, {})
             self._finish(setting)
             self._report = Report.of(self._infos.values(), records, setting.division)
+
+    def _is_missing(self, name: str, missing: Iterable[str]) -> bool:
+        return name in self._infos and name in missing
+
+    def _gradients(self, missing: Iterable[str], opened: ExitStack) -> Gradients | None:
+        """Return the gradients that the choices need for the tensors that are missing."""
+        if not missing:
+            return None
+        path, metadata = self._outputs[0].path, self._outputs[0].layout.metadata
+        vocab = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
+        source = ModelSource(
+            path, self._sight.network, self._job.sources, lambda: vocab, self._inputs, ExitStack()
+        )
+        torch.set_num_threads(self._options.threads)
+        restart = self._options.restart
+        return opened.enter_context(open_gradients(self._choices, source, self._text, path, restart=restart))
 
     def _open_folder(
         self, about: Mapping[str, Any], missing: Iterable[str], opened: ExitStack

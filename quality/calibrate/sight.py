@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from forward.families import OUTPUT, Network, find_family
+from forward.families import EMBEDDINGS, OUTPUT, Network, find_family
 from gguf_tools import keys
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata
@@ -41,11 +41,17 @@ class Sight:
         match = _MATRIX.fullmatch(tensor.name)
         return match is not None and len(tensor.shape) > 1 and int(match[1]) < self.network.n_layers
 
-    def makes(self, tensor: TensorPlan) -> bool:
-        """Whether a tensor's bytes depend on what it multiplies."""
+    def makes(self, tensor: TensorPlan, *, embedding: bool) -> bool:
+        """Whether a tensor's bytes depend on what it multiplies, or on gradients.
+
+        embedding  whether gradients at the embedding are known
+        """
         target = tensor.target_type
         if tensor.is_copied or not target.is_quantized:
             return False
+        if tensor.name == EMBEDDINGS:
+            # The covariance says nothing of what a tied matrix does at the output.
+            return embedding and not self.network.is_tied and can_compensate(target)
         if tensor.name != OUTPUT and not self.promises(tensor.info):
             return False
         return can_compensate(target) or not ignores_importances(target.name)

@@ -1,0 +1,121 @@
+"""The other side of a matrix: the covariances of gradients at its outputs, as factors that rounding reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from forward.open import ModelSource
+from forward.text import Text
+from gguf_tools.errors import BadMoments
+from gguf_tools.tensors import TensorInfo
+from quality.calibrate.choices import Choices
+from quality.calibrate.covariances import LayerGradients
+from quality.calibrate.gradients import GradientOptions, Gradients, collect_gradients
+from quality.calibrate.inputs import Division
+from quality.calibrate.moments import Statistics
+from quantize.compensate.factor import Factor
+from quantize.compensate.two_sided import OUTPUT_DAMP
+from quantize.formats.base import Floats32
+from quantize.roles import layer_of
+
+_TOKENS = 32768
+"""Number of tokens that gradients are taken of, at most: one costs four times as much as going forward."""
+
+
+@dataclass(frozen=True)
+class OutputBlock:
+    """Some rows of a matrix, and the covariance of the gradients at their products.
+
+    start, stop  the rows, counted from the matrix' first
+    covariance   float32 (stop - start, stop - start), scaled to a mean diagonal of 1
+    """
+
+    start: int
+    stop: int
+    factor: Factor
+    covariance: Floats32
+
+
+@dataclass
+class OutputSide:
+    """The covariances of a run; those of one layer at a time are in memory.
+
+    gradients  None where matrices are encoded from one side
+    """
+
+    gradients: Gradients | None
+    _layer: int = -1
+    _covariances: LayerGradients | None = None
+    _shared: dict[str, list[OutputBlock]] = field(default_factory=dict)
+
+    def blocks(self, info: TensorInfo, first: int, n_rows: int) -> list[OutputBlock]:
+        """Return the blocks that `n_rows` rows from `first` on are made of; empty where none are known.
+
+        first  row of the tensor, counted through its matrices
+        """
+        layer = layer_of(info.name)
+        if self.gradients is None or layer is None:
+            return []
+        if layer != self._layer:
+            self._layer, self._covariances, self._shared = layer, self.gradients.layer(layer), {}
+        assert self._covariances is not None
+        if info.name in self._shared:
+            return self._shared[info.name]
+        stacked = len(info.shape) > 2
+        index = first // info.shape[-2] if stacked else None
+        origin = 0 if stacked else first
+        blocks = []
+        for block in self._covariances.blocks(info.name, index):
+            if origin <= block.start and block.stop <= origin + n_rows:
+                made = _output_block(block.start - origin, block.stop - origin, block.covariance)
+                if made is None:
+                    return []
+                blocks.append(made)
+        if stacked and self._covariances.is_shared(info.name):
+            self._shared[info.name] = blocks
+        return blocks if sum(block.stop - block.start for block in blocks) == n_rows else []
+
+
+def _output_block(start: int, stop: int, covariance: np.ndarray) -> OutputBlock | None:
+    """Return a block; None where its covariance can't be used."""
+    mean = float(np.diagonal(covariance).mean())
+    if not mean > 0:
+        return None
+    try:
+        factor = Factor.of(covariance, damp=OUTPUT_DAMP)
+    except BadMoments:
+        return None
+    return OutputBlock(start, stop, factor, (covariance / mean).astype(np.float32))
+
+
+def embedding_statistics(gradients: Gradients) -> Statistics:
+    """Return what the rows of the embedding are encoded under: they go into the hidden states as they are, so
+    the covariance of the gradients there takes the place of second moments."""
+    n_tokens = gradients.n_tokens
+    return Statistics(gradients.embedding(), None, n_tokens, n_tokens)
+
+
+@contextmanager
+def open_gradients(
+    choices: Choices, source: ModelSource, text: Text, output: Path, *, restart: bool
+) -> Iterator[Gradients | None]:
+    """Give the gradients, if the choices need them; see `collect_gradients`."""
+    if not (choices.two_sided or choices.embedding):
+        yield None
+        return
+    options = GradientOptions(choices.forward, restart=restart)
+    with collect_gradients(source, gradient_text(text), output, options) as gradients:
+        yield gradients
+
+
+def gradient_text(text: Text) -> Text:
+    """Return the part of a text that gradients are taken of: none of the chunks that are held back."""
+    division = Division.of(text.n_chunks, text.chunk_size)
+    chunks = [chunk for chunk in range(text.n_chunks) if division.is_summed(chunk)]
+    some = chunks[: max(1, _TOKENS // text.chunk_size)]
+    return Text(text.tokens[some], text.inputs[some])
