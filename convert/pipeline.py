@@ -136,7 +136,7 @@ def prepare(
     allow_problems  see `build_plan`: a dry run wants the plan even when it can't be run
     """
     folder = checkpoint.folder
-    architecture = find_architecture(checkpoint.config, checkpoint.config_path)
+    architecture = find_architecture(checkpoint.config, checkpoint.config_path, checkpoint.names())
     weights = open_weights(checkpoint)
     conversion = build(architecture, weights, options.family_choices)
     infos = [TensorInfo(tensor.name, tensor.shape, tensor.type) for tensor in conversion.tensors]

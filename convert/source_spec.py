@@ -32,7 +32,7 @@ class CheckpointSources:
     def open(self) -> Iterator[Mapping[str, SourceTensor]]:
         """Open the folder and match its weights to tensors; raises what `convert` raises for the folder."""
         with Checkpoint(self.folder, allow_pickle=self.allow_pickle) as checkpoint:
-            architecture = find_architecture(checkpoint.config, checkpoint.config_path)
+            architecture = find_architecture(checkpoint.config, checkpoint.config_path, checkpoint.names())
             conversion = build(architecture, open_weights(checkpoint), self.choices)
             tensors = {tensor.name: tensor for tensor in conversion.tensors}
             yield {name: tensors[made] for name, made in self.names.items()}

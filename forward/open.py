@@ -97,7 +97,7 @@ def open_model(path: str | os.PathLike[str]) -> ModelSource:
 def _open_folder(folder: Path) -> ModelSource:
     checkpoint = Checkpoint(folder)
     try:
-        architecture = find_architecture(checkpoint.config, checkpoint.config_path)
+        architecture = find_architecture(checkpoint.config, checkpoint.config_path, checkpoint.names())
         family = find_family(folder, architecture.gguf_name)
         conversion = build(architecture, open_weights(checkpoint), family.choices)
         tensors = {tensor.name: tensor for tensor in conversion.tensors}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -45,20 +45,27 @@ def supported() -> tuple[str, ...]:
     return tuple(ARCHITECTURES)
 
 
-def find_architecture(config: Mapping[str, Any], path: str | Path = "config.json") -> Architecture:
+def find_architecture(
+    config: Mapping[str, Any], path: str | Path = "config.json", names: Iterable[str] | None = None
+) -> Architecture:
     """Return the family of the model that `config`, the content of `path`, describes.
 
+    names   of the stored tensors, where they are known: they tell which family an unknown one is like
     raises  BadConfig when it names none, UnsupportedCheckpoint when it is another one
     """
-    names = config.get("architectures")
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        found = "no architectures" if names is None else f"architectures is {str(names)[:80]!r}"
+    listed = config.get("architectures")
+    if not isinstance(listed, list) or not listed or not isinstance(listed[0], str):
+        found = "no architectures" if listed is None else f"architectures is {str(listed)[:80]!r}"
         raise BadConfig(f"{path}: {found}, expected a list such as ['{supported()[-1]}']")
-    if names[0] not in ARCHITECTURES:
+    name = listed[0]
+    if name not in ARCHITECTURES:
+        from convert.architectures.nearest import nearest
+
         raise UnsupportedCheckpoint(
-            f"{path}: architecture {names[0]}, expected one of {', '.join(supported())}"
+            f"{path}: architecture {name}, expected one of {', '.join(supported())};"
+            f" {nearest(name, ARCHITECTURES.values(), names)}"
         )
-    architecture: Architecture = import_module(f"{ARCHITECTURES[names[0]]}.family").ARCHITECTURE
+    architecture: Architecture = import_module(f"{ARCHITECTURES[name]}.family").ARCHITECTURE
     return architecture
 
 

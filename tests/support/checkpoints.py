@@ -72,7 +72,7 @@ STYLES: dict[str, dict[str, Any]] = {
 """Configurations by style: V3; V2 with q_lora; V2-Lite (no q_lora, as deep as llama.cpp wants it)."""
 
 _INDEXER = {"index_n_heads": 8, "index_head_dim": 64, "index_topk": 16}
-STYLES |= {
+INDEXED_STYLES: Mapping[str, dict[str, Any]] = {
     "v3.2": STYLES["v3"] | _INDEXER | {
         "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32",
     },
@@ -80,6 +80,7 @@ STYLES |= {
         "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "n_group": 1, "topk_group": 1,
     },
 }  # fmt: skip
+"""Styles with an indexer, which transformers alone makes checkpoints of."""
 
 
 # ---- folders
@@ -233,7 +234,7 @@ def transformers_checkpoint(
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = dict(STYLES[style] | overrides)
+    config = dict({**STYLES, **INDEXED_STYLES}[style] | overrides)
     model_type = config.pop("model_type")
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **config))
     generator = torch.Generator().manual_seed(seed)
