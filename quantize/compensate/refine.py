@@ -25,31 +25,31 @@ def refine_rows(
     """
     n_cols = rows.shape[1]
     data, hessian = data.copy(), as_source(factor.hessian)
-    pulls = np.zeros_like(rows)
-    _follow(decode(data, n_cols) - rows, hessian, pulls)
+    blocks = range(0, n_cols, PANEL)
     block_bytes = data.shape[1] * PANEL // n_cols
+    minus_errors = decode(data, n_cols) - rows
+    pulls = np.empty_like(rows)
     for _ in range(effort.sweeps):
         has_changed = False
-        for start in range(0, n_cols, PANEL):
+        for start in blocks:
             own = slice(start, min(start + PANEL, n_cols))
             of_block = slice(start // PANEL * block_bytes, (start // PANEL + 1) * block_bytes)
-            before = np.ascontiguousarray(data[:, of_block])
+            pulls[:, own] = 0
+            for other in blocks:
+                errors = as_source(np.ascontiguousarray(minus_errors[:, other : other + PANEL]))
+                n = min(PANEL, n_cols - other)
+                feed_back(errors, n, hessian, other, own.start, own.stop, pulls.reshape(-1))
             better, moves = refiner.refine_block(
-                before, np.ascontiguousarray(pulls[:, own]), factor, start, effort
+                np.ascontiguousarray(data[:, of_block]),
+                np.ascontiguousarray(pulls[:, own]),
+                factor,
+                start,
+                effort,
             )
             if moves.any():
                 has_changed = True
                 data[:, of_block] = better
-                feed_back(as_source(moves), moves.shape[1], hessian, start, 0, n_cols, pulls.reshape(-1))
+                minus_errors[:, own] += moves
         if not has_changed:
             break
     return data
-
-
-def _follow(moves: Floats32, hessian: Floats32, pulls: Floats32) -> None:
-    """Change pulls as values move: pulls -= moves @ hessian."""
-    n_cols = moves.shape[1]
-    for start in range(0, n_cols, PANEL):
-        stop = min(start + PANEL, n_cols)
-        own = as_source(np.ascontiguousarray(moves[:, start:stop]))
-        feed_back(own, stop - start, hessian, start, 0, n_cols, pulls.reshape(-1))
