@@ -29,7 +29,7 @@ from quantize.formats.base import Floats32
 from quantize.formats.search import ZERO
 from quantize.simd.kernel import inlined, kernel
 from quantize.simd.lane_memory import FloatTile, float_tile, int_tile, load, store, tail
-from quantize.simd.lanes import LANES, Floats, any_lane, maximum, minimum, select, splat, to_float
+from quantize.simd.lanes import LANES, Floats, Ints, any_lane, maximum, minimum, select, splat, to_float
 from quantize.simd.tiles import load_blocks
 
 ELEMS = 256
@@ -74,20 +74,28 @@ class Choices(NamedTuple):
     factors: Floats32
 
 
-class _Work(NamedTuple):
-    """Tiles of a sub-block on trial, and of the best one so far."""
+class Work(NamedTuple):
+    """A sub-block on trial: Tiles.
+
+    rests  what is left of its elements before any is rounded, in units of U[i, i]
+    now    what it is rounded to
+    best   the same of the best trial so far
+    left   room for what is left of elements on the way
+    units  room for the scale in these units
+    """
 
     rests: FloatTile
-    units: FloatTile
     now: Choice
     best: Choice
+    left: FloatTile
+    units: FloatTile
 
 
 @inlined
-def _take_off(
+def take_off(
     lattice: Lattice, errors: FloatTile, rests: FloatTile, at: int, first: int, last: int, stop: int
 ) -> None:
-    """Take errors of elements first .. last - 1 off what is left of those up to stop.
+    """Take errors of elements first .. last - 1 off what is left of elements last .. stop - 1.
 
     errors, rests  Tiles of which vector 0 is that of element `at` of the block
     """
@@ -100,21 +108,66 @@ def _take_off(
 
 @inlined
 def _round_sub_block(
-    round_octet: Any, form: Form, lattice: Lattice, at: int, variant: int, limit: Floats, work: _Work
+    round_octet: Any, form: Form, lattice: Lattice, at: int, variant: int, limit: Floats, work: Work
 ) -> Floats:
     """Return what a sub-block costs; it is left unfinished when no lane costs less than `limit`."""
-    rests, units, now, _best = work
+    now = work.now
     cost = splat(ZERO)
     for k in range(form.sub_elems // OCTET):
         place = OCTET * k
-        choice = Choice(tail(now.codes, form.codes * k), tail(now.signs, k), tail(now.errors, place))
-        octet = Octet(tail(rests, place), tail(units, place), at + place)
+        codes, signs = tail(now.codes, form.codes * k), tail(now.signs, k)
+        choice = Choice(codes, signs, tail(now.errors, place), tail(now.levels, place))
+        octet = Octet(tail(work.left, place), tail(work.units, place), at + place)
         cost += round_octet(lattice, octet, variant, choice)
         if not any_lane(cost < limit):
             break
         first = at + place
-        _take_off(lattice, now.errors, rests, at, first, first + OCTET, at + form.sub_elems)
+        take_off(lattice, now.errors, work.left, at, first, first + OCTET, at + form.sub_elems)
     return cost
+
+
+@inlined
+def try_scales(
+    round_octet: Any,
+    form: Form,
+    lattice: Lattice,
+    inverses: Floats32,
+    at: int,
+    d: Floats,
+    start: Ints,
+    window: int,
+    limit: Floats,
+    work: Work,
+) -> tuple[Floats, Ints]:
+    """Return the least cost of a sub-block and its scale; `work.best` is what it is rounded to.
+
+    All three stay as they come where nothing costs less than `limit`, the cost that is returned then.
+
+    at      the first element of the sub-block
+    start   the scale around which to look, up to `window` away
+    """
+    size, now, best = form.sub_elems, work.now, work.best
+    best_cost, best_scale = limit, start
+    for attempt in range((2 * window + 1) * form.variants):
+        step = attempt // form.variants
+        change = (step + 1) // 2 if step % 2 else -(step // 2)
+        scale = maximum(minimum(start + change, form.top), 0)
+        unit = d * (form.offset + form.slope * to_float(scale))
+        for i in range(size):
+            work.left[i] = work.rests[i]
+            work.units[i] = unit * inverses[at + i]
+        cost = _round_sub_block(round_octet, form, lattice, at, attempt % form.variants, best_cost, work)
+        better = cost < best_cost
+        best_cost = select(better, cost, best_cost)
+        best_scale = select(better, scale, best_scale)
+        for i in range(size):
+            best.errors[i] = select(better, now.errors[i], best.errors[i])
+            best.levels[i] = select(better, now.levels[i], best.levels[i])
+        for k in range(size // OCTET):
+            best.signs[k] = select(better, now.signs[k], best.signs[k])
+        for k in range(form.codes * size // OCTET):
+            best.codes[k] = select(better, now.codes[k], best.codes[k])
+    return best_cost, best_scale
 
 
 @inlined
@@ -127,15 +180,10 @@ def _round_rows(
     source: Floats32,
     choices: Choices,
 ) -> None:
-    rests, plain = float_tile(256), float_tile(256)
-    work = _Work(
-        float_tile(32),
-        float_tile(32),
-        Choice(int_tile(8), int_tile(4), float_tile(32)),
-        Choice(int_tile(8), int_tile(4), float_tile(32)),
-    )
+    rests, plain, left, units = float_tile(256), float_tile(256), float_tile(32), float_tile(32)
+    now = Choice(int_tile(8), int_tile(4), float_tile(32), float_tile(32))
+    best = Choice(int_tile(8), int_tile(4), float_tile(32), float_tile(32))
     n_rows, size = choices.d.size, form.sub_elems
-    now, best = work.now, work.best
     for first in range(0, n_rows, LANES):
         load_blocks(source, first, ELEMS, rests)
         for i in range(ELEMS):
@@ -147,34 +195,17 @@ def _round_rows(
         for j in range(ELEMS // size):
             at = size * j
             start = load(choices.scales, j * n_rows + first)
-            best_cost, best_scale = splat(INFINITY), start
-            for attempt in range((2 * window + 1) * form.variants):
-                step = attempt // form.variants
-                change = (step + 1) // 2 if step % 2 else -(step // 2)
-                scale = maximum(minimum(start + change, form.top), 0)
-                unit = d * (form.offset + form.slope * to_float(scale))
-                for i in range(size):
-                    work.rests[i] = rests[at + i]
-                    work.units[i] = unit * inverses[at + i]
-                cost = _round_sub_block(
-                    round_octet, form, lattice, at, attempt % form.variants, best_cost, work
-                )
-                better = cost < best_cost
-                best_cost = select(better, cost, best_cost)
-                best_scale = select(better, scale, best_scale)
-                for i in range(size):
-                    best.errors[i] = select(better, now.errors[i], best.errors[i])
-                for k in range(size // OCTET):
-                    best.signs[k] = select(better, now.signs[k], best.signs[k])
-                for k in range(form.codes * size // OCTET):
-                    best.codes[k] = select(better, now.codes[k], best.codes[k])
-            total += best_cost
-            store(choices.scales, j * n_rows + first, best_scale)
+            work = Work(tail(rests, at), now, best, left, units)
+            cost, scale = try_scales(
+                round_octet, form, lattice, inverses, at, d, start, window, splat(INFINITY), work
+            )
+            total += cost
+            store(choices.scales, j * n_rows + first, scale)
             for k in range(size // OCTET):
                 store(choices.signs, (at // OCTET + k) * n_rows + first, best.signs[k])
             for k in range(form.codes * size // OCTET):
                 store(choices.codes, (at // OCTET * form.codes + k) * n_rows + first, best.codes[k])
-            _take_off(lattice, best.errors, tail(rests, at), at, at, at + size, ELEMS)
+            take_off(lattice, best.errors, tail(rests, at), at, at, at + size, ELEMS)
             for i in range(size):
                 # had nothing been rounded, the error of an element would be all that is left of it
                 whole = plain[at + i]
@@ -183,7 +214,7 @@ def _round_rows(
                 rounded = whole - best.errors[i]
                 along += rounded * whole
                 across += rounded * rounded
-            _take_off(lattice, tail(plain, at), tail(plain, at), at, at, at + size, ELEMS)
+            take_off(lattice, tail(plain, at), tail(plain, at), at, at, at + size, ELEMS)
         store(choices.costs, first, total)
         store(choices.factors, first, along / across)
 

@@ -73,11 +73,13 @@ class Choice(NamedTuple):
     codes   of the points: one vector, or two for groups of 4
     signs   one vector: bit i is set where element i is negative; of IQ1, all are where the shift is -1/8
     errors  of the 8 elements, in units of U[i, i]
+    levels  what the 8 elements are rounded to, in the same units
     """
 
     codes: IntTile
     signs: IntTile
     errors: FloatTile
+    levels: FloatTile
 
 
 @inlined
@@ -105,7 +107,7 @@ def _level(lattice: Lattice, octet: Octet, i: int, code: Ints) -> Floats:
 def _settle(lattice: Lattice, octet: Octet, i: int, level: Floats, choice: Choice) -> Floats:
     """Return what element i costs at a level; note its error, and take it off what is left of the others."""
     error = octet.rests[i] - level
-    choice.errors[i] = error
+    choice.errors[i], choice.levels[i] = error, level
     for k in range(i + 1, OCTET):
         ratio = lattice.ratios[STRIDE * (octet.first + i) + octet.first + k]
         octet.rests[k] = octet.rests[k] - error * ratio
@@ -321,7 +323,7 @@ def round_shifted(lattice: Lattice, octet: Octet, variant: int, choice: Choice) 
 def round_either_shift(lattice: Lattice, octet: Octet, variant: int, choice: Choice) -> Floats:
     """Return what the best group costs with either shift; fill the choice."""
     rests = float_tile(8)
-    other = Choice(int_tile(1), int_tile(1), float_tile(8))
+    other = Choice(int_tile(1), int_tile(1), float_tile(8), float_tile(8))
     for i in range(8):
         rests[i] = octet.rests[i]
     cost = _round_shifted(lattice, octet, SHIFT, choice)
@@ -331,4 +333,5 @@ def round_either_shift(lattice: Lattice, octet: Octet, variant: int, choice: Cho
     choice.signs[0] = select(plus, splat(0), -1)
     for i in range(8):
         choice.errors[i] = select(plus, choice.errors[i], other.errors[i])
+        choice.levels[i] = select(plus, choice.levels[i], other.levels[i])
     return select(plus, cost, minus_cost)

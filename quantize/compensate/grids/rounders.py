@@ -16,10 +16,13 @@ import numpy.typing as npt
 
 from gguf_tools.ggml_types import GGMLType
 from quantize.compensate.base import Effort, Rounder
+from quantize.compensate.factor import Factor
 from quantize.compensate.grids import blocks as kernels
-from quantize.compensate.grids.blocks import Choices, Form
+from quantize.compensate.grids import refinement as refinement
+from quantize.compensate.grids.blocks import ELEMS, Choices, Form
 from quantize.compensate.grids.layouts import LAYOUTS, Blocks, Layout
 from quantize.compensate.grids.octets import Lattice
+from quantize.compensate.grids.refinement import Ground, State
 from quantize.compensate.grids.trees import tree
 from quantize.formats import get_format
 from quantize.formats.base import Bytes, Floats32, as_source
@@ -60,13 +63,15 @@ class Attempt:
 class GridRounder:
     """The rounder of a type.
 
-    kernel  one of those in `blocks`
+    kernel      one of those in `blocks`
+    refinement  its twin in `refinement`
     """
 
     layout: Layout
     grid: Grid
     form: Form
     kernel: Callable[..., None]
+    refinement: Callable[..., None]
 
     @property
     def type(self) -> GGMLType:
@@ -97,11 +102,10 @@ class GridRounder:
     ) -> Attempt:
         """Return blocks with these d, float32 (n_rows,), and scales up to `window` from those given."""
         n_rows, form = len(rows), self.form
-        padding = (0, -n_rows % LANES)
-        padded = n_rows + padding[1]
+        padded = n_rows + -n_rows % LANES
         choices = Choices(
-            d=np.pad(d, padding, "edge"),
-            scales=np.pad(scales.T.astype(np.int32), ((0, 0), padding), "edge").reshape(-1),
+            d=_padded(d),
+            scales=_padded(scales.T.astype(np.int32)).reshape(-1),
             codes=np.empty(32 * form.codes * padded, np.int32),
             signs=np.empty(32 * padded, np.int32),
             costs=np.empty(padded, np.float32),
@@ -110,18 +114,59 @@ class GridRounder:
         diagonal = np.diag(upper)
         lattice = Lattice(tree(self.grid), self._values, (upper / diagonal).reshape(-1))
         self.kernel(form, lattice, 1 / diagonal, window, as_source(rows), choices)
-
-        def by_row(numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-            return numbers.reshape(-1, padded).T[:n_rows]
-
         return Attempt(
             choices.d[:n_rows],
-            by_row(choices.scales),
-            by_row(choices.codes),
-            by_row(choices.signs),
+            _by_row(choices.scales, n_rows),
+            _by_row(choices.codes, n_rows),
+            _by_row(choices.signs, n_rows),
             choices.costs[:n_rows],
             choices.factors[:n_rows],
         )
+
+    def refine_block(
+        self, data: Bytes, pulls: Floats32, factor: Factor, first: int, effort: Effort
+    ) -> tuple[Bytes, Floats32]:
+        """Return better bytes and how far the values move; see compensate.base.Refiner."""
+        n_rows, size = len(data), self.form.sub_elems
+        own = slice(first, first + ELEMS)
+        start = self.layout.read(data)
+        state = State(
+            d=_padded(start.d),
+            scales=_padded(start.scales.T.astype(np.int32)).reshape(-1),
+            codes=_padded(self.grid.codes[start.indices].T).reshape(-1),
+            signs=_padded(start.signs.T.astype(np.int32)).reshape(-1),
+        )
+        decode = get_format(self.type).decode
+        values = decode(data, ELEMS)
+        self.refinement(
+            self.form,
+            self._ground(np.ascontiguousarray(factor.hessian[own, own]), factor.local_uppers(size)[own]),
+            effort.scale_window,
+            as_source(pulls),
+            as_source(values),
+            state,
+        )
+        d, scales, codes, signs = (_by_row(parts, n_rows) for parts in state)
+        better = self.layout.write(
+            Blocks(d[:, 0], scales.astype(np.int64), self._index_of_code[codes], signs.astype(np.uint8))
+        )
+        return better, decode(better, ELEMS) - values
+
+    def _ground(self, hessian: Floats32, uppers: Floats32) -> Ground:
+        """Return what a block costs.
+
+        hessian  float32 (256, 256), its moments
+        uppers   float32 (256, sub_elems), the factors of its sub-blocks by themselves
+        """
+        size = self.form.sub_elems
+        places = np.arange(ELEMS)
+        starts = places // size * size
+        diagonal = uppers[places, places % size]
+        ratios = np.zeros((ELEMS, ELEMS), np.float32)
+        columns = starts[:, None] + np.arange(size)
+        ratios[places[:, None], columns] = uppers / diagonal[columns]
+        lattice = Lattice(tree(self.grid), self._values, ratios.reshape(-1))
+        return Ground(as_source(hessian), lattice, diagonal, np.float32(1) / diagonal)
 
     def _scales_for(self, attempt: Attempt, d: Floats32) -> npt.NDArray[np.int32]:
         """Return the scales, int32 (n_rows, sub-blocks), that with other d come nearest to an attempt's."""
@@ -153,6 +198,17 @@ class GridRounder:
         return indices
 
 
+def _padded(parts: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array with its last axis, rows, filled up to a multiple of LANES by repeating the last."""
+    fill = [(0, 0)] * (parts.ndim - 1) + [(0, -parts.shape[-1] % LANES)]
+    return np.pad(parts, fill, "edge")
+
+
+def _by_row(parts: npt.NDArray[Any], n_rows: int) -> npt.NDArray[Any]:
+    """Return what a kernel made, (items * padded rows,), as (n_rows, items)."""
+    return parts.reshape(-1, n_rows + -n_rows % LANES).T[:n_rows]
+
+
 def _as_half(d: Floats32) -> Floats32:
     """Return d as a float16 holds it, but finite."""
     return np.minimum(d, _LARGEST_HALF).astype(np.float16).astype(np.float32)
@@ -162,20 +218,60 @@ def _form(sub_elems: int, codes: int, variants: int, offset: float, slope: float
     return Form(sub_elems, codes, variants, np.float32(offset), np.float32(slope), top)
 
 
-def _rounder(name: str, grid: Grid, form: Form, kernel: Callable[..., None]) -> GridRounder:
-    return GridRounder(LAYOUTS[name], grid, form, kernel)
+def _rounder(
+    name: str, grid: Grid, form: Form, kernel: Callable[..., None], refinement: Callable[..., None]
+) -> GridRounder:
+    return GridRounder(LAYOUTS[name], grid, form, kernel, refinement)
 
 
 ROUNDERS: Mapping[str, Rounder] = {
     rounder.type.name: rounder
     for rounder in (
-        _rounder("IQ1_S", grids.IQ1, _form(32, 1, 2, 1, 2, 7), kernels.round_shifted_eights),
-        _rounder("IQ1_M", grids.IQ1, _form(16, 1, 1, 1, 2, 7), kernels.round_eights_by_shift),
-        _rounder("IQ2_XXS", grids.IQ2_XXS, _form(32, 1, 1, 0.125, 0.25, 15), kernels.round_even_eights),
-        _rounder("IQ2_XS", grids.IQ2_XS, _form(16, 1, 1, 0.125, 0.25, 15), kernels.round_even_eights),
-        _rounder("IQ2_S", grids.IQ2_S, _form(16, 1, 1, 0.125, 0.25, 15), kernels.round_eights),
-        _rounder("IQ3_XXS", grids.IQ3_XXS, _form(32, 2, 1, 0.25, 0.5, 15), kernels.round_even_fours),
-        _rounder("IQ3_S", grids.IQ3_S, _form(32, 2, 1, 1, 2, 15), kernels.round_fours),
+        _rounder(
+            "IQ1_S",
+            grids.IQ1,
+            _form(32, 1, 2, 1, 2, 7),
+            kernels.round_shifted_eights,
+            refinement.refine_shifted_eights,
+        ),
+        _rounder(
+            "IQ1_M",
+            grids.IQ1,
+            _form(16, 1, 1, 1, 2, 7),
+            kernels.round_eights_by_shift,
+            refinement.refine_eights_by_shift,
+        ),
+        _rounder(
+            "IQ2_XXS",
+            grids.IQ2_XXS,
+            _form(32, 1, 1, 0.125, 0.25, 15),
+            kernels.round_even_eights,
+            refinement.refine_even_eights,
+        ),
+        _rounder(
+            "IQ2_XS",
+            grids.IQ2_XS,
+            _form(16, 1, 1, 0.125, 0.25, 15),
+            kernels.round_even_eights,
+            refinement.refine_even_eights,
+        ),
+        _rounder(
+            "IQ2_S",
+            grids.IQ2_S,
+            _form(16, 1, 1, 0.125, 0.25, 15),
+            kernels.round_eights,
+            refinement.refine_eights,
+        ),
+        _rounder(
+            "IQ3_XXS",
+            grids.IQ3_XXS,
+            _form(32, 2, 1, 0.25, 0.5, 15),
+            kernels.round_even_fours,
+            refinement.refine_even_fours,
+        ),
+        _rounder(
+            "IQ3_S", grids.IQ3_S, _form(32, 2, 1, 1, 2, 15), kernels.round_fours, refinement.refine_fours
+        ),
     )
 }
 """The rounders by the name of the type."""

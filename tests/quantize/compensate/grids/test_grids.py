@@ -90,7 +90,7 @@ def test_the_first_sub_block_gets_the_scale_and_points_of_the_twin(name: str) ->
     rounder = rounder_of(name)
     form, size = rounder.form, rounder.form.sub_elems
     rows = weights(3, N, seed=3)
-    values = rounder.round_block(rows, UPPER, FACTOR.importances, Effort(1, 1))[1]
+    values = rounder.round_block(rows, UPPER, FACTOR.importances, Effort(super_scales=1))[1]
     stock = rounder.layout.read(encode(name, rows, FACTOR.importances))
     points = rounder.grid.points.astype(np.float32)
     for row, d, scale, ours in zip(rows, stock.d, stock.scales[:, 0], values, strict=True):
@@ -140,9 +140,51 @@ def test_more_scales_of_scales_cost_less(name: str) -> None:
     rows = weights(48, N)
     by_count = []
     for count in (1, 2, 4, 6):
-        _data, values = rounder.round_block(rows, UPPER, FACTOR.importances, Effort(1, count))
+        _data, values = rounder.round_block(rows, UPPER, FACTOR.importances, Effort(super_scales=count))
         errors = rows.astype(float) - values
         by_count.append(np.einsum("rc,cd,rd->r", errors, FACTOR.hessian, errors))
     for fewer, more in pairwise(by_count):
         assert (more <= fewer * (1 + 1e-5)).all()
         assert more.sum() < fewer.sum()
+
+
+@every_type
+def test_the_first_sub_block_is_chosen_anew_as_by_the_twin(name: str) -> None:
+    rounder = rounder_of(name)
+    form, size, grid = rounder.form, rounder.form.sub_elems, rounder.grid
+    rows = weights(3, N, seed=5)
+    data = encode(name, rows, np.ones(N, np.float32))
+    values = decode(name, data)
+    pulls = (rows - values) @ FACTOR.hessian
+    after = rounder.layout.read(rounder.refine_block(data, pulls, FACTOR, 0, Effort())[0])
+    before = rounder.layout.read(data)
+    upper = FACTOR.local_uppers(size)[:size]
+    moments = FACTOR.hessian[:size, :size].astype(float)
+    moved = 0
+    for row in range(len(rows)):
+        target = values[row, :size] + np.linalg.solve(moments, pulls[row, :size])
+        standing = np.linalg.norm(np.linalg.solve(upper.T.astype(float), target - values[row, :size])) ** 2
+        start = before.scales[row, 0]
+        trials = [
+            (cost, scale, levels)
+            for scale in (max(start - 1, 0), start, min(start + 1, form.top))
+            for octet in OCTETS[name]
+            for cost, levels in [
+                naive.round_sub_block(
+                    octet,
+                    grid.points.astype(np.float32),
+                    target.astype(np.float32),
+                    upper,
+                    before.d[row] * (form.offset + form.slope * np.float32(scale)),
+                )
+            ]
+        ]
+        cost, scale, levels = min(trials, key=lambda trial: trial[0])
+        if cost < 0.999 * standing:
+            moved += 1
+            assert after.scales[row, 0] == scale
+            points = grid.points[after.indices[row]].reshape(-1)[:size]
+            bits = np.unpackbits(after.signs[row], bitorder="little")[:size]
+            signed = points + (0.125 - 0.25 * bits) if name.startswith("IQ1") else points * (1 - 2.0 * bits)
+            np.testing.assert_array_equal(signed, levels)
+    assert moved
