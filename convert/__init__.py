@@ -22,13 +22,23 @@ if TYPE_CHECKING:
     from convert.options import ConvertOptions
     from convert.pipeline import convert
     from convert.weights import open_checkpoint
+    from gguf_tools import __version__
+    from gguf_tools.errors import ToolkitError
 
-__all__ = ["ConvertOptions", "convert", "open_checkpoint"]
+__all__ = [
+    "ConvertOptions",
+    "ToolkitError",
+    "__version__",
+    "convert",
+    "open_checkpoint",
+]
 
 _HOMES = {
     "ConvertOptions": "convert.options",
+    "ToolkitError": "gguf_tools.errors",
+    "__version__": "gguf_tools",
     "convert": "convert.pipeline",
     "open_checkpoint": "convert.weights",
 }
 
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

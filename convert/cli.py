@@ -145,7 +145,10 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
             _print_plan(run.preparation)
             return
         with ProgressBar("converting", quiet=args.quiet) as bar:
-            result = run.execute(RunOptions(args.threads, args.restart, args.reuse, args.verify, bar.start))
+            how = RunOptions(
+                args.threads, args.restart, args.reuse, args.verify, bar.compiling, progress=bar.start
+            )
+            result = run.execute(how)
     lines = note_lines(result.preparation.plan) if options.vocab_only else result_lines(result)
     for line in () if args.quiet else lines:
         print(line)

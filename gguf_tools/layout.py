@@ -43,6 +43,9 @@ class FileLayout:
     total_bytes: int
     _offset_of: dict[str, int] = field(repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        return f"<FileLayout: {len(self.tensors)} tensors, {self.total_bytes:,} bytes>"
+
     @classmethod
     def of(
         cls, metadata: Metadata, tensors: Iterable[TensorInfo], *, alignment: int | None = None,

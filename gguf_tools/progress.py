@@ -21,9 +21,6 @@ Progress = Callable[[int], object]
 StartProgress = Callable[[int], Progress]
 """Callback of a whole piece of work: is given its total of bytes, and returns what to call for each piece."""
 
-PATIENCE_SECONDS = 1.5
-"""Time to the first piece after which a bar explains the wait, if it can."""
-
 LOG_SECONDS = 60.0
 """Time between two lines of a bar in a log."""
 
@@ -44,11 +41,13 @@ class Unit:
     name     as tqdm prints it
     scaled   whether large numbers are printed as 1.5M, in powers of 1024
     pattern  tqdm's `bar_format`, None for its own
+    delay    seconds that must pass before a bar is shown
     """
 
     name: str
     scaled: bool = False
     pattern: str | None = None
+    delay: float = 0.0
 
 
 BYTES = Unit("B", scaled=True)
@@ -60,10 +59,9 @@ LAYERS = Unit("layer", pattern="{l_bar}{bar}| {n:.1f}/{total_fmt} [{elapsed}<{re
 class Bar:
     """A progress bar with rate and time left on standard error; a line a minute where that is no terminal.
 
-    label       printed before the bar
-    unit        what is counted
-    slow_start  printed once if nothing has advanced PATIENCE_SECONDS after the start
-    quiet       show nothing at all
+    label  printed before the bar
+    unit   what is counted
+    quiet  show nothing at all
 
     `advance` may be called from any thread.
 
@@ -71,15 +69,12 @@ class Bar:
         write_files(..., progress=bar.start)
     """
 
-    def __init__(
-        self, label: str, unit: Unit = BYTES, *, slow_start: str = "", quiet: bool = False
-    ) -> None:
-        self._label, self._unit, self._slow_start, self._quiet = label, unit, slow_start, quiet
+    def __init__(self, label: str, unit: Unit = BYTES, *, quiet: bool = False) -> None:
+        self._label, self._unit, self._quiet = label, unit, quiet
         self._lock = threading.Lock()
         self._left = 0.0
         self._bar: Any = None
         self._log: _Log | None = None
-        self._notice: threading.Timer | None = None
 
     def start(self, total: int, done: int = 0) -> Callable[[float], object]:
         """Show the bar, unless there is nothing to count, and return `advance`.
@@ -104,16 +99,12 @@ class Bar:
             unit_divisor=1024 if self._unit.scaled else 1000,
             bar_format=self._unit.pattern,
             smoothing=0.1,
+            delay=self._unit.delay,
         )
-        if self._slow_start:
-            self._notice = threading.Timer(PATIENCE_SECONDS, self._explain)
-            self._notice.daemon = True
-            self._notice.start()
         return self.advance
 
     def advance(self, amount: float) -> None:
         """Count `amount` more units; sums of fractions that come out above the total count as the total."""
-        self._cancel_notice()
         with self._lock:
             amount = min(amount, self._left)
             self._left -= amount
@@ -132,18 +123,9 @@ class Bar:
 
     def close(self) -> None:
         """Leave the bar as it is, and begin a new line after it."""
-        self._cancel_notice()
         if self._bar is not None:
             with self._lock:
                 self._bar.close()
-
-    def _explain(self) -> None:
-        with self._lock:
-            self._bar.write(self._slow_start, file=sys.stderr)
-
-    def _cancel_notice(self) -> None:
-        if self._notice is not None:
-            self._notice.cancel()
 
     def __enter__(self) -> Self:
         return self

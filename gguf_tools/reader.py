@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from gguf_tools.errors import FormatError, ShapeError, TruncatedError
 from gguf_tools.header import Endian, check_data, read_header
+from gguf_tools.tensor_arrays import as_array
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
 
@@ -98,6 +99,9 @@ class GGUFFile:
             for name, offset in zip(header.tensors, header.offsets, strict=True)
         }
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path}: {len(self.tensors)} tensors, {len(self.metadata)} keys>"
+
     def __enter__(self) -> Self:
         return self
 
@@ -151,6 +155,15 @@ class GGUFFile:
     def raw(self, name: str) -> np.ndarray:
         """Return a tensor's data as uint8 (n_bytes,), a read-only view of the map."""
         return self._view(self.data_offset(name), self.tensor(name).n_bytes)
+
+    def array(self, name: str) -> np.ndarray:
+        """Return a tensor as an array of its shape, in new memory.
+
+        Numbers have their own dtype (BF16 that of ml_dtypes). Blocks stay bytes, uint8 (..., row_bytes);
+        `quantize.decode(array, type)` turns them into float32.
+        raises  FormatError for blocks whose order on big-endian machines is not known
+        """
+        return as_array(self.tensor(name), self.read_bytes(name, 0, self.tensor(name).n_bytes), self.endian)
 
     def raw_rows(self, name: str, start: int, stop: int) -> np.ndarray:
         """Return rows start..stop, counted over all matrices: uint8 (n_bytes,), a read-only view of the map.

@@ -23,7 +23,7 @@ from gguf_tools.header import DEFAULT_ALIGNMENT, VERSION, Endian, alignment_of
 from gguf_tools.layout import FileLayout
 from gguf_tools.reader import GGUFFile
 from gguf_tools.tensors import TensorInfo
-from gguf_tools.text import quoted, value_text
+from gguf_tools.text import html_table, quoted, value_text
 from gguf_tools.values import Metadata, Value
 
 if TYPE_CHECKING:
@@ -217,6 +217,19 @@ class GGUFSet:
                 file_of[name] = shard
         return file_of
 
+    def __repr__(self) -> str:
+        files = f", {len(self.shards)} files" if len(self.shards) > 1 else ""
+        return f"<GGUFSet {self.path}: {len(self.tensors)} tensors, {len(self.metadata)} keys{files}>"
+
+    def _repr_html_(self) -> str:
+        totals: dict[str, list[int]] = {}
+        for info in self.tensors.values():
+            total = totals.setdefault(info.type.name, [0, 0])
+            total[0] += 1
+            total[1] += info.n_bytes
+        rows = [(name, f"{count:,}", f"{n_bytes:,}") for name, (count, n_bytes) in totals.items()]
+        return html_table(repr(self), ("type", "tensors", "bytes"), rows)
+
     def __enter__(self) -> Self:
         return self
 
@@ -261,6 +274,10 @@ class GGUFSet:
     def raw(self, name: str) -> np.ndarray:
         """Return a tensor's data, see GGUFFile.raw."""
         return self.file_of(name).raw(name)
+
+    def array(self, name: str) -> np.ndarray:
+        """Return a tensor as an array of its shape, see GGUFFile.array."""
+        return self.file_of(name).array(name)
 
     def raw_rows(self, name: str, start: int, stop: int) -> np.ndarray:
         """Return rows of a tensor as a view, see GGUFFile.raw_rows."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 from gguf_tools.values import Kind, Value
@@ -70,6 +71,17 @@ def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[s
         ]
         lines.append("  ".join(cells).rstrip())
     return lines
+
+
+def html_table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table for notebooks."""
+    lines = [
+        "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)
+        for tag, group in (("th", [heads]), ("td", rows))
+        for row in group
+    ]
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table><caption>{escape(caption)}</caption>{body}</table>"
 
 
 def json_text(data: Any) -> str:

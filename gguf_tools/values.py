@@ -50,6 +50,9 @@ FIXED_CODES: Mapping[Kind, str] = {
 FIXED_BYTES: Mapping[Kind, int] = {kind: struct.calcsize("<" + code) for kind, code in FIXED_CODES.items()}
 
 
+_SHOWN_ITEMS = 40
+
+
 def as_float32(number: float) -> float:
     """Return `number` rounded to the nearest float32, so that it reads back equal after writing."""
     return float(struct.unpack("<f", struct.pack("<f", number))[0])
@@ -67,6 +70,13 @@ class Value:
     kind: Kind
     data: Any
     item: Kind | None = None
+
+    def __repr__(self) -> str:
+        """Return the value, or for many items how many there are."""
+        if isinstance(self.data, tuple | str) and len(self.data) > _SHOWN_ITEMS:
+            unit = "characters" if isinstance(self.data, str) else "items"
+            return f"<Value {self.type_name}: {len(self.data):,} {unit}>"
+        return f"<Value {self.type_name}: {self.data!r}>"
 
     @classmethod
     def u8(cls, number: int) -> Value:

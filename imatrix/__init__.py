@@ -14,10 +14,32 @@ from typing import TYPE_CHECKING
 from gguf_tools.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from gguf_tools import __version__
+    from gguf_tools.errors import ToolkitError
+    from imatrix.collecting import collect
+    from imatrix.options import Collected, CollectOptions
     from imatrix.store import ImportanceFile, load, save
 
-__all__ = ["ImportanceFile", "load", "save"]
+__all__ = [
+    "CollectOptions",
+    "Collected",
+    "ImportanceFile",
+    "ToolkitError",
+    "__version__",
+    "collect",
+    "load",
+    "save",
+]
 
-_HOMES = {"ImportanceFile": "imatrix.store", "load": "imatrix.store", "save": "imatrix.store"}
+_HOMES = {
+    "CollectOptions": "imatrix.options",
+    "Collected": "imatrix.options",
+    "ImportanceFile": "imatrix.store",
+    "ToolkitError": "gguf_tools.errors",
+    "__version__": "gguf_tools",
+    "collect": "imatrix.collecting",
+    "load": "imatrix.store",
+    "save": "imatrix.store",
+}
 
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

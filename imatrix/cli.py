@@ -174,7 +174,7 @@ def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
     require_torch("collecting importances")
     from forward.work_folder import forget
-    from imatrix.collect import collect
+    from imatrix.collecting import collect_beside
     from imatrix.progress import LayerBar
     from imatrix.store import not_held, save
 
@@ -186,7 +186,7 @@ def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
     replaces = args.output.exists()
     with LayerBar(args.output_frequency, write, quiet=args.quiet) as bar:
-        collected = collect(args.model, args.text, args.output, options, bar)
+        collected = collect_beside(args.model, args.text, args.output, options, bar)
     write(collected.importances)
     forget(args.output)
     if args.quiet:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from forward.options import ForwardOptions
 from forward.text import Cut
@@ -34,6 +34,18 @@ class CollectOptions:
     forward: ForwardOptions = field(default_factory=ForwardOptions)
     restart: bool = False
     earlier: Sequence[ImportanceFile] = ()
+
+
+class CollectChoices(TypedDict, total=False):
+    """The fields of CollectOptions as keyword arguments."""
+
+    cut: Cut
+    process_output: bool
+    perplexity: bool
+    dataset: str | None
+    forward: ForwardOptions
+    restart: bool
+    earlier: Sequence[ImportanceFile]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from gguf_tools.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from gguf_tools import __version__
+    from gguf_tools.errors import ToolkitError
     from quality.calibrate.options import Calibration
     from quality.damage.measure import SensitivityOptions, sensitivity
     from quality.evaluation import Evaluation
@@ -25,6 +27,8 @@ __all__ = [
     "Evaluation",
     "LogitsFile",
     "SensitivityOptions",
+    "ToolkitError",
+    "__version__",
     "evaluate",
     "sensitivity",
 ]
@@ -35,8 +39,10 @@ _HOMES = {
     "Evaluation": "quality.evaluation",
     "LogitsFile": "quality.options",
     "SensitivityOptions": "quality.damage.measure",
+    "ToolkitError": "gguf_tools.errors",
+    "__version__": "gguf_tools",
     "evaluate": "quality.pipeline",
     "sensitivity": "quality.damage.measure",
 }
 
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

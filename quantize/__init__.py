@@ -28,7 +28,10 @@ from typing import TYPE_CHECKING
 from gguf_tools.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from gguf_tools import __version__
+    from gguf_tools.errors import ToolkitError
     from gguf_tools.findings import Finding
+    from quantize.arrays import decode, encode
     from quantize.importance import Importance, ImportanceFile
     from quantize.linting import LintReport, lint
     from quantize.options import QuantizeOptions
@@ -48,7 +51,11 @@ __all__ = [
     "PlanOptions",
     "QuantizeOptions",
     "RunOptions",
+    "ToolkitError",
+    "__version__",
     "build_plan",
+    "decode",
+    "encode",
     "find_mixture",
     "lint",
     "parse_overrides",
@@ -65,11 +72,15 @@ _HOMES = {
     "PlanOptions": "quantize.plan.plan",
     "QuantizeOptions": "quantize.options",
     "RunOptions": "quantize.run_options",
+    "ToolkitError": "gguf_tools.errors",
+    "__version__": "gguf_tools",
     "build_plan": "quantize.plan.plan",
+    "decode": "quantize.arrays",
+    "encode": "quantize.arrays",
     "find_mixture": "quantize.plan.recipe_files",
     "lint": "quantize.linting",
     "parse_overrides": "quantize.plan.overrides",
     "quantize": "quantize.pipeline",
 }
 
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -195,7 +195,10 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
             _print_plan(run.preparation, as_json=args.json)
             return
         with ProgressBar(f"quantizing to {name}", quiet=args.quiet) as bar:
-            result = run.execute(RunOptions(n_threads, args.restart, args.reuse, args.verify, bar.start))
+            options = RunOptions(
+                n_threads, args.restart, args.reuse, args.verify, bar.compiling, progress=bar.start
+            )
+            result = run.execute(options)
     for line in () if args.quiet else result_lines(result):
         print(line)
     if args.evaluate is not None:

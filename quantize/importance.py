@@ -143,6 +143,9 @@ class ImportanceFile:
     path: Path | None = None
     format: ImportanceFormat = field(default="gguf", compare=False)
 
+    def __repr__(self) -> str:
+        return f"<ImportanceFile: {len(self.entries)} entries, {self.chunk_count} chunks>"
+
 
 @dataclass(frozen=True)
 class ResolvedImportance:

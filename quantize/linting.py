@@ -31,6 +31,9 @@ class LintReport:
     findings: tuple[Finding, ...]
     preparation: Preparation | None
 
+    def __repr__(self) -> str:
+        return f"<LintReport of {self.mixture.name}: {len(self.findings)} findings>"
+
     @property
     def stops(self) -> bool:
         """Whether a run would end with an error."""

@@ -47,6 +47,9 @@ class Preparation:
     outputs: tuple[Output, ...]
     source_bytes: int
 
+    def __repr__(self) -> str:
+        return f"<Preparation of {self.outputs[0].path}: {self.plan.file_type}, {self.total_bytes:,} bytes>"
+
     @property
     def total_bytes(self) -> int:
         """Exact size of all output files together."""

@@ -83,7 +83,9 @@ def result_lines(result: Result) -> Iterator[str]:
     if written.verification is not None:
         yield str(written.verification)
     yield from written.calibration
-    rate = preparation.source_bytes / max(result.seconds, 1e-9)
+    compiling = written.compile_seconds
+    rate = preparation.plan.total_bytes / max(result.seconds - compiling, 1e-9)
+    first_time = f", {compiling:.1f} s of them for compiling kernels, once" if compiling > 1 else ""
     first, *others = result.paths
     more = f" and {len(others)} more parts" if others else ""
-    yield f"wrote {first}{more} in {result.seconds:.1f} s ({size_text(rate)} of source a second)"
+    yield f"wrote {first}{more} in {result.seconds:.1f} s{first_time} ({size_text(rate)} a second)"

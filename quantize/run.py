@@ -13,6 +13,7 @@ from quantize.calibration import Calibrating
 from quantize.fill.encode import FillJob
 from quantize.fill.outputs import Written, write_outputs
 from quantize.prepare import Preparation
+from quantize.progress import ProgressBar
 from quantize.run_options import RunOptions
 
 
@@ -27,6 +28,11 @@ class Result:
     written: Written
     seconds: float
     replaced: tuple[Path, ...] = ()
+
+    def __repr__(self) -> str:
+        done = self.preparation
+        where = f"{self.paths[0]}{' ...' if len(self.paths) > 1 else ''}"
+        return f"<Result: {where}, {done.plan.file_type}, {done.total_bytes:,} bytes in {self.seconds:.1f} s>"
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -50,9 +56,15 @@ class Run:
     started: float = field(default_factory=time.monotonic)
     calibration: Calibrating | None = None
 
+    def __repr__(self) -> str:
+        return f"<Run to {self.preparation.outputs[0].path}: {self.preparation.plan!r}>"
+
     def execute(self, run: RunOptions | None = None) -> Result:
         """Write and publish the outputs; raises ToolkitError, see `write_outputs`."""
         run = run or RunOptions()
+        if run.progress is True:
+            with ProgressBar("writing") as bar:
+                return self.execute(replace(run, progress=bar.start, compiling=bar.compiling))
         progress = run.progress(self.preparation) if run.progress else no_progress
         outputs = self.preparation.outputs
         older = tuple(output.path for output in outputs if output.path.exists())

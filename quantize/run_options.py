@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
-from gguf_tools.progress import Progress
+from gguf_tools.progress import Progress, StartProgress
 from gguf_tools.values import Value
 from quantize.calibration import Calibrating
 from quantize.fill.options import FillOptions
@@ -30,11 +30,13 @@ else:
 class RunOptions(FillOptions):
     """How to run; nothing here changes a byte of the output.
 
-    n_threads, restart, reuse, verify  see FillOptions
-    progress   called once with what was decided; what it returns is then called with the bytes of every chunk
+    n_threads, restart, reuse, verify, compiling  see FillOptions
+    progress   called once with what was decided; what it returns is then called with the bytes of every
+               chunk, from the thread that has filled it. An exception from there ends the run like ctrl-C:
+               finished work is kept for the next one. True: a bar on standard error
     """
 
-    progress: Callable[[Preparation], Progress] | None = None
+    progress: Callable[[Preparation], Progress] | bool | None = None
 
 
 class RunChoices(TypedDict, total=False):
@@ -44,7 +46,8 @@ class RunChoices(TypedDict, total=False):
     restart: bool
     reuse: Iterable[str | os.PathLike[str]]
     verify: bool
-    progress: Callable[[Preparation], Progress] | None
+    compiling: StartProgress
+    progress: Callable[[Preparation], Progress] | bool | None
 
 
 class QuantizeChoices(RunChoices, total=False):

@@ -1,7 +1,8 @@
 """Encode: rows of a source tensor as the bytes of an output tensor.
 
 A job names, for every output tensor, where its rows come from and which importances weigh them; a row range
-says which rows. Nothing here knows a model or makes a decision.
+says which rows. Nothing here knows a model or makes a decision. Kernels are imported by what runs them, so
+that a plan or a dry run does not wait for numba.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from gguf_tools.ggml_types import BF16, F16, F32, GGMLType
 from quantize.fill.calibrated import Calibrator
 from quantize.fill.chunks import RowRange
 from quantize.fill.digests import RowsDigest
-from quantize.fill.nonfinite import check_finite, first_nonfinite
 from quantize.fill.sources import SourceSpec, SourceTensor
 from quantize.formats import get_format
 from quantize.formats.base import Rows
@@ -73,6 +73,8 @@ def encode_strips(
     digest  takes in the rows that are encoded
     raises  BadWeights for a NaN or infinity in the source, or a value that `target` can't hold
     """
+    from quantize.fill.nonfinite import check_finite
+
     source = job.sources[rows.tensor]
     if source.type == target:
         yield from _as_they_are(source, rows)
@@ -100,6 +102,8 @@ def encode_strips(
 def _as_they_are(source: SourceTensor, rows: RowRange) -> Iterator[np.ndarray]:
     """Yield rows as they are stored, uint8; those of floats are checked while they pass."""
     if source.type in _FLOATS:
+        from quantize.fill.nonfinite import check_finite
+
         for first, strip in strips(source, rows.start, rows.stop):
             check_finite(strip, rows.tensor, first)
             yield strip.reshape(-1).view(np.uint8)
@@ -130,6 +134,8 @@ def strips(source: SourceTensor, start: int, stop: int, group: int = 1) -> Itera
 
 
 def _check_half_range(rows: Rows, data: np.ndarray, tensor: str, row_start: int) -> None:
+    from quantize.fill.nonfinite import first_nonfinite
+
     index = first_nonfinite(data.view(np.float16))
     if index >= 0:
         row, column = divmod(index, rows.shape[-1])

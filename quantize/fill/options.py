@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gguf_tools.progress import StartProgress, no_start
+
 
 @dataclass(frozen=True)
 class FillOptions:
@@ -15,12 +17,15 @@ class FillOptions:
     restart    start over instead of resuming an interrupted run
     reuse      older GGUF files: tensors that were made of the same data are copied from them
     verify     check a sample of every tensor before the output gets its name
+    compiling  called with the number of kernels, before they are loaded or compiled; what it returns is
+               called with 1 for each of them, from any thread
     """
 
     n_threads: int | None = None
     restart: bool = False
     reuse: Iterable[str | os.PathLike[str]] = ()
     verify: bool = False
+    compiling: StartProgress = no_start
 
     @property
     def threads(self) -> int:

@@ -9,6 +9,7 @@ outputs are done, so the first output, which has it, comes last.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -32,12 +33,13 @@ from quantize.fill.verify import Verification, merge_verifications
 class Written:
     """What `write_outputs` has done.
 
-    n_chunks      of all outputs
-    n_resumed     of these, how many an earlier run had done
-    reused        how many tensors came from which older file
-    notes         what a user should know about the older files
-    verification  what a check of the outputs found, None without one
-    calibration   what there is to say of the calibration
+    n_chunks         of all outputs
+    n_resumed        of these, how many an earlier run had done
+    reused           how many tensors came from which older file
+    notes            what a user should know about the older files
+    compile_seconds  how long it took to load or compile the kernels
+    verification     what a check of the outputs found, None without one
+    calibration      what there is to say of the calibration
     """
 
     n_chunks: int
@@ -46,6 +48,7 @@ class Written:
     notes: tuple[str, ...] = ()
     verification: Verification | None = None
     calibration: tuple[str, ...] = ()
+    compile_seconds: float = 0.0
 
 
 def write_outputs(
@@ -77,7 +80,9 @@ def write_outputs(
             session.open_outputs(inputs, stack)
             n_resumed = len(journal.done)
             reused = Reuse(old, session, job, journal.done)
-            compile_all(_encodings(session, job, reused), options.threads)
+            began = time.monotonic()
+            compile_all(_encodings(session, job, reused), options.threads, options.compiling)
+            compiled = time.monotonic()
             session.publish_whole()
             executor = make_executor(options.threads)
             reused.run(executor)
@@ -95,6 +100,7 @@ def write_outputs(
         n_resumed,
         reused=reused.counts,
         notes=(*old.notes, *(_damage_note(tensor) for tensor in reused.damaged)),
+        compile_seconds=compiled - began,
         verification=merge_verifications(session.checked) if options.verify else None,
         calibration=() if job.calibrator is None else tuple(job.calibrator.lines()),
     )

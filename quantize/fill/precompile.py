@@ -19,6 +19,7 @@ import numpy as np
 
 from gguf_tools.errors import ToolkitError
 from gguf_tools.ggml_types import GGMLType, by_name
+from gguf_tools.progress import Progress, StartProgress, no_progress, no_start
 from quantize.fill.encode import FillJob
 from quantize.fill.sources import FLOAT_DTYPES, rows_dtype
 from quantize.formats import get_decoder, get_format
@@ -60,13 +61,17 @@ class Encoding:
         target.encode(rows, ColumnWeights(np.ones(n_cols, np.float32)) if self.is_weighted else None)
 
 
-def compile_all(encodings: Iterable[Encoding], n_threads: int) -> None:
-    """Have the kernels of all `encodings` compiled, by up to `n_threads` processes, this one among them."""
+def compile_all(encodings: Iterable[Encoding], n_threads: int, started: StartProgress = no_start) -> None:
+    """Have the kernels of all `encodings` compiled, by up to `n_threads` processes, this one among them.
+
+    started  called with their number; what it returns is called with 1 for each, from any thread
+    """
     wanted = tuple(dict.fromkeys(encodings))
     waiting = iter(wanted)  # next() on it is atomic
+    progress = started(len(wanted))
     stop = Event()
     helpers = [
-        Thread(target=_help, args=(waiting, stop), daemon=True)
+        Thread(target=_help, args=(waiting, stop, progress), daemon=True)
         for _ in range(min(n_threads, len(wanted)) - 1)
     ]
     for helper in helpers:
@@ -74,13 +79,14 @@ def compile_all(encodings: Iterable[Encoding], n_threads: int) -> None:
     try:
         for encoding in waiting:
             _compile(encoding)
+            progress(1)
     finally:
         stop.set()
     for helper in helpers:
         helper.join()
 
 
-def _help(waiting: Iterator[Encoding], stop: Event) -> None:
+def _help(waiting: Iterator[Encoding], stop: Event, progress: Progress = no_progress) -> None:
     """Have another process compile some of `waiting`, if compiling takes long."""
     if stop.wait(_PATIENCE_SECONDS):
         return
@@ -103,6 +109,7 @@ def _help(waiting: Iterator[Encoding], stop: Event) -> None:
             print(*words, file=process.stdin, flush=True)
             if not process.stdout.readline():
                 return
+            progress(1)
 
 
 def _compile(encoding: Encoding) -> None:

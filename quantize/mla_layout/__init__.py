@@ -22,4 +22,4 @@ _HOMES = {
     "change_layout": "quantize.mla_layout.pipeline",
 }
 
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

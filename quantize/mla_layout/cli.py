@@ -82,7 +82,7 @@ def mla_layout(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Non
         lines, data = change_lines(change), describe(change, written=False)
     else:
         with ProgressBar(f"laying out as {args.to}", quiet=args.quiet) as bar:
-            run = RunOptions(args.threads, args.restart, progress=bar.start)
+            run = RunOptions(args.threads, args.restart, compiling=bar.compiling, progress=bar.start)
             result = change_layout(args.source, args.output, args.to, options, run)
         lines, data = result_lines(result), describe(result.change, written=result.written is not None)
     if args.json or not args.quiet:

@@ -15,6 +15,7 @@ from gguf_tools.errors import BadImportance
 from gguf_tools.findings import Finding
 from gguf_tools.ggml_types import GGMLType
 from gguf_tools.tensors import TensorInfo
+from gguf_tools.text import html_table
 from quantize.formats.codecs import requires_importances
 from quantize.importance import Importances, ResolvedImportance, resolve
 from quantize.plan.decide import Candidate, Decision, PlanOptions, decide
@@ -45,6 +46,18 @@ class Plan:
     notes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     weighed: Mapping[str, ResolvedImportance] = field(default_factory=dict, compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        return f"<Plan {self.file_type}: {len(self.tensors)} tensors, {self.total_bytes:,} bytes>"
+
+    def _repr_html_(self) -> str:
+        totals: dict[str, list[int]] = {}
+        for info in self.infos:
+            total = totals.setdefault(info.type.name, [0, 0])
+            total[0] += 1
+            total[1] += info.n_bytes
+        rows = [(name, f"{count:,}", f"{n_bytes:,}") for name, (count, n_bytes) in totals.items()]
+        return html_table(repr(self), ("type", "tensors", "bytes"), rows)
 
     @property
     def remarks(self) -> tuple[str, ...]:

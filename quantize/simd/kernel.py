@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from numba import njit
+from numba.core.caching import FunctionCache
+from numba.core.runtime import rtsys
 
 from quantize.simd.import_closure import closure_hash
+from quantize.simd.inlining import InlinedFunction
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -24,8 +27,8 @@ OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 
 def inlinable(function: Function) -> Function:
     """Return `function` compiled for the kernels that call it; LLVM decides whether to inline it."""
-    compiled: Function = njit(**OPTIONS)(function)
-    return compiled
+    compiled: Any = InlinedFunction(function, **OPTIONS)
+    return cast("Function", compiled)
 
 
 def inlined(function: Function) -> Function:
@@ -34,8 +37,23 @@ def inlined(function: Function) -> Function:
     LLVM does not inline large functions by itself. A call moves vectors through memory and counts references
     to arrays.
     """
-    compiled: Function = njit(forceinline=True, **OPTIONS)(function)
-    return compiled
+    compiled: Any = InlinedFunction(function, forceinline=True, **OPTIONS)
+    return cast("Function", compiled)
+
+
+class KernelCache(FunctionCache):
+    """numba's cache, without loading the compiler before it is known that something has to be compiled.
+
+    numba loads its implementations of all that a function might call, which takes 0.3 s, before it looks into
+    the cache. Machine code needs none of them, only the runtime that allocates arrays. Before anything is
+    compiled, numba loads them anyway.
+    """
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        rtsys.initialize(target_context)
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(sig, target_context)
+        return None  # an error that the guard has swallowed
 
 
 def kernel(function: Function) -> Function:
@@ -46,7 +64,8 @@ def kernel(function: Function) -> Function:
     that codec's kernels and no other's. Times and version numbers do not count, so an upgrade that leaves
     the kernels as they are compiles nothing.
     """
-    dispatcher: Any = njit(cache=True, **OPTIONS)(function)
+    dispatcher: Any = njit(**OPTIONS)(function)
+    dispatcher._cache = KernelCache(function)
     stamp = closure_hash(function.__module__, Path(function.__code__.co_filename))
     dispatcher._cache._cache_file._source_stamp = stamp
     compiled: Function = dispatcher

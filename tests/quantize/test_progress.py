@@ -1,17 +1,17 @@
-"""The bar of a run: what it says of a slow start, and that it says so to people only."""
+"""The bars of a run: of the kernels that it compiles first, and of the bytes that it writes."""
 
 from __future__ import annotations
 
 import sys
-import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gguf_tools import progress
 from gguf_tools.ggml_types import F32
 from gguf_tools.layout import FileLayout
 from gguf_tools.tensors import TensorInfo
+from quantize import progress
 from quantize.fill.session import Output
 from quantize.plan.decide import Decider
 from quantize.plan.plan import Plan
@@ -28,42 +28,45 @@ def preparation() -> Preparation:
     return Preparation(Plan(F32.name, (plan,)), (Output(Path("x.gguf"), FileLayout.of({}, (info,))),), 0)
 
 
-def slow_start(preparation: Preparation) -> None:
-    """Advance a bar only after everything that waits for its first piece has lost its patience."""
+def compile_and_fill(preparation: Preparation) -> None:
     with ProgressBar("quantizing") as bar:
         advance = bar.start(preparation)
-        for thread in threading.enumerate():
-            if isinstance(thread, threading.Timer):
-                thread.join()
-        advance(10)
+        compiled = bar.compiling(6)
+        for _ in range(6):
+            compiled(1)
+        advance(preparation.plan.total_bytes)
 
 
-def test_a_slow_first_chunk_is_explained(
+def test_compiling_has_a_bar_of_its_own(
     preparation: Preparation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "PATIENCE_SECONDS", 0)
+    monkeypatch.setattr(progress, "KERNELS", replace(progress.KERNELS, delay=0))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    slow_start(preparation)
-    assert capsys.readouterr().err.count("compiling kernels") == 1
+    compile_and_fill(preparation)
+    kernels, _, bytes_ = capsys.readouterr().err.partition("quantizing")
+    assert "compiling 6 kernels, once: 100%" in kernels
+    assert "| 6/6 [" in kernels
+    assert ": 100%" in bytes_
 
 
-def test_a_slow_first_chunk_leaves_a_log_alone(
-    preparation: Preparation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_compiling_leaves_a_log_alone(
+    preparation: Preparation, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "PATIENCE_SECONDS", 0)
-    slow_start(preparation)
+    compile_and_fill(preparation)
     assert capsys.readouterr().err == ""
 
 
-def test_a_quick_run_explains_nothing(
+def test_kernels_from_the_cache_are_not_mentioned(
     preparation: Preparation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with ProgressBar("quantizing") as bar:
-        bar.start(preparation)(preparation.plan.total_bytes)
+        advance = bar.start(preparation)
+        bar.compiling(6)(6)
+        advance(preparation.plan.total_bytes)
     shown = capsys.readouterr().err
     assert "quantizing: 100%" in shown
-    assert "compiling kernels" not in shown
+    assert "compiling" not in shown
 
 
 def test_a_quick_run_says_nothing(preparation: Preparation, capsys: pytest.CaptureFixture[str]) -> None:

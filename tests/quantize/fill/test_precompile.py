@@ -140,7 +140,7 @@ def test_a_run_asks_for_what_it_will_encode(tmp_path: Path, monkeypatch: pytest.
         {name: ResolvedImportance(name, weights, 4, 0, "") for name in ("a", "b")},
     )
     asked: list[Encoding] = []
-    monkeypatch.setattr(outputs, "compile_all", lambda encodings, n_threads: asked.extend(encodings))
+    monkeypatch.setattr(outputs, "compile_all", lambda encodings, *how: asked.extend(encodings))
     write_outputs(lay_out(tmp_path / "new.gguf", {}, [infos]), job, [], FillOptions(n_threads=1))
     assert asked == [
         Encoding("F32", "Q4_0", True),

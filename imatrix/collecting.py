@@ -6,18 +6,63 @@ of the memory is one layer's attention and, per thread, a chunk's activations an
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, Unpack
 
 from forward.device import device_name, require_torch
 from forward.text import Text, read_text
 from imatrix.merge import merge
-from imatrix.options import Collected, CollectOptions, NoReport, Reporter
-from quantize.importance import refuse_nonfinite
+from imatrix.options import CollectChoices, Collected, CollectOptions, NoReport, Reporter
+from imatrix.progress import LayerBar
+from quantize.importance import ImportanceFile, refuse_nonfinite
 
 
 def collect(
+    model: str | os.PathLike[str],
+    text: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    options: CollectOptions | None = None,
+    *,
+    progress: bool = False,
+    **choices: Unpack[CollectChoices],
+) -> Collected:
+    """Return the importances that a text gives the weights of a model, and save them.
+
+        matrix = collect("DeepSeek-V2-Lite", "calibration.txt", "lite.imatrix.gguf").importances
+
+    model     Hugging Face folder, or GGUF file
+    text      path of a UTF-8 text
+    output    where to save them; until then, finished layers are kept beside it, and the same call resumes
+              after an interruption. None: nothing is saved
+    progress  show a bar on standard error
+    choices   fields of CollectOptions as keyword arguments, which replace those of `options`
+    raises    ToolkitError, for instance without torch
+    """
+    from forward.work_folder import forget
+    from imatrix.store import save
+
+    unknown = sorted(choices.keys() - {field.name for field in fields(CollectOptions)})
+    if unknown:
+        raise TypeError(f"unexpected keyword arguments: {', '.join(unknown)}")
+    options = replace(options or CollectOptions(), **choices)
+    report = LayerBar(0, _save_nothing, quiet=not progress)
+    with TemporaryDirectory() as nowhere, report:
+        place = Path(nowhere) / "none" if output is None else Path(output)
+        collected = collect_beside(Path(model), Path(text), place, options, report)
+        if output is not None:
+            save(place, collected.importances)
+            forget(place)
+    return collected
+
+
+def _save_nothing(contents: ImportanceFile) -> None:
+    raise AssertionError("a bar that never saves was asked to")
+
+
+def collect_beside(
     model: Path, text: Path, output: Path, options: CollectOptions, report: Reporter | None = None
 ) -> Collected:
     """Return the importances that `text` gives the weights of `model`.

@@ -1,0 +1,5 @@
+"""`python -m imatrix` is the command `imatrix`."""
+
+from imatrix.cli import main
+
+raise SystemExit(main())

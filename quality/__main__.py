@@ -1,0 +1,5 @@
+"""`python -m quality` is the command `evaluate`."""
+
+from quality.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,48 @@
+"""What a notebook sees: names by completion, help, and results on one line."""
+
+from __future__ import annotations
+
+import importlib
+import pydoc
+import subprocess
+import sys
+
+import pytest
+
+import gguf_tools
+from tests.contract.import_graph import PACKAGES, ROOT
+
+PUBLIC = [name for name in PACKAGES if name != "forward"]
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_completion_and_help_show_public_names(package: str) -> None:
+    code = f"import {package}, sys; print(*dir({package})); print('numba' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    names, has_numba = done.stdout.splitlines()
+    module = importlib.import_module(package)
+    assert set(module.__all__) <= set(names.split())
+    assert {"ToolkitError", "__version__"} <= set(module.__all__)
+    assert has_numba == "False"
+    shown = pydoc.plain(pydoc.render_doc(module))
+    assert [name for name in module.__all__ if not name.startswith("_") and name not in shown] == []
+
+
+def test_all_errors_are_public() -> None:
+    from gguf_tools import errors
+
+    raised = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    assert raised <= set(gguf_tools.__all__)
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_python_m_is_the_command(package: str) -> None:
+    command = [sys.executable, "-m", package, "--version"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith(f" {gguf_tools.__version__}\n")
+
+
+def test_quantize_does_not_load_numba_before_it_encodes() -> None:
+    code = "from quantize import QuantizeOptions, quantize; import sys; print('numba' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
