@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,7 +83,8 @@ def _parser() -> argparse.ArgumentParser:
         "--outtype", default="auto", metavar="TYPE",
         help="f32, f16, bf16 or q8_0 for the large matrices; auto: the 16-bit type of the checkpoint, bf16"
         " for a quantized one (default); or a file type of quantize (Q4_K_M ...) or a recipe file: quantized"
-        " in the same pass, with the bytes of converting to f32 and quantizing that",
+        " in the same pass, with the bytes of converting to f32 and quantizing that. Several with commas"
+        " between them are made at once; --outfile then needs {ftype}",
     )  # fmt: skip
     add_flags(parser, declared_options())
     parser.add_argument(
@@ -136,24 +139,37 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     from convert.pipeline import plan_run
     from quantize.progress import ProgressBar
     from quantize.report import note_lines, result_lines
+    from quantize.run import execute_together
     from quantize.run_options import RunOptions
 
     if not args.dry_run and args.threads is not None and args.threads < 1:
         parser.error(f"--threads is {args.threads}, expected at least 1")
-    with plan_run(args.model, args.outfile, options, allow_problems=args.dry_run) as run:
+    with ExitStack() as stack:
+        runs = [
+            stack.enter_context(plan_run(args.model, args.outfile, each, allow_problems=args.dry_run))
+            for each in _one_by_one(options)
+        ]
         if args.dry_run:
-            _print_plan(run.preparation)
+            for run in runs:
+                _print_plan(run.preparation)
             return
         with ProgressBar("converting", quiet=args.quiet) as bar:
             how = RunOptions(
                 args.threads, args.restart, args.reuse, args.verify, bar.compiling, progress=bar.start
             )
-            result = run.execute(how)
-    lines = note_lines(result.preparation.plan) if options.vocab_only else result_lines(result)
-    for line in () if args.quiet else lines:
-        print(line)
-    if options.vocab_only and not args.quiet:
-        print(f"wrote {result.paths[0]}")
+            results = execute_together(runs, how)
+    for result in () if args.quiet else results:
+        for line in note_lines(result.preparation.plan) if options.vocab_only else result_lines(result):
+            print(line)
+        if options.vocab_only:
+            print(f"wrote {result.paths[0]}")
+
+
+def _one_by_one(options: ConvertOptions) -> list[ConvertOptions]:
+    """Return options for each of several types with commas between them."""
+    if not isinstance(options.outtype, str):
+        return [options]
+    return [replace(options, outtype=outtype) for outtype in options.outtype.split(",")]
 
 
 def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> ConvertOptions:
@@ -165,7 +181,7 @@ def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Conve
     if args.split_max_tensors is not None and args.split_max_tensors < 0:
         parser.error(f"--split-max-tensors is {args.split_max_tensors}, expected a positive number")
     importances, types = read_importances(args, load), plan_options(args)
-    if is_outtype(args.outtype) and (importances or types != PlanOptions()):
+    if any(map(is_outtype, args.outtype.split(","))) and (importances or types != PlanOptions()):
         parser.error(
             f"importances and types by hand need a file type like Q4_K_M, found --outtype {args.outtype}"
         )

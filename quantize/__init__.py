@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from quantize.importance import Importance, ImportanceFile
     from quantize.linting import LintReport, lint
     from quantize.options import QuantizeOptions
-    from quantize.pipeline import quantize
+    from quantize.pipeline import quantize, quantize_many
     from quantize.plan.overrides import parse_overrides
     from quantize.plan.plan import Plan, PlanOptions, build_plan
     from quantize.plan.recipe_files import Mixture, find_mixture
@@ -60,6 +60,7 @@ __all__ = [
     "lint",
     "parse_overrides",
     "quantize",
+    "quantize_many",
 ]
 
 _HOMES = {
@@ -81,6 +82,7 @@ _HOMES = {
     "lint": "quantize.linting",
     "parse_overrides": "quantize.plan.overrides",
     "quantize": "quantize.pipeline",
+    "quantize_many": "quantize.pipeline",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,12 +48,14 @@ DESCRIPTION = """\
 Quantize a GGUF file (or a split one, given any of its parts): the bytes that llama-quantize writes.
 INPUT may also be a Hugging Face folder, which is then converted and quantized in one pass. OUTPUT
 defaults to ggml-model-TYPE.gguf beside INPUT, THREADS to one per core. TYPE is a file type of the list
-below, or a recipe file (.json, .yaml or .yml). `quantize lint` says what TYPE would do to a model."""
+below, or a recipe file (.json, .yaml or .yml), or several with commas between them, in which case OUTPUT
+needs {ftype} or {FTYPE} in its name. `quantize lint` says what TYPE would do to a model."""
 
 EPILOG = """\
 examples:
   quantize model-bf16.gguf model-Q8_0.gguf Q8_0
   quantize --imatrix model.imatrix model-bf16.gguf model-Q4_K_M.gguf Q4_K_M
+  quantize model-bf16.gguf 'model-{FTYPE}.gguf' Q4_K_M,Q5_K_M    the source is read once for both
   quantize --dry-run --imatrix model.imatrix model-bf16.gguf Q2_K      every tensor's type, and why
   quantize --tensor-type ffn_down_exps=Q6_K --tensor-type 'blk\\.[0-3]\\.=Q8_0' in.gguf out.gguf Q4_K_M
   quantize --fallback attn_k_b=Q8_0 in.gguf out.gguf Q4_K_M
@@ -178,6 +180,7 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
     from quantize.plan.recipe_files import find_mixture
     from quantize.progress import ProgressBar
     from quantize.report import result_lines
+    from quantize.run import execute_together
     from quantize.run_options import RunOptions
 
     source, output, type_, n_threads = _words(args.words, parser, needs_type=not is_sized(args))
@@ -188,20 +191,24 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
     plan = _plan_folder if source.is_dir() else _plan_file
     if output is not None and output.exists() and not source.exists():
         raise BadRequest(f"{source}: no such file, though OUTPUT is there; INPUT comes first")
-    types = _choose_types(args, source, output, type_) if is_sized(args) else type_ or ""
-    name = (find_mixture(types) if isinstance(types, str) else types).name
-    with plan(args, source, output, types) as run:
+    types: Sequence[str | Mixture] = (type_ or "").split(",")
+    if is_sized(args):
+        types = [_choose_types(args, source, output, type_)]
+    names = ", ".join((find_mixture(each) if isinstance(each, str) else each).name for each in types)
+    with ExitStack() as stack:
+        runs = [stack.enter_context(plan(args, source, output, each)) for each in types]
         if args.dry_run:
-            _print_plan(run.preparation, as_json=args.json)
+            for run in runs:
+                _print_plan(run.preparation, as_json=args.json)
             return
-        with ProgressBar(f"quantizing to {name}", quiet=args.quiet) as bar:
+        with ProgressBar(f"quantizing to {names}", quiet=args.quiet) as bar:
             options = RunOptions(
                 n_threads, args.restart, args.reuse, args.verify, bar.compiling, progress=bar.start
             )
-            result = run.execute(options)
-    for line in () if args.quiet else result_lines(result):
+            results = execute_together(runs, options)
+    for line in () if args.quiet else (line for result in results for line in result_lines(result)):
         print(line)
-    if args.evaluate is not None:
+    for result in results if args.evaluate is not None else ():
         evaluate_output(args, source, result.paths[0])
 
 
@@ -320,11 +327,14 @@ def _no_type_text(words: Sequence[str]) -> str:
 
 
 def _is_type(word: str) -> bool:
+    """Whether a word names a type, a recipe file, or several with commas between them."""
+    first, comma, rest = word.partition(",")
     try:
-        find_recipe(word)
+        find_recipe(first)
     except BadRequest:
-        return is_recipe_file(word)
-    return True
+        if not is_recipe_file(first):
+            return False
+    return _is_type(rest) if comma else True
 
 
 def _print_plan(preparation: Preparation, *, as_json: bool) -> None:

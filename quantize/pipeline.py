@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Unpack
@@ -23,7 +23,7 @@ from quantize.options import QuantizeOptions
 from quantize.plan.plan import Plan, PlanOptions, in_file_order
 from quantize.plan.recipe_files import Mixture, find_mixture
 from quantize.prepare import Preparation, decide_file, fill_job, lay_out, source_bytes
-from quantize.run import Result, Run
+from quantize.run import Result, Run, execute_together
 from quantize.run_options import QuantizeChoices, RunOptions, merge_choices
 
 
@@ -39,7 +39,8 @@ def quantize(
 
         quantize("model-bf16.gguf", "model-Q4_K_M.gguf", "Q4_K_M", importances=matrix, n_threads=8)
 
-    output     None: ggml-model-TYPE.gguf beside the source
+    output     {ftype} in its name stands for the type, {FTYPE} for it in capitals. None:
+               ggml-model-TYPE.gguf beside the source
     file_type  a name that llama-quantize knows (Q4_K_M, Q8_0, COPY ...), or a recipe file: mine.yaml
     options    what to make: QuantizeOptions, or only their `types`
     run        how to run: RunOptions
@@ -51,6 +52,32 @@ def quantize(
     options, run = merge_choices(options or QuantizeOptions(), run, choices)
     with plan_run(source, output, file_type, options) as planned:
         return planned.execute(run)
+
+
+def quantize_many(
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    file_types: Iterable[str | Mixture],
+    options: QuantizeOptions | PlanOptions | None = None,
+    run: RunOptions | None = None,
+    **choices: Unpack[QuantizeChoices],
+) -> list[Result]:
+    """Quantize `source` to several types at once: its rows are read and decoded once for all of them.
+
+        quantize_many("model-bf16.gguf", "model-{FTYPE}.gguf", ["Q4_K_M", "Q5_K_M"], importances=matrix)
+
+    output  a name in which {ftype} stands for the type, {FTYPE} for it in capitals
+    The rest is as in `quantize`, and so are the files, byte for byte. A run that was interrupted resumes with
+    all of its outputs, or one by one.
+    """
+    if isinstance(options, PlanOptions):
+        options = QuantizeOptions(types=options)
+    options, run = merge_choices(options or QuantizeOptions(), run, choices)
+    with ExitStack() as stack:
+        runs = [
+            stack.enter_context(plan_run(source, output, file_type, options)) for file_type in file_types
+        ]
+        return execute_together(runs, run)
 
 
 @contextmanager
@@ -71,12 +98,18 @@ def plan_run(
     mixture = file_type if isinstance(file_type, Mixture) else find_mixture(file_type)
     path = Path(source)
     target = default_output(path, mixture.name) if output is None else Path(output)
+    target = target.with_name(fill_template(target.name, mixture.name))
     with open_gguf(path) as opened:
         preparation = prepare(opened, target, mixture, options, allow_problems=allow_problems)
         sources = {name: GGUFTensor(opened, name) for name in opened.tensors}
         job = fill_job(preparation.plan, sources, partial(GGUFSources, path))
         calibration = None if options is None else options.calibration
         yield Run(preparation, job, tuple(opened.paths), started, calibration)
+
+
+def fill_template(name: str, type_name: str) -> str:
+    """Return a file's name with the type in place of {ftype} (in small letters) or {FTYPE} (in capitals)."""
+    return name.replace("{ftype}", type_name.lower()).replace("{FTYPE}", type_name.upper())
 
 
 def default_output(source: Path, type_name: str) -> Path:

@@ -30,8 +30,11 @@ class ProgressBar:
         self._total = 0
 
     def start(self, preparation: Preparation) -> Progress:
-        """Get ready for what was decided, and return what shows and advances the bar, from any thread."""
-        self._total = preparation.plan.total_bytes
+        """Get ready for what was decided, and return what shows and advances the bar, from any thread.
+
+        Of several outputs that are made together, the bar shows the sum.
+        """
+        self._total += preparation.plan.total_bytes
         return self._advance
 
     def compiling(self, n_kernels: int) -> Progress:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gguf_tools.errors import BadRequest
 from gguf_tools.progress import no_progress
 from quantize.calibration import Calibrating
 from quantize.fill.encode import FillJob
-from quantize.fill.outputs import Written, write_outputs
+from quantize.fill.outputs import OutputSet, Written, write_sets
 from quantize.prepare import Preparation
 from quantize.progress import ProgressBar
 from quantize.run_options import RunOptions
@@ -61,21 +62,15 @@ class Run:
 
     def execute(self, run: RunOptions | None = None) -> Result:
         """Write and publish the outputs; raises ToolkitError, see `write_outputs`."""
-        run = run or RunOptions()
-        if run.progress is True:
-            with ProgressBar("writing") as bar:
-                return self.execute(replace(run, progress=bar.start, compiling=bar.compiling))
-        progress = run.progress(self.preparation) if run.progress else no_progress
-        outputs = self.preparation.outputs
-        older = tuple(output.path for output in outputs if output.path.exists())
-        with self._calibrated(run) as job:
-            written = write_outputs(outputs, job, self.inputs, run, progress)
-        seconds = time.monotonic() - self.started
-        # Where an earlier session has published parts of a set, they are its own.
-        return Result(self.preparation, written, seconds, () if written.n_resumed else older)
+        return execute_together([self], run)[0]
+
+    @property
+    def existing(self) -> tuple[Path, ...]:
+        """The outputs that are there already."""
+        return tuple(output.path for output in self.preparation.outputs if output.path.exists())
 
     @contextmanager
-    def _calibrated(self, run: RunOptions) -> Iterator[FillJob]:
+    def calibrated(self, run: RunOptions) -> Iterator[FillJob]:
         """Give the job, with what makes its calibrated tensors."""
         if self.calibration is None:
             yield self.job
@@ -83,3 +78,32 @@ class Run:
         plan, outputs = self.preparation.plan, self.preparation.outputs
         with self.calibration.open(plan, outputs, self.job, self.inputs, run) as calibrator:
             yield replace(self.job, calibrator=calibrator)
+
+
+def execute_together(runs: Sequence[Run], how: RunOptions | None = None) -> list[Result]:
+    """Carry out several runs from the same source, which is read once for all of them.
+
+    The results are those of executing each run alone; see quantize/fill/together.py.
+    raises  BadRequest for runs with the same output, and what `Run.execute` raises
+    """
+    how = how or RunOptions()
+    if how.progress is True:
+        with ProgressBar("writing") as bar:
+            return execute_together(runs, replace(how, progress=bar.start, compiling=bar.compiling))
+    paths = [output.path for run in runs for output in run.preparation.outputs]
+    twice = next((path for path in paths if paths.count(path) > 1), None)
+    if twice is not None:
+        raise BadRequest(f"{twice}: two types would go there; put {{ftype}} into the name of the output")
+    older = [run.existing for run in runs]
+    progress = [how.progress(run.preparation) if how.progress else no_progress for run in runs]
+    with ExitStack() as stack:
+        jobs = [stack.enter_context(run.calibrated(how)) for run in runs]
+        pairs = zip(runs, jobs, strict=True)
+        sets = [OutputSet(run.preparation.outputs, job, run.inputs) for run, job in pairs]
+        written = write_sets(sets, how, progress)
+    ended = time.monotonic()
+    return [
+        # Where an earlier session has published parts of a set, they are its own.
+        Result(run.preparation, made, ended - run.started, () if made.n_resumed else before)
+        for run, made, before in zip(runs, written, older, strict=True)
+    ]

@@ -73,30 +73,38 @@ def encode_strips(
     digest  takes in the rows that are encoded
     raises  BadWeights for a NaN or infinity in the source, or a value that `target` can't hold
     """
-    from quantize.fill.nonfinite import check_finite
-
     source = job.sources[rows.tensor]
     if source.type == target:
         yield from _as_they_are(source, rows)
         return
-    codec = get_format(target)
-    resolved = job.importances.get(rows.tensor)
-    weighting = None if resolved is None else resolved.weighting_of_row(rows.start)
     for first, strip in strips(source, rows.start, rows.stop, target.rows_interleaved):
         if digest is not None:
             digest.update(strip)
-        try:
-            data = codec.encode(strip, weighting)
-        except BadWeights as error:
-            check_finite(strip, rows.tensor, first)  # says which weight it was
-            raise BadWeights(f"{rows.tensor}: rows from {first} on: {error}") from error
-        if target in _FLOATS:  # the codecs of all others refuse what is not finite
-            check_finite(strip, rows.tensor, first)
-        if target == F16:
-            _check_half_range(strip, data, rows.tensor, first)
-        data = data.reshape(-1)
+        data = encode_strip(strip, first, rows, target, job)
         del strip  # now, so that the next strip takes the same memory, which is still in the cache
         yield data
+
+
+def encode_strip(strip: Rows, first: int, rows: RowRange, target: GGMLType, job: FillJob) -> np.ndarray:
+    """Return some of the rows that share a matrix and a row of importances as the bytes of `target`, uint8.
+
+    strip   the rows from `first` on, out of `rows`
+    raises  BadWeights as `encode_strips`
+    """
+    from quantize.fill.nonfinite import check_finite
+
+    resolved = job.importances.get(rows.tensor)
+    weighting = None if resolved is None else resolved.weighting_of_row(rows.start)
+    try:
+        data = get_format(target).encode(strip, weighting)
+    except BadWeights as error:
+        check_finite(strip, rows.tensor, first)  # says which weight it was
+        raise BadWeights(f"{rows.tensor}: rows from {first} on: {error}") from error
+    if target in _FLOATS:  # the codecs of all others refuse what is not finite
+        check_finite(strip, rows.tensor, first)
+    if target == F16:
+        _check_half_range(strip, data, rows.tensor, first)
+    return data.reshape(-1)
 
 
 def _as_they_are(source: SourceTensor, rows: RowRange) -> Iterator[np.ndarray]:

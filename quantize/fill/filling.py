@@ -56,17 +56,17 @@ class Filler:
     """A worker that fills partials; all threads of a process share one."""
 
     def __init__(self, spec: JobSpec, job: FillJob, partials: Mapping[int, PartialFile]) -> None:
-        self._spec, self._job, self._partials = spec, job, partials
+        self.spec, self.job, self.partials = spec, job, partials
 
     def run(self, task: ChunkTask) -> int:
         """Encode a chunk and write it; return the digest of its rows, UNKNOWN where they are copied."""
-        target = self._spec.types[task.rows.tensor]
-        wants_digest = self._spec.digests and self._job.is_encoded(task.rows.tensor, target)
+        target = self.spec.types[task.rows.tensor]
+        wants_digest = self.spec.digests and self.job.is_encoded(task.rows.tensor, target)
         digest = RowsDigest() if wants_digest else None
-        partial = self._partials[task.output]
+        partial = self.partials[task.output]
         offset = task.offset
-        for data in encode_strips(task.rows, target, self._job, digest):
-            stored = swap_bytes(target, data) if self._spec.endian == "big" else data
+        for data in encode_strips(task.rows, target, self.job, digest):
+            stored = swap_bytes(target, data) if self.spec.endian == "big" else data
             partial.write(offset, stored.data)
             offset += stored.size
         return UNKNOWN if digest is None else digest.value()

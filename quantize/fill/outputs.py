@@ -10,10 +10,11 @@ outputs are done, so the first output, which has it, comes last.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from gguf_tools.journal import Journal, journal_path
 from gguf_tools.progress import Progress, no_progress
@@ -26,6 +27,7 @@ from quantize.fill.options import FillOptions
 from quantize.fill.precompile import Encoding, compile_all
 from quantize.fill.reuse import OldFiles, OldTensor, Reuse
 from quantize.fill.session import Output, Session
+from quantize.fill.together import fill_together
 from quantize.fill.verify import Verification, merge_verifications
 
 
@@ -66,44 +68,116 @@ def write_outputs(
     raises    ExecutionError for the first chunk that fails, OutputError for a file that can't be written and
               for leftovers of another run; what is done stays for the next run
     """
-    outputs, inputs = tuple(outputs), tuple(inputs)
-    refuse_inputs(journal_path(outputs[0].path), inputs)
-    table = ChunkTable.of([output.layout for output in outputs], job.rows_per_weights(), CHUNK_ELEMS)
-    about = describe_run({output.path.name: output.layout for output in outputs}, job, inputs)
+    return write_sets([OutputSet(tuple(outputs), job, tuple(inputs))], options, [progress])[0]
+
+
+@dataclass(frozen=True)
+class OutputSet:
+    """Outputs that are made by one run: a file, or the files of a split set.
+
+    inputs  files that are being read, which no output may replace
+    """
+
+    outputs: tuple[Output, ...]
+    job: FillJob
+    inputs: tuple[Path, ...]
+
+    def table(self) -> ChunkTable:
+        layouts = [output.layout for output in self.outputs]
+        return ChunkTable.of(layouts, self.job.rows_per_weights(), CHUNK_ELEMS)
+
+    def describe(self) -> dict[str, Any]:
+        layouts = {output.path.name: output.layout for output in self.outputs}
+        return describe_run(layouts, self.job, self.inputs)
+
+
+def write_sets(
+    sets: Sequence[OutputSet], options: FillOptions, progress: Sequence[Progress]
+) -> list[Written]:
+    """Fill several sets from the same source at the same time, and publish each output when it is whole.
+
+    progress  of each set; see `write_outputs`
+    raises    as `write_outputs`; what is done of any set stays for the next run
+    """
+    reuse = tuple(map(Path, options.reuse))
     with ExitStack() as stack:
-        old = stack.enter_context(OldFiles(map(Path, options.reuse), outputs[0].layout.endian))
-        for output in outputs:
-            refuse_inputs(output.path.with_name(output.path.name + PARTIAL_SUFFIX), old.paths)
-        journal = stack.enter_context(Journal(outputs[0].path, about, restart=options.restart))
-        session = Session(outputs, table, job, journal, progress, verify=options.verify)
+        opened: list[_OpenSet] = []
+        for made, progress_of_set in zip(sets, progress, strict=True):
+            opened.append(_OpenSet(made, replace(options, reuse=reuse), progress_of_set, stack))
         try:
-            session.open_outputs(inputs, stack)
-            n_resumed = len(journal.done)
-            reused = Reuse(old, session, job, journal.done)
+            for each in opened:
+                each.open_outputs(stack)
             began = time.monotonic()
-            compile_all(_encodings(session, job, reused), options.threads, options.compiling)
+            encodings = [encoding for each in opened for encoding in each.encodings()]
+            compile_all(encodings, options.threads, options.compiling)
             compiled = time.monotonic()
-            session.publish_whole()
             executor = make_executor(options.threads)
-            reused.run(executor)
-            spec = session.spec()
-            executor.run(_missing(session, job, calibrated=False), spec, session.done)
-            if job.calibrator is not None:
-                job.calibrator.run(_missing(session, job, calibrated=True), spec.partials, session.done)
-            session.finish()
+            for each in opened:
+                each.session.publish_whole()
+                each.reused.run(executor)
+            if len(opened) > 1:
+                fill_together([(each.session, each.missing()) for each in opened], executor)
+            else:
+                session = opened[0].session
+                executor.run(opened[0].missing(), session.spec(), session.done)
+            for each in opened:
+                each.fill_calibrated()
+                each.session.finish()
         except BaseException as error:
-            session.keep(error)
+            for each in opened:
+                each.session.keep(error)
             raise
-        journal.remove()
-    return Written(
-        table.n_chunks,
-        n_resumed,
-        reused=reused.counts,
-        notes=(*old.notes, *(_damage_note(tensor) for tensor in reused.damaged)),
-        compile_seconds=compiled - began,
-        verification=merge_verifications(session.checked) if options.verify else None,
-        calibration=() if job.calibrator is None else tuple(job.calibrator.lines()),
-    )
+        for each in opened:
+            each.journal.remove()
+    return [each.written(compiled - began) for each in opened]
+
+
+class _OpenSet:
+    """A set with its journal and its older files open."""
+
+    def __init__(self, made: OutputSet, options: FillOptions, progress: Progress, stack: ExitStack) -> None:
+        first = made.outputs[0]
+        refuse_inputs(journal_path(first.path), made.inputs)
+        self._set, self._options, self._table = made, options, made.table()
+        about = made.describe()
+        self._old = stack.enter_context(OldFiles(map(Path, options.reuse), first.layout.endian))
+        for output in made.outputs:
+            refuse_inputs(output.path.with_name(output.path.name + PARTIAL_SUFFIX), self._old.paths)
+        self.journal = stack.enter_context(Journal(first.path, about, restart=options.restart))
+        self.session = Session(
+            made.outputs, self._table, made.job, self.journal, progress, verify=options.verify
+        )
+
+    def open_outputs(self, stack: ExitStack) -> None:
+        """Open the partials, and see what is done and what may be reused."""
+        self.session.open_outputs(self._set.inputs, stack)
+        self._n_resumed = len(self.journal.done)
+        self.reused = Reuse(self._old, self.session, self._set.job, self.journal.done)
+
+    def encodings(self) -> Iterable[Encoding]:
+        return _encodings(self.session, self._set.job, self.reused)
+
+    def missing(self) -> Iterator[ChunkTask]:
+        """Yield the chunks that are not done, without those that the calibration makes."""
+        return _missing(self.session, self._set.job, calibrated=False)
+
+    def fill_calibrated(self) -> None:
+        job, session = self._set.job, self.session
+        if job.calibrator is not None:
+            missing = _missing(session, job, calibrated=True)
+            job.calibrator.run(missing, session.spec().partials, session.done)
+
+    def written(self, compile_seconds: float) -> Written:
+        checked, calibrator = self.session.checked, self._set.job.calibrator
+        return Written(
+            self._table.n_chunks,
+            self._n_resumed,
+            reused=self.reused.counts,
+            notes=(*self._old.notes, *(_damage_note(tensor) for tensor in self.reused.damaged)),
+            compile_seconds=compile_seconds,
+            verification=merge_verifications(checked) if self._options.verify else None,
+            calibration=() if calibrator is None else tuple(calibrator.lines()),
+        )
 
 
 def _missing(session: Session, job: FillJob, *, calibrated: bool) -> Iterator[ChunkTask]:

@@ -142,6 +142,11 @@ class Session:
                 if number not in self._journal.done:
                     yield self._table.task(number)
 
+    def is_encoded(self, task: ChunkTask) -> bool:
+        """Whether the rows of a chunk are encoded, not copied as they are."""
+        tensor = task.rows.tensor
+        return self._job.is_encoded(tensor, self._table.tensors[tensor].info.type)
+
     def writer_of(self, info: TensorInfo) -> GGUFWriter:
         """Return the writer of the output that a tensor goes into."""
         return self._open[self._table.tensors[info.name].output].writer
