@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import Any, Protocol
 
@@ -74,34 +74,49 @@ class Layout(Protocol):
         """Return the scales and minimums that a search begins with, given those of the stock encoder."""
         ...
 
-    def neighbours(self, blocks: Blocks, window: int) -> Sequence[Blocks]:
-        """Return `blocks` itself and what it becomes with scales and minimums up to `window` steps away.
+    def neighbours(self, blocks: Blocks, window: int) -> Blocks:
+        """Return what blocks become with scales and minimums up to `window` steps away, themselves first.
 
-        Codes are left as they are. Each sub-block may take its scale and minimum from another neighbour.
+        All fields but the codes, which stay, have one axis more, the first: the number of the neighbour, or 1
+        where neighbours are the same. Each sub-block may take scale and minimum from another neighbour.
         """
         ...
 
 
-def moves(of_scale: int, of_low: int) -> list[tuple[int, int]]:
-    """Return the steps, up to so many, that a scale and a minimum can take together, the nearest first."""
-    pairs = product(range(-of_scale, of_scale + 1), range(-of_low, of_low + 1))
-    return sorted(pairs, key=lambda pair: abs(pair[0]) + abs(pair[1]))
+@cache
+def moves(of_scale: int, of_low: int) -> tuple[Integers, Integers]:
+    """Return the steps, up to so many, that scales and minimums can take together, the nearest first.
+
+    Both are int32 (count, 1, 1), count an even number: kernels try two at a time.
+    """
+    pairs = sorted(
+        product(range(-of_scale, of_scale + 1), range(-of_low, of_low + 1)),
+        key=lambda pair: abs(pair[0]) + abs(pair[1]),
+    )
+    steps = np.array(pairs + pairs[-1:] * (len(pairs) % 2), np.int32)
+    return steps[:, 0].reshape(-1, 1, 1), steps[:, 1].reshape(-1, 1, 1)
 
 
-def chosen(neighbours: Sequence[Blocks], choices: Integers, codes: Codes) -> Blocks:
+def within(numbers: Integers, lowest: int, highest: int) -> Integers:
+    """Return integers limited to lowest .. highest; np.clip takes ten times as long for a few of them."""
+    return np.minimum(np.maximum(numbers, np.int32(lowest)), np.int32(highest))
+
+
+def chosen(neighbours: Blocks, choices: Integers, codes: Codes) -> Blocks:
     """Return, for each sub-block, the scale and minimum of one neighbour.
 
     choices  int32 (n, sub-blocks), numbers of neighbours
     codes    those that go with the choice
     """
 
-    def pick(name: str) -> npt.NDArray[Any]:
-        options = np.stack([getattr(blocks, name) for blocks in neighbours])
-        # where all sub-blocks share d and dmin, the neighbours do too
-        picked: npt.NDArray[Any] = np.take_along_axis(options, choices[None, :, : options.shape[2]], 0)[0]
+    def pick(options: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if len(options) == 1:
+            return options[0]
+        picked: npt.NDArray[Any] = np.take_along_axis(options, choices[None], 0)[0]
         return picked
 
-    return Blocks(pick("d"), pick("dmin"), pick("scales"), pick("lows"), codes)
+    lines = neighbours
+    return Blocks(pick(lines.d), pick(lines.dmin), pick(lines.scales), pick(lines.lows), codes)
 
 
 def halves(values: Floats32) -> npt.NDArray[np.uint16]:

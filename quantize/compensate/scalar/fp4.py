@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from gguf_tools.ggml_types import MXFP4, NVFP4, GGMLType
 from quantize.compensate.base import Rounder
-from quantize.compensate.scalar.blocks import Blocks, Codes, Integers, moves
+from quantize.compensate.scalar.blocks import Blocks, Codes, Integers, moves, within
 from quantize.compensate.scalar.rounder import ScalarRounder
 from quantize.formats.base import Bytes, Floats32
 from quantize.formats.fp4 import mxfp4, nvfp4
@@ -53,7 +53,7 @@ class _Exponents:
     def begin(self, stock: Blocks) -> Blocks:
         return stock
 
-    def neighbours(self, blocks: Blocks, window: int) -> Sequence[Blocks]:
+    def neighbours(self, blocks: Blocks, window: int) -> Blocks:
         return _scaled(blocks, window, 255)
 
 
@@ -85,7 +85,7 @@ class _SmallFloats:
     def begin(self, stock: Blocks) -> Blocks:
         return stock
 
-    def neighbours(self, blocks: Blocks, window: int) -> Sequence[Blocks]:
+    def neighbours(self, blocks: Blocks, window: int) -> Blocks:
         return _scaled(blocks, window, nvfp4.LARGEST_BYTE)
 
 
@@ -97,8 +97,9 @@ def _blocks(n_rows: int, scales: Integers, codes: Codes) -> Blocks:
     return Blocks(ones, np.zeros_like(ones), scales, np.zeros_like(scales), levels)
 
 
-def _scaled(blocks: Blocks, window: int, top: int) -> list[Blocks]:
-    return [replace(blocks, scales=np.clip(blocks.scales + up, 0, top)) for up, _ in moves(window, 0)]
+def _scaled(blocks: Blocks, window: int, top: int) -> Blocks:
+    scales = within(blocks.scales + moves(window, 0)[0], 0, top)
+    return Blocks(blocks.d[None], blocks.dmin[None], scales, blocks.lows[None], blocks.codes)
 
 
 LAYOUTS = (_Exponents(), _SmallFloats())

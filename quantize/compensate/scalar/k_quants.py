@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gguf_tools.ggml_types import IQ4_XS, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, GGMLType
 from quantize.compensate.base import Rounder
-from quantize.compensate.scalar.blocks import Blocks, Codes, Fields, Integers, halves, moves
+from quantize.compensate.scalar.blocks import Blocks, Codes, Fields, Integers, halves, moves, within
 from quantize.compensate.scalar.rounder import ScalarRounder
 from quantize.formats.base import Bytes, Floats32
 from quantize.formats.iq import iq4, iq4_xs
@@ -63,15 +63,11 @@ class SuperBlocks:
     def begin(self, stock: Blocks) -> Blocks:
         return stock
 
-    def neighbours(self, blocks: Blocks, window: int) -> Sequence[Blocks]:
-        return [
-            replace(
-                blocks,
-                scales=np.clip(blocks.scales + up, *self.scale_range),
-                lows=np.clip(blocks.lows + low, 0, self.low_top),
-            )
-            for up, low in moves(window, window if self.low_top else 0)
-        ]
+    def neighbours(self, blocks: Blocks, window: int) -> Blocks:
+        ups, downs = moves(window, window if self.low_top else 0)
+        scales = within(blocks.scales + ups, *self.scale_range)
+        lows = within(blocks.lows + downs, 0, self.low_top) if self.low_top else blocks.lows[None]
+        return Blocks(blocks.d[None], blocks.dmin[None], scales, lows, blocks.codes)
 
 
 # ---- the fields of each type

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class ScalarRounder:
         n_rows, n = rows.shape
         start = layout.begin(layout.read(codec.encode(rows, ColumnWeights(importances))))
         neighbours = layout.neighbours(start, effort.scale_window)
-        slopes, lows = _candidates([layout.lines(blocks) for blocks in neighbours])
+        slopes, lows = _candidates(*layout.lines(neighbours))
         n_subs, n_candidates, padded = slopes.shape
         codes = np.empty((n_rows, n), np.uint8)
         choices = np.empty((n_subs, padded), np.int32)
@@ -53,7 +54,7 @@ class ScalarRounder:
             codes.reshape(-1),
             choices.reshape(-1),
         )
-        numbers = np.minimum(choices[:, :n_rows].T, len(neighbours) - 1)
+        numbers = choices[:, :n_rows].T
         data = layout.write(chosen(neighbours, numbers, codes))
         return data, codec.decode(data, n)
 
@@ -66,7 +67,7 @@ class ScalarRounder:
         own = slice(first, first + n)
         blocks = layout.read(data)
         neighbours = layout.neighbours(blocks, 1)
-        slopes, lows = _candidates([layout.lines(neighbour) for neighbour in neighbours])
+        slopes, lows = _candidates(*layout.lines(neighbours))
         n_subs, n_candidates, padded = slopes.shape
         codes = np.empty((n_rows, n), np.uint8)
         choices = np.empty((n_subs, padded), np.int32)
@@ -88,27 +89,23 @@ class ScalarRounder:
             codes.reshape(-1),
             choices.reshape(-1),
         )
-        numbers = np.minimum(choices[:, :n_rows].T, len(neighbours) - 1)
+        numbers = choices[:, :n_rows].T
         stays = np.repeat(numbers < 0, layout.sub_elems, axis=1)
         codes = np.where(stays, blocks.codes, codes)
         return layout.write(chosen(neighbours, np.maximum(numbers, 0), codes)), moves
 
-    @property
+    @cached_property
     def _is_even(self) -> bool:
         return bool((np.diff(self.layout.levels) == 1).all())
 
 
-def _candidates(lines: list[tuple[Floats32, Floats32]]) -> tuple[Floats32, Floats32]:
-    """Return slopes and lows as the kernel reads them, float32 (sub-blocks, candidates, padded rows).
+def _candidates(slopes: Floats32, lows: Floats32) -> tuple[Floats32, Floats32]:
+    """Return lines as the kernels read them, float32 (sub-blocks, candidates, padded rows).
 
-    lines  slope and low of each candidate, float32 (rows, sub-blocks)
+    slopes, lows  float32 (candidates, rows, sub-blocks); lows may have one candidate for all
     """
-    if len(lines) % 2:
-        lines = [*lines, lines[-1]]
-    n_rows, n_subs = lines[0][0].shape
-    shape = (n_subs, len(lines), -(-n_rows // LANES) * LANES)
-    slopes, lows = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-    for number, (slope, low) in enumerate(lines):
-        slopes[:, number, :n_rows] = slope.T
-        lows[:, number, :n_rows] = low.T
-    return slopes, lows
+    n_candidates, n_rows, n_subs = slopes.shape
+    padded = np.zeros((2, n_subs, n_candidates, -(-n_rows // LANES) * LANES), np.float32)
+    padded[0, :, :, :n_rows] = slopes.transpose(2, 0, 1)
+    padded[1, :, :, :n_rows] = lows.transpose(2, 0, 1)
+    return padded[0], padded[1]

@@ -6,7 +6,7 @@ the distance between two levels; small ones, so a window is several of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,17 +74,14 @@ class SingleScales:
     def begin(self, stock: Blocks) -> Blocks:
         return replace(stock, d=as_half(stock.d * np.float32(self.shrink)))
 
-    def neighbours(self, blocks: Blocks, window: int) -> Sequence[Blocks]:
+    def neighbours(self, blocks: Blocks, window: int) -> Blocks:
         step = np.float32(self.step)
-        reach = (min(2 * window, 3),) * 2 if self.has_lows else (5 * window, 0)
-        return [
-            replace(
-                blocks,
-                d=as_half(blocks.d * (1 + step * np.float32(up))),
-                dmin=as_half(blocks.dmin + blocks.d * step * np.float32(low)),
-            )
-            for up, low in moves(*reach)
-        ]
+        ups, downs = moves(*(min(2 * window, 3),) * 2) if self.has_lows else moves(5 * window, 0)
+        d = as_half(blocks.d * (1 + step * ups.astype(np.float32)))
+        dmin = blocks.dmin[None]
+        if self.has_lows:
+            dmin = as_half(dmin + blocks.d * step * downs.astype(np.float32))
+        return Blocks(d, dmin, blocks.scales[None], blocks.lows[None], blocks.codes)
 
 
 # ---- the codes of each type
