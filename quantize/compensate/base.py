@@ -33,20 +33,23 @@ class Effort:
 
     raises  ValueError for numbers below 0, and a window above MOST_STEPS
 
-    scale_window  how many steps the integer scales and minimums of a sub-block may leave the ones that
-                  llama.cpp's search gives, while the weights are rounded under them with feedback
+    scale_window  how many steps the scales and minimums of a sub-block may leave the ones that llama.cpp's
+                  search gives, while the weights are rounded under them with feedback
     super_scales  how many scales of the scales are tried for a block of a grid type, 1 to 6
+    grid_window   the window of grid types, whose candidates take far longer
     sweeps        how often all blocks of a row are chosen anew, with the others as they are; fewer where that
                   changes nothing any more
     """
 
-    scale_window: int = 1
+    scale_window: int = 3
     super_scales: int = 4
+    grid_window: int = 1
     sweeps: int = 2
 
     def __post_init__(self) -> None:
-        if not 0 <= self.scale_window <= MOST_STEPS:
-            raise ValueError(f"scale_window must be 0 to {MOST_STEPS}, found {self.scale_window}")
+        for window in (self.scale_window, self.grid_window):
+            if not 0 <= window <= MOST_STEPS:
+                raise ValueError(f"a window must be 0 to {MOST_STEPS} steps, found {window}")
         if self.sweeps < 0:
             raise ValueError(f"sweeps must be 0 or more, found {self.sweeps}")
 

@@ -83,12 +83,12 @@ class GridRounder:
         """Return the bytes of one block of each row and their values; see compensate.base.Rounder."""
         codec = get_format(self.type)
         start = self.layout.read(codec.encode(rows, ColumnWeights(importances)))
-        best = self.attempt(rows, upper, effort.scale_window, start.d, start.scales)
+        best = self.attempt(rows, upper, effort.grid_window, start.d, start.scales)
         fitted = _as_half(np.where(best.factors > 0, best.d * best.factors, best.d))
         for factor in _AROUND[: effort.super_scales - 1]:
             d = _as_half(fitted * np.float32(factor))
             scales = self._scales_for(best, d)
-            best = best.replaced_by(self.attempt(rows, upper, effort.scale_window, d, scales))
+            best = best.replaced_by(self.attempt(rows, upper, effort.grid_window, d, scales))
         data = self.layout.write(self.blocks(best))
         return data, codec.decode(data, rows.shape[1])
 
