@@ -43,9 +43,10 @@ class Blocks:
 class Layout(Protocol):
     """Where a type keeps what `Blocks` holds, and what it may be changed to.
 
-    type       the type
-    sub_elems  elements that share a scale, a multiple of 16
-    levels     float32, what the codes stand for, ascending
+    type         the type
+    sub_elems    elements that share a scale, a multiple of 16
+    levels       float32, what the codes stand for, ascending
+    is_refitted  whether d and dmin are shared by several sub-blocks, and fitted again once these are chosen
     """
 
     @property
@@ -54,6 +55,8 @@ class Layout(Protocol):
     def sub_elems(self) -> int: ...
     @property
     def levels(self) -> Floats32: ...
+    @property
+    def is_refitted(self) -> bool: ...
 
     def read(self, data: Bytes) -> Blocks:
         """Return the blocks of n rows, uint8 (n, bytes), as arrays."""

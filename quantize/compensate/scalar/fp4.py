@@ -36,6 +36,10 @@ class _Exponents:
     def levels(self) -> Floats32:
         return LEVELS
 
+    @property
+    def is_refitted(self) -> bool:
+        return False
+
     def read(self, data: Bytes) -> Blocks:
         fields = np.ascontiguousarray(data).reshape(-1).view(mxfp4.BLOCK)
         return _blocks(len(data), fields["e"].astype(np.int32), unpack(fields["qs"], 4, 16))
@@ -67,6 +71,10 @@ class _SmallFloats:
     @property
     def levels(self) -> Floats32:
         return LEVELS
+
+    @property
+    def is_refitted(self) -> bool:
+        return False
 
     def read(self, data: Bytes) -> Blocks:
         fields = np.ascontiguousarray(data).reshape(-1).view(nvfp4.BLOCK)

@@ -42,6 +42,10 @@ class SuperBlocks:
     read_rest: Callable[[Fields], Rest]
     write_rest: Callable[[Fields, Blocks], None]
 
+    @property
+    def is_refitted(self) -> bool:
+        return self.low_top > 0  # where there are two numbers to fit; one gains 1 % at most
+
     def read(self, data: Bytes) -> Blocks:
         fields = data.reshape(-1).view(self.block)
         d = halves_to_float32(fields["d"])[:, None]

@@ -12,6 +12,7 @@ from quantize.compensate.base import Effort
 from quantize.compensate.factor import Factor
 from quantize.compensate.scalar.blocks import Layout, chosen
 from quantize.compensate.scalar.refinement import refine_evenly, refine_unevenly
+from quantize.compensate.scalar.refit import refit
 from quantize.compensate.scalar.rounding import round_evenly, round_unevenly
 from quantize.formats import get_format
 from quantize.formats.base import Bytes, Floats32, as_source
@@ -62,10 +63,11 @@ class ScalarRounder:
         self, data: Bytes, pulls: Floats32, factor: Factor, first: int, effort: Effort
     ) -> tuple[Bytes, Floats32]:
         """Return better bytes and how far the values move; see compensate.base.Refiner."""
-        layout = self.layout
+        layout, decode = self.layout, get_format(self.type).decode
         n_rows, n = pulls.shape
         own = slice(first, first + n)
-        blocks = layout.read(data)
+        blocks, values = layout.read(data), decode(data, n)
+        hessian = np.ascontiguousarray(factor.hessian[own, own])
         neighbours = layout.neighbours(blocks, 1)
         slopes, lows = _candidates(*layout.lines(neighbours))
         n_subs, n_candidates, padded = slopes.shape
@@ -75,8 +77,8 @@ class ScalarRounder:
         pulls = pulls.copy()
         refine_blocks = refine_evenly if self._is_even else refine_unevenly
         refine_blocks(
-            as_source(get_format(self.type).decode(data, n)),
-            as_source(np.ascontiguousarray(factor.hessian[own, own])),
+            as_source(values),
+            as_source(hessian),
             as_source(factor.local_uppers(layout.sub_elems)[own]),
             n,
             layout.sub_elems,
@@ -92,7 +94,11 @@ class ScalarRounder:
         numbers = choices[:, :n_rows].T
         stays = np.repeat(numbers < 0, layout.sub_elems, axis=1)
         codes = np.where(stays, blocks.codes, codes)
-        return layout.write(chosen(neighbours, np.maximum(numbers, 0), codes)), moves
+        blocks = chosen(neighbours, np.maximum(numbers, 0), codes)
+        if not layout.is_refitted:
+            return layout.write(blocks), moves
+        data = layout.write(refit(layout, blocks, pulls, hessian))
+        return data, decode(data, n) - values
 
     @cached_property
     def _is_even(self) -> bool:

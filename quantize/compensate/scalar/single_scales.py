@@ -49,6 +49,10 @@ class SingleScales:
         return self.type.block_elems
 
     @property
+    def is_refitted(self) -> bool:
+        return False
+
+    @property
     def has_lows(self) -> bool:
         return "m" in (self.block.names or ())
 
