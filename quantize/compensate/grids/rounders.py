@@ -141,7 +141,7 @@ class GridRounder:
         self.refinement(
             self.form,
             self._ground(np.ascontiguousarray(factor.hessian[own, own]), factor.local_uppers(size)[own]),
-            effort.scale_window,
+            effort.grid_window,
             as_source(pulls),
             as_source(values),
             state,
