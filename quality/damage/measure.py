@@ -146,6 +146,7 @@ def _measure(
         work_folders,
     )
     from quality.damage.observe import Damages, damages_of, of_embeddings_and_output
+    from quality.damage.ratios import Ratios, Together, ratios_of
     from quality.damage.type_errors import CANDIDATES, TypeErrors
     from quantize.roles import tensor_role
 
@@ -167,10 +168,14 @@ def _measure(
             device = source.loader_for(options.forward).device
             return TypeErrors(quantized, importances, types, options.rows, options.least_rows, device)
 
+        def observe(layer: int) -> Together:
+            ratios = Ratios(quantized, text.chunk_size)
+            return Together([Damages(errors_of_layer(layer), text.chunk_size), ratios])
+
         if folders.back.done < n_layers:
             passes = source, text, options.forward, options.seed, folders, report
             backward = opened.enter_context(there_and_back(*passes, Accumulator))
-            for _ in backward.layers(lambda layer: Damages(errors_of_layer(layer), text.chunk_size)):
+            for _ in backward.layers(observe):
                 pass
             backward.finish_embeddings(
                 lambda states: of_embeddings_and_output(
@@ -178,10 +183,13 @@ def _measure(
                 )
             )
         damages: dict[str, dict[str, float]] = {}
+        ratios: dict[str, float] = {}
         for step in range(n_layers, -1, -1):
-            damages |= damages_of(folders.back.arrays(step), text.inputs.size)
+            arrays = folders.back.arrays(step)
+            damages |= damages_of(arrays, text.inputs.size)
+            ratios |= ratios_of(arrays)
     return {
-        name: TensorLosses(tensor.shape, damages[name])
+        name: TensorLosses(tensor.shape, damages[name], ratios.get(name, 1.0))
         for name, tensor in quantized.items()
         if name in damages
     }

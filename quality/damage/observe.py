@@ -22,8 +22,8 @@ the vocabulary of p (1 - p) (e x)^2 / 2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -38,12 +38,13 @@ from forward.text import Text
 from forward.work_folder import EMBEDDING
 from gguf_tools.errors import BadActivation
 from gguf_tools.ggml_types import GGMLType
+from quality.damage.ratios import ratio, ratio_arrays
 from quality.damage.type_errors import BlockErrors, TypeErrors, candidates, errors_of, read_rows, spread
-from quantize.fill.sources import SourceTensor
 
 _DAMAGE, _TYPES = "damage:", "types:"
 """What names of arrays in the work folder begin with; a tensor's name follows."""
 
+Floats32 = npt.NDArray[np.float32]
 Floats64 = npt.NDArray[np.float64]
 
 
@@ -157,53 +158,116 @@ def of_embeddings_and_output(
     n_sampled  tokens of the text whose rows are encoded
     """
     sums: dict[str, Floats64] = {}
+    ratios: dict[str, float] = {}
     can_have: dict[str, list[GGMLType]] = {}
     forward, n_tokens = backward.forward, states.n_rows
-    sample = spread(n_tokens, n_sampled)
-    drawn = backward.folder.arrays(EMBEDDING)
-    hidden = torch.cat([forward.last().read(int(token), int(token) + 1) for token in sample])
-    x = forward.output_norm()(hidden.to(forward.load.device)).cpu().numpy()
-    labels, doubts = drawn["labels"][sample], -np.expm1(-drawn["losses"][sample])
+    odd = range(1, forward.text.n_chunks, 2)
     for name in dict.fromkeys((EMBEDDINGS, forward.source.network.output)):
         source = errors.sources.get(name)
         if source is None:
             continue
         can_have[name] = candidates(types, source.shape[-1], can_weigh=False)
-        total = np.zeros(len(can_have[name]))
+        sums[name] = np.zeros(len(can_have[name]))
+        parts: list[_Embeddings | _Output] = []
         if name == EMBEDDINGS:
-            total += _of_embeddings(forward.text, states, source, can_have[name], n_sampled)
+            parts.append(_Embeddings.of(forward.text, states, n_sampled))
         if name == forward.source.network.output:
-            expected, places = np.unique(labels, return_inverse=True)
-            for number, rows in enumerate(errors_of(read_rows(source, expected), can_have[name], None)):
-                moved = (rows[places].astype(np.float64) * x).sum(-1)
-                total[number] += 0.5 * float(doubts @ moved**2) * n_tokens / len(sample)
-        sums[name] = total
-    return damage_arrays(sums, can_have)
+            parts.append(_Output.of(backward, spread(n_tokens, n_sampled)))
+        for part in parts:
+            weights = read_rows(source, part.rows)
+            for number, type_ in enumerate(can_have[name]):
+                (each,) = errors_of(weights, [type_], None)
+                sums[name][number] += part.damage(each, range(forward.text.n_chunks)) * n_tokens
+            # Where one matrix is both, what it is as the output decides.
+            if odd:
+                ratios[name] = ratio(weights, part.moments(), partial(part.damage, chunks=odd))
+    return {**damage_arrays(sums, can_have), **ratio_arrays(ratios)}
 
 
-def _of_embeddings(
-    text: Text, states: States, source: SourceTensor, types: Sequence[GGMLType], n_sampled: int
-) -> Floats64:
-    """Return the sum over the chunks of the damage of the embeddings at each type, float64 (n_types,).
+@dataclass(frozen=True)
+class _Embeddings:
+    """The rows of token_embd that a text looks up, or some of them.
 
-    states     gradients at the embedding of every token
-    n_sampled  how many rows are encoded at most
+    rows   ascending, int64
+    share  of all tokens of the text that have one of the rows
     """
-    every, counts = np.unique(text.inputs, return_counts=True)
-    chosen = spread(len(every), n_sampled)
-    sampled, n_covered = every[chosen], counts[chosen].sum()
-    weights = read_rows(source, sampled)
-    sums = np.zeros(len(types))
-    for number, type_ in enumerate(types):
-        (errors,) = errors_of(weights, [type_], None)
-        for chunk, tokens in enumerate(text.inputs):
-            start = chunk * text.chunk_size
-            gradients = states.read(start, start + text.chunk_size).numpy()
-            places = np.searchsorted(sampled, tokens)
-            known = sampled[np.minimum(places, len(sampled) - 1)] == tokens
-            moved = np.zeros(len(sampled))
-            np.add.at(
-                moved, places[known], (errors[places[known]] * gradients[known]).sum(-1, dtype=np.float64)
-            )
-            sums[number] += 0.5 * (moved**2).sum()
-    return sums * (text.inputs.size / n_covered)
+
+    text: Text
+    states: States
+    rows: npt.NDArray[np.int64]
+    share: float
+
+    @classmethod
+    def of(cls, text: Text, states: States, n_sampled: int) -> _Embeddings:
+        """Return at most `n_sampled` rows.
+
+        states  gradients at the embedding of every token
+        """
+        every, counts = np.unique(text.inputs, return_counts=True)
+        chosen = spread(len(every), n_sampled)
+        return cls(text, states, every[chosen], counts[chosen].sum() / text.inputs.size)
+
+    def damage(self, errors: Floats32, chunks: range) -> float:
+        """Return the mean damage of the errors of the rows over the tokens of some chunks."""
+        total = 0.0
+        for chunk in chunks:
+            tokens, gradients = self.text.inputs[chunk], self._gradients(chunk)
+            places = np.searchsorted(self.rows, tokens)
+            known = self.rows[np.minimum(places, len(self.rows) - 1)] == tokens
+            moved = np.zeros(len(self.rows))
+            at_tokens = (errors[places[known]] * gradients[known]).sum(-1, dtype=np.float64)
+            np.add.at(moved, places[known], at_tokens)
+            total += 0.5 * float(np.square(moved).sum())
+        return total / (self.share * len(chunks) * self.text.chunk_size)
+
+    def moments(self) -> Floats64:
+        """Return the sum of g g^T over the tokens of every other chunk."""
+        sums = np.zeros((self.states.n_cols, self.states.n_cols))
+        for chunk in range(0, self.text.n_chunks, 2):
+            gradients = self._gradients(chunk)
+            sums += gradients.T @ gradients
+        return sums
+
+    def _gradients(self, chunk: int) -> Floats32:
+        start = chunk * self.text.chunk_size
+        gradients: Floats32 = self.states.read(start, start + self.text.chunk_size).numpy()
+        return gradients
+
+
+@dataclass(frozen=True)
+class _Output:
+    """Rows of the output matrix, those of the labels of some tokens.
+
+    chunks  of the tokens, int64 (n_sampled,)
+    x       what the matrix multiplies there, float32 (n_sampled, hidden_size)
+    rows    ascending, int64
+    places  of each token's label among the rows
+    doubts  1 - p(label)
+    """
+
+    chunks: npt.NDArray[np.int64]
+    x: Floats32
+    rows: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64]
+    doubts: Floats64
+
+    @classmethod
+    def of(cls, backward: BackwardPass, sample: npt.NDArray[np.int64]) -> _Output:
+        """Return those of the tokens with these numbers."""
+        forward, drawn = backward.forward, backward.folder.arrays(EMBEDDING)
+        hidden = torch.cat([forward.last().read(int(token), int(token) + 1) for token in sample])
+        x = forward.output_norm()(hidden.to(forward.load.device)).cpu().numpy()
+        rows, places = np.unique(drawn["labels"][sample], return_inverse=True)
+        doubts = -np.expm1(-drawn["losses"][sample])
+        return cls(sample // forward.text.chunk_size, x, rows, places, doubts)
+
+    def damage(self, errors: Floats32, chunks: range) -> float:
+        """Return the mean damage of the errors of the rows over the sampled tokens of some chunks."""
+        here = np.isin(self.chunks, np.array(chunks))
+        moved = (errors[self.places[here]] * self.x[here]).sum(-1, dtype=np.float64)
+        return 0.5 * float(self.doubts[here] @ np.square(moved)) / max(1, int(here.sum()))
+
+    def moments(self) -> Floats64:
+        """Return the sum of x x^T over the sampled tokens of every other chunk."""
+        even = self.x[self.chunks % 2 == 0]
+        return (even.T @ even).astype(np.float64)

@@ -199,6 +199,8 @@ def test_the_command_resumes_and_gives_the_same_file(
     assert [path.name for path in tmp_path.glob("*.json*")] in (["a.json", "b.json"], ["b.json", "a.json"])
     data = json.loads((tmp_path / "a.json").read_text())
     assert data["text"]["chunks"] == 3
+    assert 0 < data["tensors"]["token_embd.weight"]["ratio"] < 0.7
+    assert all(0 < each["ratio"] <= 1 for each in data["tensors"].values())
     assert "blk.1.attn_k_b.weight" in data["tensors"]
     assert list(data["tensors"]["blk.1.attn_k_b.weight"]["damage"]) == ["IQ4_NL"]  # rows of 128
 
