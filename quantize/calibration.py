@@ -7,7 +7,7 @@ the tensors whose activations it sees.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,10 @@ class Calibrating(Protocol):
         options: FillOptions,
     ) -> AbstractContextManager[Calibrator]:
         """Return what makes the calibrated tensors of a run; leaving it without an error ends the run."""
+        ...
+
+    def estimate(self, plan: Plan, outputs: Sequence[Output], options: FillOptions) -> Iterable[str]:
+        """Yield what a run will need: memory, disk and time."""
         ...
 
 

@@ -200,6 +200,8 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
         if args.dry_run:
             for run in runs:
                 _print_plan(run.preparation, as_json=args.json)
+                for line in () if args.json else run.needs(RunOptions(n_threads)):
+                    print(line)
             return
         with ProgressBar(f"quantizing to {names}", quiet=args.quiet) as bar:
             options = RunOptions(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -68,6 +68,12 @@ class Run:
     def existing(self) -> tuple[Path, ...]:
         """The outputs that are there already."""
         return tuple(output.path for output in self.preparation.outputs if output.path.exists())
+
+    def needs(self, run: RunOptions) -> Iterable[str]:
+        """Return what the calibration will need, in lines: memory, disk and time; nothing without one."""
+        if self.calibration is None:
+            return ()
+        return self.calibration.estimate(self.preparation.plan, self.preparation.outputs, run)
 
     @contextmanager
     def calibrated(self, run: RunOptions) -> Iterator[FillJob]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forward.device import require_torch
+from gguf_tools import keys
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata
 from quality.calibrate.choices import Choices
@@ -48,3 +49,15 @@ class Calibration(Choices):
 
         with CalibratedRun(self, plan, outputs, job, inputs, options) as run:
             yield run
+
+    def estimate(self, plan: Plan, outputs: Sequence[Output], options: FillOptions) -> Iterator[str]:
+        """See `quantize.calibration.Calibrating`."""
+        require_torch("calibrating")
+        from quality.calibrate.estimate import Shapes, estimate_lines
+
+        metadata = outputs[0].layout.metadata
+        sight = Sight.of(outputs[0].path, metadata, plan.infos)
+        made = [each.info for each in plan.tensors if sight.makes(each, embedding=self.embedding)]
+        used = metadata.get(keys.EXPERT_USED_COUNT.format(arch=metadata[keys.ARCHITECTURE].data))
+        shapes = Shapes(sight.network, plan.infos, made, 1 if used is None else used.data)
+        yield from estimate_lines(self, shapes, self.read(metadata, sight), options.threads)

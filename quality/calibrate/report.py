@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gguf_tools.findings import Finding, Level
 from gguf_tools.tensors import TensorInfo
+from quality.calibrate.closing import Closing
 from quality.calibrate.inputs import Division
 from quality.calibrate.records import Record, Records
 from quantize.roles import in_layer_ranges
@@ -19,14 +20,18 @@ class Report:
 
     parts     of all tensors that it has made
     division  of the text; None before anything is done
+    closing   how far the model that was written is from the original; None where it was not followed
     """
 
     parts: tuple[Record, ...] = ()
     division: Division | None = None
+    closing: Closing | None = None
 
     @classmethod
-    def of(cls, infos: Iterable[TensorInfo], records: Records, division: Division) -> Report:
-        return cls(tuple(records.of(info.name for info in infos)), division)
+    def of(
+        cls, infos: Iterable[TensorInfo], records: Records, division: Division, closing: Closing | None
+    ) -> Report:
+        return cls(tuple(records.of(info.name for info in infos)), division, closing)
 
     @property
     def kept(self) -> tuple[Record, ...]:
@@ -78,6 +83,8 @@ def report_lines(report: Report) -> Iterator[str]:
     yield f"calibrated {len(parts) - len(kept)} of {len(parts)} matrices in {n_tensors} tensors"
     if kept:
         yield f"  {len(kept)} were not better on text held back and keep stock's bytes: {_names(kept)}"
+    if report.closing is not None:
+        yield from report.closing.lines()
     for finding in report.findings():
         yield f"note: {finding.text}"
 

@@ -28,6 +28,7 @@ from forward.work_folder import WorkFolder, forget
 from forward.workers import Workers
 from gguf_tools.writer import PartialFile
 from quality.calibrate.choices import Choices
+from quality.calibrate.closing import closing_of
 from quality.calibrate.gradients import Gradients, forget_folders
 from quality.calibrate.inputs import Division, Shown, gather
 from quality.calibrate.layer_run import LayerRun
@@ -145,7 +146,9 @@ class CalibratedRun:
                     model.stream.save(layer)
                 folder.finish_layer(layer, {})
             self._finish(setting)
-            self._report = Report.of(self._infos.values(), records, setting.division)
+            n_threads = self._options.threads if self._device == "cpu" else 1
+            closing = closing_of(setting, self._sight.network, self._text, n_threads)
+            self._report = Report.of(self._infos.values(), records, setting.division, closing)
 
     def _is_missing(self, name: str, missing: Iterable[str]) -> bool:
         return name in self._infos and name in missing

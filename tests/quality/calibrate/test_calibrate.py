@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import quality
 import quantize
 from gguf_tools.errors import BadActivation, BadTensor, ToolkitError
 from gguf_tools.shards import open_gguf
+from quantize.cli import main
 from quantize.fill import session
 
 torch = pytest.importorskip("torch")
@@ -104,6 +106,41 @@ def test_the_model_errs_less_on_another_text_at_the_same_size(
         for path in (one_sided, whole):
             with open_gguf(path) as file:
                 assert file.tensors == expected.tensors
+
+
+@pytest.mark.slow
+def test_the_run_tells_how_far_the_file_is_from_the_original(base: Path, text: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.gguf"
+    calibration = quality.Calibration(text, CUT, two_sided=False, embedding=False)
+    result = quantize.quantize(base, output, "Q2_K", calibration=calibration)
+    (line,) = (line for line in result.written.calibration if line.startswith("divergence"))
+    summed, held = (float(number) for number in re.findall(r"([0-9.]+) \+/-", line))
+    evaluation = quality.evaluate(base, text, [output], quality.EvaluateOptions(CUT))
+    expected = evaluation.models[0].divergence.kld.mean.value
+    assert (14 * summed + 2 * held) / 16 == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_dry_run_tells_what_will_be_needed(
+    base: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (
+        "--dry-run",
+        "--calibrate",
+        text,
+        "-c",
+        "128",
+        "--chunks",
+        "16",
+        base,
+        tmp_path / "out.gguf",
+        "Q2_K",
+    )
+    assert main([str(word) for word in words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "calibration: 2,048 tokens in 16 chunks" in lines
+    for what in ("memory", "disk", "time"):
+        assert sum(line.startswith(f"  {what}") for line in lines) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_any_number_of_threads_gives_the_same_bytes(
