@@ -37,6 +37,7 @@ from quantize.fill.encode import FillJob
 from quantize.fill.executors import Done, naming
 from quantize.formats import get_format
 from quantize.formats.base import Bytes, Floats32, Rows
+from quantize.formats.codecs import requires_importances
 from quantize.weighting import ColumnWeights
 
 _STRIP_ROWS = 256
@@ -178,7 +179,10 @@ class Maker:
         resolved = self._job.importances.get(part.info.name)
         if resolved is not None:
             return get_format(part.info.type).encode(rows, resolved.weighting_of_row(start))
-        return get_format(part.info.type).encode(rows, ColumnWeights(part.under.statistics.importances()))
+        statistics, type_ = part.under.statistics, part.info.type
+        if not statistics.n_rows and not requires_importances(type_.name):
+            return get_format(type_).encode(rows, None)
+        return get_format(type_).encode(rows, ColumnWeights(statistics.importances()))
 
     def _choose(self, part: Part, strips: Sequence[_Strip]) -> Bytes:
         """Return the better bytes of a part, and keep a record of the choice."""

@@ -110,6 +110,11 @@ class Statistics:
     def of(cls, moments: Moments, mat: int = 0) -> Statistics:
         return cls(moments.whole(mat), moments.crossed(mat), moments.n_rows, moments.n_rows)
 
+    @classmethod
+    def nothing(cls, n_cols: int) -> Statistics:
+        """Return the statistics of a matrix that multiplies nothing that anyone sees."""
+        return cls(np.broadcast_to(0.0, (n_cols, n_cols)), None, 0, 0)
+
     def leaning_on(self, shared: Statistics, n_rows: float) -> Statistics:
         """Return these with `n_rows` rows that are like the mean of the shared ones."""
         if not shared.n_rows:

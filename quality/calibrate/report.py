@@ -55,7 +55,7 @@ class Report:
                 f" their layer see, and a longer text would do better: {names}",
                 about=tuple(dict.fromkeys(part.tensor for part in few)),
             )
-        unseen = [part for part in self.parts if part.n_seen == 0]
+        unseen = [part for part in self.parts if part.n_seen == 0 and part.has_factor]
         if unseen:
             yield Finding(
                 "unreached experts",
@@ -63,7 +63,14 @@ class Report:
                 f" their own: {_names(unseen)}",
                 about=tuple(dict.fromkeys(part.tensor for part in unseen)),
             )
-        bad = [part for part in self.parts if not part.has_factor]
+        alone = [part for part in self.parts if part.n_seen == 0 and not part.has_factor]
+        if alone:
+            yield Finding(
+                "not seen",
+                f"the text shows nothing of {len(alone)} matrices, which have stock's bytes: {_names(alone)}",
+                about=tuple(dict.fromkeys(part.tensor for part in alone)),
+            )
+        bad = [part for part in self.parts if part.n_seen and not part.has_factor]
         if bad:
             yield Finding(
                 "bad moments",

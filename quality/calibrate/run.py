@@ -34,6 +34,7 @@ from quality.calibrate.inputs import Division, Shown, gather
 from quality.calibrate.layer_run import LayerRun
 from quality.calibrate.making import Maker, Part, Under
 from quality.calibrate.models import Model, Setting
+from quality.calibrate.moments import Statistics
 from quality.calibrate.output_side import OutputSide, embedding_statistics, open_gradients
 from quality.calibrate.overlay import WrittenTensor, open_written
 from quality.calibrate.records import Records
@@ -142,10 +143,12 @@ class CalibratedRun:
             setting = self._setting(folder, tensors, maker, workers, opened)
             for layer in range(folder.done + 1, self._sight.network.n_layers):
                 LayerRun.of(setting, layer).run()
+                self._make_unseen(setting, [name for name in missing if layer_of(name) == layer])
                 for model in setting.models:
                     model.stream.save(layer)
                 folder.finish_layer(layer, {})
             self._finish(setting)
+            self._make_unseen(setting, list(missing))
             n_threads = self._options.threads if self._device == "cpu" else 1
             closing = closing_of(setting, self._sight.network, self._text, n_threads)
             self._report = Report.of(self._infos.values(), records, setting.division, closing)
@@ -205,6 +208,14 @@ class CalibratedRun:
         models = (Model(network, load, rotate, stream) for load, stream in zip(loaders, streams, strict=True))
         division = Division.of(text.n_chunks, text.chunk_size)
         return Setting(tuple(models), division, device, dtype, self._infos, maker, workers)
+
+    def _make_unseen(self, setting: Setting, names: Iterable[str]) -> None:
+        """Make tensors that the forward pass does not show, as they are made without importances."""
+        for name in names:
+            if setting.is_missing(name):
+                info = self._infos[name]
+                under = Under(Statistics.nothing(info.n_cols), None, None, None)
+                setting.maker.make([Part(info, 0, info.n_rows, under)])
 
     def _finish(self, setting: Setting) -> None:
         """Make the output matrix."""

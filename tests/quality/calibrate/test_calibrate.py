@@ -24,6 +24,7 @@ from quantize.fill import session
 torch = pytest.importorskip("torch")
 
 from forward.text import Cut  # noqa: E402
+from quality.calibrate.capture import Capture  # noqa: E402
 from tests.quality.conftest import Damage  # noqa: E402
 
 Make = Callable[..., Path]
@@ -262,6 +263,17 @@ def test_a_model_whose_activations_overflow_is_refused(damaged: Damage, text: Pa
     source = damaged("blk.1.attn_kv_a_norm.weight", spoil)
     with pytest.raises(BadActivation, match=r"blk\.1\..*have NaN or infinity"):
         calibrate(source, tmp_path / "out.gguf", text)
+
+
+def test_a_tensor_that_is_not_shown_is_made_without_importances(
+    base: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Capture, "heads", lambda *shown: None)
+    result = quantize.quantize(base, tmp_path / "out.gguf", "Q2_K", calibration=plainly(text))
+    assert "shows nothing of 6 matrices" in "\n".join(result.written.calibration)
+    quantize.quantize(base, tmp_path / "plain.gguf", "Q2_K")
+    own, plain = tensor_bytes(tmp_path / "out.gguf"), tensor_bytes(tmp_path / "plain.gguf")
+    assert own["blk.2.attn_v_b.weight"] == plain["blk.2.attn_v_b.weight"]
 
 
 def test_a_short_text_is_told(base: Path, text: Path, tmp_path: Path) -> None:
