@@ -64,13 +64,15 @@ class Router:
 
     name    of its matrix
     weight  float32 (n_experts, hidden_size)
-    bias    float32 (n_experts,), None where there is none
+    bias    float32 (n_experts,): added to scores for choosing alone; None where there is none
+    offset  float32 (n_experts,): added to what the matrix makes; None where there is none
     """
 
     name: str
     routing: Routing
     weight: torch.Tensor
     bias: torch.Tensor | None
+    offset: torch.Tensor | None = None
 
     def __call__(
         self, x: torch.Tensor, chosen: torch.Tensor | None = None
@@ -80,7 +82,7 @@ class Router:
         chosen  experts that have been chosen before; None: choose them
         """
         routing = self.routing
-        logits = linear(x.float(), self.weight)
+        logits = linear(x.float(), self.weight, self.offset)
         scores = torch.softmax(logits, -1) if routing.scoring == "softmax" else torch.sigmoid(logits)
         if chosen is None:
             choice = scores if self.bias is None else scores + self.bias
@@ -106,7 +108,8 @@ def _within_groups(choice: torch.Tensor, groups: Groups) -> torch.Tensor:
 class Experts:
     """The routed experts of one layer: their router, and stacks from which each expert is read.
 
-    names  of the stacks, (n_experts, width, hidden_size) and for down (n_experts, hidden_size, width)
+    names    of the stacks, (n_experts, width, hidden_size) and for down (n_experts, hidden_size, width)
+    clamped  whether an expert has gpt-oss's gate
     """
 
     load: Loader
@@ -115,6 +118,7 @@ class Experts:
     n_experts: int
     hidden_size: int
     width: int
+    clamped: bool = False
 
     @property
     def work(self) -> int:
@@ -129,7 +133,15 @@ class Experts:
             self.load.stacked(names.gate, expert, n_experts, width, hidden),
             self.load.stacked(names.up, expert, n_experts, width, hidden),
             self.load.stacked(names.down, expert, n_experts, hidden, width),
+            self._bias(names.gate, expert, width),
+            self._bias(names.up, expert, width),
+            self._bias(names.down, expert, hidden),
+            self.clamped,
         )
+
+    def _bias(self, name: str, expert: int, n_rows: int) -> torch.Tensor | None:
+        biases = self.load.bias(name, self.n_experts, n_rows)
+        return None if biases is None else biases[expert]
 
     def read_ahead(self) -> Iterator[tuple[int, FeedForward]]:
         """Yield every expert; the next one is read while its predecessor is in use."""
@@ -144,10 +156,25 @@ class Experts:
 
 
 def load_experts(
-    load: Loader, layer: int, routing: Routing, n_experts: int, hidden_size: int, width: int
+    load: Loader,
+    layer: int,
+    routing: Routing,
+    n_experts: int,
+    hidden_size: int,
+    width: int,
+    *,
+    clamped: bool = False,
 ) -> Experts:
     """Return the experts of a layer with its router; of the experts, no weight is read."""
     name, bias = f"blk.{layer}.ffn_gate_inp.weight", f"blk.{layer}.exp_probs_b.bias"
     weight = load.float32(name, n_experts, hidden_size)
-    router = Router(name, routing, weight, load.float32(bias, n_experts) if load.has(bias) else None)
-    return Experts(load, router, BlockNames.of(layer, "_exps"), n_experts, hidden_size, width)
+    offset = f"blk.{layer}.ffn_gate_inp.bias"
+    router = Router(
+        name,
+        routing,
+        weight,
+        load.float32(bias, n_experts) if load.has(bias) else None,
+        load.float32(offset, n_experts) if load.has(offset) else None,
+    )
+    names = BlockNames.of(layer, "_exps")
+    return Experts(load, router, names, n_experts, hidden_size, width, clamped)

@@ -7,10 +7,8 @@ say more than metadata can. All that follows sees the network alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from convert.architectures.deepseek2.config import GLM_DSA, V32, DeepseekConfig
 from convert.architectures.deepseek2.metadata import read_metadata
@@ -18,54 +16,19 @@ from convert.architectures.deepseek32.config import IndexedConfig
 from convert.architectures.deepseek32.metadata import metadata_reader
 from forward.attention.indexer import Indexer, IndexerSizes, load_indexer
 from forward.attention.mla import LatentSizes, load_latent_attention
+from forward.decoders import DECODERS
 from forward.experts import Groups, Routing, load_experts
 from forward.ffn import BlockNames, load_ffn
 from forward.layer import Layer
 from forward.load import Loader
+from forward.network import EMBEDDINGS as EMBEDDINGS
+from forward.network import OUTPUT as OUTPUT
+from forward.network import OUTPUT_NORM as OUTPUT_NORM
+from forward.network import Family as Family
+from forward.network import Network as Network
 from forward.norm import RMSNorm
 from forward.rope import Rope, Rotation, Yarn, attention_factor
 from gguf_tools.errors import UnsupportedCheckpoint
-from gguf_tools.values import Metadata
-
-EMBEDDINGS, OUTPUT, OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"
-
-
-@dataclass(frozen=True)
-class Network:
-    """A model as the forward pass sees it.
-
-    n_layers    layers to compute; those for multi-token prediction are left out
-    output      name of the matrix that makes logits of hidden states
-    norm_eps    epsilon of the norm before it
-    build       (loader, layer number, rotation) -> the layer with its weights
-    """
-
-    n_layers: int
-    hidden_size: int
-    vocab_size: int
-    output: str
-    norm_eps: float
-    rope: Rope
-    build: Callable[[Loader, int, Rotation], Layer]
-
-    @property
-    def is_tied(self) -> bool:
-        """Whether the embeddings are the output matrix, too."""
-        return self.output == EMBEDDINGS
-
-
-@dataclass(frozen=True)
-class Family:
-    """A model family.
-
-    read     (metadata, tensor name -> shape, path) -> the family's configuration
-    build    configuration -> the network
-    choices  options of the converter for a folder: "mla" "none" gives plain attention
-    """
-
-    read: Callable[[Metadata, Mapping[str, tuple[int, ...]], Path], Any]
-    build: Callable[[Any], Network]
-    choices: Mapping[str, object]
 
 
 def find_family(path: Path, name: object) -> Family:
@@ -181,5 +144,6 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek2": Family(read_metadata, _deepseek2, _NO_LAYOUT),
     "deepseek32": Family(metadata_reader("deepseek32", V32), _deepseek2, _NO_LAYOUT),
     "glm-dsa": Family(metadata_reader("glm-dsa", GLM_DSA), _deepseek2, _NO_LAYOUT),
+    **DECODERS,
 }
 """Families that can be computed, by the name that general.architecture gives them."""

@@ -1,6 +1,7 @@
 """A feed-forward block: down(silu(gate(x)) * up(x)).
 
-Dense blocks, shared experts and each routed expert are such blocks.
+Dense blocks, shared experts and each routed expert are such blocks. Some have biases. gpt-oss clamps what
+gate and up give and has another gate: gate * sigmoid(1.702 * gate) * (up + 1).
 """
 
 from __future__ import annotations
@@ -28,14 +29,26 @@ class BlockNames:
         return cls(*(f"blk.{layer}.ffn_{part}{kind}.weight" for part in ("gate", "up", "down")))
 
 
+CLAMP, SHARPNESS = 7.0, 1.702
+"""Where gpt-oss clamps its gate from above, and up from both sides; and how steep its gate is."""
+
+
 @dataclass(frozen=True)
 class FeedForward:
-    """A block with its weights: gate, up (width, hidden_size); down (hidden_size, width)."""
+    """A block with its weights: gate, up (width, hidden_size); down (hidden_size, width).
+
+    gate_bias, up_bias, down_bias  None where there is none
+    clamped                        whether it has gpt-oss's gate
+    """
 
     names: BlockNames
     gate: torch.Tensor
     up: torch.Tensor
     down: torch.Tensor
+    gate_bias: torch.Tensor | None = None
+    up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+    clamped: bool = False
 
     @property
     def work(self) -> int:
@@ -47,17 +60,20 @@ class FeedForward:
 
         index, n_mats  the place of the block's matrices in their stacks, which `watch` is told
         """
-        gate = linear(x, self.gate)
+        gate = linear(x, self.gate, self.gate_bias)
         watch(observer, self.names.gate, x, gate, index, n_mats)
-        if not gate.requires_grad:
-            return silu(gate, inplace=True).mul_(linear(x, self.up))
-        up = linear(x, self.up)
+        if not gate.requires_grad and not self.clamped:
+            return silu(gate, inplace=True).mul_(linear(x, self.up, self.up_bias))
+        up = linear(x, self.up, self.up_bias)
         watch(observer, self.names.up, x, up, index, n_mats)
+        if self.clamped:
+            gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
+            return gate * torch.sigmoid(SHARPNESS * gate) * (up + 1)
         return silu(gate) * up
 
     def outer(self, inner: torch.Tensor, observer: Observer, index: int = 0, n_mats: int = 1) -> torch.Tensor:
         """Return what `down` makes of `inner`, (n_tokens, hidden_size); the rest as in `inner`."""
-        output = linear(inner, self.down)
+        output = linear(inner, self.down, self.down_bias)
         watch(observer, self.names.down, inner, output, index, n_mats)
         return output
 
@@ -70,10 +86,13 @@ class FeedForward:
 
 
 def load_ffn(load: Loader, names: BlockNames, hidden_size: int, width: int) -> FeedForward:
-    """Return a block made of three matrices."""
+    """Return a block made of three matrices, and biases where the model has them."""
     return FeedForward(
         names,
         load.matrix(names.gate, width, hidden_size),
         load.matrix(names.up, width, hidden_size),
         load.matrix(names.down, hidden_size, width),
+        load.bias(names.gate, width),
+        load.bias(names.up, width),
+        load.bias(names.down, hidden_size),
     )

@@ -65,6 +65,11 @@ class Loader:
         """Return the tensor `name` in float32, whatever type matrices are multiplied in."""
         return replace(self, dtype=torch.float32).matrix(name, *shape)
 
+    def bias(self, name: str, *shape: int) -> torch.Tensor | None:
+        """Return the bias beside the matrix `name`, in the dtype of matrices; None where there is none."""
+        bias = f"{name.removesuffix('.weight')}.bias"
+        return self.matrix(bias, *shape) if self.has(bias) else None
+
     def stacked(self, name: str, index: int, n_mats: int, n_rows: int, n_cols: int) -> torch.Tensor:
         """Return one matrix, (n_rows, n_cols), of a stack of n_mats."""
         tensor = self.tensor(name)

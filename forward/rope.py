@@ -1,4 +1,6 @@
-"""RoPE on interleaved pairs: columns 2i and 2i + 1 are rotated by position * frequency[i].
+"""RoPE: pairs of columns are rotated by position * frequency[i].
+
+Pair i is columns 2i and 2i + 1, or columns i and i + n/2 of n, as the model has it.
 
 YaRN slows down the frequencies that turn rarely within the original context by its factor. It leaves those
 that turn often, and blends in between (arXiv 2309.00071, section 3.2). Attention gets sharper in return: what
@@ -21,12 +23,14 @@ class Yarn:
     original_context      its length before, in tokens
     beta_fast, beta_slow  turns within the original context: above the first a frequency stays, below the
                           second it is slowed down by the whole factor
+    truncate              whether the ramp between the two begins and ends at whole pairs
     """
 
     factor: float
     original_context: int
     beta_fast: float
     beta_slow: float
+    truncate: bool = True
 
 
 @dataclass(frozen=True)
@@ -37,17 +41,27 @@ class Rope:
     theta      base of the frequencies
     yarn       None for plain RoPE
     magnitude  what rotated columns are multiplied by
+    halves     whether a pair is half of n_cols apart; neighbours otherwise
+    slowed     what all frequencies are divided by
+    divisors   what the frequency of each pair is divided by, (n_cols / 2,); None for nothing
     """
 
     n_cols: int
     theta: float
     yarn: Yarn | None = None
     magnitude: float = 1.0
+    halves: bool = False
+    slowed: float = 1.0
+    divisors: torch.Tensor | None = None
 
     def frequencies(self) -> torch.Tensor:
         """Return the angle per position of each pair, float32 (n_cols / 2,)."""
         exponents = torch.arange(0, self.n_cols, 2, dtype=torch.float32) / self.n_cols
         plain = 1.0 / self.theta**exponents
+        if self.divisors is not None:
+            plain = plain / self.divisors.cpu()
+        if self.slowed != 1.0:
+            plain = plain / self.slowed
         if self.yarn is None:
             return plain
         slow = _share_slowed(self.yarn, self.n_cols, self.theta)
@@ -56,17 +70,25 @@ class Rope:
     def rotation(self, n_positions: int, device: torch.device) -> Rotation:
         """Return the rotation of positions 0 to n_positions - 1."""
         angles = torch.outer(torch.arange(n_positions, dtype=torch.float32), self.frequencies())
-        return Rotation(torch.polar(torch.full_like(angles, self.magnitude), angles).to(device))
+        return Rotation(torch.polar(torch.full_like(angles, self.magnitude), angles).to(device), self.halves)
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """The complex number that each pair is multiplied by, complex64 (n_positions, n_cols / 2)."""
+    """The complex number that each pair is multiplied by, complex64 (n_positions, n_cols / 2).
+
+    halves  whether a pair is half of the columns apart; neighbours otherwise
+    """
 
     turns: torch.Tensor
+    halves: bool = False
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return `x`, (n_positions, n_heads, n_cols), rotated; float32."""
+        if self.halves:
+            first, second = x.float().chunk(2, -1)
+            cosines, sines = self.turns.real[:, None], self.turns.imag[:, None]
+            return torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)
         pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
         return torch.view_as_real(pairs * self.turns[:, None]).flatten(-2)
 
@@ -83,7 +105,9 @@ def _share_slowed(yarn: Yarn, n_cols: int, theta: float) -> torch.Tensor:
         """Return which pair turns so many times in the original context."""
         return n_cols * math.log(yarn.original_context / (times * 2 * math.pi)) / (2 * math.log(theta))
 
-    first = max(math.floor(pair_that_turns(yarn.beta_fast)), 0)
-    last = min(math.ceil(pair_that_turns(yarn.beta_slow)), n_cols - 1)
+    start, end = pair_that_turns(yarn.beta_fast), pair_that_turns(yarn.beta_slow)
+    if yarn.truncate:
+        start, end = math.floor(start), math.ceil(end)
+    first, last = max(start, 0), min(end, n_cols - 1)
     width = max(last - first, 1e-3)
     return ((torch.arange(n_cols // 2, dtype=torch.float32) - first) / width).clamp(0, 1)

@@ -94,6 +94,7 @@ class HParams:
     kv_lora_rank: Size = _key(keys.KV_LORA_RANK, _SIZE)
     layer_norm_rms_epsilon: float | None = _key(keys.LAYERNORM_RMS_EPS, _NUMBER)
 
+    sliding_window: Size = _key(keys.SLIDING_WINDOW, _SIZE)
     rope_dimension_count: Size = _key(keys.ROPE_DIMENSION_COUNT, _SIZE)
     rope_freq_base: float | None = _key(keys.ROPE_FREQ_BASE, _NUMBER)
     rope_scaling_type: str | None = _key(keys.ROPE_SCALING_TYPE, _TEXT)

@@ -43,6 +43,12 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
          "n_shared_experts": 2, "use_qk_norm": True, "attention_bias": True, "routed_scaling_factor": 2.5,
          "num_mtp_layers": 0, "first_k_dense_replace": 1},
     ),
+    "gpt-oss": (
+        "GptOss",
+        {**_EXPERTS, "head_dim": 16, "sliding_window": 16,
+         "rope_parameters": {"rope_type": "yarn", "factor": 32.0, "rope_theta": 150000.0, "truncate": True,
+                             "original_max_position_embeddings": 4096}},
+    ),
     "minimax-m2": (
         "MiniMaxM2",
         {**_EXPERTS, "head_dim": 32, "rotary_dim": 16,
@@ -51,13 +57,36 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 """Name -> beginning of the names of transformers' classes, and what differs from _SIZES."""
 
+_WITHOUT_TRUNCATE = {"rope_type": "yarn", "factor": 32.0, "rope_theta": 150000.0, "truncate": False,
+                     "original_max_position_embeddings": 4096}  # fmt: skip
+
+OUR_MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "mistral-window": ("Mistral", {"sliding_window": 16}),
+    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
+    "qwen3-biases": ("Qwen3", {"head_dim": 16, "attention_bias": True}),
+    "qwen3moe-unnormalised": (
+        "Qwen3Moe",
+        {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": False},
+    ),
+    "glm4moe-groups": (
+        "Glm4Moe",
+        {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 4,
+         "topk_group": 2, "num_mtp_layers": 0},
+    ),
+    "gpt-oss-untruncated": (
+        "GptOss", {**_EXPERTS, "head_dim": 16, "sliding_window": 16, "rope_parameters": _WITHOUT_TRUNCATE}
+    ),
+    "llama-mlp-bias": ("Llama", {"mlp_bias": True}),
+}  # fmt: skip
+"""Models that llama.cpp can't load, or computes otherwise than transformers does."""
+
 
 def decoder_model(name: str, folder: Path) -> Any:
     """Save a model in `folder`, with gpt-oss's tokenizer; return it in float32."""
     import torch
     import transformers
 
-    kind, changes = MODELS[name]
+    kind, changes = {**MODELS, **OUR_MODELS}[name]
     torch.manual_seed(len(name))
     config = getattr(transformers, f"{kind}Config")(**{**_SIZES, **changes})
     config._attn_implementation = "eager"
@@ -66,7 +95,7 @@ def decoder_model(name: str, folder: Path) -> Any:
         for parameter_name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if "bias" in parameter_name:
                 tensor.normal_(0, 0.3)
-            elif tensor.dim() > 1:
+            elif tensor.dim() > 1 or "sinks" in parameter_name:
                 tensor.normal_(0, 0.12)
             elif "norm" in parameter_name:
                 tensor.normal_(1, 0.2)

@@ -31,9 +31,7 @@ def _yarn(name: str) -> Any:
     return lambda c, o: getattr(c.rope, name) if c.rope.kind == "yarn" else None
 
 
-GATING = Key(
-    keys.EXPERT_GATING_FUNC, _u32, lambda c, o: c.scoring_func and GATING_FUNCTIONS[c.scoring_func]
-)
+GATING = Key(keys.EXPERT_GATING_FUNC, _u32, lambda c, o: c.scoring_func and GATING_FUNCTIONS[c.scoring_func])
 
 COMMON: tuple[Key, ...] = (
     Key(keys.BLOCK_COUNT, _u32, lambda c, o: len(layers(c, o))),

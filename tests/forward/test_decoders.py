@@ -1,0 +1,102 @@
+"""Ordinary decoders against transformers: logits, gradients, and what llama.cpp's file says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import convert
+from forward.open import open_model
+from gguf_tools.errors import FormatError
+from tests.end_to_end.arch_models import GOLDEN
+from tests.forward.small_models import CHUNKS, run_all_layers
+from tests.support.decoder_models import MODELS, OUR_MODELS, decoder_model
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import forward.attention.gqa as gqa  # noqa: E402
+from tests.forward.test_differentiate import WeightGradients, differentiate, directions  # noqa: E402
+
+CASES = (
+    "glm4moe-air", "gpt-oss", "llama-r1-distill", "mixtral", "qwen2-r1-distill", "qwen3-r1-0528", "qwen3moe",
+)  # fmt: skip
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    found, expected = found.astype(np.float64).reshape(-1), expected.astype(np.float64).reshape(-1)
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize("source", ["folder", "gguf"])
+@pytest.mark.parametrize("case", CASES)
+def test_recorded_logits(case: str, source: str, tmp_path: Path) -> None:
+    path = GOLDEN / "models" / case
+    if source == "gguf":
+        convert.convert(path, tmp_path / "out.gguf", outtype="f32")
+        path = tmp_path / "out.gguf"
+    golden = np.load(GOLDEN / "logits" / f"{case}.npz")
+    with open_model(path) as model:
+        logits, _ = run_all_layers(model, golden["ids"][None])
+    expected = golden["transformers"]
+    assert np.abs(logits[0, -len(expected) :] - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("name", [*MODELS, *OUR_MODELS])
+def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
+    original = decoder_model(name, tmp_path / name)
+    with torch.no_grad():
+        expected = original(torch.from_numpy(CHUNKS)).logits.numpy()
+    with open_model(tmp_path / name) as model:
+        logits, _ = run_all_layers(model, CHUNKS)
+    assert relative_error(logits, expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["mistral-window", "gpt-oss", "qwen3"])
+def test_queries_in_blocks_see_the_same(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder_model(name, tmp_path / name)
+    with open_model(tmp_path / name) as model:
+        expected, _ = run_all_layers(model, CHUNKS)
+        monkeypatch.setattr(gqa, "_QUERY_BLOCK", 7)
+        monkeypatch.setattr(gqa, "_SCORES_BYTES", 1)
+        logits, _ = run_all_layers(model, CHUNKS)
+    assert relative_error(logits, expected) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen2-tied", "qwen3moe", "glm4moe-normed", "gpt-oss", "minimax-m2", "mistral-window"]
+)
+def test_gradients_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    original: Any = decoder_model(name, tmp_path / name).requires_grad_()
+    kept: list[Any] = []
+    original.model.layers[-1].register_forward_hook(
+        lambda _m, _i, out: kept.append(out[0] if isinstance(out, tuple) else out)
+    )
+    embeddings = original.model.embed_tokens(torch.from_numpy(CHUNKS)).detach().requires_grad_()
+    original.model(inputs_embeds=embeddings)
+    (last,) = kept
+    last.backward(directions(CHUNKS.size, last.shape[-1]).view_as(last))
+    observer = WeightGradients()
+    with open_model(tmp_path / name) as model:
+        found = differentiate(model, observer)
+    assert relative_error(found, embeddings.grad.numpy()) < 1e-4
+    attention = original.model.layers[1].self_attn
+    for part, ours in (("q_proj", "attn_q"), ("v_proj", "attn_v"), ("o_proj", "attn_output")):
+        if name == "mistral-window" and ours == "attn_q":
+            continue  # its rows stand elsewhere in the file
+        expected = getattr(attention, part).weight.grad.numpy()
+        assert relative_error(observer.of(f"blk.1.{ours}.weight"), expected) < 1e-4, ours
+
+
+def test_a_file_with_impossible_sizes_is_refused(tmp_path: Path) -> None:
+    decoder_model("qwen3", tmp_path / "qwen3")
+    convert.convert(tmp_path / "qwen3", tmp_path / "out.gguf", outtype="f32")
+    data = (tmp_path / "out.gguf").read_bytes()
+    key = b"qwen3.attention.head_count_kv\x04\x00\x00\x00"
+    assert key in data
+    (tmp_path / "bad.gguf").write_bytes(data.replace(key + b"\x01", key + b"\x03"))
+    with pytest.raises(FormatError, match="4 heads with 3 keys of 32 columns"):
+        open_model(tmp_path / "bad.gguf")
