@@ -16,6 +16,11 @@ class Habits:
     adds_bos         whether text begins with the bos token, whatever the files say
     tiktoken         whether the family's tiktoken.model is read; see vocab_tiktoken
     tekken           whether the family's tekken.json is read; see vocab_tekken
+    sentencepiece    whether a tokenizer.model counts before tokenizer.json, and a tokenizer.json with the
+                     tokens of a SentencePiece model is enough
+    states_prefix    whether add_prefix_space of tokenizer_config.json is written
+    of_size          number of tokens -> kind -> id: special tokens of vocabularies known by their size
+    no_bos_sizes     numbers of tokens of vocabularies whose texts begin without the bos token
     """
 
     pre_tokenizers: Mapping[str, str] = field(default_factory=dict)
@@ -23,9 +28,21 @@ class Habits:
     adds_bos: bool = False
     tiktoken: bool = False
     tekken: bool = False
+    sentencepiece: bool = False
+    states_prefix: bool = False
+    of_size: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    no_bos_sizes: tuple[int, ...] = ()
 
 
 NO_HABITS = Habits()
+
+LLAMA = Habits(
+    sentencepiece=True,
+    states_prefix=True,
+    of_size={32016: {"prefix": 32007, "suffix": 32008, "middle": 32009, "eot": 32010}},
+    no_bos_sizes=(49152,),
+)
+"""Llama and its like. 32016 tokens are CodeLlama's, 49152 those of Granite's small models."""
 
 GLM = Habits(
     pre_tokenizers={"llama-bpe": "glm4"},

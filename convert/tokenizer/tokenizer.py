@@ -11,7 +11,7 @@ Everything is read as data (JSON, protocol buffer); no code of the checkpoint's 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from convert.tokenizer.special_tokens import SpecialTokens, read_special_tokens
 from convert.tokenizer.vocab import MAX_VOCAB, Vocab
 from convert.tokenizer.vocab_bpe import is_byte_level_bpe, load_tokenizer_json, read_bpe_vocab
 from convert.tokenizer.vocab_spm import read_spm_vocab
+from convert.tokenizer.vocab_spm_json import is_sentencepiece_bpe, read_spm_json_vocab
 from gguf_tools import keys
 from gguf_tools.errors import BadConfig, BadRequest, BadTokenizer
 from gguf_tools.text import shown
@@ -39,6 +40,9 @@ _ID_KEYS = {
     "mask": keys.TOKENIZER_MASK_ID,
     "eot": keys.TOKENIZER_EOT_ID,
     "eom": keys.TOKENIZER_EOM_ID,
+    "prefix": keys.TOKENIZER_PREFIX_ID,
+    "suffix": keys.TOKENIZER_SUFFIX_ID,
+    "middle": keys.TOKENIZER_MIDDLE_ID,
 }
 _ADD_KEYS = {
     "bos": keys.TOKENIZER_ADD_BOS,
@@ -122,10 +126,39 @@ def read_tokenizer(
                    BadRequest when pre_tokenizer is given and there is nothing it could apply to
     """
     tokenizer_config = read_json_object_if_there(folder / "tokenizer_config.json", BadTokenizer)
+    tokenizer = _read(folder, config, tokenizer_config, pre_tokenizer, habits)
+    return _with_habits_of_size(_with_stated_prefix(tokenizer, tokenizer_config, habits), habits)
+
+
+def _with_stated_prefix(
+    tokenizer: Tokenizer, tokenizer_config: Mapping[str, Any], habits: Habits
+) -> Tokenizer:
+    stated = tokenizer_config.get("add_prefix_space")
+    if not habits.states_prefix or not isinstance(stated, bool):
+        return tokenizer
+    return replace(tokenizer, add_space_prefix=stated)
+
+
+def _with_habits_of_size(tokenizer: Tokenizer, habits: Habits) -> Tokenizer:
+    """Return the tokenizer with what its family has for a vocabulary of this size."""
+    special, size = tokenizer.special, len(tokenizer.vocab.tokens)
+    ids = {**habits.of_size.get(size, {}), **special.ids}
+    adds = {**special.adds, "bos": False} if size in habits.no_bos_sizes else special.adds
+    return replace(tokenizer, special=replace(special, ids=ids, adds=adds))
+
+
+def _read(
+    folder: Path,
+    config: Mapping[str, Any],
+    tokenizer_config: Mapping[str, Any],
+    pre_tokenizer: str | None,
+    habits: Habits,
+) -> Tokenizer:
     vocab_size = _vocab_size(config, folder / "config.json")
     json_path, model_path = folder / "tokenizer.json", folder / "tokenizer.model"
     tokenizer_json = read_json_object_if_there(json_path, BadTokenizer)
-    if is_byte_level_bpe(tokenizer_json):
+    is_sentencepiece = habits.sentencepiece and model_path.is_file()
+    if is_byte_level_bpe(tokenizer_json) and not is_sentencepiece:
         return _read_byte_level(
             json_path, config, tokenizer_json, tokenizer_config, vocab_size, pre_tokenizer, habits
         )
@@ -133,6 +166,10 @@ def read_tokenizer(
         if pre_tokenizer is not None:
             raise BadRequest(f"--pre-tokenizer {pre_tokenizer}: {model_path} (SentencePiece) has none")
         return _read_sentencepiece(model_path, config, tokenizer_json, tokenizer_config, vocab_size)
+    if habits.sentencepiece and is_sentencepiece_bpe(tokenizer_json):
+        if pre_tokenizer is not None:
+            raise BadRequest(f"--pre-tokenizer {pre_tokenizer}: {json_path} (SentencePiece) has none")
+        return _read_sentencepiece_json(json_path, config, tokenizer_json, tokenizer_config, vocab_size)
     if habits.tekken and (folder / vocab_tekken.FILE_NAME).is_file():
         return _read_tekken(folder / vocab_tekken.FILE_NAME, vocab_size, pre_tokenizer)
     if habits.tiktoken and not tokenizer_json and (folder / vocab_tiktoken.FILE_NAME).is_file():
@@ -260,6 +297,27 @@ def _read_sentencepiece(
         special=special,
         chat_templates=templates,
         add_space_prefix=None if spm.add_space_prefix else False,
+        notes=(*vocab.notes, *special.notes, *templates.notes),
+    )
+
+
+def _read_sentencepiece_json(
+    path: Path,
+    config: Mapping[str, Any],
+    tokenizer_json: Mapping[str, Any],
+    tokenizer_config: Mapping[str, Any],
+    vocab_size: int | None,
+) -> Tokenizer:
+    special_tokens_map = read_json_object_if_there(path.with_name("special_tokens_map.json"), BadTokenizer)
+    vocab = read_spm_json_vocab(path, tokenizer_json, tokenizer_config, special_tokens_map, vocab_size)
+    special = read_special_tokens(path.parent, config, tokenizer_json, tokenizer_config, vocab.tokens)
+    templates = read_chat_templates(path.parent, tokenizer_config)
+    return Tokenizer(
+        model="llama",
+        pre="default",
+        vocab=vocab,
+        special=special,
+        chat_templates=templates,
         notes=(*vocab.notes, *special.notes, *templates.notes),
     )
 

@@ -58,7 +58,7 @@ def read_bpe_vocab(
     config_path = path.with_name("tokenizer_config.json")
     with library_errors(config_path, "its tokens can't be added"):
         notes = list(
-            _add_tokens_of_config(library, config_path, tokenizer_config, special_tokens_map, vocab_size)
+            add_tokens_of_config(library, config_path, tokenizer_config, special_tokens_map, vocab_size)
         )
 
     text_of = {token_id: text for text, token_id in library.get_vocab(with_added_tokens=True).items()}
@@ -132,7 +132,7 @@ def _check_base_holes(path: Path, base: Mapping[str, int], text_of: Mapping[int,
         )
 
 
-def _add_tokens_of_config(
+def add_tokens_of_config(
     library: Any,
     config_path: Path,
     tokenizer_config: Mapping[str, Any],
@@ -156,7 +156,7 @@ def _add_tokens_of_config(
 
     added = {token.content for token in library.get_added_tokens_decoder().values()}
     batch = _Batch(library)
-    for text in _named_special_tokens(tokenizer_config, special_tokens_map):
+    for text in named_special_tokens(tokenizer_config, special_tokens_map):
         if text in added:
             continue
         if vocab_size is not None and batch.id_of(text) >= vocab_size and library.token_to_id(text) is None:
@@ -190,7 +190,7 @@ class _Batch:
             self._new_ids.setdefault(token.content, self.id_of(token.content))
 
 
-def _named_special_tokens(*sources: Mapping[str, Any]) -> Iterator[str]:
+def named_special_tokens(*sources: Mapping[str, Any]) -> Iterator[str]:
     for source in sources:
         named = [source.get(f"{kind}_token") for kind in SPECIAL_KINDS]
         for key in ("additional_special_tokens", "extra_special_tokens"):

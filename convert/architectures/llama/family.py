@@ -29,6 +29,7 @@ from convert.architectures.decoder.rules import (
 )
 from convert.architectures.llama.options import Options
 from convert.architectures.rules import Output, Rule
+from convert.tokenizer.habits import LLAMA as LLAMA_HABITS
 from convert.weights.base import Weight
 
 LLAMA, MISTRAL, MIXTRAL = "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"
@@ -92,4 +93,5 @@ ARCHITECTURE = Architecture(
     drops=lambda config, options: (INV_FREQ,),
     metadata=(*COMMON, VOCAB_SIZE, ROTATED_COLS),
     notes=lambda config, options: decoder_notes(config),
+    habits=LLAMA_HABITS,
 )  # fmt: skip
