@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +22,10 @@ from gguf_tools.errors import MissingTensor, UnexpectedTensors, UnsupportedCheck
 from gguf_tools.ggml_types import F32
 from gguf_tools.shards import GGUFSet
 from quantize import Importance
+from tests.end_to_end.arch_models import model
 from tests.end_to_end.toy_family.checkpoint import CONFIG, toy_checkpoint
 from tests.end_to_end.toy_family.config import NAME
-from tests.support.checkpoints import STYLES, edit_tensors, micro_checkpoint, read_tensors
+from tests.support.checkpoints import STYLES, edit_config, edit_tensors, micro_checkpoint, read_tensors
 from tests.support.tokenizer_files import copy_tokenizer
 
 
@@ -168,3 +171,51 @@ def test_a_missing_and_an_unexpected_tensor_are_named(toy: Path, tmp_path: Path)
 def test_the_forward_pass_says_which_families_it_knows(toy: Path) -> None:
     with pytest.raises(UnsupportedCheckpoint, match=r"general\.architecture is 'toy', expected 'deepseek2'"):
         open_model(toy)
+
+
+# ---- the page that says how to add one
+
+PAGE = Path(__file__).parents[2] / "docs" / "add-a-family.md"
+
+
+def code_of_the_page() -> dict[str, str]:
+    """Return file -> the code that the page shows of it."""
+    block = r"^`(\S+\.py)`:\n\n```python\n(.*?)```$"
+    return dict(re.findall(block, PAGE.read_text(), re.DOTALL | re.MULTILINE))
+
+
+def test_the_code_of_the_page_is_the_code() -> None:
+    code = code_of_the_page()
+    assert len(code) == PAGE.read_text().count("```python") == 4
+    for name, text in code.items():
+        assert text in (PAGE.parents[1] / name).read_text(), name
+
+
+def test_the_family_of_the_page_converts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registered under another name, it makes of a Qwen 2 what the project does."""
+    package = tmp_path / "packages" / "family_of_the_page"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    for name, text in code_of_the_page().items():
+        if "/qwen2/" in name:
+            text = text.replace("Qwen2ForCausalLM", "PageForCausalLM")
+            (package / Path(name).name).write_text(
+                text.replace("convert.architectures.qwen2", "family_of_the_page")
+            )
+    monkeypatch.syspath_prepend(package.parent)
+    row = {"PageForCausalLM": "family_of_the_page"}
+    monkeypatch.setattr(architectures, "ARCHITECTURES", {**architectures.ARCHITECTURES, **row})
+    folder = Path(shutil.copytree(model("qwen2-r1-distill"), tmp_path / "model"))
+    convert.convert(folder, tmp_path / "expected.gguf", outtype="bf16")
+    edit_config(folder, architectures=["PageForCausalLM"])
+    convert.convert(folder, tmp_path / "out.gguf", outtype="bf16")
+    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "expected.gguf").read_bytes()
+
+
+def test_its_lines_are_counted_right() -> None:
+    folder = Path(architectures.__file__).parent
+    rows = re.findall(r"`(\w+)`[^|]*\| (\d+) ", PAGE.read_text().split("## How many lines")[1])
+    assert len(rows) == 8
+    for family, lines in rows:
+        found = sum(len(path.read_text().splitlines()) for path in (folder / family).glob("*.py"))
+        assert abs(found - int(lines)) <= 0.1 * found, (family, found)
