@@ -209,7 +209,7 @@ def damage_shape(folder: Path) -> None:
 
 
 def damage_architecture(folder: Path) -> None:
-    edit_config(folder, architectures=["LlamaForCausalLM"])
+    edit_config(folder, architectures=["BloomForCausalLM"])
 
 
 def damage_tokenizer(folder: Path) -> None:
@@ -224,7 +224,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "missing tensor": (damage_missing, ["model.layers.2.mlp.experts.7.up_proj.weight"]),
     "unexpected tensor": (damage_unexpected, ["model.layers.1.mlp.odd.weight"]),
     "wrong shape": (damage_shape, ["model.layers.0.mlp.down_proj.weight", "767", "768"]),
-    "architecture": (damage_architecture, ["config.json", "LlamaForCausalLM", "DeepseekV3ForCausalLM"]),
+    "architecture": (damage_architecture, ["config.json", "BloomForCausalLM", "DeepseekV3ForCausalLM"]),
     "tokenizer": (damage_tokenizer, ["--pre-tokenizer"]),
     "no config": (lambda folder: (folder / "config.json").unlink(), ["config.json"]),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), ["safetensors"]),
