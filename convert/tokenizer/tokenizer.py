@@ -19,7 +19,7 @@ from convert.checkpoint.json_files import read_json_object, read_json_object_if_
 from convert.tokenizer import vocab_tekken, vocab_tiktoken
 from convert.tokenizer.chat_templates import ChatTemplates, read_chat_templates
 from convert.tokenizer.habits import NO_HABITS, Habits
-from convert.tokenizer.pretokenizers import find_pre_tokenizer
+from convert.tokenizer.pretokenizers import find_known, find_pre_tokenizer
 from convert.tokenizer.special_tokens import SpecialTokens, read_special_tokens
 from convert.tokenizer.vocab import MAX_VOCAB, Vocab
 from convert.tokenizer.vocab_bpe import is_byte_level_bpe, load_tokenizer_json, read_bpe_vocab
@@ -211,11 +211,9 @@ def _read_byte_level(
 ) -> Tokenizer:
     special_tokens_map = read_json_object_if_there(path.with_name("special_tokens_map.json"), BadTokenizer)
     vocab = read_bpe_vocab(path, tokenizer_json, tokenizer_config, special_tokens_map, vocab_size)
+    ignore_merges = bool(tokenizer_json["model"].get("ignore_merges"))
     pre = find_pre_tokenizer(
-        path,
-        tokenizer_json.get("pre_tokenizer"),
-        ignore_merges=bool(tokenizer_json["model"].get("ignore_merges")),
-        name=pre_tokenizer,
+        path, tokenizer_json.get("pre_tokenizer"), ignore_merges=ignore_merges, name=pre_tokenizer
     )
     special = read_special_tokens(
         path.parent, config, tokenizer_json, tokenizer_config, vocab.tokens, habits=habits
@@ -224,6 +222,12 @@ def _read_byte_level(
     normalizers = list(_flat(tokenizer_json.get("normalizer")))
     lost = [str(normalizer.get("type")) for normalizer in normalizers]
     notes = [f"normalizer {name} is not applied: llama.cpp's BPE takes text as it is" for name in lost]
+    known = find_known(pre)
+    if known is not None and known.ignore_merges != ignore_merges:
+        notes.append(
+            f"ignore_merges is {str(ignore_merges).lower()} in tokenizer.json, llama.cpp's {pre} does the"
+            " opposite: a word that is a token itself may be cut otherwise"
+        )
     if pre == _QWEN and pre_tokenizer is None and special.adds.get("bos") and "bos" in special.ids:
         pre = _QWEN_WITH_BOS
     return Tokenizer(

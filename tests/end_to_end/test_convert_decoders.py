@@ -238,6 +238,12 @@ def test_nfc_gets_a_note(tmp_path: Path) -> None:
     assert "normalizer NFC is not applied: llama.cpp's BPE takes text as it is" in notes
 
 
+def test_notes_of_gpt_oss(tmp_path: Path) -> None:
+    notes = notes_of(model("gpt-oss"), tmp_path)
+    assert [note for note in notes if note.startswith("ignore_merges is true in tokenizer.json")]
+    assert [note for note in notes if note.startswith("YaRN with truncate false: llama.cpp rounds")]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
