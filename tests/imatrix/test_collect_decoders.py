@@ -13,7 +13,8 @@ from imatrix.store import load
 GOLDEN = Path(__file__).parents[1] / "golden" / "arch"
 
 CASES = (
-    "glm4moe-air", "gpt-oss", "llama-r1-distill", "mixtral", "qwen2-r1-distill", "qwen3-r1-0528", "qwen3moe",
+    "deepseek-v1-moe", "glm4moe-air", "gpt-oss", "llama-r1-distill", "mixtral", "qwen2-r1-distill",
+    "qwen3-r1-0528", "qwen3moe",
 )  # fmt: skip
 
 MEDIAN = {"gpt-oss": 2e-3}
