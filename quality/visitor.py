@@ -64,11 +64,11 @@ class DivergenceVisitor:
         n_tokens = logits[0].shape[1]
         here = (targets >= first) & (targets < first + n_tokens)
         columns = targets[here] - first
-        base = logits[0].double()
+        base = logits[0].to(targets.device).double()
         base_weights = torch.empty(0)
         base_shrink = torch.empty(0)
         for model, own in enumerate(logits):
-            values = base if model == 0 else own.double()
+            values = base if model == 0 else own.to(targets.device).double()
             at = (model, chunk)
             self._right[at][here] = values[here, columns]
             top, where = values.max(-1)
@@ -89,7 +89,8 @@ class DivergenceVisitor:
 
     def finish_chunk(self, chunk: int) -> None:
         sums = self._sums[:, chunk]
-        for path, sound in zip(self._paths, torch.isfinite(sums).flatten(1).all(-1).tolist(), strict=True):
+        sound_ones = torch.isfinite(sums).flatten(1).all(-1).cpu().tolist()
+        for path, sound in zip(self._paths, sound_ones, strict=True):
             if not sound:
                 raise BadActivation(f"{path}: the logits have NaN or infinity")
         self._report(chunk + 1, self.positions.n_chunks)

@@ -12,6 +12,7 @@ import pytest
 import convert
 import quantize
 from gguf_tools.shards import open_gguf
+from quantize.importance import Importance
 from tests.support.trained_model import calibration_text, trained_model
 
 Damage = Callable[[str, Callable[[np.ndarray], object]], Path]
@@ -41,10 +42,22 @@ def made(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
         if not path.exists() and file_type == "F32":
             convert.convert(tiny_folder, path, outtype="f32", mla="none")
         elif not path.exists():
-            quantize.quantize(make("F32"), path, file_type)
+            quantize.quantize(make("F32"), path, file_type, importances=importances_of(make("F32")))
         return path
 
     return make
+
+
+def importances_of(path: Path) -> dict[str, Importance]:
+    """Return importances for all matrices of a file: some are needed, and here any will do."""
+    rng = np.random.default_rng(0)
+    with open_gguf(path) as file:
+        return {
+            name: Importance(
+                rng.exponential(1, (1, tensor.shape[-1])).astype(np.float32), np.ones(1, np.float32)
+            )
+            for name, tensor in file.tensors.items()
+        }
 
 
 def change_tensor(path: Path, name: str, change: Callable[[np.ndarray], object]) -> None:

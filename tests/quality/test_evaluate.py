@@ -100,7 +100,7 @@ def twin(tiny_folder: Path, file: Path, tokens: np.ndarray, inputs: np.ndarray, 
     )
 
 
-@pytest.mark.parametrize("file_type", ["Q2_K", "Q8_0"])
+@pytest.mark.parametrize("file_type", ["Q2_K", "IQ3_XXS", "Q4_K_M", "Q8_0"])
 def test_measures_are_those_of_transformers(
     file_type: str, tiny_folder: Path, made: Made, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,14 +100,17 @@ class Batch(c.Structure):
 class Model:
     """A GGUF model loaded by llama.cpp on the CPU; a context manager."""
 
-    def __init__(self, path: str | Path, *, vocab_only: bool = False) -> None:
-        """Load `path`; raises RuntimeError with llama.cpp's log when it refuses."""
+    def __init__(self, path: str | Path, *, vocab_only: bool = False, plain: bool = True) -> None:
+        """Load `path`; raises RuntimeError with llama.cpp's log when it refuses.
+
+        plain  leave weights as they are: the plain kernels are the most exact. False: rearrange for speed
+        """
         lib = library()
         LOG.clear()
         params = lib.llama_model_default_params()
         params.n_gpu_layers = 0
         params.vocab_only = vocab_only
-        params.use_extra_bufts = False  # no repacking: the plain kernels are the most exact
+        params.use_extra_bufts = not plain
         self._model = lib.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:
             raise RuntimeError(f"{path}: llama.cpp can't load it: {''.join(LOG).strip()}")
