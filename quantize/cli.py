@@ -61,6 +61,7 @@ examples:
   quantize --fallback attn_k_b=Q8_0 in.gguf out.gguf Q4_K_M
   quantize --reuse old.gguf --imatrix new.imatrix in.gguf new.gguf Q4_K_M     only what is made of other data
   quantize --size 3.4bpw --losses losses.json --imatrix model.imatrix model-bf16.gguf model.gguf
+  quantize --size 12GiB --calibrate calibration.txt model-bf16.gguf model.gguf     types and bytes chosen
   quantize lint --imatrix model.imatrix mine.yaml model-bf16.gguf
 
 An importance matrix (--imatrix) says which columns of a weight matter. It helps a lot at 1 to 3 bits,
@@ -216,12 +217,17 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
 
 def _choose_types(args: argparse.Namespace, source: Path, output: Path | None, type_: str | None) -> Mixture:
     """Return the mixture for the size that is asked for, after saying what was chosen and why."""
-    from quantize.size_arguments import save_choice, size_request
+    from quantize.size_arguments import check_size_arguments, save_choice, size_request
     from quantize.sizing import curve, size_mixture, sized_lines
 
     if type_ is not None and is_recipe_file(type_):
         raise BadRequest(f"{type_}: a recipe file has its own types; with --size, name a file type or none")
-    request = size_request(args, type_)
+    check_size_arguments(args)
+    if args.losses is None:
+        from quality.damage.for_size import losses_for_size
+
+        args.losses = losses_for_size(args, source, output)
+    request = size_request(args, type_, args.losses)
     planned = argparse.Namespace(**{**vars(args), "dry_run": True, "tensor_type": []})
 
     def planner(mixture: Mixture) -> AbstractContextManager[Run]:

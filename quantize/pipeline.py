@@ -74,9 +74,7 @@ def quantize_many(
         options = QuantizeOptions(types=options)
     options, run = merge_choices(options or QuantizeOptions(), run, choices)
     with ExitStack() as stack:
-        runs = [
-            stack.enter_context(plan_run(source, output, file_type, options)) for file_type in file_types
-        ]
+        runs = [stack.enter_context(plan_run(source, output, file_type, options)) for file_type in file_types]
         return execute_together(runs, run)
 
 

@@ -32,7 +32,13 @@ def add_size_arguments(parser: argparse.ArgumentParser) -> None:
         "--losses",
         type=Path,
         metavar="FILE.json",
-        help="what each tensor costs at each type, as measured before",
+        help="what each tensor costs at each type, as `sensitivity` has measured it",
+    )
+    group.add_argument(
+        "--sensitivity-text",
+        type=Path,
+        metavar="TEXT",
+        help="without --losses: measure them now on this UTF-8 text (default: that of --calibrate)",
     )
     group.add_argument(
         "--for", dest="target", choices=("llama.cpp", "ik_llama.cpp"), default="llama.cpp",
@@ -74,8 +80,19 @@ def is_sized(args: argparse.Namespace) -> bool:
     return any(value is not None for value in (args.size, args.vram, args.ram))
 
 
-def size_request(args: argparse.Namespace, base: str | None) -> SizeRequest:
-    """Return what the arguments ask for.
+def check_size_arguments(args: argparse.Namespace) -> None:
+    """Raise BadRequest for sizes that contradict each other or can't be read."""
+    if args.size is not None and (args.vram or args.ram):
+        raise BadRequest("--size and --vram/--ram can't be used together: one budget, or two")
+    if args.size is None and (args.vram is None or args.ram is None):
+        raise BadRequest("--vram and --ram go together: one for all but routed experts, one for them")
+    for text in (args.size, args.vram, args.ram):
+        if text is not None:
+            parse_size(text)
+
+
+def size_request(args: argparse.Namespace, base: str | None, losses_file: Path) -> SizeRequest:
+    """Return what arguments ask for that `check_size_arguments` has let pass.
 
     base    file type that was named beside the size, or None
     raises  BadRequest for arguments that contradict each other; FormatError for a wrong losses file
@@ -85,12 +102,6 @@ def size_request(args: argparse.Namespace, base: str | None) -> SizeRequest:
     from quantize.plan.overrides import parse_overrides
     from quantize.sizing import SizeRequest
 
-    if args.size is not None and (args.vram or args.ram):
-        raise BadRequest("--size and --vram/--ram can't be used together: one budget, or two")
-    if args.size is None and (args.vram is None or args.ram is None):
-        raise BadRequest("--vram and --ram go together: one for all but routed experts, one for them")
-    if args.losses is None:
-        raise BadRequest("--size needs --losses FILE.json: what each tensor costs at each type")
     rules = TypeRules(
         target=args.target,
         fast_on=frozenset(args.fast_on),
@@ -100,15 +111,16 @@ def size_request(args: argparse.Namespace, base: str | None) -> SizeRequest:
         at_most=parse_overrides(args.at_most),
     )
     try:
-        losses = read_losses(args.losses)
+        losses = read_losses(losses_file)
     except OSError as error:
-        raise BadRequest(f"{args.losses}: can't be read ({error.strerror})") from error
+        raise BadRequest(f"{losses_file}: can't be read ({error.strerror})") from error
     return SizeRequest(
         losses,
         size=None if args.size is None else parse_size(args.size),
         vram=_bytes(args.vram, "--vram"),
         ram=_bytes(args.ram, "--ram"),
         rules=rules,
+        calibrated=args.calibrate is not None,
         base=base,
     )
 

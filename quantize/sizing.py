@@ -90,7 +90,7 @@ def size_mixture(planner: Planner, request: SizeRequest) -> Sized:
         frame = _Frame.of(preparation, request.losses)
         if budget is None:
             budget = _budget(request, preparation)
-        rules = replace(request.rules, weighed=_weighed(request, preparation))
+        rules = replace(request.rules, weighed=frozenset(preparation.plan.weighed))
     losses = replace(request.losses, tensors={name: request.losses.tensors[name] for name in frame.choosable})
     shares = _shares(request, budget, frame)
     chosen = choose_types(losses, shares, rules, calibrated=request.calibrated, alignment=frame.alignment)
@@ -111,7 +111,7 @@ def curve(
     """Return (bytes of the file, predicted divergence) for sizes from the smallest file to the largest."""
     with planner(_mixture(sized.base)) as run:
         frame = _Frame.of(run.preparation, request.losses)
-        rules = replace(request.rules, weighed=_weighed(request, run.preparation))
+        rules = replace(request.rules, weighed=frozenset(run.preparation.plan.weighed))
     losses = replace(request.losses, tensors={name: request.losses.tensors[name] for name in frame.choosable})
     sizes = {
         name: [
@@ -241,11 +241,6 @@ def _budget(request: SizeRequest, preparation: Preparation) -> int:
         header = preparation.total_bytes - sum(info.n_bytes for info in infos)
         return header + int(size.amount * sum(info.n_elems for info in infos) / 8)
     return preparation.total_bytes
-
-
-def _weighed(request: SizeRequest, preparation: Preparation) -> frozenset[str] | None:
-    """Return the tensors that have importances; None for a file encoded with calibration, which has all."""
-    return None if request.calibrated else frozenset(preparation.plan.weighed)
 
 
 def _shares(request: SizeRequest, budget: int, frame: _Frame) -> list[Share]:

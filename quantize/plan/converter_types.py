@@ -49,9 +49,7 @@ def resolve_outtype(outtype: str, tensors: Iterable[TensorInfo], *, decoded: boo
     return OUTTYPES[outtype]
 
 
-def outtype_plan(
-    tensors: Sequence[TensorInfo], wanted: GGMLType, kept: Container[GGMLType] = ()
-) -> Plan:
+def outtype_plan(tensors: Sequence[TensorInfo], wanted: GGMLType, kept: Container[GGMLType] = ()) -> Plan:
     """Return the plan for a checkpoint's tensors, in their order, under the output type `wanted`.
 
     kept  types whose tensors stay as they are stored, whatever is wanted

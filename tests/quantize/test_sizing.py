@@ -191,7 +191,7 @@ def test_a_dry_run_writes_nothing_but_what_is_asked_for(
     ("words", "complaint"),
     [
         (["--size", "1bpw", "--losses", "LOSSES"], "the smallest choices take"),
-        (["--size", "3bpw"], "--size needs --losses FILE.json"),
+        (["--size", "3bpw"], "--losses FILE.json, or --sensitivity-text TEXT"),
         (["--vram", "3GiB", "--losses", "LOSSES"], "--vram and --ram go together"),
         (["--vram", "Q4_K_M", "--ram", "3GiB", "--losses", "LOSSES"], "--vram Q4_K_M: expected bytes"),
         (["--size", "3bpw", "--vram", "3GiB", "--losses", "LOSSES"], "can't be used together"),

@@ -284,9 +284,7 @@ _TWO_HALVES = {"d": half_at(0), "dmin": half_at(2)}
 GROUP_LAYOUTS: Mapping[str, GroupLayout] = {
     "BF16_R16": GroupLayout({"pair": bytes_at(0, 4)}, lambda k: {"pair": bytes_at(4 * k, 4)}, cell_elems=2),
     "Q4_0_R8": GroupLayout({"d": half_at(0), "qs": halves_of_32(2, E32)}, _q4_0_r8),
-    "Q5_0_R4": GroupLayout(
-        {"d": half_at(0), "qh": one_each(2, E32), "qs": halves_of_32(6, E32)}, _q5_0_r4
-    ),
+    "Q5_0_R4": GroupLayout({"d": half_at(0), "qh": one_each(2, E32), "qs": halves_of_32(6, E32)}, _q5_0_r4),
     "Q6_0_R4": GroupLayout(
         {
             "d": half_at(0),

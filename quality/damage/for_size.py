@@ -1,0 +1,54 @@
+"""Losses for `quantize --size` when none were measured before: measured now, and kept beside the output."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from pathlib import Path
+
+from forward.options import ForwardOptions
+from forward.text import Cut
+from gguf_tools.errors import BadRequest, ToolkitError
+from quality.damage.measure import SensitivityOptions, sensitivity
+from quality.progress import EvaluationBar
+from quantize.plan.losses import Losses, read_losses
+
+
+def losses_for_size(args: argparse.Namespace, source: Path, output: Path | None) -> Path:
+    """Return a file with the losses of a model on the text of --sensitivity-text, or else --calibrate.
+
+    A file that an earlier run of the same command has left is taken as it is.
+
+    raises  BadRequest when neither text is given, and what `sensitivity` raises
+    """
+    text = args.sensitivity_text or args.calibrate
+    if text is None:
+        raise BadRequest(
+            "--size needs to know what each tensor costs: --losses FILE.json, or --sensitivity-text TEXT"
+        )
+    path = Path(f"{output or source}.losses.json")
+    cut = Cut(args.ctx_size, n_chunks=None if args.chunks < 0 else args.chunks)
+    if path.exists() and not args.restart and _are_the_same(path, source, text, cut):
+        return path
+    forward = ForwardOptions(device=args.device, dtype=args.dtype, memory_bytes=args.memory)
+    options = SensitivityOptions(cut=cut, forward=forward, restart=args.restart)
+    with EvaluationBar("measuring what each tensor costs", quiet=args.quiet) as bar:
+        sensitivity(source, text, path, options, bar)
+    if not args.quiet and not args.json:
+        print(f"wrote {path}; --losses takes it for other sizes")
+    return path
+
+
+def _are_the_same(path: Path, source: Path, text: Path, cut: Cut) -> bool:
+    """Return whether a file has the losses that would be measured."""
+    try:
+        losses: Losses = read_losses(path)
+        digest = hashlib.sha256(text.read_bytes()).hexdigest()
+    except (OSError, ToolkitError):
+        return False
+    return (
+        losses.model.get("path") == source.name
+        and losses.text.get("sha256") == digest
+        and losses.text.get("context") == cut.chunk_size
+        and (cut.n_chunks is None or losses.text.get("chunks") == cut.n_chunks)
+    )

@@ -1,0 +1,37 @@
+"""A size and a text are enough: losses are measured, types chosen, and tensors calibrated as them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gguf_tools import open_gguf
+from quantize.cli import main
+from quantize.plan.losses import read_losses
+
+SAMPLE = Path(__file__).parents[2] / "examples" / "tiny-deepseek-v3"
+
+pytestmark = pytest.mark.slow
+
+
+def test_types_and_bytes_are_chosen_in_one_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, text = tmp_path / "out.gguf", SAMPLE / "calibration.txt"
+    words = ["--calibrate", text, "-c", 128, "--chunks", 2, "--size", "3.5bpw", SAMPLE, output]
+    assert main([str(word) for word in words]) == 0
+    printed = capsys.readouterr().out
+    assert "types chosen for " in printed
+    assert "calibrated " in printed
+    losses = read_losses(f"{output}.losses.json")
+    assert losses.text["chunks"] == 2
+    with open_gguf(output) as file:
+        n_bits = 8 * sum(tensor.n_bytes for tensor in file.tensors.values())
+        n_weights = sum(tensor.n_elems for tensor in file.tensors.values())
+        types = {tensor.type.name for tensor in file.tensors.values()}
+    assert 3.45 < n_bits / n_weights <= 3.5
+    assert len(types) > 4
+    measured = Path(f"{output}.losses.json").stat().st_mtime_ns
+    assert main([str(word) for word in ["--dry-run", *words]]) == 0
+    assert Path(f"{output}.losses.json").stat().st_mtime_ns == measured
