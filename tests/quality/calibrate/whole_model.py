@@ -15,7 +15,7 @@ class WholeModel:
     """A model of transformers whose products are hooked.
 
     covariances  sum of g g^T by our names: (n_rows, n_rows), or one for each head or expert
-    embedding    the same at the embeddings
+    embedding    the same at the embeddings, of the gradient at all places of a token in a chunk
     output       sum of g^2 at every logit, (vocab_size,)
     """
 
@@ -46,8 +46,11 @@ class WholeModel:
         wanted = torch.from_numpy(labels).flatten()
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted, reduction="sum")
         loss.backward()
-        rows = embeddings.grad.flatten(0, 1).double().numpy()
-        self.embedding = rows.T @ rows
+        self.embedding = np.zeros((embeddings.shape[-1], embeddings.shape[-1]))
+        for chunk, gradients in zip(tokens, embeddings.grad.double().numpy(), strict=True):
+            for token in np.unique(chunk):
+                at_token = gradients[chunk == token].sum(0)
+                self.embedding += np.outer(at_token, at_token)
         self.output = logits.grad.flatten(0, 1).double().square().sum(0).numpy()
         return float(loss.detach())
 
