@@ -42,7 +42,7 @@ class Effort:
     """
 
     scale_window: int = 3
-    super_scales: int = 4
+    super_scales: int = 2
     grid_window: int = 1
     sweeps: int = 2
 

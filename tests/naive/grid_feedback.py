@@ -6,9 +6,9 @@ ratios[i, j] = U[i, j] / U[j, j], as in quantize.compensate.grids.walks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +69,9 @@ class Problem:
         return ways
 
 
+RoundOctet = Callable[[Problem, Way], Way]
+
+
 def free_octet(problem: Problem, way: Way) -> Way:
     for _group in range(8 // problem.points.shape[1]):
         way = cheapest(problem.along(way, point, None) for point in problem.points)
@@ -92,14 +95,15 @@ def either_shift_octet(problem: Problem, way: Way) -> Way:
 
 
 def round_sub_block(
-    round_octet: Any, points: Floats, w: Floats, upper: Floats, scale: f32
+    round_octets: Sequence[RoundOctet], points: Floats, w: Floats, upper: Floats, scale: f32
 ) -> tuple[f32, Floats]:
     """Return what weights (16 or 32,) cost at a scale, and the signed levels chosen for them."""
     diagonal = np.diag(upper)
     ratios, inverses = upper / diagonal, f32(1) / diagonal
     rests, units = w * inverses, scale * inverses
     cost, levels = f32(0), []
-    for first in range(0, len(w), 8):
+    for number, round_octet in enumerate(round_octets):
+        first = 8 * number
         own = slice(first, first + 8)
         way = round_octet(Problem(points, units[own], ratios[own, own]), Way(f32(0), (), rests[own]))
         errors = way.rests - units[own] * np.array(way.levels, f32)
@@ -108,3 +112,31 @@ def round_sub_block(
         cost += way.cost
         levels += way.levels
     return cost, np.array(levels, f32)
+
+
+def round_at_scales(
+    name: str, points: Floats, w: Floats, upper: Floats, scales: Sequence[f32]
+) -> tuple[f32, f32, Floats]:
+    """Return the cost of a sub-block of a type, the scale that is cheapest and the signed levels.
+
+    The shifts of IQ1 are chosen at the first scale: one for each octet of IQ1_M, one for all of IQ1_S.
+    """
+    n_octets = len(w) // 8
+    plus, minus = (partial(shifted_octet, shift=shift) for shift in (0.125, -0.125))
+    of_all: dict[str, list[RoundOctet]] = {
+        "IQ1_S": [plus, minus],
+        "IQ1_M": [either_shift_octet],
+        "IQ2_S": [free_octet],
+        "IQ3_S": [free_octet],
+    }
+    octets = of_all.get(name, [even_octet])
+    trials = [
+        (*round_sub_block([octet] * n_octets, points, w, upper, scales[0]), scales[0]) for octet in octets
+    ]
+    again = [octets[0]] * n_octets
+    if name.startswith("IQ1"):
+        levels = min(trials, key=lambda trial: trial[0])[1]
+        again = [plus if level > np.rint(level) else minus for level in levels[::8]]
+    trials += [(*round_sub_block(again, points, w, upper, scale), scale) for scale in scales[1:]]
+    cost, levels, scale = min(trials, key=lambda trial: trial[0])
+    return cost, scale, levels

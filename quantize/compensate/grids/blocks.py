@@ -40,7 +40,8 @@ class Form(NamedTuple):
 
     sub_elems  elements that share a scale, 16 or 32
     codes      points of an octet, 1 or 2
-    variants   how many ways there are to round a sub-block with the same scale
+    variants   how many ways there are to round a sub-block with the same scale; the better one is taken on to
+               other scales
     offset     float32
     slope      float32
     top        the largest integer scale; the smallest is 0
@@ -108,9 +109,13 @@ def take_off(
 
 @inlined
 def _round_sub_block(
-    round_octet: Any, form: Form, lattice: Lattice, at: int, variant: int, limit: Floats, work: Work
+    round_octet: Any, form: Form, lattice: Lattice, at: int, attempt: int, limit: Floats, work: Work
 ) -> Floats:
-    """Return what a sub-block costs; it is left unfinished when no lane costs less than `limit`."""
+    """Return what a sub-block costs.
+
+    It is left unfinished when no lane costs less than `limit`, but not while its variants are tried: what one
+    row is rounded to later must not depend on the rows beside it.
+    """
     now = work.now
     cost = splat(ZERO)
     for k in range(form.sub_elems // OCTET):
@@ -118,8 +123,8 @@ def _round_sub_block(
         codes, signs = tail(now.codes, form.codes * k), tail(now.signs, k)
         choice = Choice(codes, signs, tail(now.errors, place), tail(now.levels, place))
         octet = Octet(tail(work.left, place), tail(work.units, place), at + place)
-        cost += round_octet(lattice, octet, variant, choice)
-        if not any_lane(cost < limit):
+        cost += round_octet(lattice, octet, attempt, choice)
+        if attempt >= form.variants and not any_lane(cost < limit):
             break
         first = at + place
         take_off(lattice, now.errors, work.left, at, first, first + OCTET, at + form.sub_elems)
@@ -148,15 +153,20 @@ def try_scales(
     """
     size, now, best = form.sub_elems, work.now, work.best
     best_cost, best_scale = limit, start
-    for attempt in range((2 * window + 1) * form.variants):
-        step = attempt // form.variants
+    last_cost = limit
+    for attempt in range(2 * window + form.variants):
+        step = max(attempt - form.variants + 1, 0)
         change = (step + 1) // 2 if step % 2 else -(step // 2)
         scale = maximum(minimum(start + change, form.top), 0)
         unit = d * (form.offset + form.slope * to_float(scale))
         for i in range(size):
             work.left[i] = work.rests[i]
             work.units[i] = unit * inverses[at + i]
-        cost = _round_sub_block(round_octet, form, lattice, at, attempt % form.variants, best_cost, work)
+        cost = _round_sub_block(round_octet, form, lattice, at, attempt, best_cost, work)
+        if attempt == 1 and form.variants == 2:
+            for k in range(size // OCTET):
+                now.signs[k] = select(cost < last_cost, splat(-1), 0)
+        last_cost = cost
         better = cost < best_cost
         best_cost = select(better, cost, best_cost)
         best_scale = select(better, scale, best_scale)

@@ -7,7 +7,7 @@ the second goes on from both.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -84,9 +84,9 @@ class Choice(NamedTuple):
 
 @inlined
 def _fill_steps(
-    lattice: Lattice, octet: Octet, start: int, size: int, levels: int, shift: np.float32, steps: FloatTile
+    lattice: Lattice, octet: Octet, start: int, size: int, levels: int, shift: Any, steps: FloatTile
 ) -> None:
-    """Fill the steps of the group that begins at element `start`."""
+    """Fill the steps of the group that begins at element `start`; shift is a float32 or Floats."""
     for i in range(size):
         for k in range(levels):
             steps[LEVELS * i + k] = (lattice.values[k] + shift) * octet.units[start + i]
@@ -144,7 +144,7 @@ def _settle_free(
 
 
 @inlined
-def round_free_8(lattice: Lattice, octet: Octet, variant: int, choice: Choice) -> Floats:
+def round_free_8(lattice: Lattice, octet: Octet, attempt: int, choice: Choice) -> Floats:
     """Return what the best group of 8 costs; fill the choice."""
     steps, way, best = float_tile(64), Way(float_tile(64), float_tile(8)), Best(float_tile(1), int_tile(1))
     _fill_steps(lattice, octet, 0, 8, 3, ZERO, steps)
@@ -156,7 +156,7 @@ def round_free_8(lattice: Lattice, octet: Octet, variant: int, choice: Choice) -
 
 
 @inlined
-def round_free_4(lattice: Lattice, octet: Octet, variant: int, choice: Choice) -> Floats:
+def round_free_4(lattice: Lattice, octet: Octet, attempt: int, choice: Choice) -> Floats:
     """Return what the best group of 4, and then the best second one, cost; fill the choice."""
     steps, way, best = float_tile(32), Way(float_tile(32), float_tile(4)), Best(float_tile(1), int_tile(1))
     choice.signs[0] = splat(0)
@@ -217,7 +217,7 @@ def _settle_signed(
 
 
 @inlined
-def round_even_8(lattice: Lattice, octet: Octet, variant: int, choice: Choice) -> Floats:
+def round_even_8(lattice: Lattice, octet: Octet, attempt: int, choice: Choice) -> Floats:
     """Return what the best group of 8 costs; fill the choice."""
     steps, best = float_tile(64), Best(float_tile(1), int_tile(1))
     even = Signed(Way(float_tile(72), float_tile(9)), int_tile(1), int_tile(1))
@@ -261,7 +261,7 @@ def _begin(
 
 
 @inlined
-def round_even_4(lattice: Lattice, octet: Octet, variant: int, choice: Choice) -> Floats:
+def round_even_4(lattice: Lattice, octet: Octet, attempt: int, choice: Choice) -> Floats:
     """Return what the best two groups of 4 cost; fill the choice."""
     steps, best = float_tile(64), Best(float_tile(1), int_tile(1))
     even = Signed(Way(float_tile(72), float_tile(9)), int_tile(1), int_tile(1))
@@ -296,7 +296,7 @@ def round_even_4(lattice: Lattice, octet: Octet, variant: int, choice: Choice) -
 
 
 @inlined
-def _round_shifted(lattice: Lattice, octet: Octet, shift: np.float32, choice: Choice) -> Floats:
+def _round_shifted(lattice: Lattice, octet: Octet, shift: Floats, choice: Choice) -> Floats:
     """Return what the best group of 8 of the grid IQ1 costs with levels shifted; fill codes and errors."""
     steps, way, best = float_tile(64), Way(float_tile(64), float_tile(8)), Best(float_tile(1), int_tile(1))
     _fill_steps(lattice, octet, 0, 8, 3, shift, steps)
@@ -313,25 +313,37 @@ def _round_shifted(lattice: Lattice, octet: Octet, shift: np.float32, choice: Ch
 
 
 @inlined
-def round_shifted(lattice: Lattice, octet: Octet, variant: int, choice: Choice) -> Floats:
-    """Return what the best group costs with the shift 1/8 (variant 0) or -1/8 (1); fill the choice."""
-    choice.signs[0] = splat(-variant)
-    return _round_shifted(lattice, octet, select(variant == 0, SHIFT, -SHIFT), choice)
+def _shift(choice: Choice) -> Floats:
+    return select(choice.signs[0] != 0, splat(-SHIFT), SHIFT)
 
 
 @inlined
-def round_either_shift(lattice: Lattice, octet: Octet, variant: int, choice: Choice) -> Floats:
-    """Return what the best group costs with either shift; fill the choice."""
+def round_shifted(lattice: Lattice, octet: Octet, attempt: int, choice: Choice) -> Floats:
+    """Return what the best group costs, with the shift 1/8 (attempt 0), -1/8 (1) or that of the choice."""
+    if attempt < 2:
+        choice.signs[0] = splat(-attempt)
+    return _round_shifted(lattice, octet, _shift(choice), choice)
+
+
+@inlined
+def round_either_shift(lattice: Lattice, octet: Octet, attempt: int, choice: Choice) -> Floats:
+    """Return what the best group costs, with either shift (attempt 0) or that of the choice; fill it."""
     rests = float_tile(8)
     other = Choice(int_tile(1), int_tile(1), float_tile(8), float_tile(8))
-    for i in range(8):
-        rests[i] = octet.rests[i]
-    cost = _round_shifted(lattice, octet, SHIFT, choice)
-    minus_cost = _round_shifted(lattice, Octet(rests, octet.units, octet.first), -SHIFT, other)
-    plus = cost <= minus_cost
-    choice.codes[0] = select(plus, choice.codes[0], other.codes[0])
-    choice.signs[0] = select(plus, splat(0), -1)
-    for i in range(8):
-        choice.errors[i] = select(plus, choice.errors[i], other.errors[i])
-        choice.levels[i] = select(plus, choice.levels[i], other.levels[i])
-    return select(plus, cost, minus_cost)
+    other_cost = splat(INFINITY)
+    if attempt == 0:
+        for i in range(8):
+            rests[i] = octet.rests[i]
+        other_octet = Octet(rests, octet.units, octet.first)
+        other_cost = _round_shifted(lattice, other_octet, splat(-SHIFT), other)
+        choice.signs[0] = splat(0)
+    cost = _round_shifted(lattice, octet, _shift(choice), choice)
+    if attempt == 0:
+        minus = other_cost < cost
+        cost = select(minus, other_cost, cost)
+        choice.codes[0] = select(minus, other.codes[0], choice.codes[0])
+        choice.signs[0] = select(minus, splat(-1), 0)
+        for i in range(8):
+            choice.errors[i] = select(minus, other.errors[i], choice.errors[i])
+            choice.levels[i] = select(minus, other.levels[i], choice.levels[i])
+    return cost

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -28,17 +27,6 @@ every_grid = pytest.mark.parametrize("name", ["IQ1", "IQ2_XXS", "IQ2_XS", "IQ2_S
 N = 256
 FACTOR = Factor.of(correlated(N))
 UPPER = FACTOR.upper
-
-OCTETS = {
-    "IQ1_S": [partial(naive.shifted_octet, shift=shift) for shift in (0.125, -0.125)],
-    "IQ1_M": [naive.either_shift_octet],
-    "IQ2_XXS": [naive.even_octet],
-    "IQ2_XS": [naive.even_octet],
-    "IQ2_S": [naive.free_octet],
-    "IQ3_XXS": [naive.even_octet],
-    "IQ3_S": [naive.free_octet],
-}
-"""The twins of the ways to round a sub-block with one scale."""
 
 
 def rounder_of(name: str) -> GridRounder:
@@ -96,12 +84,7 @@ def test_the_first_sub_block_gets_the_scale_and_points_of_the_twin(name: str) ->
     for row, d, scale, ours in zip(rows, stock.d, stock.scales[:, 0], values, strict=True):
         near = [min(max(int(scale) + change, 0), form.top) for change in (0, 1, -1)]
         units = [d * (form.offset + form.slope * np.float32(s)) for s in near]
-        trials = [
-            (naive.round_sub_block(octet, points, row[:size], UPPER[:size, :size], unit), unit)
-            for unit in units
-            for octet in OCTETS[name]
-        ]
-        (_cost, levels), unit = min(trials, key=lambda trial: trial[0][0])
+        _cost, unit, levels = naive.round_at_scales(name, points, row[:size], UPPER[:size, :size], units)
         np.testing.assert_allclose(ours[:size], levels * unit, rtol=1e-6)
 
 
@@ -165,24 +148,13 @@ def test_the_first_sub_block_is_chosen_anew_as_by_the_twin(name: str) -> None:
         target = values[row, :size] + np.linalg.solve(moments, pulls[row, :size])
         standing = np.linalg.norm(np.linalg.solve(upper.T.astype(float), target - values[row, :size])) ** 2
         start = before.scales[row, 0]
-        trials = [
-            (cost, scale, levels)
-            for scale in (max(start - 1, 0), start, min(start + 1, form.top))
-            for octet in OCTETS[name]
-            for cost, levels in [
-                naive.round_sub_block(
-                    octet,
-                    grid.points.astype(np.float32),
-                    target.astype(np.float32),
-                    upper,
-                    before.d[row] * (form.offset + form.slope * np.float32(scale)),
-                )
-            ]
-        ]
-        cost, scale, levels = min(trials, key=lambda trial: trial[0])
+        scales = [start, min(start + 1, form.top), max(start - 1, 0)]
+        units = [before.d[row] * (form.offset + form.slope * np.float32(scale)) for scale in scales]
+        points = grid.points.astype(np.float32)
+        cost, unit, levels = naive.round_at_scales(name, points, target.astype(np.float32), upper, units)
         if cost < 0.999 * standing:
             moved += 1
-            assert after.scales[row, 0] == scale
+            assert after.scales[row, 0] == scales[units.index(unit)]
             points = grid.points[after.indices[row]].reshape(-1)[:size]
             bits = np.unpackbits(after.signs[row], bitorder="little")[:size]
             signed = points + (0.125 - 0.25 * bits) if name.startswith("IQ1") else points * (1 - 2.0 * bits)
