@@ -151,7 +151,10 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print the plan and the exact size; read no weight, write nothing",
     )
-    plan.add_argument("--json", action="store_true", help="with --dry-run: the plan as one JSON object")
+    plan.add_argument(
+        "--json", action="store_true", help="the outcome as one JSON object; with --dry-run, the plan"
+    )
+    plan.add_argument("--summary", action="store_true", help="with --dry-run: only the sums of the plan")
     add_foreign_flags(parser, "llama-quantize", FOREIGN_FLAGS)
     return parser
 
@@ -185,8 +188,8 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
     from quantize.run_options import RunOptions
 
     source, output, type_, n_threads = _words(args.words, parser, needs_type=not is_sized(args))
-    if args.json and not args.dry_run:
-        parser.error("--json prints a plan: it needs --dry-run")
+    if args.summary and not args.dry_run:
+        parser.error("--summary is the end of a plan: it needs --dry-run")
     if source.is_dir() and (args.keep_split or args.override_kv):
         parser.error("--keep-split and --override-kv need a GGUF file; INPUT is a folder")
     plan = _plan_folder if source.is_dir() else _plan_file
@@ -200,7 +203,7 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
         runs = [stack.enter_context(plan(args, source, output, each)) for each in types]
         if args.dry_run:
             for run in runs:
-                _print_plan(run.preparation, as_json=args.json)
+                _print_plan(run.preparation, as_json=args.json, summary=args.summary)
                 for line in () if args.json else run.needs(RunOptions(n_threads)):
                     print(line)
             return
@@ -209,8 +212,9 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
                 n_threads, args.restart, args.reuse, args.verify, bar.compiling, progress=bar.start
             )
             results = execute_together(runs, options)
-    for line in () if args.quiet else (line for result in results for line in result_lines(result)):
-        print(line)
+    for result in () if args.quiet and not args.json else results:
+        for line in [json_line(result.to_json())] if args.json else result_lines(result):
+            print(line)
     for result in results if args.evaluate is not None else ():
         evaluate_output(args, source, result.paths[0])
 
@@ -345,13 +349,13 @@ def _is_type(word: str) -> bool:
     return _is_type(rest) if comma else True
 
 
-def _print_plan(preparation: Preparation, *, as_json: bool) -> None:
+def _print_plan(preparation: Preparation, *, as_json: bool, summary: bool) -> None:
     from quantize.report import plan_lines, total_lines
 
     if as_json:
         print(json_line(preparation.plan.to_json(preparation.total_bytes)))
         return
-    for line in (*plan_lines(preparation.plan), *total_lines(preparation)):
+    for line in (*(() if summary else plan_lines(preparation.plan)), *total_lines(preparation)):
         print(line)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from gguf_tools.errors import BadRequest
 from gguf_tools.progress import no_progress
@@ -38,6 +39,21 @@ class Result:
     @property
     def paths(self) -> tuple[Path, ...]:
         return tuple(output.path for output in self.preparation.outputs)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan and the outcome as plain data."""
+        done, written = self.preparation, self.written
+        return {
+            **done.plan.to_json(done.total_bytes),
+            "paths": list(map(str, self.paths)),
+            "replaced": list(map(str, self.replaced)),
+            "seconds": self.seconds,
+            "compile_seconds": written.compile_seconds,
+            "chunks": written.n_chunks,
+            "resumed_chunks": written.n_resumed,
+            "reused_tensors": {str(path): count for path, count in written.reused.items()},
+            "verified": written.verification is not None,
+        }
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -168,3 +169,25 @@ def test_quiet(
     assert (shown.out, shown.err) == ("", "")
     assert quantize.cli.main([flag, "--dry-run", *quantized]) == 0  # what was asked for
     assert "blk.0.attn_k_b.weight" in capsys.readouterr().out
+
+
+# ---- sums and JSON
+
+
+def test_summary_and_json(
+    tiny_gguf: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(tiny_gguf("bf16")), str(tmp_path / "out.gguf"), "Q4_K_M"]
+    assert quantize.cli.main(["--dry-run", *words]) == 0
+    whole = capsys.readouterr().out
+    assert quantize.cli.main(["--dry-run", "--summary", *words]) == 0
+    summary = capsys.readouterr().out
+    assert whole.endswith(summary)
+    assert "blk.0.attn_q_a.weight" not in summary
+    assert quantize.cli.main(["--summary", *words]) == 2
+    assert "--dry-run" in capsys.readouterr().err
+    assert quantize.cli.main(["-q", "--json", *words]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert done["paths"] == [words[1]]
+    assert done["total_bytes"] == (tmp_path / "out.gguf").stat().st_size
+    assert (done["replaced"], done["resumed_chunks"], len(done["tensors"])) == ([], 0, 52)

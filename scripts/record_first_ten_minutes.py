@@ -1,0 +1,112 @@
+"""Write docs/first-ten-minutes.md: the way from a clone to a measured file, with what the commands print.
+
+The commands run in a folder of their own, on examples/tiny-deepseek-v3. They need torch.
+tests/end_to_end/test_first_ten_minutes.py runs them again and compares; numbers with a point may differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import convert.cli
+import gguf_tools.cli
+import imatrix.cli
+import quality.cli
+import quantize.cli
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "first-ten-minutes.md"
+
+MAINS: dict[str, Callable[[list[str]], int]] = {
+    "convert-hf-to-gguf": convert.cli.main,
+    "evaluate": quality.cli.main,
+    "gguf-tools": gguf_tools.cli.main,
+    "imatrix": imatrix.cli.main,
+    "quantize": quantize.cli.main,
+}
+
+HEAD = """\
+# The first ten minutes
+
+From a clone to a quantized file and its measured quality, with a small trained model that lies in the
+repository. The commands print what is shown (`scripts/record_first_ten_minutes.py` writes this page). Times
+are those of a busy machine with two cores; the first run of a recipe also compiles its kernels.
+
+    pip install .
+"""
+
+STEPS: tuple[tuple[str, str, int], ...] = (
+    ("One pass from the checkpoint to a file for llama.cpp.",
+     "convert-hf-to-gguf examples/tiny-deepseek-v3 --outtype Q4_K_M --outfile tiny-Q4_K_M.gguf", 0),
+    ("What is in it? `show` prints metadata, tensors and sums; this is the end of it.",
+     "gguf-tools show tiny-Q4_K_M.gguf", 12),
+    ("Several types come from a file in BF16, which is worth keeping.",
+     "convert-hf-to-gguf examples/tiny-deepseek-v3 --outfile tiny-bf16.gguf", 0),
+    ("An importance matrix says which columns matter. It needs torch, and a text.",
+     "imatrix -m examples/tiny-deepseek-v3 -f examples/tiny-deepseek-v3/calibration.txt -o tiny.imatrix.gguf"
+     " --chunks 8 --threads 2", 0),
+    ("What would a type do? Nothing is read or written yet.",
+     "quantize --dry-run --summary --imatrix tiny.imatrix.gguf tiny-bf16.gguf IQ3_XXS", 0),
+    ("Two types from one walk over the source.",
+     "quantize --imatrix tiny.imatrix.gguf tiny-bf16.gguf tiny-{FTYPE}.gguf IQ3_XXS,Q5_K_M", 0),
+    ("How good are they? (On a text that the model has not seen, the measure would be worth more.)",
+     "evaluate tiny-bf16.gguf -f examples/tiny-deepseek-v3/calibration.txt --chunks 4 --threads 2 -c 128"
+     " tiny-Q5_K_M.gguf tiny-Q4_K_M.gguf tiny-IQ3_XXS.gguf", 0),
+    ("A typo costs a line.", "quantize tiny-bf16.gguf tiny.gguf Q4_KM", 0),
+)  # fmt: skip
+"""What is said, the command, and how many last lines of what it prints are shown; 0: all."""
+
+TAIL = """
+The files load in llama.cpp. What else there is, each command's `--help` says, with examples.
+"""
+
+
+def record(folder: Path) -> str:
+    """Return the page, from running the commands in `folder`."""
+    (folder / "examples").symlink_to(ROOT / "examples")
+    return "".join([HEAD, *map(_step, *zip(*STEPS, strict=True), [folder] * len(STEPS)), TAIL])
+
+
+def _step(text: str, command: str, n_lines: int, folder: Path) -> str:
+    lines = run(command, folder)
+    if n_lines and len(lines) > n_lines:
+        lines = ["...", *lines[-n_lines:]]
+    shown = "\n".join(f"    {line}".rstrip() for line in (f"$ {command}", *lines))
+    return f"\n{text}\n\n{shown}\n"
+
+
+def run(command: str, folder: Path) -> list[str]:
+    """Return the lines that a command prints, in the order of both streams."""
+    program, *arguments = shlex.split(command)
+    printed = io.StringIO()
+    with _inside(folder), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        MAINS[program](arguments)
+    return printed.getvalue().splitlines()
+
+
+@contextlib.contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        PAGE.write_text(record(Path(folder)), encoding="utf-8")
+    print(f"wrote {PAGE}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,28 @@
+"""docs/first-ten-minutes.md says what the commands print today."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from scripts.record_first_ten_minutes import HEAD, PAGE, STEPS, record
+
+
+def without_measures(page: str) -> list[str]:
+    """Return the words of each line, without what differs between machines: times, speeds and measures."""
+    page = re.sub(r" s, [\d.]+ s of them for compiling kernels, once", " s", page)
+    page = re.sub(r"(layer \d+ ).*blk\..*", r"\1", page)  # the worst tensors, which may be near to each other
+    return [" ".join(re.sub(r"-?\d+\.\d+", "#", line).split()) for line in page.splitlines()]
+
+
+def test_every_command_is_shown() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page.startswith(HEAD)
+    assert [command for _, command, _ in STEPS if f"    $ {command}\n" not in page] == []
+
+
+@pytest.mark.slow
+def test_the_page_is_current(tmp_path: Path) -> None:
+    assert without_measures(record(tmp_path)) == without_measures(PAGE.read_text(encoding="utf-8"))
