@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from gguf_tools import __version__, command
 from gguf_tools.commands import edit, look, scan
+from gguf_tools.completion import SHELLS, completion_script
 from gguf_tools.text import json_text
 from quantize.mla_layout import cli as mla_layout
 
@@ -31,6 +32,13 @@ Each subcommand explains itself: gguf-tools show --help
 """
 
 
+_COMPLETION = """\
+examples:
+  source <(gguf-tools completion bash)          for this shell; in ~/.bashrc or ~/.zshrc for all
+  gguf-tools completion fish > ~/.config/fish/completions/gguf-tools.fish
+"""
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of `gguf-tools` and its subcommands."""
     parser = command.make_parser(
@@ -43,6 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     edit.add_to(commands)
     mla_layout.add_to(commands)
     _add_checkpoint(commands)
+    _add_completion(commands)
     return parser
 
 
@@ -58,6 +67,25 @@ def _add_checkpoint(commands: command.Subcommands) -> None:
         "--allow-pickle", action="store_true",
         help="read .bin and .pt checkpoints, with torch 2.10 or newer and as weights only",
     )
+
+
+def _add_completion(commands: command.Subcommands) -> None:
+    sub = commands.add(
+        "completion", completion, "print what a shell needs to complete options and commands", "",
+        epilog=_COMPLETION, json=False,
+    )  # fmt: skip
+    sub.add_argument("shell", choices=SHELLS)
+
+
+def completion(args: argparse.Namespace) -> None:
+    import convert.cli
+    import imatrix.cli
+    import quality.cli
+    import quantize.cli
+
+    others = (convert.cli, imatrix.cli, quality.cli, quantize.cli)
+    parsers = [make_parser(), *(module._parser() for module in others)]
+    print(completion_script(parsers, args.shell), end="")
 
 
 def checkpoint(args: argparse.Namespace) -> None:

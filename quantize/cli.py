@@ -57,7 +57,7 @@ examples:
   quantize --imatrix model.imatrix model-bf16.gguf model-Q4_K_M.gguf Q4_K_M
   quantize model-bf16.gguf 'model-{FTYPE}.gguf' Q4_K_M,Q5_K_M    the source is read once for both
   quantize --dry-run --imatrix model.imatrix model-bf16.gguf Q2_K      every tensor's type, and why
-  quantize --tensor-type ffn_down_exps=Q6_K --tensor-type 'blk\\.[0-3]\\.=Q8_0' in.gguf out.gguf Q4_K_M
+  quantize --tensor-type ffn_down_exps=Q6_K --tensor-type 'blk\\.[0-3]\\.=Q8_0' in.gguf Q4_K_M
   quantize --fallback attn_k_b=Q8_0 in.gguf out.gguf Q4_K_M
   quantize --reuse old.gguf --imatrix new.imatrix in.gguf new.gguf Q4_K_M     only what is made of other data
   quantize --size 3.4bpw --losses losses.json --imatrix model.imatrix model-bf16.gguf model.gguf

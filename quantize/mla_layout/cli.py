@@ -28,7 +28,7 @@ EPILOG = """\
 examples:
   gguf-tools mla-layout ik.gguf llama.gguf --to split
   gguf-tools mla-layout model.gguf ik.gguf --to both --dry-run         what would be made of what
-  gguf-tools mla-layout old.gguf new.gguf --to split --tensor-type attn_k_b=Q5_0 --imatrix model.imatrix
+  gguf-tools mla-layout old.gguf new.gguf --to split --tensor-type attn_k_b=Q5_0 --imatrix m.imatrix
 """
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import convert.cli
 import gguf_tools.cli
 import imatrix.cli
+import quality.cli
 import quantize.cli
 from gguf_tools import open_gguf
 from tests.end_to_end.test_commands import MATRIX
@@ -191,3 +193,34 @@ def test_summary_and_json(
     assert done["paths"] == [words[1]]
     assert done["total_bytes"] == (tmp_path / "out.gguf").stat().st_size
     assert (done["replaced"], done["resumed_chunks"], len(done["tensors"])) == ([], 0, 52)
+
+
+# ---- help
+
+
+def parsers() -> Iterator[argparse.ArgumentParser]:
+    """Yield the parsers of all commands and subcommands."""
+    made = [
+        convert.cli._parser(), gguf_tools.cli.make_parser(), imatrix.cli._parser(), quality.cli._parser(),
+        quantize.cli._lint_parser(), quantize.cli._parser(),
+    ]  # fmt: skip
+    for parser in made:
+        yield parser
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                yield from action.choices.values()
+
+
+def test_help_fits_100_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    texts = {parser.prog: parser.format_help() for parser in parsers()}
+    assert len(texts) > 20
+    wide = [(prog, line) for prog, text in texts.items() for line in text.splitlines() if len(line) > 100]
+    assert wide == []
+
+
+def test_help_says_all_that_was_written() -> None:
+    for parser in parsers():
+        words = (parser.description or "").split() + (parser.epilog or "").split()
+        shown = parser.format_help().replace("-\n", "-").split()
+        assert [word for word in words if word not in shown and "-" not in word] == [], parser.prog
