@@ -11,10 +11,11 @@ covers dense matrices, stacked experts and shared experts alike.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from gguf_tools.layer_names import in_layer_ranges as in_layer_ranges
 from gguf_tools.values import bytes_of
 
 _LAYER = re.compile(r"blk\.(\d+)")
@@ -231,35 +232,6 @@ def file_order(names: Iterable[str]) -> list[str]:
 def in_layer(name: str, layer: int) -> str:
     """Return `name` moved to another layer: `blk.7.x` in layer 5 is `blk.5.x`."""
     return _LAYER.sub(f"blk.{layer}", name, count=1)
-
-
-def in_layer_ranges(names: Iterable[str]) -> list[str]:
-    """Return `names` in a form for people: names that differ only in the layer become one.
-
-    >>> in_layer_ranges(["output.weight", "blk.0.attn_q.weight", "blk.1.attn_q.weight"])
-    ['output.weight', 'blk.0-1.attn_q.weight']
-    """
-    layers: dict[str, list[int]] = {}
-    for name in names:
-        layer = layer_of(name)
-        layers.setdefault(name if layer is None else _LAYER.sub("blk.{}", name, count=1), [])
-        if layer is not None:
-            layers[_LAYER.sub("blk.{}", name, count=1)].append(layer)
-    return [
-        name.replace("{}", _spans(sorted(numbers)), 1) if numbers else name
-        for name, numbers in layers.items()
-    ]
-
-
-def _spans(numbers: Sequence[int]) -> str:
-    """Return sorted numbers as ranges: 0, 1, 2, 5 is "0-2,5"."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][-1] + 1:
-            spans[-1][1:] = [number]
-        else:
-            spans.append([number])
-    return ",".join("-".join(map(str, span)) for span in spans)
 
 
 def sibling_with_same_activations(name: str) -> str | None:

@@ -52,15 +52,15 @@ def show(args: argparse.Namespace) -> None:
 
 
 def diff(args: argparse.Namespace) -> int:
-    from gguf_tools.look.compare import compare
+    from gguf_tools.look.compare import as_lines, compare
 
     with open_gguf(args.a) as a, open_gguf(args.b) as b:
         differences = compare(a, b, data=not args.no_data)
     if args.json:
         print(json_text([difference.as_json() for difference in differences]))
     else:
-        for difference in differences:
-            print(difference.as_text())
+        for line in as_lines(differences):
+            print(line)
         if not differences:
             print("headers are the same" if args.no_data else "metadata and tensors are the same")
     return 1 if differences else 0

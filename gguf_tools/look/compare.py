@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gguf_tools.header import encode_value
+from gguf_tools.layer_names import in_layer_ranges
 from gguf_tools.reader import GGUFSource
 from gguf_tools.row_chunks import CHUNK_BYTES
 from gguf_tools.text import printable, value_text
@@ -35,6 +37,21 @@ class Difference:
         if self.a is None:
             return f"{self.section}: {printable(self.name)}: only in B: {self.b}"
         return f"{self.section}: {printable(self.name)}: {self.a} in A, {self.b} in B"
+
+
+def as_lines(differences: Sequence[Difference]) -> Iterator[str]:
+    """Yield differences as text; tensors of several layers that differ in the same way are one line."""
+    ways: dict[tuple[str | None, str | None], list[str]] = {}
+    for difference in differences:
+        if difference.section == "tensors":
+            ways.setdefault((difference.a, difference.b), []).append(difference.name)
+        else:
+            yield difference.as_text()
+    for (of_a, of_b), names in ways.items():
+        yield from (Difference("tensors", name, of_a, of_b).as_text() for name in in_layer_ranges(names))
+    n_tensors = sum(map(len, ways.values()))
+    if n_tensors > 1:
+        yield f"{n_tensors} tensors differ"
 
 
 def compare(a: GGUFSource, b: GGUFSource, *, data: bool = True) -> list[Difference]:

@@ -16,6 +16,7 @@ import gguf_tools
 from gguf_tools import FileLayout, GGUFWriter, Kind, TensorInfo, Value
 from gguf_tools import ggml_types as types
 from gguf_tools.cli import main
+from gguf_tools.look.compare import Difference, as_lines
 from tests.gguf_tools.sample_files import METADATA, TENSORS, finite_bytes, write_file
 
 ROOT = Path(__file__).parents[2]
@@ -170,6 +171,17 @@ def test_every_difference_is_listed(capsys: pytest.CaptureFixture[str], path: Pa
     _, out, _ = run(capsys, "diff", "--json", path, other)
     entry = {"section": "metadata", "name": "new", "a": None, "b": "uint8 1"}
     assert entry in json.loads(out)
+
+
+def test_layers_that_differ_alike_are_one_line() -> None:
+    ways = [(f"blk.{layer}.attn_q.weight", "Q4_K 2 x 256", "Q5_K 2 x 256") for layer in (0, 1, 2, 5)]
+    found = [Difference("tensors", *way) for way in (*ways, ("output.weight", "Q6_K 2 x 256", None))]
+    assert list(as_lines([Difference("file", "version", "2", "3"), *found])) == [
+        "file: version: 2 in A, 3 in B",
+        "tensors: blk.0-2,5.attn_q.weight: Q4_K 2 x 256 in A, Q5_K 2 x 256 in B",
+        "tensors: output.weight: only in A: Q6_K 2 x 256",
+        "5 tensors differ",
+    ]
 
 
 def test_one_changed_byte_is_found_in_its_row(
