@@ -50,7 +50,7 @@ class Written:
     notes: tuple[str, ...] = ()
     verification: Verification | None = None
     calibration: tuple[str, ...] = ()
-    compile_seconds: float = 0.0
+    compile_seconds: float = field(default=0.0, compare=False)
 
 
 def write_outputs(
