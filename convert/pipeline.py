@@ -154,7 +154,9 @@ def prepare(
     outtype = options.outtype
     if isinstance(outtype, str) and is_outtype(outtype):
         wanted = resolve_outtype(outtype, infos, decoded=weights.is_quantized)
-        plan = outtype_plan(infos, wanted, architecture.kept)
+        types = ((tensor.name, architecture.settled(tensor)) for tensor in conversion.tensors)
+        settled = {name: type_ for name, type_ in types if type_ is not None}
+        plan = outtype_plan(infos, wanted, architecture.kept, settled)
         metadata: Metadata = model.metadata(plan.file_type)
     else:
         plan, metadata = _one_pass(infos, model, options, allow_problems=allow_problems)

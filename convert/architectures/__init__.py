@@ -18,6 +18,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType({
     "DeepseekV3ForCausalLM": "convert.architectures.deepseek2",
     "DeepseekForCausalLM": "convert.architectures.deepseek",
     "YoutuForCausalLM": "convert.architectures.deepseek2",
+    "DeepseekV4ForCausalLM": "convert.architectures.deepseek4",
     "MistralLarge3ForCausalLM": "convert.architectures.mistral_large3",
     "DeepseekV32ForCausalLM": "convert.architectures.deepseek32",
     "GlmMoeDsaForCausalLM": "convert.architectures.glm_moe_dsa",

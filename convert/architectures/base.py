@@ -59,6 +59,7 @@ class Architecture:
     logical      name of a weight in the checkpoint -> name that the rules know it by
     habits       what the family's tokenizers have in common beyond what their files say
     kept         types of a checkpoint's own codes that stay as they are under every --outtype
+    settled      tensor -> the type that it has under every --outtype, None where the type asked for counts
     """
 
     hf_names: tuple[str, ...]
@@ -75,6 +76,7 @@ class Architecture:
     logical: Callable[[str], str] | None = None
     habits: Habits = NO_HABITS
     kept: frozenset[GGMLType] = frozenset()
+    settled: Callable[[OutputTensor], GGMLType | None] = lambda tensor: None
 
 
 @dataclass(frozen=True)

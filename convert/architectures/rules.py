@@ -74,6 +74,7 @@ class Rule:
     optional  a place where the checkpoint has none of the sources goes without these outputs
     when      name of a weight: the rule applies only in places where the checkpoint has it; "" for none
     unless    name of a weight: the rule applies only in places where the checkpoint lacks it
+    first     the outputs stand before all others, in the order of rules and layers
     early     weight -> whether what is made of it stands before all that the checkpoint gives in order
     """
 
@@ -83,6 +84,7 @@ class Rule:
     when: str = ""
     unless: str = ""
     early: Callable[[Weight], bool] | None = None
+    first: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ class _Placed:
     outputs: tuple[tuple[Output, str, tuple[str, ...]], ...]
     optional: bool
     early: Callable[[Weight], bool] | None
+    first: bool
 
     @property
     def sources(self) -> dict[str, Output]:
@@ -137,8 +140,9 @@ def match(
         raise UnexpectedTensors(f"{folder}: unexpected {_listed(unclaimed)}: no rule claims or drops them")
     placed.sort(
         key=lambda place: (
+            not place.first,
             place.early is None or not any(place.early(model.weight(source)) for source in place.sources),
-            max((position[source] for source in place.sources), default=-1),
+            -1 if place.first else max((position[source] for source in place.sources), default=-1),
         )
     )
     tensors = tuple(tensor for place in placed for tensor in _build(place, model, config))
@@ -158,7 +162,7 @@ def _place(
                 (output, output.name.format(layer=layer), _sources(output.source, layer, n_experts))
                 for output in rule.outputs
             )
-            yield _Placed(outputs, rule.optional, rule.early)
+            yield _Placed(outputs, rule.optional, rule.early, rule.first)
 
 
 def _sources(template: str, layer: int | None, n_experts: int) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ MODULES: tuple[str, ...] = (
     "convert.weights.integers",
     "convert.weights.int4_row_pairs",
     "convert.weights.torchao",
+    "convert.weights.tables",
 )  # fmt: skip
 """The modules with LOADERS, in the order of trying."""
 

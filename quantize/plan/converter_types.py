@@ -7,7 +7,8 @@ tensor becomes F16.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from gguf_tools.errors import BadRequest
 from gguf_tools.ggml_types import BF16, F16, F32, MXFP4, Q8_0, GGMLType
@@ -49,16 +50,23 @@ def resolve_outtype(outtype: str, tensors: Iterable[TensorInfo], *, decoded: boo
     return OUTTYPES[outtype]
 
 
-def outtype_plan(tensors: Sequence[TensorInfo], wanted: GGMLType, kept: Container[GGMLType] = ()) -> Plan:
+def outtype_plan(
+    tensors: Sequence[TensorInfo],
+    wanted: GGMLType,
+    kept: Container[GGMLType] = (),
+    settled: Mapping[str, GGMLType] = MappingProxyType({}),
+) -> Plan:
     """Return the plan for a checkpoint's tensors, in their order, under the output type `wanted`.
 
-    kept  types whose tensors stay as they are stored, whatever is wanted
+    kept     types whose tensors stay as they are stored, whatever is wanted
+    settled  name of a tensor -> its type, whatever is wanted
 
     The plan's file type is named like the recipe with the same number in `general.file_type`. A file of
     floats with MXFP4 experts counts as MXFP4_MOE, as in llama.cpp's converter.
     """
-    plans = tuple(_tensor_plan(tensor, wanted, kept) for tensor in tensors)
-    keeps_mxfp4 = wanted != Q8_0 and any(tensor.target_type == MXFP4 for tensor in plans)
+    plans = tuple(_tensor_plan(t, settled.get(t.name, wanted), kept, t.name in settled) for t in tensors)
+    has_mxfp4 = any(tensor.target_type == MXFP4 for tensor in plans)
+    keeps_mxfp4 = has_mxfp4 and (wanted != Q8_0 or bool(settled))
     return Plan("MXFP4_MOE" if keeps_mxfp4 else wanted.name, plans, findings=tuple(fallbacks(plans)))
 
 
@@ -67,12 +75,16 @@ def _kept_reason(name: str) -> str | None:
     return next((reason for part, reason in _KEPT_PARTS if part in name), None)
 
 
-def _tensor_plan(tensor: TensorInfo, wanted: GGMLType, kept: Container[GGMLType]) -> TensorPlan:
+def _tensor_plan(
+    tensor: TensorInfo, wanted: GGMLType, kept: Container[GGMLType], is_settled: bool
+) -> TensorPlan:
     target, decider, reason = wanted, Decider.OPTION, f"--outtype {wanted.name.lower()}"
     fell_from = None
     delicate = float32_reason(tensor.name, tensor.shape) or _kept_reason(tensor.name)
     if tensor.type in kept:
         target, decider, reason = tensor.type, Decider.KEPT, f"{tensor.type.name} in the checkpoint"
+    elif is_settled and not tensor.n_cols % wanted.block_elems:
+        decider, reason = Decider.KEPT, f"{wanted.name} under every --outtype"
     elif delicate is not None:
         target, decider, reason = F32, Decider.KEPT, delicate
     elif tensor.n_cols % wanted.block_elems:

@@ -13,7 +13,7 @@ from typing import Any
 
 from gguf_tools.errors import BadImportance
 from gguf_tools.findings import Finding
-from gguf_tools.ggml_types import GGMLType
+from gguf_tools.ggml_types import I8, I16, I32, I64, GGMLType
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.text import html_table
 from quantize.formats.codecs import requires_importances
@@ -128,7 +128,7 @@ def build_plan(
 
     importances     by tensor name, with the layer numbers of the input; None or empty: there are none
     allow_problems  return even a plan that can't be run, as a dry run does; its findings say why
-    as_if           decide as if every tensor were stored in this type; None: each in its own
+    as_if           decide as if every tensor of fractions were stored in this type; None: each in its own
     raises  NoFallback, BadOverride  when rows fit no type, listing every such tensor
             BadImportance            when data does not fit its tensor
             BadRequest               when quantized tensors would be quantized again without leave
@@ -138,7 +138,7 @@ def build_plan(
     kept = _kept_layers(tensors, options)
     candidates = tuple(
         Candidate(
-            TensorInfo(name, source.shape, as_if or source.type),
+            TensorInfo(name, source.shape, _counted_as(source, as_if) or source.type),
             tensor_role(name, source.shape, facts.architecture),
         )
         for source, name in kept
@@ -147,7 +147,7 @@ def build_plan(
     weighed: dict[str, ResolvedImportance] = {}
     plans = []
     for (source, _), candidate, decision in zip(kept, candidates, decisions, strict=True):
-        plan, data = _tensor_plan(source, candidate, decision, as_if), None
+        plan, data = _tensor_plan(source, candidate, decision, _counted_as(source, as_if)), None
         if plan.is_weighed:
             try:
                 data = resolve(source, importances or {}, facts.n_heads)
@@ -168,6 +168,14 @@ def build_plan(
     if not allow_problems:
         stop_at_errors(findings)
     return Plan(recipe.name, tuple(plans), findings=findings, weighed=weighed)
+
+
+_WHOLE_NUMBERS = frozenset({I8, I16, I32, I64})
+
+
+def _counted_as(source: TensorInfo, as_if: GGMLType | None) -> GGMLType | None:
+    """Return the type that a tensor counts as; a table of whole numbers is never anything else."""
+    return None if source.type in _WHOLE_NUMBERS else as_if
 
 
 def _kept_layers(tensors: Sequence[TensorInfo], options: PlanOptions) -> tuple[tuple[TensorInfo, str], ...]:
