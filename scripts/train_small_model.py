@@ -1,11 +1,11 @@
-"""Train a small model of DeepSeek V2's kind, whose activations have structure, within an hour on two cores.
+"""Train a small dense model of Llama's kind, whose activations have structure, within an hour on two cores.
 
     python scripts/train_small_model.py TOKENIZER_FOLDER OUTPUT_FOLDER [--minutes 50]
 
-Methods that look at activations can't be judged on random weights. The sample model is one trained model;
-this makes a second one of another family: latent attention without compressed queries, as V2-Lite has it, and
-dense blocks only. It reads the sources of Python's standard library twice, in a fixed order that mixes the
-files. The tokenizer is copied from a folder, so that two models can be compared on the same tokens.
+Methods that look at activations can't be judged on random weights, nor on one model. The sample model is a
+mixture of experts with latent attention; this makes a second one of another family: grouped-query attention
+and dense blocks. It reads the sources of Python's standard library at most twice, in a fixed order that mixes
+the files. The tokenizer is copied from a folder, so that two models can be compared on the same tokens.
 
 The learning rate rises for 5 % of the training and falls to a tenth along a cosine. Training ends with the
 text or with the minutes, whichever is first; the schedule follows the share of both that is used up. Needs
@@ -26,36 +26,25 @@ from pathlib import Path
 import numpy as np
 import torch
 from tokenizers import Tokenizer
-from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
-CONTEXT = 256
-BATCH = 8
+CONTEXT = 512
+BATCH = 4
 PASSES = 2
 PEAK_RATE = 3e-3
 WARM_UP = 0.05
 COPIED = ("tokenizer.json", "tokenizer_config.json")
 
 
-def config(vocab_size: int) -> DeepseekV2Config:
-    """Return a dense model of 7 million weights, with rows of whole blocks of 256 but in attn_k_b."""
-    n_layers = 4
-    return DeepseekV2Config(
+def config(vocab_size: int) -> LlamaConfig:
+    """Return a model of 7 million weights, with rows of whole blocks of 256."""
+    return LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=256,
         intermediate_size=768,
-        moe_intermediate_size=256,
-        num_hidden_layers=n_layers,
-        first_k_dense_replace=n_layers,
-        n_routed_experts=4,
-        n_shared_experts=1,
-        num_experts_per_tok=2,
+        num_hidden_layers=6,
         num_attention_heads=4,
-        num_key_value_heads=4,
-        q_lora_rank=None,
-        kv_lora_rank=256,
-        qk_nope_head_dim=128,
-        qk_rope_head_dim=64,
-        v_head_dim=128,
+        num_key_value_heads=2,
         max_position_embeddings=2048,
         tie_word_embeddings=False,
         bos_token_id=0,
@@ -96,7 +85,7 @@ def learning_rate(share: float) -> float:
     return PEAK_RATE * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * falling)))
 
 
-def train(model: DeepseekV2ForCausalLM, tokens: np.ndarray, seconds: float) -> None:
+def train(model: LlamaForCausalLM, tokens: np.ndarray, seconds: float) -> None:
     """Train until the text or the time is used up."""
     matrices = [weight for weight in model.parameters() if weight.dim() > 1]
     vectors = [weight for weight in model.parameters() if weight.dim() == 1]
@@ -131,7 +120,7 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(arguments.tokenizer / "tokenizer.json"))
     tokens = read_tokens(tokenizer, sources())
     torch.manual_seed(0)
-    model = DeepseekV2ForCausalLM(config(tokenizer.get_vocab_size()))
+    model = LlamaForCausalLM(config(tokenizer.get_vocab_size()))
     print(f"{sum(weight.numel() for weight in model.parameters()):,} weights, {len(tokens):,} tokens")
     train(model, tokens, 60 * arguments.minutes)
     model.to(torch.bfloat16).save_pretrained(arguments.output)
