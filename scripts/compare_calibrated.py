@@ -32,14 +32,13 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from imatrix.collect import collect
-
 import convert
 import quality
 import quantize
 from forward.options import ForwardOptions
 from forward.text import Cut
 from gguf_tools.shards import open_gguf
+from imatrix.collecting import collect
 from imatrix.options import CollectOptions
 from imatrix.store import load
 from quantize.importance import ImportanceFile
