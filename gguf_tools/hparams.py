@@ -32,6 +32,10 @@ def _is_number(data: object) -> bool:
     return isinstance(data, int | float) and not isinstance(data, bool)
 
 
+def _are_flags(data: object) -> bool:
+    return isinstance(data, tuple) and all(isinstance(flag, bool) for flag in data)
+
+
 @dataclass(frozen=True)
 class _Kind:
     """What a key may hold, and what the caller gets of it."""
@@ -44,6 +48,7 @@ class _Kind:
 _SIZE = _Kind("a whole number", _is_size)
 _NUMBER = _Kind("a number", _is_number, float)
 _FLAG = _Kind("true or false", lambda data: isinstance(data, bool))
+_FLAGS = _Kind("true or false for each layer", _are_flags)
 _TEXT = _Kind("a string", lambda data: isinstance(data, str))
 
 
@@ -87,9 +92,12 @@ class HParams:
     value_length: Size = _key(keys.VALUE_LENGTH, _SIZE)
     key_length_mla: Size = _key(keys.KEY_LENGTH_MLA, _SIZE)
     value_length_mla: Size = _key(keys.VALUE_LENGTH_MLA, _SIZE)
+    temperature_scale: float | None = _key(keys.TEMPERATURE_SCALE, _NUMBER)
+    temperature_length: Size = _key(keys.TEMPERATURE_LENGTH, _SIZE)
     indexer_head_count: Size = _key(keys.INDEXER_HEAD_COUNT, _SIZE)
     indexer_key_length: Size = _key(keys.INDEXER_KEY_LENGTH, _SIZE)
     indexer_top_k: Size = _key(keys.INDEXER_TOP_K, _SIZE)
+    indexer_types: tuple[bool, ...] | None = _key(keys.INDEXER_TYPES, _FLAGS)
     q_lora_rank: Size = _key(keys.Q_LORA_RANK, _SIZE)
     kv_lora_rank: Size = _key(keys.KV_LORA_RANK, _SIZE)
     layer_norm_rms_epsilon: float | None = _key(keys.LAYERNORM_RMS_EPS, _NUMBER)
@@ -100,6 +108,7 @@ class HParams:
     rope_scaling_type: str | None = _key(keys.ROPE_SCALING_TYPE, _TEXT)
     rope_scaling_factor: float | None = _key(keys.ROPE_SCALING_FACTOR, _NUMBER)
     rope_scaling_original_context_length: Size = _key(keys.ROPE_SCALING_ORIG_CTX_LEN, _SIZE)
+    rope_scaling_yarn_ext_factor: float | None = _key(keys.ROPE_SCALING_YARN_EXT_FACTOR, _NUMBER)
     rope_scaling_yarn_attn_factor: float | None = _key(keys.ROPE_SCALING_YARN_ATTN_FACTOR, _NUMBER)
     rope_scaling_yarn_log_multiplier: float | None = _key(keys.ROPE_SCALING_YARN_LOG_MUL, _NUMBER)
     rope_scaling_yarn_beta_fast: float | None = _key(keys.ROPE_SCALING_YARN_BETA_FAST, _NUMBER)

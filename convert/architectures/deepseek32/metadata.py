@@ -14,7 +14,6 @@ from convert.architectures.deepseek2.options import Options
 from convert.architectures.deepseek2.places import mtp_layers
 from convert.architectures.deepseek32.config import IndexedConfig
 from gguf_tools import keys
-from gguf_tools.errors import FormatError
 from gguf_tools.hparams import read_hparams
 from gguf_tools.values import Metadata, Value
 
@@ -52,17 +51,7 @@ def metadata_reader(
             index_n_heads=hparams.size("indexer_head_count"),
             index_head_dim=hparams.size("indexer_key_length"),
             index_topk=hparams.size("indexer_top_k"),
-            indexer_types=_types(metadata, keys.INDEXER_TYPES.format(arch=gguf_name), path),
+            indexer_types=hparams.indexer_types,
         )
 
     return read
-
-
-def _types(metadata: Metadata, key: str, path: str | Path) -> tuple[bool, ...] | None:
-    value = metadata.get(key)
-    if value is None:
-        return None
-    kinds = value.plain
-    if not isinstance(kinds, tuple) or not all(type(kind) is bool for kind in kinds):
-        raise FormatError(f"{path}: {key} is {kinds!r:.60}, expected true or false for each layer")
-    return kinds
