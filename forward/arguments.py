@@ -9,6 +9,7 @@ from gguf_tools import command
 
 if TYPE_CHECKING:
     from forward.options import ForwardOptions
+    from forward.text import Cut
 
 
 def add_context_argument(group: argparse._ArgumentGroup) -> None:
@@ -17,6 +18,13 @@ def add_context_argument(group: argparse._ArgumentGroup) -> None:
         "-c", "--ctx-size", type=command.positive, default=512, metavar="N",
         help="tokens per chunk (default: 512)",
     )  # fmt: skip
+
+
+def cut_of(args: argparse.Namespace) -> Cut:
+    """Return the part of a text that --ctx-size and --chunks ask for; fewer than 0 chunks are all."""
+    from forward.text import Cut
+
+    return Cut(args.ctx_size, n_chunks=None if args.chunks < 0 else args.chunks)
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:

@@ -26,6 +26,7 @@ import numpy as np
 from forward.observe import Arrays
 from gguf_tools.claim import Refusals, claim_run
 from gguf_tools.errors import BadRequest, OutputError
+from gguf_tools.whole_file import write_whole
 
 VERSION = 1
 """Number of the folder's format; it also changes whenever a run could give other numbers."""
@@ -70,7 +71,7 @@ class WorkFolder:
         if path.exists():
             self._claim.refuse_another(json.loads(path.read_text()))
         else:
-            _write_whole(path, json.dumps(self._claim.about, indent=1).encode())
+            write_whole(path, json.dumps(self._claim.about, indent=1).encode())
 
     def __enter__(self) -> Self:
         return self
@@ -128,15 +129,6 @@ def _refusals(folder: Path) -> Refusals:
             f" {str(difference.new)[:60]}); --restart starts over"
         ),
     )
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    partial = path.with_suffix(".partial")
-    try:
-        partial.write_bytes(data)
-        partial.replace(path)
-    except OSError as error:
-        raise OutputError(f"{path}: can't be written ({error.strerror})") from error
 
 
 def forget(output: Path) -> None:

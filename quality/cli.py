@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forward.arguments import add_context_argument, add_run_arguments, forward_options
+from forward.arguments import add_context_argument, add_run_arguments, cut_of, forward_options
 from gguf_tools import __version__, command
 
 if TYPE_CHECKING:
@@ -196,7 +196,6 @@ def _prepare_page(args: argparse.Namespace) -> list[Earlier]:
 def _options(args: argparse.Namespace, logits: Path | None) -> EvaluateOptions:
     from dataclasses import replace
 
-    from forward.text import Cut
     from quality.options import EvaluateOptions
 
     work = args.work
@@ -204,7 +203,7 @@ def _options(args: argparse.Namespace, logits: Path | None) -> EvaluateOptions:
     if work is None and output is not None:
         work = output.with_name(output.name + ".work")
     return EvaluateOptions(
-        cut=Cut(args.ctx_size, n_chunks=None if args.chunks < 0 else args.chunks),
+        cut=cut_of(args),
         forward=replace(forward_options(args), like=args.like),
         work=work,
         restart=args.restart,

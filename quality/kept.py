@@ -31,6 +31,7 @@ from forward.run import ForwardPass
 from gguf_tools.claim import Claim, Refusals, claim_run, first_difference
 from gguf_tools.errors import BadRequest, OutputError, TruncatedError
 from gguf_tools.ggml_types import BF16, F32, GGMLType
+from gguf_tools.whole_file import write_whole
 from quality.base import ModelFacts
 
 VERSION = 1
@@ -137,7 +138,7 @@ class KeptFolder:
     def finish(self, about: Mapping[str, Any]) -> None:
         """Say that everything is there."""
         self.about = json.loads(json.dumps(about))
-        _write_whole(self._about_path, json.dumps(self.about, indent=1).encode())
+        write_whole(self._about_path, json.dumps(self.about, indent=1).encode())
 
 
 @dataclass(frozen=True)
@@ -255,12 +256,3 @@ def _refusals(folder: Path) -> Refusals:
         taken=lambda: BadRequest(f"{folder}: another run is using these states"),
         another=lambda difference: BadRequest(f"{folder}: has states of another {difference.where}"),
     )
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    partial = path.with_suffix(".partial")
-    try:
-        partial.write_bytes(data)
-        partial.replace(path)
-    except OSError as error:
-        raise OutputError(f"{path}: can't be written ({error.strerror})") from error

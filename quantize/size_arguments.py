@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gguf_tools.errors import BadRequest, OutputError
+from gguf_tools.errors import BadRequest
+from gguf_tools.whole_file import write_whole
 from quantize.plan.size import parse_size
 
 if TYPE_CHECKING:
@@ -155,15 +155,6 @@ def save_choice(args: argparse.Namespace, sized: Sized) -> list[Path]:
     written = []
     for path, lines in contents:
         if path is not None:
-            _write(path, "".join(f"{line}\n" for line in lines))
+            write_whole(path, "".join(f"{line}\n" for line in lines).encode())
             written.append(path)
     return written
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        raise OutputError(f"{path}: can't be written ({error.strerror})") from error

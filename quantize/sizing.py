@@ -7,12 +7,14 @@ becomes the rules of a mixture, so the run, its resume and its report are those 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from gguf_tools.errors import BadRequest
 from gguf_tools.ggml_types import by_name
+from gguf_tools.header import align_up
 from gguf_tools.text import size_text
 from quantize.plan.choose_types import ChosenTypes, Share, TypeRules, choose_types, is_expert_stack
 from quantize.plan.losses import Losses
@@ -87,13 +89,10 @@ def size_mixture(planner: Planner, request: SizeRequest) -> Sized:
         budget = None
     with planner(_mixture(base)) as run:
         preparation = run.preparation
-        frame = _Frame.of(preparation, request.losses)
+        frame = _Frame.of(preparation, request)
         if budget is None:
             budget = _budget(request, preparation)
-        rules = replace(request.rules, weighed=frozenset(preparation.plan.weighed))
-    losses = replace(request.losses, tensors={name: request.losses.tensors[name] for name in frame.choosable})
-    shares = _shares(request, budget, frame)
-    chosen = choose_types(losses, shares, rules, calibrated=request.calibrated, alignment=frame.alignment)
+    chosen = frame.choose(_shares(request, budget, frame))
     overrides = parse_overrides(rules_of(chosen.types))
     mixture = Mixture(f"{base}-sized", find_recipe(base), PlanOptions(overrides=overrides))
     with planner(mixture) as run:
@@ -110,25 +109,20 @@ def curve(
 ) -> list[tuple[int, float]]:
     """Return (bytes of the file, predicted divergence) for sizes from the smallest file to the largest."""
     with planner(_mixture(sized.base)) as run:
-        frame = _Frame.of(run.preparation, request.losses)
-        rules = replace(request.rules, weighed=frozenset(run.preparation.plan.weighed))
-    losses = replace(request.losses, tensors={name: request.losses.tensors[name] for name in frame.choosable})
+        frame = _Frame.of(run.preparation, request)
     sizes = {
         name: [
             frame.padded(by_name(type_).tensor_bytes(each.shape))
-            for type_ in rules.allowed(name, each.damage)
+            for type_ in frame.rules.allowed(name, each.damage)
         ]
-        for name, each in losses.tensors.items()
+        for name, each in frame.losses.tensors.items()
     }
     least, most = (sum(pick(each) for each in sizes.values()) for pick in (min, max))
     points = []
     for number in range(n_points):
         # Equal steps of the logarithm: small files are where a byte saves most.
         budget = int(least * (most / least) ** (number / (n_points - 1)))
-        chosen = choose_types(
-            losses, [_everything(max(budget, least))], rules,
-            calibrated=request.calibrated, alignment=frame.alignment,
-        )  # fmt: skip
+        chosen = frame.choose([_everything(max(budget, least))])
         taken = sum(frame.padded(each.n_bytes) for each in chosen.tensors.values())
         points.append((frame.n_bytes + taken, chosen.predicted))
     return points
@@ -169,36 +163,49 @@ def _totals(names: Sequence[str], chosen: ChosenTypes) -> tuple[int, float, str]
 
 @dataclass(frozen=True)
 class _Frame:
-    """What surrounds the tensors that can be chosen.
+    """What surrounds the tensors that can be chosen, and what they are chosen by.
 
-    n_bytes    of header, padding and the tensors that can't be chosen
-    experts    of these, routed experts' bytes
-    choosable  names of the others, in file order
+    n_bytes     of header, padding and the tensors that can't be chosen
+    experts     of these, routed experts' bytes
+    losses      of the tensors that can be chosen, in file order
+    rules       those of the request, which know the tensors that have importances
+    calibrated  the file will be encoded with calibration
     """
 
     n_bytes: int
     experts: int
     alignment: int
-    choosable: tuple[str, ...]
+    losses: Losses
+    rules: TypeRules
+    calibrated: bool
 
     @classmethod
-    def of(cls, preparation: Preparation, losses: Losses) -> _Frame:
+    def of(cls, preparation: Preparation, request: SizeRequest) -> _Frame:
         """Return the frame of a planned file; raises BadRequest for losses of another model."""
-        infos = preparation.plan.infos
-        losses.refuse_strangers(infos)
+        plan, measured = preparation.plan, request.losses.tensors
+        request.losses.refuse_strangers(plan.infos)
         alignment = preparation.outputs[0].layout.alignment
-        choosable = [info for info in infos if info.name in losses.tensors]
-        frame = cls(0, 0, alignment, tuple(info.name for info in choosable))
-        taken = sum(frame.padded(info.n_bytes) for info in choosable)
-        kept = [info for info in infos if info.name not in losses.tensors and is_expert_stack(info.name)]
-        return replace(
-            frame,
-            n_bytes=preparation.total_bytes - taken,
-            experts=sum(frame.padded(info.n_bytes) for info in kept),
+        padded = {info.name: align_up(info.n_bytes, alignment) for info in plan.infos}
+        kept = [name for name in padded if name not in measured and is_expert_stack(name)]
+        tensors = {name: measured[name] for name in padded if name in measured}
+        return cls(
+            n_bytes=preparation.total_bytes - sum(padded[name] for name in tensors),
+            experts=sum(padded[name] for name in kept),
+            alignment=alignment,
+            losses=replace(request.losses, tensors=tensors),
+            rules=replace(request.rules, weighed=frozenset(plan.weighed)),
+            calibrated=request.calibrated,
+        )
+
+    def choose(self, shares: Sequence[Share]) -> ChosenTypes:
+        """Return the types with the least predicted damage within the shares."""
+        return choose_types(
+            self.losses, shares, self.rules, calibrated=self.calibrated, alignment=self.alignment
         )
 
     def padded(self, n_bytes: int) -> int:
-        return -(-n_bytes // self.alignment) * self.alignment
+        """Return the bytes that a tensor takes in the file."""
+        return align_up(n_bytes, self.alignment)
 
 
 def _mixture(file_type: str) -> Mixture:
@@ -210,21 +217,13 @@ def _base_of(request: SizeRequest) -> str:
     """Return the file type that the file grows from, if none was named."""
     if request.size is not None and request.size.kind == "recipe":
         return request.size.recipe
-    shapes = request.losses.tensors.values()
-    n_elems = sum(_n_elems(each.shape) for each in shapes)
+    n_elems = sum(prod(each.shape) for each in request.losses.tensors.values())
     n_bytes = (request.vram or 0) + (request.ram or 0)
     bits = 8 * n_bytes / n_elems
     if request.size is not None:
         bits = request.size.amount if request.size.kind == "bpw" else 8 * request.size.amount / n_elems
     mixtures = [recipe for recipe in RECIPES.values() if recipe.rules and recipe.default is not None]
     return min(mixtures, key=lambda recipe: abs(by_name(recipe.default or "").bits_per_weight - bits)).name
-
-
-def _n_elems(shape: Iterable[int]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product
 
 
 def _budget(request: SizeRequest, preparation: Preparation) -> int:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forward.arguments import add_context_argument
+from forward.arguments import add_context_argument, cut_of
 from gguf_tools import command
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def evaluate_output(args: argparse.Namespace, source: Path, output: Path) -> Non
     from quality.progress import EvaluationBar
     from quality.table import evaluation_lines
 
-    options = EvaluateOptions(Cut(args.ctx_size), _forward_options(args))
+    options = EvaluateOptions(Cut(args.ctx_size), calibration_forward(args))
     with EvaluationBar() as bar:
         evaluation = evaluate(source, args.evaluate, [output], options, bar)
     for line in evaluation_lines(evaluation):
@@ -71,20 +71,20 @@ def read_calibration(args: argparse.Namespace) -> Calibration | None:
     from forward.device import require_torch
 
     require_torch("--calibrate")
-    from forward.text import Cut
     from quality.calibrate.options import Calibration
 
     return Calibration(
         args.calibrate,
-        cut=Cut(args.ctx_size, n_chunks=None if args.chunks < 0 else args.chunks),
+        cut=cut_of(args),
         sequential=not args.no_sequential,
         two_sided=not args.one_sided,
         embedding=not args.no_embedding,
-        forward=_forward_options(args),
+        forward=calibration_forward(args),
     )
 
 
-def _forward_options(args: argparse.Namespace) -> ForwardOptions:
+def calibration_forward(args: argparse.Namespace) -> ForwardOptions:
+    """Return how the model is computed; the threads are those of the run."""
     from forward.options import ForwardOptions
 
     return ForwardOptions(device=args.device, dtype=args.dtype, memory_bytes=args.memory)

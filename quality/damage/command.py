@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forward.arguments import add_context_argument, add_run_arguments, forward_options
+from forward.arguments import add_context_argument, add_run_arguments, cut_of, forward_options
 from gguf_tools import __version__, command
 
 if TYPE_CHECKING:
@@ -79,11 +79,10 @@ def _sensitivity(args: argparse.Namespace) -> None:
 
 
 def _options(args: argparse.Namespace) -> SensitivityOptions:
-    from forward.text import Cut
     from quality.damage.measure import SensitivityOptions
 
     return SensitivityOptions(
-        cut=Cut(args.ctx_size, n_chunks=None if args.chunks < 0 else args.chunks),
+        cut=cut_of(args),
         types=None if args.types is None else tuple(args.types.upper().split(",")),
         rows=args.rows,
         seed=args.seed,

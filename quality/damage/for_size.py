@@ -6,9 +6,10 @@ import argparse
 import hashlib
 from pathlib import Path
 
-from forward.options import ForwardOptions
+from forward.arguments import cut_of
 from forward.text import Cut
 from gguf_tools.errors import BadRequest, ToolkitError
+from quality.calibrate.arguments import calibration_forward
 from quality.damage.measure import SensitivityOptions, sensitivity
 from quality.progress import EvaluationBar
 from quantize.plan.losses import Losses, read_losses
@@ -27,11 +28,10 @@ def losses_for_size(args: argparse.Namespace, source: Path, output: Path | None)
             "--size needs to know what each tensor costs: --losses FILE.json, or --sensitivity-text TEXT"
         )
     path = Path(f"{output or source}.losses.json")
-    cut = Cut(args.ctx_size, n_chunks=None if args.chunks < 0 else args.chunks)
+    cut = cut_of(args)
     if path.exists() and not args.restart and _are_the_same(path, source, text, cut):
         return path
-    forward = ForwardOptions(device=args.device, dtype=args.dtype, memory_bytes=args.memory)
-    options = SensitivityOptions(cut=cut, forward=forward, restart=args.restart)
+    options = SensitivityOptions(cut=cut, forward=calibration_forward(args), restart=args.restart)
     with EvaluationBar("measuring what each tensor costs", quiet=args.quiet) as bar:
         sensitivity(source, text, path, options, bar)
     if not args.quiet and not args.json:

@@ -103,10 +103,7 @@ def sensitivity(
                 "version": __version__,
             },
         )
-    try:
-        write_losses(losses, output)
-    except OSError as error:
-        raise OutputError(f"{output}: can't be written ({error.strerror})") from error
+    write_losses(losses, output)
     forget_folders(output)
     return losses
 

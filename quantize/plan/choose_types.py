@@ -13,6 +13,7 @@ from typing import Literal
 
 from gguf_tools.errors import BadRequest
 from gguf_tools.ggml_types import by_name
+from gguf_tools.header import align_up
 from quantize.formats.codecs import CODECS, requires_importances
 from quantize.plan.budget import Choice, Item, Selection, select
 from quantize.plan.losses import Losses
@@ -216,8 +217,7 @@ def _item(
 
 
 def _stored_bytes(losses: Losses, name: str, type_: str, alignment: int) -> int:
-    n_bytes = by_name(type_).tensor_bytes(losses.tensors[name].shape)
-    return -(-n_bytes // alignment) * alignment
+    return align_up(by_name(type_).tensor_bytes(losses.tensors[name].shape), alignment)
 
 
 def _damage(losses: Losses, name: str, type_: str, calibrated: bool) -> float:

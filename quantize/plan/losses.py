@@ -27,6 +27,7 @@ from typing import Any
 from gguf_tools.errors import BadRequest, FormatError
 from gguf_tools.ggml_types import by_name
 from gguf_tools.tensors import TensorInfo
+from gguf_tools.whole_file import write_whole
 
 _FORMAT, _VERSION = "gguf-tools losses", 1
 
@@ -104,10 +105,8 @@ class Losses:
 
 
 def write_losses(losses: Losses, path: str | os.PathLike[str]) -> None:
-    """Write a losses file; raises OSError when it can't be written."""
-    partial = Path(f"{os.fspath(path)}.partial")
-    partial.write_text(json.dumps(losses.to_json(), indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
+    """Write a losses file; raises OutputError when it can't be written."""
+    write_whole(Path(path), (json.dumps(losses.to_json(), indent=1) + "\n").encode())
 
 
 def read_losses(path: str | os.PathLike[str]) -> Losses:
