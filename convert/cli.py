@@ -174,13 +174,12 @@ def _one_by_one(options: ConvertOptions) -> list[ConvertOptions]:
 
 def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> ConvertOptions:
     from convert.options import ConvertOptions
-    from imatrix.store import load
     from quantize.plan.converter_types import is_outtype
     from quantize.plan.decide import PlanOptions
 
     if args.split_max_tensors is not None and args.split_max_tensors < 0:
         parser.error(f"--split-max-tensors is {args.split_max_tensors}, expected a positive number")
-    importances, types = read_importances(args, load), plan_options(args)
+    importances, types = read_importances(args), plan_options(args)
     if any(map(is_outtype, args.outtype.split(","))) and (importances or types != PlanOptions()):
         parser.error(
             f"importances and types by hand need a file type like Q4_K_M, found --outtype {args.outtype}"

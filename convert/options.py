@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantize.calibration import Calibrating
-from quantize.importance import ImportanceFile, Importances
+from quantize.importance_files import ImportanceSource
 from quantize.mla_layout.names import MLALayout
 from quantize.plan.decide import PlanOptions
 from quantize.plan.recipe_files import Mixture
@@ -21,7 +21,8 @@ class ConvertOptions:
     outtype          "f32", "f16", "bf16", "q8_0", or "auto": the checkpoint's own 16-bit type, BF16 for a
                      quantized checkpoint. Or a file type of the quantizer (Q4_K_M ...), a recipe file or its
                      mixture: the result is that of converting to F32 and quantizing, in one pass
-    importances      for such a file type: from `imatrix.load`, or a mapping tensor name -> Importance
+    importances      for such a file type: a path, what `imatrix.load` returns, or a mapping tensor name ->
+                     Importance
     types            for such a file type: types set by hand, on top of the recipe file's
     mla              "split" for llama.cpp, "both" for ik_llama.cpp, "none" for plain attention
     mtp              keep the multi-token-prediction layers
@@ -43,7 +44,7 @@ class ConvertOptions:
     """
 
     outtype: str | Mixture = "auto"
-    importances: ImportanceFile | Importances | None = None
+    importances: ImportanceSource | None = None
     types: PlanOptions | None = None
     mla: MLALayout | None = None
     mtp: bool | None = None
@@ -71,7 +72,7 @@ class ConvertChoices(RunChoices, total=False):
     """The fields of ConvertOptions and RunOptions as keyword arguments."""
 
     outtype: str | Mixture
-    importances: ImportanceFile | Importances | None
+    importances: ImportanceSource | None
     types: PlanOptions | None
     mla: MLALayout | None
     mtp: bool | None

@@ -1,7 +1,7 @@
 """Quantize GGUF files: the bytes of llama.cpp, the plan as data, importances with MLA done right.
 
->>> import imatrix, quantize
->>> matrix = imatrix.load("model.imatrix")
+>>> import quantize
+>>> matrix = "model.imatrix"  # or what imatrix.load returns
 >>> result = quantize.quantize("model-bf16.gguf", "model-Q4_K_M.gguf", "Q4_K_M", importances=matrix)
 >>> result.paths[0].name
 'model-Q4_K_M.gguf'

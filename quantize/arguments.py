@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,13 +115,8 @@ def _read_text(path: Path) -> str:
         raise BadRequest(f"{path}: not a text file ({error.reason} at byte {error.start})") from error
 
 
-def read_importances(
-    args: argparse.Namespace, load: Callable[[Path], ImportanceFile]
-) -> ImportanceFile | None:
-    """Return the importance matrix that the arguments name, or None.
-
-    load    reads a file of either form
-    """
+def read_importances(args: argparse.Namespace) -> ImportanceFile | None:
+    """Return the importance matrix that the arguments name, or None."""
     if args.imatrix is None:
         if args.include_weights or args.exclude_weights:
             raise BadRequest("--include-weights and --exclude-weights need --imatrix")
@@ -130,6 +124,7 @@ def read_importances(
     from dataclasses import replace
 
     from quantize.importance import select
+    from quantize.importance_files import load
 
     matrix = load(args.imatrix)
     entries = select(matrix.entries, args.include_weights, args.exclude_weights)

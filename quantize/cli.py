@@ -35,7 +35,6 @@ from quantize.plan.recipes import ALIASES, RECIPES, find_recipe
 from quantize.size_arguments import add_size_arguments, is_sized
 
 if TYPE_CHECKING:
-    from quantize.importance import ImportanceFile
     from quantize.plan.decide import PlanOptions
     from quantize.plan.recipe_files import Mixture
     from quantize.prepare import Preparation
@@ -173,7 +172,7 @@ def _lint_parser() -> argparse.ArgumentParser:
 def _lint(args: argparse.Namespace) -> int:
     from quantize.linting import lint, lint_lines
 
-    report = lint(args.type, args.model, importances=_importances(args), options=plan_options(args))
+    report = lint(args.type, args.model, importances=read_importances(args), options=plan_options(args))
     lines = [json_line(report.to_json())] if args.json else lint_lines(report)
     for line in lines:
         print(line)
@@ -260,7 +259,7 @@ def _plan_file(
     options = QuantizeOptions(
         types=_options(args),
         kv_overrides=[parse_kv_override(text) for text in args.override_kv],
-        importances=_importances(args),
+        importances=read_importances(args),
         keep_split=args.keep_split,
         provenance=not args.no_provenance,
         calibration=read_calibration(args),
@@ -276,7 +275,7 @@ def _plan_folder(
 
     options = ConvertOptions(
         outtype=types,
-        importances=_importances(args),
+        importances=read_importances(args),
         types=_options(args),
         provenance=not args.no_provenance,
         calibration=read_calibration(args),
@@ -289,12 +288,6 @@ def _options(args: argparse.Namespace) -> PlanOptions:
 
     layers = parse_layers(args.prune_layers) if args.prune_layers else ()
     return replace(plan_options(args), prune_layers=layers)
-
-
-def _importances(args: argparse.Namespace) -> ImportanceFile | None:
-    from imatrix.store import load
-
-    return read_importances(args, load)
 
 
 def _words(

@@ -10,7 +10,7 @@ from typing import Any
 from gguf_tools.errors import PlanError, QuantError
 from gguf_tools.findings import Finding
 from gguf_tools.text import size_text
-from quantize.importance import ImportanceFile, Importances
+from quantize.importance_files import ImportanceSource
 from quantize.options import QuantizeOptions
 from quantize.pipeline import plan_run
 from quantize.plan.decide import PlanOptions
@@ -64,12 +64,12 @@ def lint(
     file_type: str | Mixture,
     model: str | os.PathLike[str],
     *,
-    importances: ImportanceFile | Importances | None = None,
+    importances: ImportanceSource | None = None,
     options: PlanOptions | None = None,
 ) -> LintReport:
     """Return what `file_type` (Q4_K_M, or a recipe file) would do to the GGUF file `model`.
 
-    importances  from `imatrix.load`, or a mapping tensor name -> Importance
+    importances  a path, what `imatrix.load` returns, or a mapping tensor name -> Importance
     options      on top of the recipe's own, as in `quantize`
     raises  ToolkitError for files that can't be read; whatever would stop a run is a finding
     """

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from gguf_tools.values import Value
 from quantize.calibration import Calibrating
-from quantize.importance import ImportanceFile, Importances
+from quantize.importance import ImportanceFile
+from quantize.importance_files import ImportanceSource, importance_file
 from quantize.plan.decide import PlanOptions
 from quantize.plan.recipe_files import Mixture
 
@@ -16,7 +17,7 @@ from quantize.plan.recipe_files import Mixture
 class QuantizeOptions:
     """What the user chooses about a file; the defaults are llama-quantize's.
 
-    importances   from `imatrix.load`, or a mapping tensor name -> Importance
+    importances   a path, what `imatrix.load` returns, or a mapping tensor name -> Importance
     types         types set by hand, on top of the recipe file's
     keep_split    one output per shard of the source, named OUTPUT-00001-of-0000N.gguf
     kv_overrides  metadata that replace or join those of the source, in order
@@ -25,7 +26,7 @@ class QuantizeOptions:
     provenance    let the output say what its tensors are made of, so that a later run can reuse them
     """
 
-    importances: ImportanceFile | Importances | None = None
+    importances: ImportanceSource | None = None
     types: PlanOptions | None = None
     keep_split: bool = False
     kv_overrides: Iterable[tuple[str, Value]] = ()
@@ -34,10 +35,8 @@ class QuantizeOptions:
 
     @property
     def matrix(self) -> ImportanceFile | None:
-        """The importances, as a file holds them."""
-        if self.importances is None or isinstance(self.importances, ImportanceFile):
-            return self.importances
-        return ImportanceFile(self.importances)
+        """The importances, as a file holds them; raises what `imatrix.load` raises for a path."""
+        return importance_file(self.importances)
 
     def types_for(self, mixture: Mixture) -> PlanOptions:
         """Return `types` on top of those of a recipe file."""

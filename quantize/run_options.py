@@ -14,7 +14,7 @@ from gguf_tools.progress import Progress, StartProgress
 from gguf_tools.values import Value
 from quantize.calibration import Calibrating
 from quantize.fill.options import FillOptions
-from quantize.importance import ImportanceFile, Importances
+from quantize.importance_files import ImportanceSource
 from quantize.plan.decide import PlanOptions
 from quantize.prepare import Preparation
 
@@ -53,7 +53,7 @@ class RunChoices(TypedDict, total=False):
 class QuantizeChoices(RunChoices, total=False):
     """The fields of QuantizeOptions and RunOptions as keyword arguments."""
 
-    importances: ImportanceFile | Importances | None
+    importances: ImportanceSource | None
     types: PlanOptions | None
     keep_split: bool
     kv_overrides: Iterable[tuple[str, Value]]

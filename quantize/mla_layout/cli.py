@@ -63,7 +63,6 @@ def mla_layout(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Non
     if args.threads is not None and args.threads < 1:
         parser.error(f"--threads {args.threads}: expected 1 or more")
     from gguf_tools.shards import open_gguf
-    from imatrix.store import load
     from quantize.mla_layout.pipeline import LayoutOptions, change_layout, prepare
     from quantize.mla_layout.report import change_lines, describe, result_lines
     from quantize.plan.overrides import parse_overrides
@@ -72,7 +71,7 @@ def mla_layout(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Non
 
     options = LayoutOptions(
         overrides=parse_overrides(args.tensor_type),
-        importances=read_importances(args, load),
+        importances=read_importances(args),
         keep_split=args.keep_split,
     )
     if args.dry_run:

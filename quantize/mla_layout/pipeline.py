@@ -24,7 +24,8 @@ from quantize.fill.outputs import Written
 from quantize.fill.provenance import PROVENANCE_KEY
 from quantize.fill.sources import GGUFTensor, SourceTensor
 from quantize.formats.codecs import ignores_importances, requires_importances
-from quantize.importance import ImportanceFile, Importances, ResolvedImportance, refuse_nonfinite, resolve
+from quantize.importance import Importances, ResolvedImportance, refuse_nonfinite, resolve
+from quantize.importance_files import ImportanceSource, importance_file
 from quantize.mla_layout.layouts import HeadSizes, layout_of, metadata_in, tensors_by_layer
 from quantize.mla_layout.moves import How, Move, dropped, plan_moves, refuse_uncodable
 from quantize.mla_layout.names import MLALayout
@@ -46,12 +47,13 @@ class LayoutOptions:
 
     overrides    types for the tensors that have to be made, from `parse_overrides`. Otherwise rows that stay
                  as they are keep their type, and quantized values that are encoded again become Q8_0
-    importances  weigh what is encoded again: from `imatrix.load`, or a mapping tensor name -> Importance
+    importances  weigh what is encoded again: a path, what `imatrix.load` returns, or a mapping tensor name ->
+                 Importance
     keep_split   one output per part of the source
     """
 
     overrides: Sequence[Override] = ()
-    importances: ImportanceFile | Importances | None = None
+    importances: ImportanceSource | None = None
     keep_split: bool = False
 
 
@@ -59,7 +61,7 @@ class LayoutChoices(RunChoices, total=False):
     """The fields of LayoutOptions and RunOptions as keyword arguments."""
 
     overrides: Sequence[Override]
-    importances: ImportanceFile | Importances | None
+    importances: ImportanceSource | None
     keep_split: bool
 
 
@@ -154,7 +156,7 @@ def prepare(
             BadImportance, NeedsImportance  as `quantize` does
     """
     options = options or LayoutOptions()
-    overrides, importances = options.overrides, options.importances
+    overrides, matrix = options.overrides, importance_file(options.importances)
     tensors = tuple(source.tensors.values())
     _refuse_odd_types(tensors, source.path)
     sizes = HeadSizes.from_metadata(source.metadata, source.path)
@@ -162,7 +164,7 @@ def prepare(
     found = layout_of(layers, sizes)
     moves = plan_moves(tensors, layers, to, sizes, overrides)
     refuse_uncodable(moves, source.path, to)
-    entries = importances.entries if isinstance(importances, ImportanceFile) else importances or {}
+    entries: Importances = matrix.entries if matrix else {}
     weighed = _weigh(moves, entries, sizes)
     metadata = metadata_in(source.metadata, found, to, sizes)
     metadata = relabelled(metadata, tensors, [move.info for move in moves])

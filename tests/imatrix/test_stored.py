@@ -24,9 +24,10 @@ from imatrix.merge import merge
 from imatrix.repair import repair
 from imatrix.stats import stats_lines
 from imatrix.store import load, save
-from imatrix.stored import OpenFile, StoredImportance
 from quantize.importance import Importance, ImportanceFile, refuse_nonfinite, resolve
+from quantize.linting import lint
 from quantize.pipeline import quantize
+from quantize.stored_importances import OpenFile, StoredImportance
 from tests.support.killing import in_child, killed_at, without_syncs  # noqa: F401
 
 EXPERTS = TensorInfo("blk.0.ffn_up_exps.weight", (4, 3, 32), F32)
@@ -122,6 +123,10 @@ def test_values_are_a_name_for_users_that_nothing_here_uses(
     quantize(tmp_path / "model.gguf", first, "Q4_0", importances=found, verify=True)
     quantize(tmp_path / "model.gguf", second, "Q4_0", importances=found, reuse=[first])
     assert second.read_bytes() == first.read_bytes()
+    quantize(tmp_path / "model.gguf", second, "Q4_0", importances=str(path))
+    assert second.read_bytes() == first.read_bytes()
+    report = lint("IQ2_XXS", tmp_path / "model.gguf", importances=path)
+    assert not report.stops, report.findings
 
 
 def test_every_use_of_weights_reads_a_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
