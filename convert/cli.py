@@ -39,6 +39,7 @@ examples:
   convert-hf-to-gguf DeepSeek-V3 --outfile 'v3-{ftype}.gguf' --split-max-size 50G
   convert-hf-to-gguf DeepSeek-V3 --mla both            with attn_kv_b too, for ik_llama.cpp
   convert-hf-to-gguf DeepSeek-V3 --dry-run             what would be written, and how large
+  convert-hf-to-gguf deepseek-ai/DeepSeek-V2-Lite --outtype Q8_0      fetched from the Hub first
   convert-hf-to-gguf DeepSeek-V3 --outtype Q4_K_M --imatrix v3.imatrix --outfile v3-Q4_K_M.gguf   in one pass
 
 MLA layouts:
@@ -50,7 +51,7 @@ MLA layouts:
 FOREIGN_FLAGS = (
     ForeignFlag(("--no-lazy",), "weights are read piece by piece in any case", refused=False),
     ForeignFlag(("--use-temp-file",), "memory is bounded without a temporary file", refused=False),
-    ForeignFlag(("--remote",), "download the folder first: hf download NAME --local-dir FOLDER"),
+    ForeignFlag(("--remote",), "give OWNER/NAME in place of a folder, as to hf download"),
     ForeignFlag(
         ("--fp8-as-q8",),
         "use --outtype Q8_0, or a recipe file in which --tensor-type says what becomes Q8_0",
@@ -73,11 +74,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = command.make_parser("convert-hf-to-gguf", DESCRIPTION, epilog=EPILOG, version=__version__)
-    parser.add_argument("model", type=Path, nargs="?", metavar="MODEL_DIR", help="folder with config.json")
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL_DIR",
+        help="folder with config.json; or OWNER/NAME[@REVISION] on the Hub",
+    )  # fmt: skip
     parser.add_argument(
         "--outfile", type=Path, metavar="FILE",
         help="where to write; {ftype} stands for the type, a folder gets a name made of the model's"
-        " (default: into MODEL_DIR)",
+        " (default: into MODEL_DIR, or here for a model of the Hub)",
     )  # fmt: skip
     parser.add_argument(
         "--outtype", default="auto", metavar="TYPE",
@@ -137,6 +141,7 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         parser.error("MODEL_DIR is missing")
     options = _options(args, parser)
     from convert.pipeline import plan_run
+    from convert.source_path import model_path
     from quantize.progress import ProgressBar
     from quantize.report import note_lines, result_lines
     from quantize.run import execute_together
@@ -144,9 +149,12 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
     if not args.dry_run and args.threads is not None and args.threads < 1:
         parser.error(f"--threads is {args.threads}, expected at least 1")
+    folder = model_path(
+        args.model, quiet=args.quiet, weights=not args.vocab_only, allow_pickle=args.allow_pickle
+    )
     with ExitStack() as stack:
         runs = [
-            stack.enter_context(plan_run(args.model, args.outfile, each, allow_problems=args.dry_run))
+            stack.enter_context(plan_run(folder, args.outfile, each, allow_problems=args.dry_run))
             for each in _one_by_one(options)
         ]
         if args.dry_run:

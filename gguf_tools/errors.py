@@ -23,6 +23,7 @@
         BadOverride         an override that can't be parsed or applied
         NoFallback          no type can hold this row length
         BadRequest          options that contradict each other or the input
+      HubError            a model that the Hub doesn't give, or files that it doesn't take
       ExecutionError      a task failed; carries the task and the cause
 
 A message is one line: the file, the tensor or key, what was found, what was expected, and what
@@ -129,6 +130,10 @@ class NoFallback(PlanError):
 
 
 class BadRequest(PlanError):
+    pass
+
+
+class HubError(ToolkitError):
     pass
 
 

@@ -111,8 +111,8 @@ def _parser() -> argparse.ArgumentParser:
 def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to collect")
     what.add_argument(
-        "-m", "--model", type=Path, metavar="MODEL",
-        help="Hugging Face folder, or GGUF file (any part of a split one)",
+        "-m", "--model", metavar="MODEL",
+        help="Hugging Face folder, GGUF file (any part of a split one), or OWNER/NAME[@REVISION] on the Hub",
     )  # fmt: skip
     what.add_argument("-f", "--file", dest="text", type=Path, metavar="TEXT", help="calibration text, UTF-8")
     what.add_argument(
@@ -170,6 +170,7 @@ def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     for option, value in (("-m", args.model), ("-f", args.text)):
         if value is None:
             parser.error(f"{option} is missing (or a COMMAND; see --help)")
+    from convert.source_path import model_path
     from forward.device import require_torch
 
     require_torch("collecting importances")
@@ -178,6 +179,7 @@ def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     from imatrix.progress import LayerBar
     from imatrix.store import not_held, save
 
+    args.model = model_path(args.model, quiet=args.quiet)
     _refuse_overwriting(args)
     options = _collect_options(args, [load(path) for path in args.in_file])
 

@@ -43,7 +43,7 @@ FOREIGN_FLAGS = (
     *_idle("one layer is read at a time", [("--mmap",), ("--no-mmap",), ("--mlock",)], 0),
     *_idle("the file's own weights are computed with", [("--no-repack",)], 0),
     *_idle("nothing is warmed up", [("--warmup",), ("--no-warmup",)], 0),
-    ForeignFlag(("-hf", "-hfr", "--hf-repo"), "hf download NAME --local-dir FOLDER, then -m FOLDER", 1),
+    ForeignFlag(("-hf", "-hfr", "--hf-repo"), "-m OWNER/NAME, as to hf download", 1),
     ForeignFlag(("-hff", "--hf-file"), _DOWNLOAD, 1),
     ForeignFlag(("-mu", "--model-url"), _DOWNLOAD, 1),
     ForeignFlag(("-p", "--prompt"), "write the text into a file, and name it with -f", 1),

@@ -76,8 +76,9 @@ def sensitivity(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = command.make_parser("evaluate", DESCRIPTION, epilog=EPILOG, version=__version__)
     parser.add_argument(
-        "base", type=Path, metavar="BASE",
-        help="the model that others are compared with; with --kl-divergence, one of the others",
+        "base", metavar="BASE",
+        help="the model that others are compared with: a folder, a GGUF file, or OWNER/NAME on the Hub; with"
+        " --kl-divergence, one of the others",
     )  # fmt: skip
     quants = parser.add_argument(
         "quants", type=Path, nargs="+", default=[], metavar="QUANT", help="GGUF file made of BASE"
@@ -161,7 +162,11 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
 def _models(
     parser: argparse.ArgumentParser, args: argparse.Namespace
 ) -> tuple[Path | LogitsFile, list[Path]]:
-    """Return the base and what to compare with it; end with arguments that contradict each other."""
+    """Return the base and what to compare with it; end with arguments that contradict each other.
+
+    `args.base` becomes a path.
+    """
+    from convert.source_path import model_path
     from quality.options import LogitsFile
 
     if args.compare_with and args.html is None:
@@ -169,11 +174,13 @@ def _models(
     if args.kl_divergence:
         if args.kl_divergence_base is None:
             parser.error("--kl-divergence compares with a file: --kl-divergence-base FILE is missing")
+        args.base = Path(args.base)
         return LogitsFile(args.kl_divergence_base), [args.base, *args.quants]
     if args.text is None:
         parser.error("-f TEXT is missing")
     if not args.quants:
         parser.error(f"{args.base}: no model to compare with this one, the base")
+    args.base = model_path(args.base, quiet=args.quiet)
     return args.base, args.quants
 
 

@@ -45,7 +45,8 @@ USAGE = """quantize [options] INPUT [OUTPUT.gguf] TYPE [THREADS]
 
 DESCRIPTION = """\
 Quantize a GGUF file (or a split one, given any of its parts): the bytes that llama-quantize writes.
-INPUT may also be a Hugging Face folder, which is then converted and quantized in one pass. OUTPUT
+INPUT may also be a Hugging Face folder, or OWNER/NAME on the Hub, which is then converted and quantized
+in one pass. OUTPUT
 defaults to ggml-model-TYPE.gguf beside INPUT, THREADS to one per core. TYPE is a file type of the list
 below, or a recipe file (.json, .yaml or .yml), or several with commas between them, in which case OUTPUT
 needs {ftype} or {FTYPE} in its name. `quantize lint` says what TYPE would do to a model."""
@@ -180,15 +181,17 @@ def _lint(args: argparse.Namespace) -> int:
 
 
 def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    from convert.source_path import model_path
     from quantize.plan.recipe_files import find_mixture
     from quantize.progress import ProgressBar
     from quantize.report import result_lines
     from quantize.run import execute_together
     from quantize.run_options import RunOptions
 
-    source, output, type_, n_threads = _words(args.words, parser, needs_type=not is_sized(args))
+    named, output, type_, n_threads = _words(args.words, parser, needs_type=not is_sized(args))
     if args.summary and not args.dry_run:
         parser.error("--summary is the end of a plan: it needs --dry-run")
+    source = model_path(named, quiet=args.quiet)
     if source.is_dir() and (args.keep_split or args.override_kv):
         parser.error("--keep-split and --override-kv need a GGUF file; INPUT is a folder")
     plan = _plan_folder if source.is_dir() else _plan_file
@@ -292,7 +295,7 @@ def _options(args: argparse.Namespace) -> PlanOptions:
 
 def _words(
     words: Sequence[str], parser: argparse.ArgumentParser, *, needs_type: bool = True
-) -> tuple[Path, Path | None, str | None, int | None]:
+) -> tuple[str, Path | None, str | None, int | None]:
     """Return (input, output or None, type or None, threads or None) of `INPUT [OUTPUT] TYPE [THREADS]`.
 
     As in llama-quantize, a second word that is a type is the type. With a size, there may be no type.
@@ -315,7 +318,7 @@ def _words(
         if not rest[0].isdecimal() or int(rest[0]) < 1:
             parser.error(f"THREADS is {rest[0]!r}, expected a whole number from 1")
         n_threads = int(rest[0])
-    return Path(source), None if output is None else Path(output), type_, n_threads
+    return source, None if output is None else Path(output), type_, n_threads
 
 
 def _no_type_text(words: Sequence[str]) -> str:

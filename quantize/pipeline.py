@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Unpack
 
 from gguf_tools.errors import BadRequest
+from gguf_tools.hub.names import cached_name
 from gguf_tools.shards import GGUFSet, open_gguf
 from gguf_tools.tensors import TensorInfo
 from quantize.fill.sources import GGUFSources, GGUFTensor
@@ -111,8 +112,10 @@ def fill_template(name: str, type_name: str) -> str:
 
 
 def default_output(source: Path, type_name: str) -> Path:
-    """Return where the output goes when no name is given: where llama-quantize puts it."""
-    return source.with_name(f"ggml-model-{type_name}.gguf")
+    """Return where the output goes when no name is given: where llama-quantize puts it, or into the current
+    folder for a file in the Hub's cache."""
+    name = f"ggml-model-{type_name}.gguf"
+    return source.with_name(name) if cached_name(source.parent) is None else Path(name)
 
 
 def prepare(

@@ -35,9 +35,13 @@ from gguf_tools.text import shown
 
 INDEX_NAME = "model.safetensors.index.json"
 _NUMBERED = re.compile(r"-(\d{5,})-of-(\d{5,})\.\w+$")
-_NAMES = ("model*.safetensors", "output*.safetensors", "gptq_model*.safetensors", "consolidated*.safetensors")
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "optimizer.bin")
+WEIGHT_NAMES = (
+    "model*.safetensors", "output*.safetensors", "gptq_model*.safetensors", "consolidated*.safetensors",
+)  # fmt: skip
+"""Patterns of weight files, in the order in which they are looked for."""
+
+PICKLE_NAMES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "optimizer.bin")
 """Pickles that trainers leave beside the weights."""
 
 
@@ -55,7 +59,7 @@ class Checkpoint:
         self.folder = Path(folder)
         self.config = read_config(self.folder)
         with ExitStack() as opened:
-            places = _read_index(self.folder / INDEX_NAME)
+            places = read_index(self.folder / INDEX_NAME)
             self.files: tuple[TensorFile, ...] = tuple(
                 opened.enter_context(_open_file(path))
                 for path in _shard_paths(self.folder, places, allow_pickle=allow_pickle)
@@ -123,7 +127,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return mistral_config(config) if path.name == PARAMS_NAME else with_text_config(config)
 
 
-def _read_index(path: Path) -> dict[str, str] | None:
+def read_index(path: Path) -> dict[str, str] | None:
     """Return tensor -> file name from the index, None if there is no index."""
     if not path.exists():
         return None
@@ -168,13 +172,16 @@ def _shard_paths(folder: Path, places: Mapping[str, str] | None, *, allow_pickle
                 f"{folder}: holds model.safetensors and the shards of {INDEX_NAME}; remove one of them"
             )
         return paths
-    for pattern in _NAMES:
+    for pattern in WEIGHT_NAMES:
         paths = sorted(folder.glob(pattern))
         if paths:
             _check_numbering(paths)
             return paths
     pickles = [
-        path for pattern in _PICKLES for path in sorted(folder.glob(pattern)) if path.name not in _NO_WEIGHTS
+        path
+        for pattern in PICKLE_NAMES
+        for path in sorted(folder.glob(pattern))
+        if path.name not in NO_WEIGHTS
     ]
     if pickles and allow_pickle:
         _check_numbering(pickles)

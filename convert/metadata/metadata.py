@@ -13,7 +13,6 @@ The first of these sources that states a fact is believed:
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from convert.metadata.model_names import ModelName, parse_model_name, title
 from convert.metadata.naming import default_file_name
 from gguf_tools import keys
 from gguf_tools.errors import BadConfig
+from gguf_tools.hub.names import folder_name
 from gguf_tools.look.model_size import ParameterCounts
 from gguf_tools.values import Kind, Value
 
@@ -184,7 +184,7 @@ def general_metadata(
     generation, generation_note = _read_generation_config(folder / "generation_config.json")
     override, override_notes = _read_override(metadata_file)
 
-    names = [os.path.basename(os.path.abspath(folder))]  # abspath: "." has no name, and a link keeps its own
+    names = [folder_name(folder)]
     path_name = config.get("_name_or_path")
     if isinstance(path_name, str) and path_name and path_name.count("/") <= 1:  # more is a path on some disk
         names.insert(0, path_name)

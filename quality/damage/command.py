@@ -42,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = command.make_parser("sensitivity", DESCRIPTION, epilog=EPILOG, version=__version__)
-    parser.add_argument("model", type=Path, metavar="MODEL", help="Hugging Face folder, or GGUF file")
+    parser.add_argument(
+        "model", metavar="MODEL", help="Hugging Face folder, GGUF file, or OWNER/NAME[@REVISION] on the Hub"
+    )
     what = parser.add_argument_group("what to measure")
     what.add_argument(
         "-f", "--file", dest="text", type=Path, required=True, metavar="TEXT", help="UTF-8 text"
@@ -68,11 +70,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _sensitivity(args: argparse.Namespace) -> None:
+    from convert.source_path import model_path
     from quality.damage.measure import sensitivity
     from quality.progress import EvaluationBar
 
+    model = model_path(args.model, quiet=args.quiet)
     with EvaluationBar("layers there and back", quiet=args.quiet) as bar:
-        losses = sensitivity(args.model, args.text, args.output, _options(args), bar)
+        losses = sensitivity(model, args.text, args.output, _options(args), bar)
     for line in losses_lines(losses):
         print(line)
     print(f"wrote {args.output}")

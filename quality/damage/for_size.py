@@ -9,6 +9,7 @@ from pathlib import Path
 from forward.arguments import cut_of
 from forward.text import Cut
 from gguf_tools.errors import BadRequest, ToolkitError
+from gguf_tools.hub.names import cached_name, folder_name
 from quality.calibrate.arguments import calibration_forward
 from quality.damage.measure import SensitivityOptions, sensitivity
 from quality.progress import EvaluationBar
@@ -27,7 +28,8 @@ def losses_for_size(args: argparse.Namespace, source: Path, output: Path | None)
         raise BadRequest(
             "--size needs to know what each tensor costs: --losses FILE.json, or --sensitivity-text TEXT"
         )
-    path = Path(f"{output or source}.losses.json")
+    named = source if cached_name(source) is None else folder_name(source)
+    path = Path(f"{output or named}.losses.json")
     cut = cut_of(args)
     if path.exists() and not args.restart and _are_the_same(path, source, text, cut):
         return path

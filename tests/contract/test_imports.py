@@ -25,7 +25,7 @@ MODULES = [path for package in PACKAGES for path in files_of(package)]
 TESTS = files_of("tests")
 FILES_OF_TESTS = {name_of(path): path for path in TESTS}
 COMMANDS = [name_of(path) for path in MODULES if path.name == "cli.py" and len(path.parts) == 2]
-HEAVY = ["numba", "torch", "transformers", "llvmlite"]
+HEAVY = ["numba", "torch", "transformers", "llvmlite", "huggingface_hub"]
 
 FLOOR_OF_TESTS = {"support": "gguf_tools", "naive": "quantize"}
 """Floors of folders of tests that are not named after theirs."""

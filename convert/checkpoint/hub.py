@@ -1,0 +1,186 @@
+"""The files of a model on the Hub that a conversion reads, brought to the client's cache.
+
+A model's page often has its weights twice or three times: as safetensors, as pickles, in Mistral's own
+files, for ONNX. What is fetched is what `Checkpoint` would open of all of them, and the small files beside.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from convert.checkpoint.checkpoint import (
+    INDEX_NAME,
+    NO_WEIGHTS,
+    PICKLE_NAMES,
+    WEIGHT_NAMES,
+    read_index,
+)
+from gguf_tools.errors import CheckpointError, HubError, UnsupportedCheckpoint
+from gguf_tools.hub.client import call, endpoint, is_passing, quiet_client
+from gguf_tools.hub.names import HubName
+from gguf_tools.text import size_text
+
+SMALL_NAMES = ("*.json", "*.jinja", "*.model", "*.txt", "README.md")
+"""Patterns of config.json, the tokenizer's files, the index and the model card. No code is among them."""
+
+MAX_SMALL_BYTES = 256 << 20
+"""Maximum size of such a file; the largest tokenizer.json are a tenth of it."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is needed of a model.
+
+    weights       False: only config.json and the tokenizer
+    allow_pickle  .bin and .pt files, where there are no safetensors
+    """
+
+    weights: bool = True
+    allow_pickle: bool = False
+
+
+def fetch(name: HubName, wanted: Wanted | None = None, *, quiet: bool = False) -> Path:
+    """Return the folder in the cache that holds what is wanted of a model, after fetching what is missing.
+
+    A fetch that was interrupted goes on where it stopped. When the Hub can't be reached, or must not be
+    (HF_HUB_OFFLINE), the folder is what earlier fetches have left.
+
+    raises  HubError, UnsupportedCheckpoint for a model with pickles alone, CheckpointError for one without
+            weights or for a disk that is too small
+    """
+    wanted = wanted or Wanted()
+    with quiet_client(bars=not quiet and sys.stderr.isatty()):
+        try:
+            sizes = list_files(name)
+        except HubError as error:
+            cached = _cached(name, error)
+            if not quiet and not _is_offline():
+                print(f"{name}: {endpoint()} can't be reached; using what is in the cache", file=sys.stderr)
+            return cached
+        folder = download(name, [file for file in sizes if _is_small(file, sizes)], sizes)
+        if not wanted.weights:
+            return folder
+        weights = weight_files(name, folder, sizes, allow_pickle=wanted.allow_pickle)
+        missing = [file for file in weights if not (folder / file).exists()]
+        if missing:
+            _check_space(name, folder, sum(sizes.get(file) or 0 for file in missing))
+            if not quiet:
+                n_bytes = sum(sizes.get(file) or 0 for file in missing)
+                plural = "s" * (len(missing) != 1)
+                print(f"{name}: fetching {len(missing)} file{plural}, {size_text(n_bytes)}", file=sys.stderr)
+        return download(name, weights, sizes)
+
+
+def list_files(name: HubName) -> Mapping[str, int | None]:
+    """Return the size of each file of a model; raises HubError."""
+    from huggingface_hub import HfApi
+
+    def ask() -> Mapping[str, int | None]:
+        info = HfApi().model_info(name.repo, revision=name.revision, files_metadata=True)
+        return {file.rfilename: file.size for file in info.siblings or ()}
+
+    return call(str(name), ask)
+
+
+def download(name: HubName, files: Iterable[str], sizes: Mapping[str, int | None]) -> Path:
+    """Bring files of a model into the cache, and return their folder; raises HubError."""
+    from huggingface_hub import snapshot_download
+
+    patterns = [glob.escape(file) for file in files]
+    if not patterns:
+        raise HubError(f"{name}: none of its {len(sizes)} files is of a model that can be converted")
+    folder = call(
+        str(name),
+        lambda: snapshot_download(name.repo, revision=name.revision, allow_patterns=patterns),
+    )
+    return Path(folder)
+
+
+def weight_files(
+    name: HubName, folder: Path, files: Iterable[str], *, allow_pickle: bool = False
+) -> tuple[str, ...]:
+    """Return the files with weights that `Checkpoint` would read if all of them were in the folder.
+
+    folder  with the model's small files
+    files   all files that the model has
+    raises  CheckpointError, UnsupportedCheckpoint
+    """
+    places = read_index(folder / INDEX_NAME)
+    files = [file for file in files if "/" not in file]
+    if places is not None:
+        shards = sorted(set(places.values()))
+        missing = [shard for shard in shards if shard not in files]
+        if missing:
+            raise CheckpointError(f"{name}: {INDEX_NAME} names {missing[0]}, which is not on the Hub")
+        return tuple(shards)
+    for pattern in WEIGHT_NAMES:
+        if matching := sorted(file for file in files if fnmatch(file, pattern)):
+            return tuple(matching)
+    pickles = sorted(
+        file
+        for file in files
+        if any(fnmatch(file, pattern) for pattern in PICKLE_NAMES) and file not in NO_WEIGHTS
+    )
+    if pickles and allow_pickle:
+        return tuple(pickles)
+    if pickles:
+        raise UnsupportedCheckpoint(
+            f"{name}: its weights are pickles ({pickles[0]} ...), and reading one can run any code;"
+            " --allow-pickle fetches and reads them"
+        )
+    raise CheckpointError(f"{name}: no weights among its {len(files)} files; expected model.safetensors")
+
+
+def _is_small(file: str, sizes: Mapping[str, int | None]) -> bool:
+    return (
+        "/" not in file
+        and any(fnmatch(file, pattern) for pattern in SMALL_NAMES)
+        and (sizes[file] or 0) <= MAX_SMALL_BYTES
+    )
+
+
+def _is_offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def _cached(name: HubName, error: HubError) -> Path:
+    """Return the folder that an earlier fetch has left; raise `error` when there is none, or if the Hub has
+    answered."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    if not _is_offline() and (error.__cause__ is None or not is_passing(error.__cause__)):
+        raise error
+    try:
+        patterns = [*SMALL_NAMES, *WEIGHT_NAMES, *PICKLE_NAMES]
+        return Path(
+            snapshot_download(
+                name.repo, revision=name.revision, local_files_only=True, allow_patterns=patterns
+            )
+        )
+    except LocalEntryNotFoundError as incomplete:
+        # A client that knows of files that were never wanted calls the folder incomplete; `Checkpoint` knows
+        # better what is missing.
+        partial = getattr(incomplete, "snapshot_path", None)
+        if partial is None:
+            raise error from error.__cause__
+        return Path(partial)
+
+
+def _check_space(name: HubName, folder: Path, n_bytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if n_bytes > free:
+        cache = os.path.dirname(os.path.dirname(os.path.dirname(folder)))
+        raise CheckpointError(
+            f"{name}: fetching it takes {size_text(n_bytes)}, and the disk of {cache} has {size_text(free)}"
+            " left; HF_HOME names another place"
+        )

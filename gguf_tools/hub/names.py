@@ -1,0 +1,114 @@
+"""Names of models on the Hub, as people write them, and as the folders of its cache spell them.
+
+    OWNER/NAME              OWNER/NAME@REVISION
+    hf://OWNER/NAME         hf://OWNER/NAME@REVISION
+    https://huggingface.co/OWNER/NAME       https://huggingface.co/OWNER/NAME/tree/REVISION
+
+The cache keeps a model at `models--OWNER--NAME/snapshots/COMMIT`, so the name of the folder with config.json
+is a hash, and the model's own name stands two folders higher.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from gguf_tools.errors import BadRequest
+
+SCHEME = "hf://"
+PUBLIC_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
+"""Hosts of the public Hub; HF_ENDPOINT may name another one."""
+
+MAX_REPO_CHARS = 96
+"""Maximum length of OWNER/NAME on the Hub."""
+
+_PART = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+_REPO = re.compile(rf"{_PART}/{_PART}")
+_REVISION = re.compile(r"[^\s@:~^?*\\]+")
+_CACHED = re.compile(rf"models--({_PART}?)--({_PART})")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class HubName:
+    """A model on the Hub.
+
+    repo      OWNER/NAME
+    revision  branch, tag or commit; None: the main branch
+    """
+
+    repo: str
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        return self.repo if self.revision is None else f"{self.repo}@{self.revision}"
+
+
+def parse_hub_name(text: str) -> HubName | None:
+    """Return the model that `text` names; None for a text that is meant as a path.
+
+    raises  BadRequest for an address that names no model
+    """
+    if text.startswith(SCHEME):
+        name = _with_revision(text.removeprefix(SCHEME))
+        if name is None:
+            raise BadRequest(f"{text}: names no model, expected hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
+        return name
+    if text.startswith(("http://", "https://")):
+        return _of_address(text)
+    return None if text.endswith(".gguf") else _with_revision(text)
+
+
+def cached_name(folder: str | os.PathLike[str]) -> str | None:
+    """Return NAME for a folder of the Hub's cache, models--OWNER--NAME/snapshots/COMMIT; else None."""
+    path = Path(os.path.abspath(folder))
+    if len(path.parts) < 3 or path.parent.name != "snapshots" or not _COMMIT.fullmatch(path.name):
+        return None
+    match = _CACHED.fullmatch(path.parent.parent.name)
+    return None if match is None else match[2]
+
+
+def folder_name(folder: str | os.PathLike[str]) -> str:
+    """Return the name that a model has by its folder: of a cached one the model's, not the commit's."""
+    # abspath: "." has no name, and a link keeps its own
+    return cached_name(folder) or os.path.basename(os.path.abspath(folder))
+
+
+def _with_revision(text: str) -> HubName | None:
+    repo, at, revision = text.partition("@")
+    if not _is_repo(repo) or (at and not _REVISION.fullmatch(revision)):
+        return None
+    return HubName(repo, revision if at else None)
+
+
+def _is_repo(text: str) -> bool:
+    """Whether the Hub would accept a text as OWNER/NAME."""
+    return (
+        _REPO.fullmatch(text) is not None
+        and len(text) <= MAX_REPO_CHARS
+        and "--" not in text
+        and ".." not in text
+        and not text.endswith((".", "-", ".git"))
+    )
+
+
+def _of_address(text: str) -> HubName:
+    parts = urlsplit(text)
+    ours = urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc
+    if parts.netloc.lower() not in (*PUBLIC_HOSTS, *([ours.lower()] if ours else [])):
+        raise BadRequest(
+            f"{text}: not an address of the Hub, expected https://{PUBLIC_HOSTS[0]}/OWNER/NAME"
+            " (HF_ENDPOINT names another one)"
+        )
+    owner, _, rest = parts.path.strip("/").partition("/")
+    name, _, rest = rest.partition("/")
+    revision = unquote(rest.removeprefix("tree/")) if rest.startswith("tree/") else None
+    repo = f"{owner}/{name}"
+    if not _is_repo(repo) or (rest and (revision is None or not _REVISION.fullmatch(revision))):
+        raise BadRequest(
+            f"{text}: names no model, expected https://{parts.netloc}/OWNER/NAME, or that with /tree/REVISION"
+        )
+    return HubName(repo, revision)
