@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from forward.like_llama import Rounding, RoundingMatrix, rounding_of
+from forward.shared_weights import SharedWeights
 from gguf_tools.errors import MissingTensor, ShapeError
 from gguf_tools.ggml_types import BF16
 from quantize.fill.sources import SourceTensor
@@ -31,6 +32,7 @@ class Loader:
     device   where the weights are wanted
     dtype    the type that matrices are multiplied in, float32 or bfloat16; vectors and routers are float32
     rounds   whether matrices round what they multiply as llama.cpp's kernels do
+    shared   what models that are computed in step decode for each other; None: nothing
     """
 
     path: Path
@@ -38,6 +40,7 @@ class Loader:
     device: torch.device
     dtype: torch.dtype
     rounds: bool = False
+    shared: SharedWeights | None = None
 
     def tensor(self, name: str) -> SourceTensor:
         """Return the tensor called `name`; MissingTensor if there is none."""
@@ -82,9 +85,15 @@ class Loader:
 
     def weight(self, tensor: SourceTensor, start: int, stop: int) -> torch.Tensor:
         """Return rows `start` to `stop` of a matrix in the type that it is multiplied in."""
-        rows = self.rows(tensor, start, stop, self.dtype)
+        rows = self._shared_rows(tensor, start, stop)
         rounding = self.rounding(tensor)
         return rows if rounding is None or len(tensor.shape) < 2 else RoundingMatrix.of(rows, rounding)
+
+    def _shared_rows(self, tensor: SourceTensor, start: int, stop: int) -> torch.Tensor:
+        def decode() -> torch.Tensor:
+            return self.rows(tensor, start, stop, self.dtype)
+
+        return decode() if self.shared is None else self.shared.rows(tensor, start, stop, self.dtype, decode)
 
     def rounding(self, tensor: SourceTensor) -> Rounding | None:
         """Return what a matrix does to what it multiplies; None: nothing."""

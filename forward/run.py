@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from forward.norm import RMSNorm
 from forward.observe import Arrays, Observer
 from forward.open import ModelSource
 from forward.options import ForwardOptions
+from forward.shared_weights import SharedWeights
 from forward.text import Text
 from forward.work_folder import EMBEDDING, WorkFolder
 from forward.workers import threads_for
@@ -100,15 +101,17 @@ def forward_pass(
     folder: WorkFolder,
     advance: Callable[[float], None],
     n_workers: int | None = None,
+    shared: SharedWeights | None = None,
 ) -> Iterator[ForwardPass]:
     """Give a pass of `text` through `source`, which resumes what the work folder has.
 
     advance    called with the share of a layer, 0 to 1, that has been computed since the last call
     n_workers  threads that take chunks, where several passes share what `threads_for` gives; None: the pass
                is alone, and takes all
+    shared     of the models that are computed in step with this one
     raises     BadActivation for NaN or infinity in the embeddings
     """
-    load, network = source.loader_for(options), source.network
+    load, network = replace(source.loader_for(options), shared=shared), source.network
     with ExitStack() as opened:
         if n_workers is None:
             n_workers = opened.enter_context(threads_for(text.n_chunks, load.device))

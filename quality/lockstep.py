@@ -59,6 +59,7 @@ class Lockstep:
                 if model.folder.done < layer:
                     routes = compute_layer(model, layer)
                     finish_layer(model, layer, self._drift(model, layer, positions, routes))
+            self._forget_weights()
 
     def drift(self, model: ForwardPass) -> tuple[LayerDrift, ...]:
         """Return the drift of a model that has been computed, by layer; nothing without a layered base."""
@@ -80,6 +81,12 @@ class Lockstep:
         if self.base is not None:
             done.append(self.base.n_layers_done - 1)
         return max(0, min(done) + 1)
+
+    def _forget_weights(self) -> None:
+        """Free what models have decoded for others that did not need it."""
+        for model in self.models:
+            if model.load.shared is not None:
+                model.load.shared.forget()
 
     def _drift(self, model: ForwardPass, layer: int, positions: Positions, routes: Arrays) -> Arrays:
         """Return how far a model has drifted, for its work folder; nothing without a layered base."""

@@ -14,6 +14,7 @@ from forward.device import device_name
 from forward.open import ModelSource, open_model
 from forward.perplexity import predicted_positions
 from forward.run import ForwardPass, forward_pass
+from forward.shared_weights import SharedWeights
 from forward.text import Cut, Text, bos_of, read_text
 from forward.work_folder import WorkFolder
 from forward.workers import threads_for
@@ -75,18 +76,22 @@ class Way:
     def passes(
         self, base: Files, models: Sequence[ModelSource], folders: Sequence[Path]
     ) -> list[ForwardPass]:
-        """Return a forward pass for every model; they share threads and the budget for hidden states."""
+        """Return a forward pass for every model.
+
+        They share threads, the budget for hidden states, and weights that are the same bytes.
+        """
         options, text = self.options, self.text
         forward = replace(options.forward, memory_bytes=options.forward.memory_bytes // len(models))
         device = torch.device(device_name(options.forward.device))
         n_workers = self.opened.enter_context(threads_for(text.n_chunks, device))
+        shared = SharedWeights(source.tensors for source in models)
         passes = []
         for source, folder in zip(models, folders, strict=True):
             about = {"base": base, "model": files_of(source), **about_run(text, options)}
             work = self.opened.enter_context(WorkFolder(folder, about, restart=options.restart))
             passes.append(
                 self.opened.enter_context(
-                    forward_pass(source, text, forward, work, self.report.advance, n_workers)
+                    forward_pass(source, text, forward, work, self.report.advance, n_workers, shared)
                 )
             )
         return passes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,11 @@ import pytest
 import convert
 import quality
 from gguf_tools.errors import BadActivation, BadRequest
+from gguf_tools.shards import open_gguf
 from quality.cli import main
 from quality.divergence import TokenValues, measure
 from quality.options import NoReport
+from quantize.fill.sources import GGUFTensor
 from tests.quality.conftest import Damage, change_tensor
 from tests.support.checkpoints import Tensors, edit_config, edit_tensors, load_transformers
 
@@ -327,3 +330,29 @@ def test_the_command_does_not_overwrite_an_input(
     nowhere = text.parent / "none" / "e.json"
     assert main([str(made("F32")), str(made("F32")), "-f", str(text), "--json", str(nowhere)]) == 1
     assert f"{nowhere}: can't be written (no such folder)" in capsys.readouterr().err
+
+
+def test_equal_files_in_one_run_are_decoded_once(
+    made: Made, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_rows, decoded = GGUFTensor.read_rows, Counter[str]()
+
+    def count(tensor: GGUFTensor, start: int, stop: int) -> Any:
+        if tensor.type.name != "F32":
+            decoded[tensor.name] += stop - start
+        return read_rows(tensor, start, stop)
+
+    monkeypatch.setattr(GGUFTensor, "read_rows", count)
+    copy = tmp_path / "copy.gguf"
+    shutil.copyfile(made("Q2_K"), copy)
+    alone = quality.evaluate(made("F32"), text, [made("Q2_K")], OPTIONS).models[0]
+    once = Counter(decoded)
+    both = quality.evaluate(made("F32"), text, [made("Q2_K"), made("Q8_0"), copy], OPTIONS).models
+    assert both[0].divergence == both[2].divergence == alone.divergence
+    with open_gguf(made("Q2_K")) as file:
+        same = {name for name, tensor in file.tensors.items() if tensor.type.name != "F32"}
+    kept_apart = {"token_embd.weight", *(error.name for error in both[0].worst_layer.tensors)}
+    assert same - kept_apart
+    for name in same - kept_apart:
+        # Q8_0 decodes its own, and Q2_K's rows serve the copy.
+        assert decoded[name] - once[name] == 2 * once[name], name
