@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from convert.architectures import declared_options
 from convert.architectures.options import add_flags, read_flags
+from convert.card.arguments import add_card_arguments, finish_card, prepare_card
 from gguf_tools import __version__, command
 from gguf_tools.parser import ForeignFlag, add_foreign_flags
 from quantize.arguments import (
@@ -127,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     add_matrix_arguments(parser)
     add_type_arguments(parser)
     add_output_arguments(parser)
+    add_card_arguments(parser)
     add_foreign_flags(parser, "convert_hf_to_gguf.py", FOREIGN_FLAGS)
     return parser
 
@@ -161,6 +163,7 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
             for run in runs:
                 _print_plan(run.preparation)
             return
+        card = prepare_card(args, folder, [output for run in runs for output in run.output_paths])
         with ProgressBar("converting", quiet=args.quiet) as bar:
             how = RunOptions(
                 args.threads, args.restart, args.reuse, args.verify, bar.compiling, progress=bar.start
@@ -171,6 +174,7 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
             print(line)
         if options.vocab_only:
             print(f"wrote {result.paths[0]}")
+    finish_card(card, args, [result.paths[0] for result in results])
 
 
 def _one_by_one(options: ConvertOptions) -> list[ConvertOptions]:

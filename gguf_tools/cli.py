@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from convert.card import cli as card
 from gguf_tools import __version__, command
 from gguf_tools.commands import edit, look, scan
 from gguf_tools.completion import SHELLS, completion_script
@@ -26,6 +27,7 @@ examples:
   gguf-tools split model.gguf model --max-size 50G
   gguf-tools merge model-00001-of-00008.gguf model.gguf
   gguf-tools mla-layout ik.gguf out.gguf --to split   a file of ik_llama.cpp, for llama.cpp
+  gguf-tools card model-Q4_K_M.gguf --base-model OWNER/NAME   README.md for the Hub
   gguf-tools checkpoint DeepSeek-V3          weights of a Hugging Face folder, and how they are stored
 
 Each subcommand explains itself: gguf-tools show --help
@@ -50,6 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
     scan.add_to(commands)
     edit.add_to(commands)
     mla_layout.add_to(commands)
+    card.add_to(commands)
     _add_checkpoint(commands)
     _add_completion(commands)
     return parser

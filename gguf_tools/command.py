@@ -113,6 +113,7 @@ class Subcommands:
 def run(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str] | None = None) -> int:
     """Parse `argv`, call `body` with the result, and return the exit code.
 
+    The arguments have the words of the command line as `typed`, and `quiet`, whether or not there is --quiet.
     Errors that are the input's or the environment's fault become one line; a bug keeps its traceback.
     """
     _print_anything(sys.stdout)
@@ -120,6 +121,7 @@ def run(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str] | None 
         args = parser.parse_args(argv)
     except SystemExit as exit_:
         return int(exit_.code or 0)
+    args.typed = (parser.prog, *(sys.argv[1:] if argv is None else argv))
     verbose = bool(getattr(args, "verbose", False))
     args.quiet = bool(getattr(args, "quiet", False))
     for remark in () if args.quiet else getattr(args, "remarks", ()):

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from convert.card.arguments import add_card_arguments, finish_card, prepare_card
 from gguf_tools import __version__, command
 from gguf_tools.errors import BadRequest
 from gguf_tools.ggml_types import by_name
@@ -145,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     add_calibration_arguments(parser)
     add_restart_argument(parser)
     add_output_arguments(parser)
+    add_card_arguments(parser)
     plan = parser.add_argument_group("looking before writing")
     plan.add_argument(
         "--dry-run",
@@ -209,6 +211,7 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
                 for line in () if args.json else run.needs(RunOptions(n_threads)):
                     print(line)
             return
+        card = prepare_card(args, source, [output for run in runs for output in run.output_paths])
         with ProgressBar(f"quantizing to {names}", quiet=args.quiet) as bar:
             options = RunOptions(
                 n_threads, args.restart, args.reuse, args.verify, bar.compiling, progress=bar.start
@@ -217,6 +220,7 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
     for result in () if args.quiet and not args.json else results:
         for line in [json_line(result.to_json())] if args.json else result_lines(result):
             print(line)
+    finish_card(card, args, [result.paths[0] for result in results])
     for result in results if args.evaluate is not None else ():
         evaluate_output(args, source, result.paths[0])
 

@@ -81,9 +81,13 @@ class Run:
         return execute_together([self], run)[0]
 
     @property
+    def output_paths(self) -> tuple[Path, ...]:
+        return tuple(output.path for output in self.preparation.outputs)
+
+    @property
     def existing(self) -> tuple[Path, ...]:
         """The outputs that are there already."""
-        return tuple(output.path for output in self.preparation.outputs if output.path.exists())
+        return tuple(path for path in self.output_paths if path.exists())
 
     def needs(self, run: RunOptions) -> Iterable[str]:
         """Return what the calibration will need, in lines: memory, disk and time; nothing without one."""

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent
 
 LARGE = (
     "contract",
+    "convert/card",
     "convert/checkpoint/test_hub.py",
     "convert/weights/test_packed_weights.py",
     "convert/weights/test_recorded_checkpoints.py",

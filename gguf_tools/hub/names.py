@@ -28,7 +28,7 @@ MAX_REPO_CHARS = 96
 _PART = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _REPO = re.compile(rf"{_PART}/{_PART}")
 _REVISION = re.compile(r"[^\s@:~^?*\\]+")
-_CACHED = re.compile(rf"models--({_PART}?)--({_PART})")
+_CACHED = re.compile(r"models--(.+?)--(.+)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -62,13 +62,20 @@ def parse_hub_name(text: str) -> HubName | None:
     return None if text.endswith(".gguf") else _with_revision(text)
 
 
-def cached_name(folder: str | os.PathLike[str]) -> str | None:
-    """Return NAME for a folder of the Hub's cache, models--OWNER--NAME/snapshots/COMMIT; else None."""
+def cached_repo(folder: str | os.PathLike[str]) -> str | None:
+    """Return OWNER/NAME for a folder of the Hub's cache, models--OWNER--NAME/snapshots/COMMIT; else None."""
     path = Path(os.path.abspath(folder))
     if len(path.parts) < 3 or path.parent.name != "snapshots" or not _COMMIT.fullmatch(path.name):
         return None
     match = _CACHED.fullmatch(path.parent.parent.name)
-    return None if match is None else match[2]
+    repo = "" if match is None else f"{match[1]}/{match[2]}"
+    return repo if _is_repo(repo) else None
+
+
+def cached_name(folder: str | os.PathLike[str]) -> str | None:
+    """Return NAME for a folder of the Hub's cache; else None."""
+    repo = cached_repo(folder)
+    return None if repo is None else repo.partition("/")[2]
 
 
 def folder_name(folder: str | os.PathLike[str]) -> str:

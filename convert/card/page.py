@@ -1,0 +1,187 @@
+"""A card as text: front matter, a table of the files, how they were made, what was measured."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+import yaml
+
+from convert.card.files import FileFacts, Matrix
+from convert.card.measured import Report
+from convert.card.origin import Origin
+from gguf_tools import __version__, keys
+from gguf_tools.errors import BadRequest
+from gguf_tools.text import shown, size_text
+
+MARK = "<!-- gguf-tools card: what stands above the next such line is written anew -->"
+"""Line that tells our cards from others; everything after its second occurrence is kept."""
+
+COMMANDS_HEADING = "## How they were made"
+_FENCE = "```"
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a card says.
+
+    files         in the order of the table
+    commands      file name -> the command that made it, as typed
+    report        measured quality, None: not measured
+    quantized_by  name of who made the files, None: not said
+    remarks       paragraphs in Markdown between table and commands
+    own_text      what somebody wrote below the second mark of an older card
+    """
+
+    files: Sequence[FileFacts]
+    origin: Origin
+    commands: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    report: Report | None = None
+    quantized_by: str | None = None
+    remarks: Sequence[str] = ()
+    own_text: str = ""
+
+
+def card_text(card: Card) -> str:
+    """Return the text of a README.md.
+
+    raises  BadRequest for a report on other files of the same names
+    """
+    lines = [
+        "---",
+        yaml.safe_dump(front_matter(card), sort_keys=False, allow_unicode=True).rstrip(),
+        "---",
+        MARK,
+        "",
+        *_body(card),
+        "",
+        MARK,
+    ]
+    return "\n".join(lines) + "\n" + card.own_text
+
+
+def front_matter(card: Card) -> dict[str, Any]:
+    """Return the entries that the Hub reads."""
+    origin = card.origin
+    quantized_by = card.quantized_by or _first_stated(card.files, keys.QUANTIZED_BY)
+    imatrix = ["imatrix"] if any(each.matrix for each in card.files) else []
+    entries: dict[str, Any] = {
+        "base_model": origin.repo,
+        "base_model_relation": "quantized" if origin.repo is not None else None,
+        "quantized_by": quantized_by,
+        **origin.license,
+        "language": list(origin.languages),
+        "library_name": "gguf",
+        "pipeline_tag": origin.pipeline_tag,
+        "tags": list(dict.fromkeys(["gguf", "quantized", *imatrix, *origin.tags])),
+    }
+    return {name: value for name, value in entries.items() if value}
+
+
+def _body(card: Card) -> Iterator[str]:
+    name = _model_name(card)
+    base = f"[{card.origin.repo}]({card.origin.address})" if card.origin.repo else name
+    yield f"# {name}, GGUF"
+    yield ""
+    yield f"Quantized files of {base} for llama.cpp and its relatives, made with gguf-tools {__version__}."
+    yield ""
+    yield "## Files"
+    yield ""
+    yield from _table(card)
+    for matrix in dict.fromkeys(each.matrix for each in card.files if each.matrix):
+        yield ""
+        yield _matrix_text(matrix)
+    if card.report is not None:
+        yield ""
+        yield _report_text(card.report)
+    for remark in card.remarks:
+        yield ""
+        yield remark
+    if card.commands:
+        yield ""
+        yield COMMANDS_HEADING
+        yield ""
+        yield f"{_FENCE}sh"
+        for words, files in _by_command(card.commands):
+            yield from (f"# {file}" for file in files)
+            yield shlex.join(words)
+        yield _FENCE
+
+
+def _by_command(commands: Mapping[str, Sequence[str]]) -> Iterator[tuple[Sequence[str], list[str]]]:
+    """Yield each command with the files that it made."""
+    for words in dict.fromkeys(map(tuple, commands.values())):
+        yield words, [file for file, others in commands.items() if tuple(others) == words]
+
+
+def _model_name(card: Card) -> str:
+    if card.origin.repo is not None:
+        return card.origin.repo.partition("/")[2]
+    return shown(_first_stated(card.files, keys.NAME) or card.files[0].name.removesuffix(".gguf"))
+
+
+def _first_stated(files: Sequence[FileFacts], key: str) -> str | None:
+    return next((each.model[key] for each in files if key in each.model), None)
+
+
+def _table(card: Card) -> Iterator[str]:
+    heads = ["file", "size", "bits per weight", "tensors by type"]
+    measured = card.report is not None and any(each.name in card.report.files for each in card.files)
+    if measured:
+        heads += ["KL divergence", "its 99th percentile", "same top token", "perplexity"]
+    yield _row(heads)
+    yield _row(["---", "--:", "--:", "---", *["--:"] * (len(heads) - 4)])
+    for each in card.files:
+        types = ", ".join(f"{type_} {count}" for type_, count in each.types.items())
+        name = f"[{_cell(each.name)}]({quote(each.name)})"
+        if len(each.paths) > 1:
+            name += f" and {len(each.paths) - 1} more parts"
+        cells = [name, size_text(each.n_bytes), f"{each.bits_per_weight:.2f}", types]
+        yield _row([*cells, *(_measured_cells(each, card.report) if measured else ())])
+
+
+def _measured_cells(file: FileFacts, report: Report | None) -> Sequence[str]:
+    assert report is not None
+    found = report.files.get(file.name)
+    if found is None:
+        return ("", "", "", "")
+    if found.n_bytes != file.n_bytes:
+        raise BadRequest(
+            f"{report.path}: measured a {file.name} of {found.n_bytes:,} bytes, and the one that is here has"
+            f" {file.n_bytes:,}; evaluate it again"
+        )
+    return (
+        f"{found.kld:.5f} ± {found.kld_error:.5f}",
+        f"{found.kld_p99:.4f}",
+        f"{found.same_top:.2%}",
+        f"{found.ppl:.4f}",
+    )
+
+
+def _report_text(report: Report) -> str:
+    text = "a text" if report.text is None else f"`{_cell(report.text)}`"
+    return (
+        "Divergence from the unquantized model in nats a token, and perplexity"
+        f" (its own: {report.base_ppl:.4f}), on {text}: {report.n_tokens:,} tokens measured,"
+        f" in chunks of {report.chunk_size}."
+    )
+
+
+def _matrix_text(matrix: Matrix) -> str:
+    """Return a sentence about an importance matrix."""
+    name = "" if matrix.file is None else f" `{_cell(matrix.file)}`"
+    text = "" if matrix.dataset is None else f", collected on `{_cell(matrix.dataset)}`"
+    chunks = "" if matrix.chunks == 0 else f" ({matrix.chunks:,} chunks)"
+    return f"Importance matrix{name}{text}{chunks}: data for {matrix.entries:,} tensors."
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(text: str) -> str:
+    """Return untrusted text that keeps a table and code marks whole."""
+    return shown(text).replace("|", "\\|").replace("`", "'")

@@ -1,0 +1,121 @@
+"""Cards written beside files, and older ones taken up: their commands, their report, what people added."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+from convert.card.files import read_all
+from convert.card.measured import read_report
+from convert.card.origin import origin_of
+from convert.card.page import COMMANDS_HEADING, MARK, Card, card_text
+from convert.metadata.model_card import read_model_card
+from gguf_tools.errors import BadRequest, GGUFError
+from gguf_tools.whole_file import write_whole
+
+CARD_NAME = "README.md"
+_COMMANDS = re.compile(rf"^{COMMANDS_HEADING}\n\n```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"^\| \[[^\]]*\]\(([^()|]+\.gguf)\)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class CardRequest:
+    """What is known besides the files.
+
+    source        folder or file that the files were made of, None: not known
+    repo          OWNER/NAME of the model, None: what the source or an older card says
+    quantized_by  None: what an older card says
+    report        of `evaluate --json`, None: no quality
+    """
+
+    source: Path | None = None
+    repo: str | None = None
+    quantized_by: str | None = None
+    report: Path | None = None
+    remarks: Sequence[str] = ()
+
+
+def write_card(
+    files: Iterable[Path],
+    request: CardRequest,
+    commands: Mapping[str, Sequence[str]] | None = None,
+    *,
+    output: Path | None = None,
+) -> Path:
+    """Write the card of `files`, and of those that an older card at its place lists; return its path.
+
+    commands  file name -> the command that made it; an older card knows those of other files
+    output    None: README.md beside the files
+    raises    BadRequest for a card that is not ours, a report on other files, or files of several folders
+    """
+    paths = list(files)
+    path = paths[0].parent / CARD_NAME if output is None else output
+    refuse_foreign(path)
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    entries = read_model_card(path)[0] if old else {}
+    facts = read_all([*paths, *_still_there(old, paths)])
+    repo = request.repo or _text(entries.get("base_model"))
+    known = {**_commands(old), **(commands or {})}
+    card = Card(
+        files=facts,
+        origin=origin_of(facts, source=request.source, repo=repo),
+        commands={each.name: known[each.name] for each in facts if each.name in known},
+        report=None if request.report is None else read_report(request.report),
+        quantized_by=request.quantized_by or _text(entries.get("quantized_by")),
+        remarks=request.remarks,
+        own_text=old.rpartition(f"{MARK}\n")[2] if old else "",
+    )
+    write_whole(path, card_text(card).encode())
+    return path
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raise BadRequest for a card that was written by somebody else, which a new one would replace."""
+    if not path.exists():
+        return
+    try:
+        ours = path.read_text(encoding="utf-8").count(f"{MARK}\n") == 2
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{path}: can't be read ({error})") from error
+    if not ours:
+        raise BadRequest(
+            f"{path}: is no card of gguf-tools, and a card would replace it; write the files to a folder of"
+            " their own"
+        )
+
+
+def _commands(card: str) -> dict[str, Sequence[str]]:
+    """Return the commands of an older card by file."""
+    match = _COMMANDS.search(card)
+    commands: dict[str, Sequence[str]] = {}
+    files: list[str] = []
+    for line in match[1].splitlines() if match else ():
+        if line.startswith("# "):
+            files.append(line[2:])
+        else:
+            commands.update(dict.fromkeys(files, shlex.split(line)))
+            files = []
+    return commands
+
+
+def _still_there(card: str, files: Sequence[Path]) -> list[Path]:
+    """Return the files of an older card that still lie beside it; one that has broken since is left out."""
+    found = []
+    for name in _LINK.findall(card):
+        path = files[0].parent / Path(unquote(name)).name
+        if path in files or not path.is_file():
+            continue
+        try:
+            read_all([path])
+        except GGUFError:
+            continue
+        found.append(path)
+    return found
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
