@@ -14,6 +14,7 @@ import torch
 
 from forward.kernels import add_weighted
 from gguf_tools.errors import OutputError
+from gguf_tools.system import files
 
 _COPY_BYTES = 32 << 20
 
@@ -73,7 +74,7 @@ class FileStates:
         self.path, self.n_rows, self.n_cols, self._dtype = path, n_rows, n_cols, dtype
         self._row_bytes = dtype.itemsize * n_cols
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            self._fd = files.open_file(path, os.O_RDWR | os.O_CREAT, 0o644)
             os.ftruncate(self._fd, n_rows * self._row_bytes)
         except OSError as error:
             raise OutputError(f"{path}: can't be written ({error.strerror})") from error
@@ -82,7 +83,7 @@ class FileStates:
         os.close(self._fd)
 
     def sync(self) -> None:
-        os.fsync(self._fd)
+        files.sync(self._fd)
 
     def read(self, start: int, stop: int) -> torch.Tensor:
         out = torch.empty((stop - start, self.n_cols), dtype=self._dtype)
@@ -94,7 +95,7 @@ class FileStates:
         offset = start * self._row_bytes
         while data:
             try:
-                written = os.pwrite(self._fd, data, offset)
+                written = files.write_at(self._fd, data, offset)
             except OSError as error:
                 raise OutputError(f"{self.path}: can't be written ({error.strerror})") from error
             data, offset = data[written:], offset + written
@@ -115,7 +116,7 @@ class FileStates:
         view = _bytes(out)
         offset = start * self._row_bytes
         while view:
-            count = os.preadv(self._fd, [view], offset)
+            count = files.read_into(self._fd, view, offset)
             if count == 0:
                 raise OutputError(f"{self.path}: shorter than it was written; was it changed meanwhile?")
             view, offset = view[count:], offset + count

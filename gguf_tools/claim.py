@@ -6,7 +6,6 @@ of the run, and compares its own inputs and choices with the stored ones before 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gguf_tools.errors import ToolkitError
+from gguf_tools.system.files import open_file
+from gguf_tools.system.locks import try_lock
 
 
 class Difference(NamedTuple):
@@ -69,11 +70,11 @@ def claim_run(path: Path, about: Mapping[str, Any], refusals: Refusals) -> Claim
     raises  the errors of `refusals` if the file can't be created, or if another process holds it
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     except OSError as error:
         raise refusals.unwritable(str(error.strerror)) from error
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try_lock(fd)
         # Between open and lock its owner may have removed the file, and another process made a new one.
         owned = os.path.samestat(os.fstat(fd), os.stat(path))
     except OSError:

@@ -12,6 +12,7 @@ import os
 
 from gguf_tools.errors import OutputError, TruncatedError
 from gguf_tools.progress import Progress
+from gguf_tools.system import files
 
 # Of one call: large enough to cost nothing, small enough to be interrupted and to move a progress bar.
 _CALL_BYTES = 64 << 20
@@ -47,7 +48,7 @@ def copy_range(
         try:
             count = min(end - position, _CALL_BYTES)
             n_copied = os.copy_file_range(source_fd, target_fd, count, position, position + shift)
-        except OSError:
+        except (OSError, AttributeError):  # Linux alone has it
             n_copied = 0
         if not n_copied:
             _copy_through_buffer(
@@ -68,7 +69,7 @@ def _copy_through_buffer(
     n_left = n_bytes
     while n_left:
         try:
-            n_read = os.preadv(source_fd, [buffer[:n_left]], source_offset)
+            n_read = files.read_into(source_fd, buffer[:n_left], source_offset)
         except OSError as error:
             raise OSError(error.errno, error.strerror, source_name) from error
         if not n_read:
@@ -87,7 +88,7 @@ def _copy_through_buffer(
 def _write(fd: int, offset: int, data: memoryview, name: str) -> None:
     try:
         while data:
-            n_written = os.pwrite(fd, data, offset)
+            n_written = files.write_at(fd, data, offset)
             data = data[n_written:]
             offset += n_written
     except OSError as error:

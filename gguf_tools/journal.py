@@ -33,6 +33,7 @@ from typing import Any, Self
 
 from gguf_tools.claim import Difference, Refusals, claim_run
 from gguf_tools.errors import OutputError
+from gguf_tools.system import files as system_files
 
 JOURNAL_SUFFIX = ".journal"
 
@@ -133,6 +134,8 @@ class Journal:
     def remove(self) -> None:
         """Close the journal and delete it: the run is complete, or has nothing worth keeping."""
         if self._claim.fd >= 0:
+            if system_files.IS_HELD_OPEN:
+                self.close()
             self.path.unlink(missing_ok=True)
             self.close()
 
@@ -178,7 +181,7 @@ class Journal:
             n_covered = len(self._chunk_records)
         try:
             for fd in files:
-                os.fdatasync(fd)
+                system_files.sync_data(fd)
         except OSError as error:
             with self._lock:
                 self._drop(self._chunk_records[self._n_synced :])
@@ -196,7 +199,7 @@ class Journal:
     def _sync_records(self) -> None:
         """Bring the records themselves to the disk; without them the work would be done again."""
         try:
-            os.fdatasync(self._claim.fd)
+            system_files.sync_data(self._claim.fd)
         except OSError as error:
             raise OutputError(f"{self.path}: can't be synced: {error.strerror}") from error
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from gguf_tools.errors import FormatError, ShapeError, TruncatedError
 from gguf_tools.header import Endian, check_data, read_header
+from gguf_tools.system.files import read_at, read_into
 from gguf_tools.tensor_arrays import as_array
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Value
@@ -112,7 +113,7 @@ class GGUFFile:
 
     def _read_at(self, offset: int, n_bytes: int) -> bytes:
         """Return bytes of the file; fewer where it ends."""
-        return os.pread(self.fileno(), n_bytes, offset)
+        return read_at(self.fileno(), n_bytes, offset)
 
     def close(self) -> None:
         if self._map is not None:
@@ -193,7 +194,7 @@ class GGUFFile:
         data = np.empty(n_bytes, np.uint8)
         left = data.data
         while left:
-            n_read = os.preadv(self.fileno(), [left], offset)
+            n_read = read_into(self.fileno(), left, offset)
             if not n_read:
                 raise TruncatedError(
                     f"{self.path}: tensor {name!r} ends at byte {offset}, {len(left)} bytes early; "

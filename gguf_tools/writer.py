@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
 import sys
 from collections.abc import Iterable
@@ -22,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gguf_tools.errors import OutputError
 from gguf_tools.layout import FileLayout
+from gguf_tools.system import files
+from gguf_tools.system.locks import try_lock
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -66,7 +67,7 @@ class GGUFWriter:
         if self.path.is_dir():
             raise OutputError(f"{self.path}: is a directory, expected a file name")
         try:
-            self._fd = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._fd = files.open_file(self.partial, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise OutputError(f"{self.partial}: can't be created: {error.strerror}") from error
         try:
@@ -139,7 +140,7 @@ class GGUFWriter:
             self.write(n_marked, self.layout.header[n_marked:])
             self.write(0, self.layout.header[:n_marked])
         try:
-            os.fsync(self._fd)
+            files.sync(self._fd)
         except OSError as error:
             raise OutputError(f"{self.partial}: can't be written: {error.strerror}") from error
         return os.fstat(self._fd).st_ino
@@ -148,16 +149,18 @@ class GGUFWriter:
         """Seal the file and give it its name; raises OutputError."""
         self.seal()
         try:
-            os.rename(self.partial, self.path)
+            if files.IS_HELD_OPEN:
+                self.close()
+            files.rename(self.partial, self.path)
             self.close()
-            _sync_folder(self.path.parent)
+            files.sync_folder(self.path.parent)
         except OSError as error:
             raise OutputError(f"{self.path}: can't be published: {error.strerror}") from error
 
     def _claim(self) -> None:
         """Become the only writer of the partial, or raise."""
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try_lock(self._fd)
             # Between our open and our lock its owner may have published or removed it. Then this is
             # the finished file, or nobody's.
             owned = os.path.samestat(os.fstat(self._fd), os.stat(self.partial))
@@ -172,7 +175,7 @@ class GGUFWriter:
         status = os.fstat(self._fd)
         if status.st_size != self.layout.total_bytes:
             return False
-        start = os.pread(self._fd, len(_MARK) + len(run), 0)
+        start = files.read_at(self._fd, len(_MARK) + len(run), 0)
         return start == _MARK + run or (status.st_ino == whole and self.layout.header.startswith(start))
 
     def _reserve(self) -> None:
@@ -180,8 +183,7 @@ class GGUFWriter:
         total = self.layout.total_bytes
         try:
             os.ftruncate(self._fd, 0)
-            status = os.statvfs(self.partial.parent)
-            free = status.f_bavail * status.f_frsize
+            free = files.free_bytes(self.partial.parent)
             if free < total:
                 raise OutputError(f"{self.path}: needs {total:,} bytes, {free:,} are free")
             if not _fallocate(self._fd, total):
@@ -198,6 +200,8 @@ class GGUFWriter:
     def discard(self) -> None:
         """Remove the partial, if it is open, and close it."""
         if self._fd >= 0:
+            if files.IS_HELD_OPEN:
+                self.close()
             self.partial.unlink(missing_ok=True)
             self.close()
 
@@ -208,7 +212,7 @@ class PartialFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            self._fd = files.open_file(path, os.O_WRONLY)
         except OSError as error:
             raise OutputError(f"{path}: can't be opened: {error.strerror}") from error
 
@@ -231,7 +235,7 @@ class PartialFile:
 def _write_at(fd: int, data: memoryview, offset: int, path: Path) -> None:
     try:
         while data:
-            n_written = os.pwrite(fd, data, offset)
+            n_written = files.write_at(fd, data, offset)
             data = data[n_written:]
             offset += n_written
     except OSError as error:
@@ -243,14 +247,6 @@ def refuse_inputs(written: Path, inputs: Iterable[str | os.PathLike[str]]) -> No
     for given in inputs:
         if written.exists() and os.path.exists(given) and os.path.samefile(written, given):
             raise OutputError(f"{written}: is an input of this run; write somewhere else")
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _fallocate(fd: int, n_bytes: int) -> bool:

@@ -18,6 +18,7 @@ from forward.logits import Positions
 from forward.perplexity import predicted_positions
 from forward.text import Text
 from gguf_tools.errors import BadRequest, TruncatedError
+from gguf_tools.system import files
 from quality.logits_file import HEADER_BYTES, MAGIC, ROW_HEADER_BYTES
 
 SMALLEST_LOG_PROB = -16.0
@@ -95,7 +96,7 @@ class FileLogits:
         n_rows = stop - start
         headers = np.empty((n_rows, 2), np.float32)
         codes = np.empty((n_rows, last - first), np.uint16)
-        fd = os.open(self.path, os.O_RDONLY)
+        fd = files.open_file(self.path, os.O_RDONLY)
         try:
             for number in range(n_rows):
                 place = self.offset + (row + number) * row_bytes
@@ -109,7 +110,7 @@ class FileLogits:
 def _read_into(fd: int, out: npt.NDArray[Any], offset: int, path: Path) -> None:
     view = out.data.cast("B")
     while view:
-        count = os.preadv(fd, [view], offset)
+        count = files.read_into(fd, view, offset)
         if count == 0:
             raise TruncatedError(f"{path}: shorter than when it was opened; was it changed meanwhile?")
         view, offset = view[count:], offset + count

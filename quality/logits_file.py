@@ -22,6 +22,7 @@ from forward.logits import LogitSource, Positions, sweep_vocabulary
 from forward.perplexity import predicted_positions
 from forward.text import Text
 from gguf_tools.errors import OutputError
+from gguf_tools.system import files
 
 MAGIC = b"_logits_"
 HEADER_BYTES = len(MAGIC) + 12
@@ -46,14 +47,14 @@ def write_logits(head: LogitSource, device: torch.device, text: Text, path: Path
     sweep_vocabulary([head], positions, [ranges], n_workers)
     partial = path.with_name(path.name + ".partial")
     try:
-        fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        fd = files.open_file(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
             header = np.array([text.chunk_size, head.vocab_size, text.n_chunks], np.int32).tobytes()
             start = MAGIC + header + text.tokens.astype(np.int32).tobytes()
             _write_at(fd, start, 0)
             codes = _Codes(fd, len(start), ranges, head.vocab_size)
             sweep_vocabulary([head], positions, [codes], n_workers)
-            os.fsync(fd)
+            files.sync(fd)
         finally:
             os.close(fd)
         partial.replace(path)
@@ -122,5 +123,5 @@ class _Codes:
 
 def _write_at(fd: int, data: bytes, offset: int) -> None:
     while data:
-        written = os.pwrite(fd, data, offset)
+        written = files.write_at(fd, data, offset)
         data, offset = data[written:], offset + written

@@ -43,6 +43,7 @@ import numpy as np
 from gguf_tools.errors import BadImportance
 from gguf_tools.ggml_types import F32
 from gguf_tools.reader import GGUFFile
+from gguf_tools.system.files import NO_WAIT, open_file
 from gguf_tools.text import shown
 from quantize.importance import ImportanceEntry, ImportanceFile, Importances
 from quantize.stored_importances import OpenFile, StoredImportance
@@ -76,7 +77,7 @@ def load(path: str | os.PathLike[str]) -> ImportanceFile:
     path = Path(path)
     try:
         # O_NONBLOCK: opening a pipe would wait for its writer.
-        file = OpenFile(path, os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        file = OpenFile(path, open_file(path, os.O_RDONLY | NO_WAIT))
         if not path.is_file():
             raise BadImportance(f"{path}: not a regular file")
         is_gguf = file.n_bytes >= 4 and file.read(0, 4, "the first bytes").tobytes() == b"GGUF"

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.errors import BadImportance
+from gguf_tools.system.files import open_file, read_into
 from quantize.importance import ImportanceEntry
 
 
@@ -42,7 +43,7 @@ class OpenFile:
         left = data.data
         while left:
             try:
-                n_read = os.preadv(self._fd, [left], offset)
+                n_read = read_into(self._fd, left, offset)
             except OSError as error:
                 raise BadImportance(f"{self.path}: {what} can't be read ({error.strerror})") from error
             if not n_read:
@@ -56,7 +57,7 @@ class OpenFile:
 
 
 def _opened(path: Path) -> OpenFile:
-    return OpenFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    return OpenFile(path, open_file(path, os.O_RDONLY))
 
 
 class StoredImportance(ImportanceEntry):

@@ -36,6 +36,7 @@ import numpy as np
 
 from convert.checkpoint.small_files import parse_json
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
+from gguf_tools.system.files import NO_WAIT, open_file, read_into
 from gguf_tools.text import shown
 
 # The library's own limit for a header: beyond it a file is damaged or hostile.
@@ -186,7 +187,7 @@ class SafetensorsFile:
         self.path = path
         try:
             # Opening a pipe must not wait for a writer.
-            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._fd = open_file(path, os.O_RDONLY | NO_WAIT)
         except OSError as error:
             raise CheckpointError(f"{path}: {error.strerror}") from error
         try:
@@ -241,7 +242,7 @@ class SafetensorsFile:
         while done < n_bytes:
             # One call moves at most 2 GiB, whatever is asked for.
             try:
-                moved = os.preadv(self._fd, [view[done:]], offset + done)
+                moved = read_into(self._fd, view[done:], offset + done)
             except OSError as error:
                 raise CheckpointError(f"{self.path}: {shown(what)}: {error.strerror}") from error
             if moved == 0:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gguf_tools.errors import CheckpointError
+from gguf_tools.system.files import NO_WAIT, open_file
 
 MAX_MEMORY = 160 << 20
 """Bytes that what a file says may take in memory. DeepSeek's tokenizer.json takes half of it."""
@@ -36,7 +37,7 @@ def read_small_file(path: Path, most: int, error: type[CheckpointError]) -> byte
     """
     try:
         # Opening a pipe must not wait for a writer.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
+        with open(open_file(path, os.O_RDONLY | NO_WAIT), "rb", buffering=0) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise error(f"{path}: not a regular file")

@@ -17,7 +17,6 @@ The old header comes first, so that it can be restored by hand:
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import stat
@@ -27,6 +26,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gguf_tools.errors import OutputError
+from gguf_tools.system import files
+from gguf_tools.system.locks import try_lock
 from gguf_tools.writer import PARTIAL_SUFFIX
 
 UNDO_SUFFIX = ".undo"
@@ -48,7 +49,7 @@ def locked(path: Path) -> Iterator[int]:
     raises  OutputError if it can't be written, or if another process is changing it
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = files.open_file(path, os.O_RDWR)
     except OSError as error:
         raise OutputError(f"{path}: can't be changed: {error.strerror}") from error
     try:
@@ -61,7 +62,7 @@ def locked(path: Path) -> Iterator[int]:
 
 def _claim(fd: int, path: Path) -> bool:
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try_lock(fd)
         # Between our open and our lock another process may have put a new file in its place.
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except OSError:
@@ -75,7 +76,7 @@ def replace_header(fd: int, path: Path, header: bytes) -> None:
     raises  OutputError if something can't be written; the old header is then restored, or still in NAME.undo
     """
     status = os.fstat(fd)
-    old = os.pread(fd, len(header), 0)
+    old = files.read_at(fd, len(header), 0)
     content = old + header + _SIZES.pack(_MAGIC, len(header), status.st_size)
     undo = undo_path(path)
     try:
@@ -103,7 +104,7 @@ def restore(path: Path) -> bool:
         if not undo.exists():  # who held the lock has finished meanwhile
             return False
         old, new, file_bytes = _read(undo)
-        if os.fstat(fd).st_size != file_bytes or not _is_mixture(os.pread(fd, len(old), 0), old, new):
+        if os.fstat(fd).st_size != file_bytes or not _is_mixture(files.read_at(fd, len(old), 0), old, new):
             raise OutputError(
                 f"{undo}: was kept for another state of {path.name}; if that file is as it should be, "
                 f"remove {undo.name}"
@@ -141,16 +142,17 @@ def _create(path: Path, content: bytes, permissions: int) -> None:
     """Write a file that is complete and durable before it gets its name; raises OutputError."""
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
     try:
-        fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, permissions)
+        fd = files.open_file(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, permissions)
         try:
-            _write(fd, content)
-            os.rename(partial, path)
+            try:
+                _write(fd, content)
+            finally:
+                os.close(fd)
+            files.rename(partial, path)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
-        finally:
-            os.close(fd)
-        _sync_folder(path.parent)
+        files.sync_folder(path.parent)
     except OSError as error:
         raise OutputError(f"{path}: can't be written: {error.strerror}") from error
 
@@ -158,18 +160,10 @@ def _create(path: Path, content: bytes, permissions: int) -> None:
 def _write(fd: int, content: bytes) -> None:
     left = memoryview(content)
     while left:
-        left = left[os.pwrite(fd, left, len(content) - len(left)) :]
-    os.fsync(fd)
+        left = left[files.write_at(fd, left, len(content) - len(left)) :]
+    files.sync(fd)
 
 
 def _remove(undo: Path) -> None:
     undo.unlink()
-    _sync_folder(undo.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    files.sync_folder(undo.parent)

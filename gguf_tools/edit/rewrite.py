@@ -96,7 +96,7 @@ def _finish(file: NewFile, writer: GGUFWriter) -> None:
     """Make a file durable under the name of its partial, so that publishing takes no time."""
     if file.permissions is not None:
         try:
-            os.fchmod(writer.fileno(), file.permissions)
+            os.chmod(writer.partial, file.permissions)
         except OSError as error:
             raise OutputError(f"{writer.partial}: can't get its permissions: {error.strerror}") from error
     writer.seal()

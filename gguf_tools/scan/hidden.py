@@ -7,7 +7,6 @@ archive to every program that opens archives, wherever its entries lie.
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 from collections.abc import Iterable, Iterator
@@ -20,6 +19,7 @@ from gguf_tools.header import MAGIC
 from gguf_tools.reader import GGUFFile
 from gguf_tools.scan.findings import listed
 from gguf_tools.shards import SPLIT_KEYS
+from gguf_tools.system.files import read_at
 from gguf_tools.text import quoted
 from gguf_tools.values import FIXED_BYTES, Kind, bytes_of
 
@@ -138,7 +138,7 @@ def _count_used(file: GGUFFile, gap: Gap) -> tuple[int, int]:
     """Return the position of the first byte that isn't zero (-1 without one), and how many there are."""
     first, n_used = -1, 0
     for start in range(gap.start, gap.stop, _CHUNK_BYTES):
-        chunk = os.pread(file.fileno(), min(_CHUNK_BYTES, gap.stop - start), start)
+        chunk = read_at(file.fileno(), min(_CHUNK_BYTES, gap.stop - start), start)
         n_zeros = chunk.count(0)
         if first < 0 and n_zeros < len(chunk):
             first = start + len(chunk) - len(chunk.lstrip(b"\0"))
@@ -149,22 +149,22 @@ def _count_used(file: GGUFFile, gap: Gap) -> tuple[int, int]:
 def _kind_of(file: GGUFFile, gap: Gap, first: int) -> str:
     """Return what the bytes of a gap look like, "" for nothing known."""
     for start in (gap.start, first):
-        head = os.pread(file.fileno(), min(64, gap.stop - start), start)
+        head = read_at(file.fileno(), min(64, gap.stop - start), start)
         for signature, kind in _SHORT_SIGNATURES.items():
             if head.startswith(signature):
                 return kind
         if _SAFETENSORS.match(head):
             return "a safetensors file"
-        if os.pread(file.fileno(), 5, start + 257) == b"ustar" and start + 262 <= gap.stop:
+        if read_at(file.fileno(), 5, start + 257) == b"ustar" and start + 262 <= gap.stop:
             return "a tar archive"
-    match = _ANY_LONG.search(os.pread(file.fileno(), min(_SEARCHED_BYTES, gap.stop - first), first))
+    match = _ANY_LONG.search(read_at(file.fileno(), min(_SEARCHED_BYTES, gap.stop - first), first))
     return _LONG_SIGNATURES[match[0]] if match else ""
 
 
 def _zip_entries(file: GGUFFile) -> int:
     """Return the number of entries of a zip archive that ends with the file; 0 without one."""
     start = max(file.size_bytes - _ZIP_END.size - 0xFFFF, 0)
-    tail = os.pread(file.fileno(), file.size_bytes - start, start)
+    tail = read_at(file.fileno(), file.size_bytes - start, start)
     at = tail.rfind(b"PK\x05\x06")
     while at >= 0:
         if at + _ZIP_END.size <= len(tail):

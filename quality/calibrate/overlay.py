@@ -15,6 +15,7 @@ from gguf_tools.endian import swap_bytes
 from gguf_tools.errors import OutputError
 from gguf_tools.ggml_types import GGMLType
 from gguf_tools.header import Endian
+from gguf_tools.system import files
 from gguf_tools.tensors import TensorInfo
 from quantize.fill.session import Output
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor
@@ -79,7 +80,7 @@ class _OutputFile:
     def __init__(self, path: Path, endian: Endian) -> None:
         self.path, self.endian = path, endian
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = files.open_file(path, os.O_RDONLY)
         except OSError as error:
             raise OutputError(f"{path}: can't be opened: {error.strerror}") from error
 
@@ -87,7 +88,7 @@ class _OutputFile:
         data = np.empty(n_bytes, np.uint8)
         view = data.data
         while view:
-            count = os.preadv(self._fd, [view], offset)
+            count = files.read_into(self._fd, view, offset)
             if count == 0:
                 raise OutputError(f"{self.path}: shorter than it was written; was it changed meanwhile?")
             view, offset = view[count:], offset + count

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gguf_tools.errors import OutputError
+from gguf_tools.system.files import open_file
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Records:
         for line in _whole_lines(path):
             self._take(json.loads(line))
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
             raise OutputError(f"{path}: can't be written ({error.strerror})") from error
 

@@ -8,7 +8,6 @@ format are calibrated in the same way.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
@@ -26,6 +25,7 @@ from forward.norm import RMSNorm
 from forward.open import ModelSource
 from forward.work_folder import WorkFolder, forget
 from forward.workers import Workers
+from gguf_tools.system.files import read_at
 from gguf_tools.writer import PartialFile
 from quality.calibrate.choices import Choices
 from quality.calibrate.closing import closing_of
@@ -245,7 +245,7 @@ class CalibratedRun:
         with path.open("rb") as file:
             for task in map(chunks.task, sample):
                 expected = None if self._records is None else self._records.chunks.get(task.number)
-                data = os.pread(file.fileno(), task.n_bytes, task.offset)
+                data = read_at(file.fileno(), task.n_bytes, task.offset)
                 if expected is not None and xxhash.xxh3_64_intdigest(data) != expected:
                     return task.rows.start
         return None

@@ -9,7 +9,6 @@ Both are recorded together, so a run that is killed finds both after the same la
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from forward.run import embed
 from forward.text import Text
 from forward.work_folder import EMBEDDING, WorkFolder
 from gguf_tools.errors import OutputError
+from gguf_tools.system import files
 
 
 @dataclass(frozen=True)
@@ -104,11 +104,10 @@ def open_streams(
 def _refuse_full_disk(folder: Path, n_bytes: int) -> None:
     """Raise OutputError unless the folder has room for states; what is there already counts as room."""
     try:
-        status = os.statvfs(folder)
-        there = sum(path.stat().st_blocks * 512 for path in folder.iterdir())
+        free = files.free_bytes(folder)
+        there = sum(map(files.allocated_bytes, folder.iterdir()))
     except OSError as error:
         raise OutputError(f"{folder}: can't be written ({error.strerror})") from error
-    free = status.f_bavail * status.f_frsize
     if free + there < n_bytes:
         raise OutputError(
             f"{folder}: hidden states need {n_bytes:,} bytes, {free:,} are free; take fewer chunks"

@@ -17,6 +17,7 @@ import numpy as np
 from gguf_tools.errors import BadRequest
 from gguf_tools.header import encode_value
 from gguf_tools.layout import FileLayout
+from gguf_tools.system.files import read_at
 from gguf_tools.values import Kind, Value
 from quantize.fill.chunks import CHUNK_ELEMS
 from quantize.fill.digests import BYTES_VERSION
@@ -62,10 +63,10 @@ def _sample(path: Path) -> str:
     try:
         with open(path, "rb") as file:
             n_bytes = os.fstat(file.fileno()).st_size
-            pieces = [os.pread(file.fileno(), _START_BYTES, 0)]
+            pieces = [read_at(file.fileno(), _START_BYTES, 0)]
             for piece in range(1, _PIECES + 1):
                 offset = max(0, n_bytes * piece // _PIECES - _PIECE_BYTES)
-                pieces.append(os.pread(file.fileno(), _PIECE_BYTES, offset))
+                pieces.append(read_at(file.fileno(), _PIECE_BYTES, offset))
     except OSError as error:
         raise BadRequest(f"{path}: can't be read: {error.strerror}") from error
     return f"{n_bytes} bytes, {_digest(*pieces)}"

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gguf_tools.progress import StartProgress, no_start
+from gguf_tools.system.locks import usable_cores
 
 
 @dataclass(frozen=True)
@@ -32,4 +33,4 @@ class FillOptions:
         """How many threads to run: `n_threads`, or one for each core that this process may use."""
         if self.n_threads:
             return self.n_threads
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return usable_cores()

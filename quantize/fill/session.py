@@ -17,6 +17,7 @@ from gguf_tools.errors import BadTensor, ToolkitError
 from gguf_tools.journal import Journal
 from gguf_tools.layout import FileLayout, TensorInfo
 from gguf_tools.progress import Progress
+from gguf_tools.system.files import IS_HELD_OPEN
 from gguf_tools.writer import GGUFWriter
 from quantize.fill.chunks import ChunkTable, ChunkTask, TensorChunks
 from quantize.fill.digests import UNKNOWN
@@ -179,8 +180,11 @@ class Session:
                 self._finish(output)
 
     def finish(self) -> None:
-        """Fill in the provenance, now that all chunks are done, and publish the output that has it."""
+        """Publish what is whole and has no name yet; first fill in the provenance, now that all is done."""
         assert not any(self._n_left.values()), "an output is not whole"
+        for output in self._open.values():
+            if output.writer.is_open and not self._has_to_wait(output):
+                self._publish(output)
         first = self._open.get(0)
         if self._has_provenance and first is not None:
             first.writer.layout = _with_provenance(self._outputs[0].layout, self._provenance())
@@ -197,9 +201,13 @@ class Session:
         self._journal.remove()
 
     def _finish(self, output: OpenOutput) -> None:
-        """Publish an output that is whole; the one with the provenance has to wait for all others."""
-        if output.number or not self._has_provenance:
+        """Publish an output that is whole, unless it has to be the last, or workers still hold it open."""
+        if not self._has_to_wait(output) and not IS_HELD_OPEN:
             self._publish(output)
+
+    def _has_to_wait(self, output: OpenOutput) -> bool:
+        """Whether an output has the provenance, which is known when all others are whole."""
+        return self._has_provenance and not output.number
 
     def _publish(self, output: OpenOutput) -> None:
         journal, writer = self._journal, output.writer

@@ -24,6 +24,7 @@ from gguf_tools.findings import Finding, Level
 from gguf_tools.scan.findings import listed
 from gguf_tools.scan.templates.names import CHECK, search_text
 from gguf_tools.scan.vocabulary import items_of
+from gguf_tools.system.locks import can_limit
 from gguf_tools.text import printable, quoted
 from gguf_tools.values import Kind, Metadata
 
@@ -66,8 +67,11 @@ def check_templates(metadata: Metadata, limits: Limits | None = None) -> Iterato
     templates = templates_of(metadata)
     if not templates:
         return
-    installed = _jinja2_version()
-    if installed is None:
+    installed = _jinja2_version() if can_limit() else None
+    if not can_limit():
+        text = "chat templates were only searched as text: no process can be limited on this system"
+        yield Finding(CHECK, text, Level.NOTE)
+    elif installed is None:
         text = f"chat templates were only searched as text, for want of jinja2: {_INSTALL}"
         yield Finding(CHECK, text, Level.NOTE)
     elif installed < _SAFE_JINJA2:

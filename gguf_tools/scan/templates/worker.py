@@ -18,7 +18,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import resource
 import sys
 from typing import Any, NoReturn
 
@@ -26,6 +25,7 @@ from jinja2.exceptions import TemplateSyntaxError
 
 from gguf_tools.findings import Level
 from gguf_tools.scan.templates import rendering, syntax_tree
+from gguf_tools.system.locks import limit_process
 from gguf_tools.text import quoted
 
 EXIT_BREAKOUT = 86
@@ -99,12 +99,7 @@ def _rehearse() -> None:
 
 def give_up(cpu_seconds: int, memory_bytes: int) -> None:
     """Give up time, memory, files, processes and core dumps, for good; then watch Python itself."""
-    # The soft limit ends the process with a signal of its own, the hard one like any other kill.
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
-    for what in (resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC, resource.RLIMIT_CORE):
-        resource.setrlimit(what, (0, 0))
+    limit_process(cpu_seconds, memory_bytes)
     sys.addaudithook(_watch)
 
 

@@ -1,0 +1,119 @@
+"""Files, as every system has them: bytes at an offset, what is sure to be on the disk, names.
+
+Linux and macOS read and write at an offset without moving the position of a descriptor, so threads share one.
+Windows has only the position, which threads would move under each other: there one thread at a time seeks and
+reads or writes. macOS lacks `fdatasync`, and its `fsync` leaves data in the drive's own memory; there a call
+of `fcntl` does not. Windows neither renames nor removes a file that is open, and can't sync a folder.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+NO_WAIT = getattr(os, "O_NONBLOCK", 0)
+"""The flag to open a file that may be a pipe, without waiting for its writer; Windows has no such files."""
+
+BINARY = getattr(os, "O_BINARY", 0)
+"""The flag with which Windows leaves the ends of lines alone; elsewhere nothing else is known."""
+
+IS_HELD_OPEN = os.name == "nt"
+"""Whether a file that is open keeps its name: it can be neither renamed nor removed."""
+
+_position = threading.Lock()
+
+
+def open_file(path: str | os.PathLike[str], flags: int, permissions: int = 0o666) -> int:
+    """Open a file of bytes, for this process only; returns a descriptor. `flags` are those of os.open."""
+    return os.open(path, flags | BINARY, permissions)
+
+
+def read_at(fd: int, n_bytes: int, offset: int) -> bytes:
+    """Return bytes from an absolute offset, fewer where the file ends; from any thread."""
+    if hasattr(os, "pread"):
+        return os.pread(fd, n_bytes, offset)
+    with _position:
+        os.lseek(fd, offset, os.SEEK_SET)
+        return os.read(fd, n_bytes)
+
+
+def read_into(fd: int, buffer: memoryview, offset: int) -> int:
+    """Fill a buffer of bytes from an absolute offset, or some of it; returns how many, 0 at the end."""
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, [buffer], offset)
+    data = read_at(fd, min(len(buffer), _CALL_BYTES), offset)
+    buffer[: len(data)] = data
+    return len(data)
+
+
+def write_at(fd: int, data: bytes | memoryview, offset: int) -> int:
+    """Write bytes at an absolute offset, or some of them; returns how many. From any thread."""
+    if hasattr(os, "pwrite"):
+        return os.pwrite(fd, data, offset)
+    with _position:
+        os.lseek(fd, offset, os.SEEK_SET)
+        return os.write(fd, data[:_CALL_BYTES])
+
+
+_CALL_BYTES = 1 << 30
+"""Most bytes of one call where a system counts them in 32 bits."""
+
+
+def sync(fd: int) -> None:
+    """Bring a file to the disk: its data, its size and its times; raises OSError."""
+    if not _sync_drive(fd):
+        os.fsync(fd)
+
+
+def sync_data(fd: int) -> None:
+    """Bring the data of a file to the disk, and what is needed to read them; raises OSError."""
+    if hasattr(os, "fdatasync"):
+        os.fdatasync(fd)
+    else:
+        sync(fd)
+
+
+def _sync_drive(fd: int) -> bool:
+    """Have macOS empty the drive's own memory too; False where that is not needed, or not possible."""
+    try:
+        import fcntl
+
+        code: Any = fcntl.F_FULLFSYNC  # type: ignore[attr-defined]
+        fcntl.fcntl(fd, code)
+    except (ImportError, AttributeError, OSError):
+        return False
+    return True
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk, where a system lets one; raises OSError."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def rename(old: Path, new: Path) -> None:
+    """Give a file another name, in place of a file that may have it; raises OSError."""
+    if IS_HELD_OPEN:
+        os.replace(old, new)
+    else:
+        os.rename(old, new)
+
+
+def free_bytes(folder: Path) -> int:
+    """Return how much a user may still write into a folder; raises OSError."""
+    import shutil
+
+    return shutil.disk_usage(folder).free
+
+
+def allocated_bytes(path: Path) -> int:
+    """Return how much of the disk a file takes; its size, where a system does not say."""
+    status = path.stat()
+    return status.st_blocks * 512 if hasattr(status, "st_blocks") else status.st_size

@@ -1,0 +1,59 @@
+"""Locks on files, and limits of a process: by `fcntl` and `resource`, or by what Windows has instead."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+_LOCKED_BYTE = 1 << 43
+"""Offset of the byte that Windows locks, 8 TiB: nobody can read a locked byte, and no file is that long."""
+
+
+def try_lock(fd: int) -> None:
+    """Lock an open file against all other processes, until it is closed; raises OSError if one has it."""
+    try:
+        import fcntl
+    except ImportError:
+        import msvcrt
+
+        system: Any = msvcrt
+        os.lseek(fd, _LOCKED_BYTE, os.SEEK_SET)
+        system.locking(fd, system.LK_NBLCK, 1)
+        os.lseek(fd, 0, os.SEEK_SET)
+    else:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def can_limit() -> bool:
+    """Whether a process can limit itself on this system; see `limit_process`.
+
+    Windows has no `resource`, and macOS does not keep to a limit of memory.
+    """
+    try:
+        import resource  # noqa: F401
+    except ImportError:
+        return False
+    return sys.platform != "darwin"
+
+
+def limit_process(cpu_seconds: int, memory_bytes: int) -> None:
+    """Take time and memory from this process, and for good its way to files, processes and core dumps.
+
+    Only the descriptors 0, 1 and 2 go on.
+    """
+    import resource
+
+    # The soft limit ends the process with a signal of its own, the hard one like any other kill.
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+    for what in (resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC, resource.RLIMIT_CORE):
+        resource.setrlimit(what, (0, 0))
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
