@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from gguf_tools.errors import (
     BadActivation,
+    BadArgument,
     BadConfig,
     BadImportance,
     BadMoments,
@@ -45,6 +46,7 @@ from gguf_tools.writer import GGUFWriter
 
 __all__ = [
     "BadActivation",
+    "BadArgument",
     "BadConfig",
     "BadImportance",
     "BadMoments",

@@ -22,9 +22,10 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-from gguf_tools.errors import ToolkitError
+from gguf_tools.errors import BadArgument, ToolkitError
 from gguf_tools.parser import HelpFormatter, Parser, WrappingFormatter
 
+BAD_ARGUMENTS = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 MAX_CHARS = 4000
@@ -145,7 +146,7 @@ def run(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str] | None 
         if verbose:
             traceback.print_exc()
         print(f"{parser.prog}: error: {one_line(error)}", file=sys.stderr)
-        return 1
+        return BAD_ARGUMENTS if isinstance(error, BadArgument) else 1
 
 
 def one_line(error: BaseException) -> str:

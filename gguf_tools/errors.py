@@ -23,11 +23,12 @@
         BadOverride         an override that can't be parsed or applied
         NoFallback          no type can hold this row length
         BadRequest          options that contradict each other or the input
+          BadArgument         an argument that means nothing, whatever the input is
       HubError            a model that the Hub doesn't give, or files that it doesn't take
       ExecutionError      a task failed; carries the task and the cause
 
 A message is one line: the file, the tensor or key, what was found, what was expected, and what
-to do. The command line prints it as it is and exits with 1.
+to do. The command line prints it as it is and exits with 1, for BadArgument with 2.
 """
 
 from __future__ import annotations
@@ -130,6 +131,10 @@ class NoFallback(PlanError):
 
 
 class BadRequest(PlanError):
+    pass
+
+
+class BadArgument(BadRequest):
     pass
 
 

@@ -18,7 +18,7 @@ from forward.shared_weights import SharedWeights
 from forward.text import Cut, Text, bos_of, read_text
 from forward.work_folder import WorkFolder
 from forward.workers import threads_for
-from gguf_tools.errors import BadRequest
+from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.values import Metadata
 from quality.base import ComputedBase, ModelFacts
 from quality.kept import KeptBase, KeptFolder, StatesKeeper, about_states
@@ -262,5 +262,5 @@ def _about_text(text: Text, options: EvaluateOptions) -> dict[str, Any]:
 
 def _text(path: Path | None, vocab: Metadata, facts: ModelFacts, options: EvaluateOptions) -> Text:
     if path is None:
-        raise BadRequest("no text; only a file of logits has its own")
+        raise BadArgument("no text; only a file of logits has its own")
     return read_text(path, vocab, facts.vocab_size, options.cut)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forward.device import require_torch
-from gguf_tools.errors import BadRequest, OutputError
+from gguf_tools.errors import BadArgument, BadRequest, OutputError
 from quality.options import EvaluateOptions, LogitsFile, NoReport, Reporter
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def evaluate(
         path = None if text is None else Path(text)
         chunks = source.text(path, models[0].vocab())
         if chunks.chunk_size < 4:
-            raise BadRequest(f"a context of {chunks.chunk_size} tokens, expected 4 or more")
+            raise BadArgument(f"a context of {chunks.chunk_size} tokens, expected 4 or more")
         with work_folders(options, source.is_computed, len(models)) as folders, ExitStack() as passes:
             steps = source.begin(Way(chunks, options, report, passes), models, folders)
             report.start(steps.n_layers_in_all, steps.n_layers_done)

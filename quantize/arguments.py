@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_tools import command
-from gguf_tools.errors import BadRequest
+from gguf_tools.errors import BadArgument, BadOverride, BadRequest
 
 if TYPE_CHECKING:
     from quantize.importance import ImportanceFile
@@ -89,21 +91,33 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@contextmanager
+def parsing_arguments() -> Iterator[None]:
+    """Turn the refusal of a word into one of an argument, which has an exit code of its own."""
+    try:
+        yield
+    except BadOverride as error:
+        raise BadArgument(str(error)) from error
+
+
 def plan_options(args: argparse.Namespace) -> PlanOptions:
     """Return the options that the arguments ask for."""
     from quantize.plan.decide import PlanOptions
     from quantize.plan.overrides import parse_override_file, parse_overrides, parse_type
 
-    overrides = parse_overrides(args.tensor_type)
+    with parsing_arguments():
+        overrides, fallbacks = parse_overrides(args.tensor_type), parse_overrides(args.fallback)
+        output_type = parse_type(args.output_tensor_type) if args.output_tensor_type else None
+        embedding_type = parse_type(args.token_embedding_type) if args.token_embedding_type else None
     for path in args.tensor_type_file:
         overrides += parse_override_file(_read_text(path))
     return PlanOptions(
         overrides=overrides,
-        fallbacks=parse_overrides(args.fallback),
+        fallbacks=fallbacks,
         pure=args.pure,
         leave_output=args.leave_output_tensor,
-        output_type=parse_type(args.output_tensor_type) if args.output_tensor_type else None,
-        embedding_type=parse_type(args.token_embedding_type) if args.token_embedding_type else None,
+        output_type=output_type,
+        embedding_type=embedding_type,
         allow_requantize=getattr(args, "allow_requantize", False),
     )
 
@@ -119,7 +133,7 @@ def read_importances(args: argparse.Namespace) -> ImportanceFile | None:
     """Return the importance matrix that the arguments name, or None."""
     if args.imatrix is None:
         if args.include_weights or args.exclude_weights:
-            raise BadRequest("--include-weights and --exclude-weights need --imatrix")
+            raise BadArgument("--include-weights and --exclude-weights need --imatrix")
         return None
     from dataclasses import replace
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from convert.card.arguments import add_card_arguments, finish_card, prepare_card
 from gguf_tools import __version__, command
-from gguf_tools.errors import BadRequest
+from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.ggml_types import by_name
 from gguf_tools.parser import ForeignFlag, add_foreign_flags, did_you_mean
 from gguf_tools.text import json_line
@@ -27,6 +27,7 @@ from quantize.arguments import (
     add_requantize_argument,
     add_restart_argument,
     add_type_arguments,
+    parsing_arguments,
     plan_options,
     read_importances,
 )
@@ -231,7 +232,7 @@ def _choose_types(args: argparse.Namespace, source: Path, output: Path | None, t
     from quantize.sizing import curve, size_mixture, sized_lines
 
     if type_ is not None and is_recipe_file(type_):
-        raise BadRequest(f"{type_}: a recipe file has its own types; with --size, name a file type or none")
+        raise BadArgument(f"{type_}: a recipe file has its own types; with --size, name a file type or none")
     check_size_arguments(args)
     if args.losses is None:
         from quality.damage.for_size import losses_for_size
@@ -263,9 +264,11 @@ def _plan_file(
     from quantize.pipeline import plan_run
     from quantize.plan.overrides import parse_kv_override
 
+    with parsing_arguments():
+        kv_overrides = [parse_kv_override(text) for text in args.override_kv]
     options = QuantizeOptions(
         types=_options(args),
-        kv_overrides=[parse_kv_override(text) for text in args.override_kv],
+        kv_overrides=kv_overrides,
         importances=read_importances(args),
         keep_split=args.keep_split,
         provenance=not args.no_provenance,
@@ -293,7 +296,8 @@ def _plan_folder(
 def _options(args: argparse.Namespace) -> PlanOptions:
     from quantize.plan.overrides import parse_layers
 
-    layers = parse_layers(args.prune_layers) if args.prune_layers else ()
+    with parsing_arguments():
+        layers = parse_layers(args.prune_layers) if args.prune_layers else ()
     return replace(plan_options(args), prune_layers=layers)
 
 

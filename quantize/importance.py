@@ -32,7 +32,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.errors import BadImportance, BadRequest
+from gguf_tools.errors import BadArgument, BadImportance
 from gguf_tools.tensors import TensorInfo
 from quantize.roles import Role, sibling_with_same_activations, tensor_role
 from quantize.weighting import ColumnWeights, Weighting
@@ -270,7 +270,7 @@ def select(
     """
     wanted, unwanted = tuple(include), tuple(exclude)
     if wanted and unwanted:
-        raise BadRequest("--include-weights and --exclude-weights can't be used together")
+        raise BadArgument("--include-weights and --exclude-weights can't be used together")
     return {
         name: importance
         for name, importance in importances.items()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gguf_tools.errors import BadRequest
+from gguf_tools.errors import BadArgument
 from gguf_tools.progress import no_progress
 from quantize.calibration import Calibrating
 from quantize.fill.encode import FillJob
@@ -119,7 +119,7 @@ def execute_together(runs: Sequence[Run], how: RunOptions | None = None) -> list
     paths = [output.path for run in runs for output in run.preparation.outputs]
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
-        raise BadRequest(f"{twice}: two types would go there; put {{ftype}} into the name of the output")
+        raise BadArgument(f"{twice}: two types would go there; put {{ftype}} into the name of the output")
     older = [run.existing for run in runs]
     progress = [how.progress(run.preparation) if how.progress else no_progress for run in runs]
     with ExitStack() as stack:

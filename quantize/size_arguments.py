@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gguf_tools.errors import BadRequest
+from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.whole_file import write_whole
+from quantize.arguments import parsing_arguments
 from quantize.plan.size import parse_size
 
 if TYPE_CHECKING:
@@ -83,9 +84,9 @@ def is_sized(args: argparse.Namespace) -> bool:
 def check_size_arguments(args: argparse.Namespace) -> None:
     """Raise BadRequest for sizes that contradict each other or can't be read."""
     if args.size is not None and (args.vram or args.ram):
-        raise BadRequest("--size and --vram/--ram can't be used together: one budget, or two")
+        raise BadArgument("--size and --vram/--ram can't be used together: one budget, or two")
     if args.size is None and (args.vram is None or args.ram is None):
-        raise BadRequest("--vram and --ram go together: one for all but routed experts, one for them")
+        raise BadArgument("--vram and --ram go together: one for all but routed experts, one for them")
     for text in (args.size, args.vram, args.ram):
         if text is not None:
             parse_size(text)
@@ -102,14 +103,15 @@ def size_request(args: argparse.Namespace, base: str | None, losses_file: Path) 
     from quantize.plan.overrides import parse_overrides
     from quantize.sizing import SizeRequest
 
-    rules = TypeRules(
-        target=args.target,
-        fast_on=frozenset(args.fast_on),
-        equal_experts=args.equal_experts,
-        fixed=parse_overrides(args.tensor_type),
-        at_least=parse_overrides(args.at_least),
-        at_most=parse_overrides(args.at_most),
-    )
+    with parsing_arguments():
+        rules = TypeRules(
+            target=args.target,
+            fast_on=frozenset(args.fast_on),
+            equal_experts=args.equal_experts,
+            fixed=parse_overrides(args.tensor_type),
+            at_least=parse_overrides(args.at_least),
+            at_most=parse_overrides(args.at_most),
+        )
     try:
         losses = read_losses(losses_file)
     except OSError as error:
@@ -130,7 +132,7 @@ def _bytes(text: str | None, option: str) -> int | None:
         return None
     size = parse_size(text)
     if size.kind != "bytes":
-        raise BadRequest(f"{option} {text}: expected bytes, for instance 24GiB")
+        raise BadArgument(f"{option} {text}: expected bytes, for instance 24GiB")
     return int(size.amount)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gguf_tools.errors import BadRequest
+from gguf_tools.errors import BadArgument
 
 
 def default_file_name(
@@ -45,7 +45,7 @@ def fill_outfile_template(file_name: str, file_type: str) -> str:
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in values:
-            raise BadRequest(f"--outfile {file_name}: unknown placeholder {match[0]}; known is {{ftype}}")
+            raise BadArgument(f"--outfile {file_name}: unknown placeholder {match[0]}; known is {{ftype}}")
         return values[match[1]]
 
     return re.sub(r"\{([^{}]*)\}", value, file_name)

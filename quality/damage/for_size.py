@@ -8,7 +8,7 @@ from pathlib import Path
 
 from forward.arguments import cut_of
 from forward.text import Cut
-from gguf_tools.errors import BadRequest, ToolkitError
+from gguf_tools.errors import BadArgument, ToolkitError
 from gguf_tools.hub.names import cached_name, folder_name
 from quality.calibrate.arguments import calibration_forward
 from quality.damage.measure import SensitivityOptions, sensitivity
@@ -25,7 +25,7 @@ def losses_for_size(args: argparse.Namespace, source: Path, output: Path | None)
     """
     text = args.sensitivity_text or args.calibrate
     if text is None:
-        raise BadRequest(
+        raise BadArgument(
             "--size needs to know what each tensor costs: --losses FILE.json, or --sensitivity-text TEXT"
         )
     named = source if cached_name(source) is None else folder_name(source)

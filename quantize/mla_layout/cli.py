@@ -7,7 +7,12 @@ from pathlib import Path
 
 from gguf_tools import command
 from gguf_tools.text import json_text
-from quantize.arguments import add_matrix_arguments, add_restart_argument, read_importances
+from quantize.arguments import (
+    add_matrix_arguments,
+    add_restart_argument,
+    parsing_arguments,
+    read_importances,
+)
 
 DETAIL = """
 For DeepSeek V2 and V3 files, quantized or not, from whichever of these layouts:
@@ -69,8 +74,10 @@ def mla_layout(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Non
     from quantize.progress import ProgressBar
     from quantize.run_options import RunOptions
 
+    with parsing_arguments():
+        overrides = parse_overrides(args.tensor_type)
     options = LayoutOptions(
-        overrides=parse_overrides(args.tensor_type),
+        overrides=overrides,
         importances=read_importances(args),
         keep_split=args.keep_split,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from gguf_tools.errors import BadRequest
+from gguf_tools.errors import BadArgument
 from gguf_tools.ggml_types import BF16, F16, F32, MXFP4, Q8_0, GGMLType
 from gguf_tools.tensors import TensorInfo
 from quantize.plan.decide import Decider
@@ -46,7 +46,7 @@ def resolve_outtype(outtype: str, tensors: Iterable[TensorInfo], *, decoded: boo
         halves = (t.type for t in tensors if len(t.shape) > 1 and t.type in (F16, BF16))
         return next(halves, F16)
     if outtype not in OUTTYPES:
-        raise BadRequest(f"{outtype!r}: unknown output type, expected one of {', '.join(OUTTYPES)}, auto")
+        raise BadArgument(f"{outtype!r}: unknown output type, expected one of {', '.join(OUTTYPES)}, auto")
     return OUTTYPES[outtype]
 
 

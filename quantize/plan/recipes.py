@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gguf_tools.errors import BadRequest
+from gguf_tools.errors import BadArgument, BadRequest
+from gguf_tools.parser import did_you_mean
 from quantize.formats.codecs import CODECS, requires_importances
 from quantize.plan.own_rules import own_rules
 from quantize.plan.rules import (
@@ -278,7 +279,7 @@ ALIASES: dict[str, str] = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 def find_recipe(text: str) -> Recipe:
     """Return the recipe that llama-quantize means by a name (in any case), an alias or a number.
 
-    raises  BadRequest for an unknown file type; lists the known ones
+    raises  BadArgument for an unknown file type, with the nearest name or, where none is near, all names
     """
     name = text.upper()
     name = ALIASES.get(name, name)
@@ -286,4 +287,6 @@ def find_recipe(text: str) -> Recipe:
         return RECIPES[name]
     if text in _BY_NUMBER:
         return _BY_NUMBER[text]
-    raise BadRequest(f"{text!r}: unknown file type, expected one of {', '.join([*RECIPES, *ALIASES])}")
+    known = [*RECIPES, *ALIASES]
+    hint = did_you_mean(text, known) or f", expected one of {', '.join(known)}"
+    raise BadArgument(f"{text!r}: unknown file type{hint}")

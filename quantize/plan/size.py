@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from gguf_tools.errors import BadRequest
+from gguf_tools.errors import BadArgument, BadRequest
 from quantize.plan.recipes import find_recipe
 
 _UNITS = {
@@ -47,12 +47,12 @@ def parse_size(text: str) -> Size:
         try:
             return Size("recipe", recipe=find_recipe(text).name)
         except BadRequest as error:
-            raise BadRequest(f"size {text!r}: expected one like 12.5GiB, 3.4bpw or Q4_K_M") from error
+            raise BadArgument(f"size {text!r}: expected one like 12.5GiB, 3.4bpw or Q4_K_M") from error
     amount, unit = float(match[1]), match[2].upper()
     if amount <= 0:
-        raise BadRequest(f"size {text!r}: expected more than 0")
+        raise BadArgument(f"size {text!r}: expected more than 0")
     if unit == "BPW":
         return Size("bpw", amount)
     if unit not in _UNITS:
-        raise BadRequest(f"size {text!r}: unknown unit {match[2]!r}, expected one like GiB, MB or bpw")
+        raise BadArgument(f"size {text!r}: unknown unit {match[2]!r}, expected one like GiB, MB or bpw")
     return Size("bytes", amount * _UNITS[unit])

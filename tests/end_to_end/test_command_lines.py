@@ -48,6 +48,19 @@ def test_mistakes_with_quantize(words: str, part: str, capsys: pytest.CaptureFix
     assert part in err
 
 
+@pytest.mark.parametrize(
+    ("main", "words"),
+    [(convert.cli.main, "FOLDER --outtype Q4_KM"), (quantize.cli.main, "lint Q4_KM FOLDER/none.gguf")],
+    ids=["convert-hf-to-gguf", "lint"],
+)
+def test_a_mistyped_type(
+    main: Main, words: str, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, err = says(main, words.replace("FOLDER", str(tiny_folder)), capsys)
+    assert code == 2
+    assert "'Q4_KM': unknown file type; did you mean Q4_K_M?" in err
+
+
 def test_files_in_the_wrong_order(
     tiny_gguf: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -258,7 +258,10 @@ def test_damaged_checkpoints(damage: str, broken: Path, capsys: pytest.CaptureFi
         (["IN", "/proc/nowhere/x.gguf", "Q4_0"], ["/proc/nowhere"]),
         (["--imatrix", "TEXT", "IN", "OUT", "Q4_0"], ["text.gguf", "importance matrix"]),
         (["--tensor-type", "attn_q_a=Q99", "IN", "OUT", "Q4_0"], ["Q99"]),
+        (["--fallback", "attn_k_b", "IN", "OUT", "Q4_0"], ["REGEX=TYPE"]),
         (["--override-kv", "nonsense", "IN", "OUT", "Q4_0"], ["KEY=TYPE:VALUE"]),
+        (["--prune-layers", "one", "IN", "OUT", "Q4_0"], ["'one'"]),
+        (["--include-weights", "attn", "IN", "OUT", "Q4_0"], ["--imatrix"]),
         (["--prune-layers", "9", "IN", "OUT", "Q4_0"], ["9", "0 to 2"]),
         (["--keep-split", "IN", "OUT", "Q4_0"], ["split"]),
         (["IN", "OUT", "IQ4_XS"], ["IQ4_XS"]),
@@ -283,7 +286,9 @@ def test_bad_quantize_input(
         "CUT": tmp_path / "cut.gguf",
         "TEXT": tmp_path / "text.gguf",
     }
-    assert quantize.cli.main([str(places.get(word, word)) for word in words]) == 1
+    means_nothing = words[1] in ("attn_q_a=Q99", "attn_k_b", "nonsense", "one", "attn")
+    code = 2 if means_nothing else 1  # what contradicts the files is no bad argument
+    assert quantize.cli.main([str(places.get(word, word)) for word in words]) == code
     message = one_line_error(capsys, "quantize")
     for part in expected:
         assert part in message

@@ -115,6 +115,6 @@ def test_the_converter_makes_several_too(
 def test_one_name_for_several_is_refused(
     tiny_gguf: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert quantize.cli.main([str(tiny_gguf("bf16")), str(tmp_path / "o.gguf"), "Q4_0,Q8_0"]) == 1
+    assert quantize.cli.main([str(tiny_gguf("bf16")), str(tmp_path / "o.gguf"), "Q4_0,Q8_0"]) == 2
     assert "put {ftype} into the name of the output" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

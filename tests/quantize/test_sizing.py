@@ -188,24 +188,24 @@ def test_a_dry_run_writes_nothing_but_what_is_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("code", "words", "complaint"),
     [
-        (["--size", "1bpw", "--losses", "LOSSES"], "the smallest choices take"),
-        (["--size", "3bpw"], "--losses FILE.json, or --sensitivity-text TEXT"),
-        (["--vram", "3GiB", "--losses", "LOSSES"], "--vram and --ram go together"),
-        (["--vram", "Q4_K_M", "--ram", "3GiB", "--losses", "LOSSES"], "--vram Q4_K_M: expected bytes"),
-        (["--size", "3bpw", "--vram", "3GiB", "--losses", "LOSSES"], "can't be used together"),
-        (["--size", "3bpw", "--losses", "nowhere.json"], "nowhere.json: can't be read"),
-        (["--size", "big", "--losses", "LOSSES"], "size 'big': expected one like 12.5GiB"),
+        (1, ["--size", "1bpw", "--losses", "LOSSES"], "the smallest choices take"),
+        (2, ["--size", "3bpw"], "--losses FILE.json, or --sensitivity-text TEXT"),
+        (2, ["--vram", "3GiB", "--losses", "LOSSES"], "--vram and --ram go together"),
+        (2, ["--vram", "Q4_K_M", "--ram", "3GiB", "--losses", "LOSSES"], "--vram Q4_K_M: expected bytes"),
+        (2, ["--size", "3bpw", "--vram", "3GiB", "--losses", "LOSSES"], "can't be used together"),
+        (1, ["--size", "3bpw", "--losses", "nowhere.json"], "nowhere.json: can't be read"),
+        (2, ["--size", "big", "--losses", "LOSSES"], "size 'big': expected one like 12.5GiB"),
     ],
 )
 def test_bad_arguments_get_one_line(
-    words: list[str], complaint: str, model: Path, losses_file: Path, tmp_path: Path,
+    code: int, words: list[str], complaint: str, model: Path, losses_file: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     words = [str(losses_file) if word == "LOSSES" else word for word in words]
-    code, _, err = _run(capsys, *words, model, tmp_path / "out.gguf")
-    assert code == 1
+    found, _, err = _run(capsys, *words, model, tmp_path / "out.gguf")
+    assert found == code
     assert complaint in err
     assert err.count("\n") == 1
     assert not (tmp_path / "out.gguf").exists()
