@@ -46,6 +46,10 @@ def add_type_arguments(parser: argparse.ArgumentParser) -> None:
         help="REGEX=TYPE words, separated by spaces or newlines (repeatable)",
     )  # fmt: skip
     types_.add_argument(
+        "--custom-q", action="append", default=[], metavar="REGEX=TYPE,...",
+        help="the same in ik_llama.cpp's notation; tried after --tensor-type (repeatable)",
+    )  # fmt: skip
+    types_.add_argument(
         "--fallback", action="append", default=[], metavar="REGEX=TYPE",
         help="ggml type of tensors whose name matches and whose rows do not fit the type they got; the first"
         " match wins (repeatable)",
@@ -103,7 +107,7 @@ def parsing_arguments() -> Iterator[None]:
 def plan_options(args: argparse.Namespace) -> PlanOptions:
     """Return the options that the arguments ask for."""
     from quantize.plan.decide import PlanOptions
-    from quantize.plan.overrides import parse_override_file, parse_overrides, parse_type
+    from quantize.plan.overrides import parse_custom_q, parse_override_file, parse_overrides, parse_type
 
     with parsing_arguments():
         overrides, fallbacks = parse_overrides(args.tensor_type), parse_overrides(args.fallback)
@@ -111,6 +115,8 @@ def plan_options(args: argparse.Namespace) -> PlanOptions:
         embedding_type = parse_type(args.token_embedding_type) if args.token_embedding_type else None
     for path in args.tensor_type_file:
         overrides += parse_override_file(_read_text(path))
+    with parsing_arguments():
+        overrides += tuple(each for text in args.custom_q for each in parse_custom_q(text))
     return PlanOptions(
         overrides=overrides,
         fallbacks=fallbacks,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from convert.card.arguments import add_card_arguments, finish_card, prepare_card
 from gguf_tools import __version__, command
 from gguf_tools.errors import BadArgument, BadRequest
-from gguf_tools.ggml_types import by_name
 from gguf_tools.parser import ForeignFlag, add_foreign_flags, did_you_mean
 from gguf_tools.text import json_line
 from quality.calibrate.arguments import (
@@ -31,9 +30,9 @@ from quantize.arguments import (
     plan_options,
     read_importances,
 )
-from quantize.formats import available
+from quantize.list_of_types import recipe_lines
 from quantize.plan.recipe_files import is_recipe_file
-from quantize.plan.recipes import ALIASES, RECIPES, find_recipe
+from quantize.plan.recipes import FILE_TYPES, find_recipe
 from quantize.size_arguments import add_size_arguments, is_sized
 
 if TYPE_CHECKING:
@@ -61,6 +60,7 @@ examples:
   quantize --dry-run --imatrix model.imatrix model-bf16.gguf Q2_K      every tensor's type, and why
   quantize --tensor-type ffn_down_exps=Q6_K --tensor-type 'blk\\.[0-3]\\.=Q8_0' in.gguf Q4_K_M
   quantize --fallback attn_k_b=Q8_0 in.gguf out.gguf Q4_K_M
+  quantize --custom-q 'ffn_down_exps=iq3_k,ffn_.*_exps=iq2_ks' in.gguf out.gguf IQ4_KS    for ik_llama.cpp
   quantize --reuse old.gguf --imatrix new.imatrix in.gguf new.gguf Q4_K_M     only what is made of other data
   quantize --size 3.4bpw --losses losses.json --imatrix model.imatrix model-bf16.gguf model.gguf
   quantize --size 12GiB --calibrate calibration.txt model-bf16.gguf model.gguf     types and bytes chosen
@@ -78,10 +78,10 @@ A recipe file holds a file type and options, in the options' own notation:
   file_type: Q4_K_M
   tensor-type: [attn_output=Q8_0, ffn_down_exps=Q6_K]
   fallback: [attn_k_b=Q8_0]
-and also name, output-tensor-type, token-embedding-type, pure, leave-output-tensor. Options of the command
-line go first.
+and also name, custom-q, output-tensor-type, token-embedding-type, pure, leave-output-tensor. Options of
+the command line go first.
 
-types:
+types (plan only: some of its types can't be encoded yet):
 """
 
 LINT_DESCRIPTION = """\
@@ -112,22 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return command.run(parser, lambda args: _quantize(args, parser), words)
 
 
-def _recipe_lines() -> Iterator[str]:
-    known = set(available())
-    for recipe in RECIPES.values():
-        number = "" if recipe.file_type is None else str(recipe.file_type)
-        if recipe.default is None:
-            what = "every tensor as it is"
-        else:
-            what = f"mostly {recipe.default}, {by_name(recipe.default).bits_per_weight:.2f} bits"
-        types = {recipe.default, *(rule.type for rule in recipe.rules)} - {None}
-        limit = "" if types <= known else " (plan only: some of its types can't be encoded yet)"
-        yield f"  {number:>2}  {recipe.name:9}  {what}{limit}"
-    yield "  " + ", ".join(f"{alias} is {name}" for alias, name in ALIASES.items())
-
-
 def _parser() -> argparse.ArgumentParser:
-    epilog = EPILOG + "\n".join(_recipe_lines())
+    epilog = EPILOG + "\n".join(recipe_lines())
     parser = command.make_parser("quantize", DESCRIPTION, epilog=epilog, version=__version__)
     parser.usage = USAGE
     parser.add_argument("words", nargs="+", metavar="INPUT [OUTPUT] TYPE [THREADS]")
@@ -239,7 +225,7 @@ def _choose_types(args: argparse.Namespace, source: Path, output: Path | None, t
 
         args.losses = losses_for_size(args, source, output)
     request = size_request(args, type_, args.losses)
-    planned = argparse.Namespace(**{**vars(args), "dry_run": True, "tensor_type": []})
+    planned = argparse.Namespace(**{**vars(args), "dry_run": True, "tensor_type": [], "custom_q": []})
 
     def planner(mixture: Mixture) -> AbstractContextManager[Run]:
         return (_plan_folder if source.is_dir() else _plan_file)(planned, source, output, mixture)
@@ -253,7 +239,7 @@ def _choose_types(args: argparse.Namespace, source: Path, output: Path | None, t
         for line in sized_lines(sized):
             print(line)
     save_choice(args, sized)
-    args.tensor_type = []  # the chosen types have taken them in
+    args.tensor_type, args.custom_q = [], []  # the chosen types have taken them in
     return sized.mixture
 
 
@@ -339,7 +325,7 @@ def _no_type_text(words: Sequence[str]) -> str:
     looks_like_a_file = len(words) < 3 and (Path(last).suffix == ".gguf" or Path(last).exists())
     if looks_like_a_file:
         return "no TYPE is given, for instance Q4_K_M"
-    return f"unknown file type {last!r}{did_you_mean(last, [*RECIPES, *ALIASES])}"
+    return f"unknown file type {last!r}{did_you_mean(last, FILE_TYPES)}"
 
 
 def _is_type(word: str) -> bool:

@@ -14,11 +14,15 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
 from gguf_tools.layer_names import in_layer_ranges as in_layer_ranges
 from gguf_tools.values import bytes_of
 
 _LAYER = re.compile(r"blk\.(\d+)")
+
+Program = Literal["llama.cpp", "ik_llama.cpp"]
+"""A program that reads and makes GGUF files, and takes names of tensors in its own way."""
 
 
 class Role(Enum):
@@ -61,6 +65,18 @@ _PARTS: tuple[tuple[str, Role], ...] = (
     ("ffn_up", Role.FFN_UP),
     ("ffn_gate", Role.FFN_GATE),
     ("ffn_down", Role.FFN_DOWN),
+)
+
+# The same in ik_llama.cpp (llama_tensor_get_type), which takes all that begins like attn_k or attn_q as one.
+_IK_PARTS: tuple[tuple[str, Role], ...] = (
+    ("attn_v.weight", Role.ATTN_V),
+    ("attn_qkv.weight", Role.ATTN_QKV),
+    ("attn_k", Role.ATTN_K),
+    ("attn_q", Role.ATTN_Q),
+    ("ffn_down", Role.FFN_DOWN),
+    ("attn_output.weight", Role.ATTN_OUTPUT),
+    ("ffn_gate", Role.FFN_GATE),
+    ("ffn_up", Role.FFN_UP),
 )
 
 # Substrings of names that are never quantized, each with the reason that a plan prints.
@@ -150,26 +166,36 @@ class TensorRole:
 
     layer    the N of `blk.N.`, or None outside the layers
     kept_as  why it is never quantized, in a phrase; None when it may be quantized
+    is_shared_expert  whether it belongs to experts that see every token
     """
 
     role: Role
     layer: int | None
     kept_as: str | None
+    is_shared_expert: bool = False
 
 
-def tensor_role(name: str, shape: tuple[int, ...], architecture: str | None = None) -> TensorRole:
+def tensor_role(
+    name: str,
+    shape: tuple[int, ...],
+    architecture: str | None = None,
+    program: Program = "llama.cpp",
+) -> TensorRole:
     """Return the role of tensor `name` of `shape` (rows first) in a file of `architecture`.
 
+    program  whose reading of the name counts
     Without an architecture, the name means what it means in most.
     """
     own = _NO_OWN_NAMES if architecture is None else _OWN_NAMES.get(architecture, _NO_OWN_NAMES)
-    return TensorRole(_role(name, own), layer_of(name), _kept_as(name, shape, own))
+    parts = (*own.roles, *_PARTS) if program == "llama.cpp" else _IK_PARTS
+    shared = "_shexp.weight" in name
+    return TensorRole(_role(name, parts), layer_of(name), _kept_as(name, shape, own), shared)
 
 
-def _role(name: str, own: _OwnNames) -> Role:
+def _role(name: str, parts: Iterable[tuple[str, Role]]) -> Role:
     if name in _WHOLE_NAMES:
         return _WHOLE_NAMES[name]
-    return next((role for part, role in (*own.roles, *_PARTS) if part in name), Role.OTHER)
+    return next((role for part, role in parts if part in name), Role.OTHER)
 
 
 def _kept_as(name: str, shape: tuple[int, ...], own: _OwnNames) -> str | None:

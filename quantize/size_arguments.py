@@ -100,15 +100,16 @@ def size_request(args: argparse.Namespace, base: str | None, losses_file: Path) 
     """
     from quantize.plan.choose_types import TypeRules
     from quantize.plan.losses import read_losses
-    from quantize.plan.overrides import parse_overrides
+    from quantize.plan.overrides import parse_custom_q, parse_overrides
     from quantize.sizing import SizeRequest
 
     with parsing_arguments():
+        custom_q = [each for text in args.custom_q for each in parse_custom_q(text)]
         rules = TypeRules(
             target=args.target,
             fast_on=frozenset(args.fast_on),
             equal_experts=args.equal_experts,
-            fixed=parse_overrides(args.tensor_type),
+            fixed=(*parse_overrides(args.tensor_type), *custom_q),
             at_least=parse_overrides(args.at_least),
             at_most=parse_overrides(args.at_most),
         )

@@ -33,7 +33,7 @@ from quantize.fill.encode import FillJob, encode_rows
 from quantize.fill.error_ranges import is_ordinary
 from quantize.fill.sources import GGUFTensor
 from quantize.formats import get_format
-from quantize.formats.codecs import CODECS, ignores_importances
+from quantize.formats.codecs import codec_of, ignores_importances
 
 SAMPLE_RUNS = 8
 SAMPLE_ROWS = 64
@@ -198,8 +198,9 @@ class _Sample:
     def finish(self) -> TensorError:
         """Return the relative error of all rows; raises BadTensor if that of ordinary ones is too large."""
         type_, sums = self._info.type.name, self._ordinary
-        if type_ in CODECS:
-            limits = CODECS[type_].error_range
+        codec = codec_of(type_)
+        if codec is not None:
+            limits = codec.error_range
             relative = limits.relative * (ERRORS_RISE if self._is_calibrated else 1)
             allowed = relative * math.sqrt(sums.total) + limits.absolute * math.sqrt(sums.weights)
             if math.sqrt(sums.lost) > allowed:

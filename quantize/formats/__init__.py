@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 
 
 def available() -> tuple[str, ...]:
-    """Return the names of the types that can be encoded and decoded."""
+    """Return the names of the types that have a codec of their own; see `encodable`."""
     return tuple(CODECS)
+
+
+def encodable() -> tuple[str, ...]:
+    """Return the names of the types that can be encoded: `available`, and what interleaves their rows."""
+    return (*CODECS, *(name for name, base in INTERLEAVED.items() if base in CODECS))
 
 
 def decodable() -> tuple[str, ...]:
@@ -33,6 +38,9 @@ def get_format(type_: str | GGMLType) -> QuantFormat:
     raises   QuantError for a type without a codec
     """
     name = _name_of(type_)
+    if INTERLEAVED.get(name) in CODECS:
+        interleaved: QuantFormat = import_module(".ik.interleaved", __package__).codec(name)
+        return interleaved
     if name not in CODECS:
         lacking = "encoder" if name in decodable() else "codec"
         raise QuantError(f"{name}: no {lacking} for this type; there are {', '.join(CODECS)}")

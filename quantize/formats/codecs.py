@@ -151,11 +151,18 @@ INTERLEAVED: Mapping[str, str] = {
 """The types that are their base type, decoded as that once the rows of a group are taken apart."""
 
 
+def codec_of(name: str) -> Codec | None:
+    """Return the row of a type, for one that interleaves rows that of its base type; None: there is none."""
+    return CODECS.get(INTERLEAVED.get(name, name))
+
+
 def ignores_importances(name: str) -> bool:
     """Return whether the type of that name is encoded without a look at importances."""
-    return name in CODECS and CODECS[name].use is ImportanceUse.IGNORED
+    codec = codec_of(name)
+    return codec is not None and codec.use is ImportanceUse.IGNORED
 
 
 def requires_importances(name: str) -> bool:
     """Return whether the type of that name can't be encoded without importances."""
-    return name in CODECS and CODECS[name].use is ImportanceUse.REQUIRED
+    codec = codec_of(name)
+    return codec is not None and codec.use is ImportanceUse.REQUIRED

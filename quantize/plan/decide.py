@@ -15,6 +15,9 @@ expression matches, or else the one that llama-quantize would take.
 Some rules ask how many tensors of a kind came before. llama-quantize counts while it works. Here the counts
 are known up front, so the order of work changes nothing. Only tensors that the rules decide are counted, in
 the order of the file that llama-quantize would write.
+
+ik_llama.cpp's file types are its own in this, too: its llama-quantize counts in the order of the input, and
+counts tensors that an override names.
 """
 
 from __future__ import annotations
@@ -27,12 +30,12 @@ from enum import Enum
 from gguf_tools.errors import BadOverride, BadRequest, NoFallback
 from gguf_tools.ggml_types import GGMLType, by_name
 from gguf_tools.tensors import TensorInfo
-from quantize.plan.fallback import describe_misfit, fit
+from quantize.plan.fallback import describe_misfit, fit, without_interleaving
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.overrides import Override, find_override
-from quantize.plan.recipes import Recipe
+from quantize.plan.recipe import Recipe
 from quantize.plan.rules import V_LIKE, Situation
-from quantize.roles import Role, TensorRole, file_order, in_layer_ranges
+from quantize.roles import Program, Role, TensorRole, file_order, in_layer_ranges
 
 
 @dataclass(frozen=True)
@@ -127,8 +130,11 @@ def decide(
             BadRequest   when a name has a layer that the metadata does not know
     """
     early = [_decide_without_rules(tensor, recipe, options) for tensor in tensors]
-    undecided = [tensor for tensor, decision in zip(tensors, early, strict=True) if decision is None]
-    places = _places(undecided, tensors, facts, options.keep_order)
+    is_ik = recipe.program == "ik_llama.cpp"
+    counted = (None, Decider.OVERRIDE) if is_ik else (None,)
+    decided_by = [None if decision is None else decision.decider for decision in early]
+    visited = [tensor for tensor, decider in zip(tensors, decided_by, strict=True) if decider in counted]
+    places = _places(visited, tensors, facts, options.keep_order or is_ik)
     tied = all(tensor.role.role is not Role.OUTPUT for tensor in tensors)
 
     def decide_by_rules(tensor: Candidate) -> Decision:
@@ -147,12 +153,27 @@ def decide(
             total=place.total,
             fits_default=tensor.info.n_cols % _default(recipe).block_elems == 0,
             is_stacked=tensor.info.n_mats > 1,
+            n_cols=tensor.info.n_cols,
+            layer=tensor.role.layer,
+            is_tied=tied and tensor.role.role is Role.TOKEN_EMBD,
+            is_shared_expert=tensor.role.is_shared_expert,
         )
         type_name, reason = recipe.choose(situation)
         return Decision(by_name(type_name), Decider.RULES, reason)
 
     wanted = [decision or decide_by_rules(tensor) for tensor, decision in zip(tensors, early, strict=True)]
-    return _fit_rows(tensors, wanted, options.fallbacks)
+    wanted = [_embeddings_apart(tensor, decision) for tensor, decision in zip(tensors, wanted, strict=True)]
+    return _fit_rows(tensors, wanted, options.fallbacks, recipe.program)
+
+
+def _embeddings_apart(tensor: Candidate, decision: Decision) -> Decision:
+    """Return the decision, where single rows are looked up with the base type of an interleaved one."""
+    base = without_interleaving(decision.type)
+    is_looked_up = tensor.role.role is Role.TOKEN_EMBD and decision.decider is not Decider.KEPT
+    if not is_looked_up or base == decision.type:
+        return decision
+    reason = f"{decision.reason}; rows of embeddings can't be interleaved: {decision.type} -> {base}"
+    return Decision(base, decision.decider, reason)
 
 
 def _decide_without_rules(tensor: Candidate, recipe: Recipe, options: PlanOptions) -> Decision | None:
@@ -187,9 +208,9 @@ def _default(recipe: Recipe) -> GGMLType:
 
 
 def _places(
-    undecided: Sequence[Candidate], everything: Sequence[Candidate], facts: ModelFacts, keep_order: bool
+    visited: Sequence[Candidate], everything: Sequence[Candidate], facts: ModelFacts, keep_order: bool
 ) -> dict[str, _Place]:
-    """Return the place of each of the tensors `undecided`, by name.
+    """Return the place of each of the tensors `visited`, by name.
 
     For attention values the total is the number of such tensors; for feed-forward matrices it is the number
     of layers. In a mixture of experts the position is the layer, because a layer may have several matrices
@@ -198,19 +219,19 @@ def _places(
     raises  BadRequest  when a name has a layer that the metadata does not know
     """
     n_values = sum(tensor.role.role in V_LIKE for tensor in everything)
-    candidates = {tensor.name: tensor for tensor in undecided}
+    candidates = {tensor.name: tensor for tensor in visited}
     names = list(candidates) if keep_order else file_order(candidates)
-    visited: Counter[Role] = Counter()
+    counts: Counter[Role] = Counter()
     places = {}
     for name in names:
         role = candidates[name].role.role
         if role in V_LIKE:
-            n_visited = visited[Role.ATTN_V]
-            visited[Role.ATTN_V] += 1
+            n_visited = counts[Role.ATTN_V]
+            counts[Role.ATTN_V] += 1
             places[name] = _Place(n_visited, n_visited, n_values)
         elif role in (Role.FFN_DOWN, Role.FFN_GATE, Role.FFN_UP):
-            n_visited = visited[role]
-            visited[role] += 1
+            n_visited = counts[role]
+            counts[role] += 1
             position = _layer(candidates[name], facts) if facts.n_experts > 1 else n_visited
             places[name] = _Place(n_visited, position, facts.n_layers)
         else:
@@ -229,7 +250,7 @@ def _layer(tensor: Candidate, facts: ModelFacts) -> int:
 
 
 def _fit_rows(
-    tensors: Sequence[Candidate], wanted: Sequence[Decision], fallbacks: Sequence[Override]
+    tensors: Sequence[Candidate], wanted: Sequence[Decision], fallbacks: Sequence[Override], program: Program
 ) -> tuple[Decision, ...]:
     """Return the decisions `wanted`, with a fallback wherever the type can't hold the rows.
 
@@ -242,7 +263,7 @@ def _fit_rows(
         type_, n_cols = decision.type, tensor.info.n_cols
         n_rows = tensor.info.n_rows // tensor.info.n_mats
         fallback = find_override(fallbacks, tensor.name)
-        fitting = fit(type_, n_cols, fallback, n_rows)
+        fitting = fit(type_, n_cols, fallback, n_rows, program)
         if fitting is not None:
             reason = f"{decision.reason}; {fitting.reason}"
             fell = fitting.reason is not None

@@ -9,15 +9,43 @@ elements, which no block of 256 divides. What the table gives it is kept as the 
 are llama-quantize's, and because it never has fewer bits than what was asked for: Q4_0 for Q2_K and Q3_K,
 Q5_0 for Q4_K, Q5_1 for Q5_K, Q8_0 for Q6_K, IQ4_NL for the IQ types. `attn_k_b` is 0.2 % of V2-Lite's weights
 and 0.08 % of V3's, so the difference in size is small.
+
+ik_llama.cpp's table is another one (llama-quantize.cpp: change_type_if_necessary). It holds for its own types
+and under its own file types. A matrix whose rows fill no group of an interleaved type gets the base type.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gguf_tools.ggml_types import F16, GGMLType, by_name
-from quantize.formats.codecs import CODECS
+from quantize.formats.codecs import CODECS, INTERLEAVED, codec_of
 from quantize.plan.overrides import Override
+from quantize.roles import Program
+
+_FALLBACKS_OF_IK: Mapping[str, tuple[str, ...]] = {
+    "IQ4_NL": (
+        "Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS",
+        "IQ1_KT", "IQ2_KT", "IQ3_KT", "IQ4_KT", "IQ2_K", "IQ2_KS", "IQ2_KL", "IQ3_K", "IQ3_KS",
+        "IQ4_KS", "IQ4_KSS",
+    ),
+    "Q5_0": ("Q4_K", "IQ4_K", "IQ5_KS"),
+    "Q6_0": ("Q5_K", "IQ5_K"),
+    "Q8_0": ("Q6_K", "IQ6_K", "Q8_K_R8"),
+}  # fmt: skip
+"""Type of blocks of 32 -> the types that give way to it in ik_llama.cpp, also where they are interleaved."""
+
+_GIVES_WAY_IN_IK = {wanted: instead for instead, types in _FALLBACKS_OF_IK.items() for wanted in types}
+
+_LOOSE_BASES: Mapping[str, str] = {
+    "IQ1_S_R4": "IQ1_S",
+    "IQ1_M_R4": "IQ1_M",
+    "Q8_K_R8": "Q8_0",
+    "Q8_KV_R8": "Q8_KV",
+}
+"""Interleaved type that is no regrouping of another type -> the type that ik_llama.cpp takes for its base
+(llama-quantize.cpp: interleaved_properties)."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +56,24 @@ class Fit:
     reason: str | None
 
 
-def fit(wanted: GGMLType, n_cols: int, named: Override | None = None, n_rows: int = 0) -> Fit | None:
+def fit(
+    wanted: GGMLType,
+    n_cols: int,
+    named: Override | None = None,
+    n_rows: int = 0,
+    program: Program = "llama.cpp",
+) -> Fit | None:
     """Return the type to use for a matrix of rows of `n_cols` elements where `wanted` was asked for.
 
-    named   the user's fallback for this tensor, which is asked only when the rows do not fit
-    n_rows  rows of the matrix, for types that interleave rows
+    named    the user's fallback for this tensor, which is asked only when the rows do not fit
+    n_rows   rows of the matrix, for types that interleave rows
+    program  whose table is asked first
     Returns None when neither fits, or when the type has no fallback.
     """
     misfit = describe_misfit(wanted, n_cols, n_rows)
     if not misfit:
         return Fit(wanted, None)
-    instead = _by_table(wanted, n_cols, n_rows) if named is None else named.type
+    instead = _by_table(wanted, n_cols, n_rows, program) if named is None else named.type
     if instead is None or describe_misfit(instead, n_cols, n_rows):
         return None
     by_whom = "" if named is None else f" (fallback {named.text})"
@@ -49,18 +84,30 @@ def describe_misfit(type_: GGMLType, n_cols: int, n_rows: int) -> str:
     """Return why a type can't hold a matrix, in a phrase, or "" when it can."""
     if n_cols % type_.block_elems:
         return f"row length {n_cols} is no multiple of {type_.block_elems}"
-    # A type without a codec is refused as such, whatever the rows.
-    if n_rows % type_.rows_interleaved and type_.name in CODECS:
+    # Other types without a codec are refused as such, whatever the rows.
+    is_known = codec_of(type_.name) is not None or without_interleaving(type_) != type_
+    if n_rows % type_.rows_interleaved and is_known:
         return f"{n_rows} rows are no multiple of {type_.rows_interleaved}"
     return ""
 
 
-def _by_table(wanted: GGMLType, n_cols: int, n_rows: int) -> GGMLType | None:
-    codec = CODECS.get(wanted.name)
-    if codec is not None and codec.falls_back_to is not None:
-        instead = by_name(codec.falls_back_to)
-    elif wanted.block_elems <= 32:
-        instead = wanted
-    else:
+def without_interleaving(type_: GGMLType) -> GGMLType:
+    """Return the base type of an interleaved type, and any other type as it is."""
+    name = INTERLEAVED.get(type_.name) or _LOOSE_BASES.get(type_.name)
+    return type_ if name is None else by_name(name)
+
+
+def _by_table(wanted: GGMLType, n_cols: int, n_rows: int, program: Program) -> GGMLType | None:
+    base = without_interleaving(wanted)
+    if n_cols % wanted.block_elems == 0 and base != wanted and wanted.name not in CODECS:
+        return base
+    codec = codec_of(wanted.name)
+    instead = None if codec is None else codec.falls_back_to
+    if program == "ik_llama.cpp" or instead is None:
+        instead = _GIVES_WAY_IN_IK.get(wanted.name) or _GIVES_WAY_IN_IK.get(base.name) or instead
+    if instead is None and wanted.block_elems <= 32:
+        instead = base.name
+    if instead is None:
         return None
-    return F16 if describe_misfit(instead, n_cols, n_rows) else instead
+    type_ = by_name(instead)
+    return F16 if describe_misfit(type_, n_cols, n_rows) else type_

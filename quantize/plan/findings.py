@@ -14,7 +14,7 @@ from math import prod
 from gguf_tools.errors import BadImportance, BadRequest, NeedsImportance, QuantError
 from gguf_tools.findings import Finding, Level
 from gguf_tools.tensors import TensorInfo
-from quantize.formats import available, decodable
+from quantize.formats import available, decodable, encodable
 from quantize.importance import ONE_ROW_FOR_ALL, Importances
 from quantize.plan.decide import Decider, PlanOptions
 from quantize.plan.overrides import Override, find_override, idle_overrides
@@ -76,7 +76,7 @@ def find_all(
 
 def without_codec(plans: Sequence[TensorPlan]) -> Iterator[Finding]:
     """Yield one finding when some tensors can't be decoded or encoded here, or not even copied row by row."""
-    known = {"decoded": decodable(), "encoded": available()}
+    known = {"decoded": decodable(), "encoded": encodable()}
     found = {
         f"{tensor.name}: {type_.name} can't be {verb} yet ({_types_text(tensor)})": tensor.name
         for tensor in plans

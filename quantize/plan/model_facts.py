@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gguf_tools import keys
 from gguf_tools.errors import BadRequest
 from gguf_tools.hparams import architecture_of, known_hparams
 from gguf_tools.values import Metadata
@@ -28,6 +29,8 @@ class ModelFacts:
     n_heads       attention heads, None when the metadata does not say
     n_kv_heads    heads of keys and values; 1 when the file has the compressed MLA layout
     n_mtp_layers  layers for multi-token prediction
+    n_vocab       tokens, 0 when the metadata does not say
+    width         elements of an embedding, 0 when the metadata does not say
     """
 
     architecture: str
@@ -36,6 +39,8 @@ class ModelFacts:
     n_heads: int | None = None
     n_kv_heads: int | None = None
     n_mtp_layers: int = 0
+    n_vocab: int = 0
+    width: int = 0
 
     @classmethod
     def from_metadata(cls, metadata: Metadata) -> ModelFacts:
@@ -61,6 +66,8 @@ class ModelFacts:
             n_heads=n_heads,
             n_kv_heads=n_heads if n_kv_heads is None else n_kv_heads,
             n_mtp_layers=hparams.first("nextn_predict_layers") or 0,
+            n_vocab=hparams.first("vocab_size") or _n_tokens(metadata),
+            width=hparams.first("embedding_length") or 0,
         )
 
     @property
@@ -87,3 +94,8 @@ class ModelFacts:
         if self.n_layers - self.n_mtp_layers != LAYERS_OF_70B.get(self.architecture):
             return False
         return self.architecture != "llama" or self.n_heads != self.n_kv_heads
+
+
+def _n_tokens(metadata: Metadata) -> int:
+    tokens = metadata.get(keys.TOKENIZER_TOKENS)
+    return len(tokens.data) if tokens is not None and isinstance(tokens.data, tuple) else 0

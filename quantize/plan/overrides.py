@@ -1,7 +1,8 @@
 """Types and metadata values that a user sets by hand, parsed from command line words.
 
 `REGEX=TYPE` is for every tensor whose name contains a match. It names the tensor's type (`--tensor-type`), or
-the type to fall back to when rows do not fit (`--fallback`); the first expression that matches wins.
+the type to fall back to when rows do not fit (`--fallback`); the first expression that matches wins. With
+commas between them these are ik_llama.cpp's `--custom-q`.
 `KEY=TYPE:VALUE` sets a metadata value.
 
 Both are llama-quantize's notations (quantize.cpp: parse_tensor_type; common.cpp: string_parse_kv_override).
@@ -57,6 +58,20 @@ def parse_overrides(words: Iterable[str]) -> tuple[Override, ...]:
     raises  BadOverride, as `parse_override`
     """
     return tuple(parse_override(word) for word in words)
+
+
+def parse_custom_q(text: str) -> tuple[Override, ...]:
+    """Return the overrides in ik_llama.cpp's notation, `REGEX=TYPE` words with commas between them.
+
+    raises  BadOverride, as `parse_override`; an expression can't have a comma
+    """
+    for word in text.split(","):
+        if "=" not in word:
+            raise BadOverride(
+                f"{text!r}: found {word!r} between commas, expected REGEX=TYPE; an expression can't have a"
+                " comma"
+            )
+    return parse_overrides(text.split(","))
 
 
 def parse_override_file(content: str) -> tuple[Override, ...]:

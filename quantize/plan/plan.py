@@ -22,7 +22,7 @@ from quantize.plan.decide import Candidate, Decision, PlanOptions, decide
 from quantize.plan.findings import find_all, stop_at_errors
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.pruning import Pruning
-from quantize.plan.recipes import Recipe
+from quantize.plan.recipe import Recipe
 from quantize.plan.tensor_plan import TensorPlan
 from quantize.roles import Role, file_order, tensor_role
 
@@ -139,7 +139,7 @@ def build_plan(
     candidates = tuple(
         Candidate(
             TensorInfo(name, source.shape, _counted_as(source, as_if) or source.type),
-            tensor_role(name, source.shape, facts.architecture),
+            tensor_role(name, source.shape, facts.architecture, recipe.program),
         )
         for source, name in kept
     )

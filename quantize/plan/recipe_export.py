@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 _LAYERED = re.compile(r"blk\.(\d+)\.(.+)")
 _K_QUANT = re.compile(r"q\d_k")
+_KV = ("Q8_KV", "Q8_KV_R8")
 
 
 def rules_of(types: Mapping[str, str]) -> list[str]:
@@ -49,10 +50,12 @@ def _escaped(name: str) -> str:
 def ggml_name(type_: str) -> str:
     """Return a type's name as ggml spells it, which ik_llama.cpp insists on.
 
-    >>> [ggml_name(type_) for type_ in ("Q4_K", "IQ4_XS", "IQ2_K")]
-    ['q4_K', 'iq4_xs', 'iq2_k']
+    >>> [ggml_name(type_) for type_ in ("Q4_K", "IQ4_XS", "IQ2_K", "Q4_K_R4", "Q8_KV_R8")]
+    ['q4_K', 'iq4_xs', 'iq2_k', 'q4_k_r4', 'q8_KV_r8']
     """
     lower = type_.lower()
+    if type_ in _KV:
+        return lower.replace("kv", "KV")
     return lower[:-1] + "K" if _K_QUANT.fullmatch(lower) else lower
 
 

@@ -9,6 +9,7 @@ notation:
     tensor-type:                        # REGEX=TYPE, the first that matches wins
       - attn_(q|k|v|kv|output)=Q8_0
       - ffn_down_exps=Q6_K
+    custom-q: ffn_up=IQ3_K,ffn_=IQ4_KS  # the same in ik_llama.cpp's notation; tried after tensor-type
     fallback:                           # REGEX=TYPE, for rows that do not fit the type they got
       - attn_k_b=Q8_0
     output-tensor-type: Q8_0
@@ -34,7 +35,7 @@ from typing import Any
 from gguf_tools.errors import BadOverride, BadRequest
 from gguf_tools.ggml_types import GGMLType
 from quantize.plan.decide import PlanOptions
-from quantize.plan.overrides import Override, parse_override, parse_type
+from quantize.plan.overrides import Override, parse_custom_q, parse_override, parse_type
 from quantize.plan.recipes import Recipe, find_recipe
 
 _SUFFIXES = (".json", ".yaml", ".yml")
@@ -115,7 +116,7 @@ def read_recipe_file(path: Path) -> Mixture:
         name=values.get("name", path.stem),
         recipe=values["file_type"],
         options=PlanOptions(
-            overrides=values.get("tensor-type", ()),
+            overrides=(*values.get("tensor-type", ()), *values.get("custom-q", ())),
             fallbacks=values.get("fallback", ()),
             pure=values.get("pure", False),
             leave_output=values.get("leave-output-tensor", False),
@@ -144,6 +145,10 @@ def _read_rules(value: Any) -> tuple[Override, ...]:
     return tuple(parse_override(_expect(rule, str, "REGEX=TYPE")) for rule in rules)
 
 
+def _read_custom_q(value: Any) -> tuple[Override, ...]:
+    return parse_custom_q(_expect(value, str, "REGEX=TYPE,..."))
+
+
 def _read_type(value: Any) -> GGMLType:
     return parse_type(_expect(value, str, "a ggml type such as Q8_0"))
 
@@ -163,6 +168,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "name": _read_name,
     "file_type": _read_file_type,
     "tensor-type": _read_rules,
+    "custom-q": _read_custom_q,
     "fallback": _read_rules,
     "output-tensor-type": _read_type,
     "token-embedding-type": _read_type,

@@ -8,12 +8,10 @@ file types, here one list per file type. Plans recorded from llama-quantize test
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from gguf_tools.errors import BadArgument, BadRequest
+from gguf_tools.errors import BadArgument
 from gguf_tools.parser import did_you_mean
-from quantize.formats.codecs import CODECS, requires_importances
-from quantize.plan.own_rules import own_rules
+from quantize.plan.ik_recipes import IK_RECIPES
+from quantize.plan.recipe import NEED_IMPORTANCES, Recipe
 from quantize.plan.rules import (
     EIGHT_EXPERTS,
     EVERY_ROLE,
@@ -34,49 +32,9 @@ from quantize.plan.rules import (
     WITH_IMPORTANCES,
     WITHOUT_IMPORTANCES,
     Rule,
-    Situation,
     rule,
 )
 from quantize.roles import Role
-
-NEED_IMPORTANCES = frozenset(filter(requires_importances, CODECS)) | {"IQ1_M", "IQ2_S", "IQ3_XXS"}
-"""Types that llama-quantize refuses to make without importances (except for token_embd and output)."""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """A file type of llama-quantize.
-
-    file_type         the number stored as `general.file_type`; None keeps the input's
-    default           type of tensors that no rule claims; None keeps every tensor as it is
-    rules             the first that applies wins
-    need_importances  target types that are refused without importances
-    """
-
-    name: str
-    file_type: int | None
-    default: str | None
-    rules: tuple[Rule, ...] = ()
-    need_importances: frozenset[str] = NEED_IMPORTANCES
-
-    def choose(self, situation: Situation) -> tuple[str, str]:
-        """Return (name of a type, reason) for a tensor that may be quantized.
-
-        raises  BadRequest for COPY, which chooses no type
-        """
-        if self.default is None:
-            raise BadRequest(f"{self.name}: copies every tensor and chooses no type")
-        architecture = situation.facts.architecture
-        for own in own_rules(architecture, self.name):
-            if own.rule.applies(situation):
-                return own.rule.type, f"{self._reason(own.rule, situation)} ({architecture})"
-        for rule_ in self.rules:
-            if rule_.applies(situation):
-                return rule_.type, self._reason(rule_, situation)
-        return self.default, f"{self.name}: default"
-
-    def _reason(self, chosen: Rule, situation: Situation) -> str:
-        return f"{self.name}: {situation.role.value} {chosen.phrases}".rstrip()
 
 
 def _output(type_: str) -> tuple[Rule, ...]:
@@ -272,21 +230,25 @@ _ALL: tuple[Recipe, ...] = (
 )
 
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _ALL}
-_BY_NUMBER = {str(recipe.file_type): recipe for recipe in _ALL if recipe.file_type is not None}
+_BY_NAME = RECIPES | IK_RECIPES
+_BY_NUMBER = {str(r.file_type): r for r in _BY_NAME.values() if r.file_type is not None}
 ALIASES: dict[str, str] = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
+FILE_TYPES: tuple[str, ...] = (*RECIPES, *ALIASES, *IK_RECIPES)
+"""All names that `find_recipe` takes."""
 
 
 def find_recipe(text: str) -> Recipe:
     """Return the recipe that llama-quantize means by a name (in any case), an alias or a number.
 
+    A name that both llama.cpp and ik_llama.cpp know is llama.cpp's.
+
     raises  BadArgument for an unknown file type, with the nearest name or, where none is near, all names
     """
     name = text.upper()
     name = ALIASES.get(name, name)
-    if name in RECIPES:
-        return RECIPES[name]
+    if name in _BY_NAME:
+        return _BY_NAME[name]
     if text in _BY_NUMBER:
         return _BY_NUMBER[text]
-    known = [*RECIPES, *ALIASES]
-    hint = did_you_mean(text, known) or f", expected one of {', '.join(known)}"
+    hint = did_you_mean(text, FILE_TYPES) or f", expected one of {', '.join(FILE_TYPES)}"
     raise BadArgument(f"{text!r}: unknown file type{hint}")

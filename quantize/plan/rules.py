@@ -24,6 +24,10 @@ class Situation:
                      number of layers
     fits_default     whether a row is a whole number of blocks of the recipe's default type
     is_stacked       whether it holds several matrices (experts, MLA heads)
+    n_cols           elements of a row
+    layer            number of its layer, None outside the layers
+    is_tied          whether it is the token embeddings, which serve as the output, too
+    is_shared_expert whether it belongs to experts that see every token
     """
 
     role: Role
@@ -34,6 +38,10 @@ class Situation:
     total: int
     fits_default: bool
     is_stacked: bool
+    n_cols: int = 0
+    layer: int | None = None
+    is_tied: bool = False
+    is_shared_expert: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,13 @@ import numpy.typing as npt
 
 from gguf_tools.errors import ShapeError
 from gguf_tools.ggml_types import GGMLType, by_name
-from quantize.formats import get_decoder
-from quantize.formats.base import Bytes, Decode, Floats32, check_data
+from quantize.formats import get_decoder, get_format
+from quantize.formats.base import Bytes, Decode, Floats32, QuantFormat, Rows, check_data, check_rows
 from quantize.formats.codecs import INTERLEAVED
 from quantize.formats.ik.group_layouts import GROUP_LAYOUTS
 from quantize.formats.ik.levels import as_groups, read_only
 from quantize.simd.kernel import kernel
+from quantize.weighting import Weighting
 
 _ANY = np.arange(256)
 
@@ -85,6 +86,19 @@ def decoder(name: str) -> Decode:
         return decode_base(to_base(type_, data, n_cols), n_cols)
 
     return decode
+
+
+@cache
+def codec(name: str) -> QuantFormat:
+    """Return the codec of the interleaved type of that name, whose base type has one."""
+    type_ = by_name(name)
+    base = get_format(INTERLEAVED[name])
+
+    def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+        check_rows(rows, weighting, type_)
+        return from_base(type_, base.encode(rows, weighting), rows.shape[1])
+
+    return QuantFormat(type_, encode, decoder(name))
 
 
 def _check(type_: GGMLType, data: Bytes, n_cols: int) -> None:

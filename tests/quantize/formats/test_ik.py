@@ -13,9 +13,10 @@ import pytest
 from gguf_tools.errors import QuantError, ShapeError
 from gguf_tools.ggml_types import by_name
 from gguf_tools.scales import SCALES
-from quantize.formats import available, decodable, get_decoder, get_format
-from quantize.formats.codecs import CODECS, DECODERS, INTERLEAVED
+from quantize.formats import available, decodable, encodable, get_decoder, get_format
+from quantize.formats.codecs import CODECS, DECODERS, INTERLEAVED, requires_importances
 from quantize.formats.ik.interleaved import base_of, from_base, to_base
+from quantize.weighting import ColumnWeights
 from tests import naive
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "ik" / "vectors.npz"
@@ -117,8 +118,8 @@ def test_a_decoder_is_found_by_type_and_by_name() -> None:
 def test_what_is_lacking_is_named() -> None:
     with pytest.raises(QuantError, match="IQ2_K: no encoder for this type; there are F32"):
         get_format("IQ2_K")
-    with pytest.raises(QuantError, match="Q4_0_R8: no encoder for this type"):
-        get_format("Q4_0_R8")
+    with pytest.raises(QuantError, match="IQ1_S_R4: no encoder for this type"):
+        get_format("IQ1_S_R4")
     with pytest.raises(QuantError, match=r"IQ1_BN: no codec for this type; there are F32.*IQ2_K"):
         get_decoder("IQ1_BN")
 
@@ -157,6 +158,23 @@ def test_any_group_is_regrouped_there_and_back(name: str) -> None:
         assert rows.shape == data.shape
         np.testing.assert_array_equal(from_base(type_, rows, N_COLS), data)
         np.testing.assert_array_equal(to_base(type_, from_base(type_, data, N_COLS), N_COLS), data)
+
+
+@pytest.mark.parametrize("name", ["Q4_0_R8", "Q4_K_R4", "IQ2_XXS_R4", "BF16_R16"])
+def test_rows_are_encoded_as_the_base_type_and_regrouped(name: str) -> None:
+    type_, codec = by_name(name), get_format(name)
+    base = get_format(base_of(type_))
+    rows, importance = recorded("x").astype(np.float32).reshape(16, N_COLS), recorded("importance")
+    for weighting in (None, ColumnWeights(importance.astype(np.float32))):
+        if weighting is None and requires_importances(name):
+            continue
+        plain, data = base.encode(rows, weighting), codec.encode(rows, weighting)
+        assert codec.type == type_
+        np.testing.assert_array_equal(to_base(type_, data, N_COLS), plain)
+        assert_same_bits(codec.decode(data, N_COLS), base.decode(plain, N_COLS))
+    assert name in encodable()
+    with pytest.raises(ShapeError, match=f"{name}: 15 rows are no multiple of {type_.rows_interleaved}"):
+        codec.encode(rows[:15], None)
 
 
 @pytest.mark.parametrize("name", naive.GROUP_DECODERS)

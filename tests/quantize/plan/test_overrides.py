@@ -7,6 +7,7 @@ from gguf_tools.values import Value
 from quantize.plan.overrides import (
     find_override,
     idle_overrides,
+    parse_custom_q,
     parse_kv_override,
     parse_layers,
     parse_override,
@@ -122,3 +123,13 @@ def test_pruning() -> None:
     assert pruning.kept == (1, 3)
     assert [pruning.new_name(n) for n in names] == [None, "blk.0.attn_q.weight", None, "blk.1.attn_q.weight"]
     assert pruning.new_name("output.weight") == "output.weight"
+
+
+def test_custom_q_is_a_list_with_commas() -> None:
+    found = parse_custom_q(r"blk\.0\.=q6_K,ffn_.*_exps=iq2_ks,output=q8_KV_r8")
+    assert [o.type.name for o in found] == ["Q6_K", "IQ2_KS", "Q8_KV_R8"]
+    assert find_override(found, "blk.0.ffn_up_exps.weight") is found[0]
+    for text in ("a{1,2}=q4_0", "a=q4_0,"):
+        with pytest.raises(BadOverride, match="expected REGEX=TYPE; an expression can't have a comma") as e:
+            parse_custom_q(text)
+        assert repr(text) in str(e.value)

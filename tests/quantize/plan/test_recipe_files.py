@@ -143,3 +143,15 @@ def test_a_recipe_that_is_no_text(tmp_path: Path) -> None:
         read_recipe_file(path)
     with pytest.raises(FileNotFoundError):
         find_mixture(str(tmp_path / "none.yaml"))
+
+
+def test_custom_q_comes_after_tensor_types(tmp_path: Path) -> None:
+    path = tmp_path / "for-ik.yaml"
+    rules = "custom-q: ffn_up=iq3_k,ffn_=iq4_ks\ntensor-type: [ffn_up_exps=Q8_0]\n"
+    path.write_text(f"file_type: IQ4_KSS\n{rules}")
+    mixture = read_recipe_file(path)
+    assert mixture.recipe.name == "IQ4_KSS"
+    assert mixture.options.overrides == parse_overrides(["ffn_up_exps=Q8_0", "ffn_up=iq3_k", "ffn_=iq4_ks"])
+    path.write_text("file_type: IQ4_KSS\ncustom-q: [ffn_up=iq3_k]\n")
+    with pytest.raises(BadOverride, match=r"custom-q: found .* expected REGEX=TYPE,"):
+        read_recipe_file(path)

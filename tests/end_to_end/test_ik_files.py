@@ -1,0 +1,55 @@
+"""Files for ik_llama.cpp: its file types, its notation, its layouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import quantize.cli
+from gguf_tools import open_gguf
+from quantize.fill.sources import GGUFTensor
+
+MODEL = Path(__file__).parents[2] / "examples" / "tiny-deepseek-v3"
+
+
+def types_of(path: Path) -> dict[str, str]:
+    with open_gguf(path) as file:
+        return {name: info.type.name for name, info in file.tensors.items()}
+
+
+def rows_of(path: Path, name: str) -> np.ndarray:
+    """Return a tensor's weights, float32."""
+    with open_gguf(path) as file:
+        return GGUFTensor(file, name).read_rows(0, file.tensors[name].n_rows)
+
+
+def run(*words: object) -> int:
+    return quantize.cli.main([str(word) for word in words])
+
+
+def test_a_file_type_with_interleaved_rows_has_the_weights_of_its_base_type(tmp_path: Path) -> None:
+    assert run("--verify", MODEL, tmp_path / "ik.gguf", "Q4_0_R8") == 0
+    assert run(MODEL, tmp_path / "llama.gguf", "Q4_0") == 0
+    types = types_of(tmp_path / "ik.gguf")
+    assert types["blk.1.ffn_up_exps.weight"] == "Q4_0_R8"
+    assert types["token_embd.weight"] == "Q4_0"
+    assert types["blk.1.attn_kv_a_mqa.weight"] == "Q8_0"
+    with open_gguf(tmp_path / "ik.gguf") as file:
+        assert file.get("general.file_type") == 202
+    for name in ("blk.0.ffn_down.weight", "blk.1.ffn_up_exps.weight", "blk.2.ffn_down_shexp.weight"):
+        ours = [rows_of(tmp_path / file, name) for file in ("ik.gguf", "llama.gguf")]
+        np.testing.assert_array_equal(*ours)
+
+
+def test_custom_q_names_types_after_those_of_tensor_type(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rules = [r"ffn_down_exps=q8_0,ffn_.*_exps=q4_0_r8", "--tensor-type", r"blk\.2\.ffn_down_exps=Q8_0_R8"]
+    assert run("--custom-q", *rules, MODEL, tmp_path / "out.gguf", "Q8_0_R8") == 0
+    types = types_of(tmp_path / "out.gguf")
+    assert [types[f"blk.{i}.ffn_down_exps.weight"] for i in (1, 2)] == ["Q8_0", "Q8_0_R8"]
+    assert types["blk.1.ffn_gate_exps.weight"] == "Q4_0_R8"
+    assert run("--dry-run", "--custom-q", "a,b=q8_0", MODEL, "Q8_0") == 2
+    assert "found 'a' between commas, expected REGEX=TYPE" in capsys.readouterr().err
