@@ -46,6 +46,11 @@ def _halves(relative: float, multiple: float) -> ErrorRange:
     return ErrorRange(relative, multiple * _HALF_STEP)
 
 
+def _singles(relative: float) -> ErrorRange:
+    """Return the range of a type with float32 scales."""
+    return ErrorRange(relative, 2.0**-120)
+
+
 @dataclass(frozen=True)
 class Codec:
     """A row of the table.
@@ -54,7 +59,8 @@ class Codec:
     use            what it does with importances
     error_range    how far it may move weights
     falls_back_to  the type of smaller blocks that takes its place where a row is no whole number of its
-                   blocks (llama-quant.cpp: tensor_type_fallback); None: there is no such type
+                   blocks (llama-quant.cpp: tensor_type_fallback; for ik_llama.cpp's types its
+                   change_type_if_necessary); None: there is no such type
     """
 
     module: str
@@ -95,11 +101,12 @@ CODECS: Mapping[str, Codec] = {
     "NVFP4": Codec(".fp4.nvfp4", _IGNORED, ErrorRange(0.22, 6 * 2.0**-9)),
     "Q1_0": Codec(".few_bits.q1_0", _IGNORED, _halves(1.00, 1)),
     "Q2_0": Codec(".few_bits.q2_0", _IGNORED, _halves(1.00, 2), "Q4_0"),
+    "Q6_0": Codec(".ik.q6_0", _OPTIONAL, _halves(0.06, 32)),
+    "IQ4_KS": Codec(".ik.iq4_ks", _OPTIONAL, _singles(0.18), "IQ4_NL"),
 }
 """The rows by the name of the type."""
 
 DECODERS: Mapping[str, str] = {
-    "Q6_0": ".ik.q6_0",
     "IQ2_K": ".ik.iq2_k",
     "IQ3_K": ".ik.iq3_k",
     "IQ4_K": ".ik.iq4_k",
@@ -107,7 +114,6 @@ DECODERS: Mapping[str, str] = {
     "IQ6_K": ".ik.iq6_k",
     "IQ2_KS": ".ik.iq2_ks",
     "IQ3_KS": ".ik.iq3_ks",
-    "IQ4_KS": ".ik.iq4_ks",
     "IQ4_KSS": ".ik.iq4_kss",
     "IQ5_KS": ".ik.iq5_ks",
     "IQ2_KL": ".ik.iq2_kl",

@@ -8,12 +8,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.ggml_types import GGMLType
-from quantize.formats import get_format
+from gguf_tools.ggml_types import GGMLType, by_name
+from quantize.formats import available, get_format
 from quantize.formats.codecs import CODECS
 from quantize.weighting import ColumnWeights, Weighting
 
 Floats = npt.NDArray[np.float32]
+
+OF_IK = tuple(name for name in available() if by_name(name).id > 96)
+"""The types that ik_llama.cpp alone has; llama.cpp has no bytes of them to compare with."""
+
+OF_LLAMA = tuple(name for name in available() if name not in OF_IK)
 
 
 def weighting(weights: Floats | None) -> Weighting | None:

@@ -26,11 +26,12 @@ from quantize.formats.base import QuantFormat
 from quantize.formats.codecs import CODECS, ignores_importances, requires_importances
 from quantize.weighting import ColumnWeights
 from tests import naive
-from tests.quantize.codecs import block_dtype, decode, encode
+from tests.quantize.codecs import OF_LLAMA, block_dtype, decode, encode
 from tests.support import oracle, samples
 
 needs_oracle = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
 every_format = pytest.mark.parametrize("name", available())
+every_format_of_ggml = pytest.mark.parametrize("name", OF_LLAMA)
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "formats"
 TILE_EDGES = (1, 2, 15, 16, 17, 33)
@@ -97,7 +98,7 @@ def test_unknown_type_is_named() -> None:
 
 
 @needs_oracle
-@every_format
+@every_format_of_ggml
 def test_type_is_what_ggml_says(name: str) -> None:
     codec = get_format(name)
     facts = oracle.type_facts(codec.type.id)
@@ -110,7 +111,7 @@ def test_type_is_what_ggml_says(name: str) -> None:
 
 
 @needs_oracle
-@every_format
+@every_format_of_ggml
 @pytest.mark.parametrize("kind", samples.ROWS)
 def test_bytes_equal_ggml(name: str, kind: str) -> None:
     codec = get_format(name)
@@ -128,7 +129,7 @@ def test_bytes_equal_ggml(name: str, kind: str) -> None:
 
 
 @needs_oracle
-@every_format
+@every_format_of_ggml
 def test_a_refused_block_is_named(name: str) -> None:
     codec = get_format(name)
     rows = samples.rows("normal", (17, columns(codec)))
@@ -157,7 +158,7 @@ def test_a_block_that_is_not_finite_is_named(name: str, bad: float, dtype: type)
 
 
 @needs_oracle
-@every_format
+@every_format_of_ggml
 def test_bytes_equal_ggml_at_tile_edges(name: str) -> None:
     codec = get_format(name)
     for n_cols in (codec.type.block_elems, columns(codec)):
@@ -169,7 +170,7 @@ def test_bytes_equal_ggml_at_tile_edges(name: str) -> None:
                 np.testing.assert_array_equal(ours, theirs, f"{n_rows} rows of {n_cols}")
 
 
-@every_format
+@every_format_of_ggml
 def test_bytes_equal_recorded_ones(name: str) -> None:
     with np.load(GOLDEN / "samples.npz") as golden, np.load(GOLDEN / f"{name}.npz") as recorded:
         for kind in recorded.files:
@@ -183,7 +184,7 @@ def test_bytes_equal_recorded_ones(name: str) -> None:
         assert recorded.files
 
 
-@every_format
+@every_format_of_ggml
 @pytest.mark.parametrize("kind", ["normal", "mixed_scales", "ties"])
 def test_bytes_equal_the_naive_twin(name: str, kind: str) -> None:
     codec = get_format(name)
@@ -252,7 +253,7 @@ def any_blocks(draw: st.DrawFn, codec: QuantFormat) -> npt.NDArray[np.uint8]:
     return data[None]
 
 
-@every_format
+@every_format_of_ggml
 @given(data=st.data())
 @settings(deadline=None, max_examples=50)
 def test_any_bytes_decode_as_specified(name: str, data: st.DataObject) -> None:
@@ -266,7 +267,7 @@ def test_any_bytes_decode_as_specified(name: str, data: st.DataObject) -> None:
 
 
 @needs_oracle
-@every_format
+@every_format_of_ggml
 def test_many_blocks_decode_as_ggml_decodes_them(name: str) -> None:
     codec = get_format(name)
     n_bytes = 7 * codec.type.block_bytes
@@ -274,7 +275,7 @@ def test_many_blocks_decode_as_ggml_decodes_them(name: str) -> None:
     assert_same_bits(decode(name, blocks), oracle.dequantize(codec.type.id, blocks))
 
 
-@every_format
+@every_format_of_ggml
 def test_naive_twin_decodes_the_same(name: str) -> None:
     codec = get_format(name)
     blocks = np.random.default_rng(3).integers(0, 256, (1, 2 * codec.type.block_bytes), np.uint8)

@@ -18,16 +18,21 @@ from quantize.formats.codecs import CODECS, DECODERS, INTERLEAVED, requires_impo
 from quantize.formats.ik.interleaved import base_of, from_base, to_base
 from quantize.weighting import ColumnWeights
 from tests import naive
+from tests.quantize.codecs import OF_IK
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "ik" / "vectors.npz"
 N_COLS = 512
 SIZES = {"e": 2, "f": 4}
 
-PLAIN = tuple(name for name in DECODERS if by_name(name).rows_interleaved == 1)
+OWN = (*DECODERS, *OF_IK)
+
+MODULES = {**DECODERS, **{name: CODECS[name].module for name in OF_IK}}
+
+PLAIN = tuple(name for name in OWN if by_name(name).rows_interleaved == 1)
 
 GROUPED = tuple(name for name in decodable() if by_name(name).rows_interleaved > 1)
 
-every_decoder = pytest.mark.parametrize("name", [*DECODERS, *INTERLEAVED])
+every_decoder = pytest.mark.parametrize("name", [*OWN, *INTERLEAVED])
 
 
 @cache
@@ -78,7 +83,7 @@ def test_any_bytes_decode_and_rows_do_not_depend_on_each_other(name: str) -> Non
     assert rows.dtype == np.float32
     assert rows.shape == (3 * group, N_COLS)
     assert_same_bits(decode(data[group : 2 * group], N_COLS), rows[group : 2 * group])
-    if name in DECODERS:
+    if name in OWN:
         assert decode(data[:0], N_COLS).shape == (0, N_COLS)
 
 
@@ -93,7 +98,7 @@ def test_rows_that_are_cut_short_are_refused_in_one_line(name: str) -> None:
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_module_is_of_that_type(name: str) -> None:
-    module, type_ = import_module(DECODERS[name], "quantize.formats"), by_name(name)
+    module, type_ = import_module(MODULES[name], "quantize.formats"), by_name(name)
     assert module.__doc__ is not None
     assert module.__doc__.startswith(f"{name}: ")
     if name not in ("IQ4_KSS", "Q8_KV"):
@@ -116,8 +121,8 @@ def test_a_decoder_is_found_by_type_and_by_name() -> None:
 
 
 def test_what_is_lacking_is_named() -> None:
-    with pytest.raises(QuantError, match="IQ2_K: no encoder for this type; there are F32"):
-        get_format("IQ2_K")
+    with pytest.raises(QuantError, match="Q8_K_R8: no encoder for this type; there are F32"):
+        get_format("Q8_K_R8")
     with pytest.raises(QuantError, match="IQ1_S_R4: no encoder for this type"):
         get_format("IQ1_S_R4")
     with pytest.raises(QuantError, match=r"IQ1_BN: no codec for this type; there are F32.*IQ2_K"):

@@ -70,11 +70,11 @@ def test_what_cannot_be_decoded_is_refused_in_one_line_before_anything_is_writte
         change_layout(path, tmp_path / "out.gguf", "split")
     assert "\n" not in str(e.value)
     with pytest.raises(
-        QuantError, match=r"blk.0-1.attn_k_b.weight: Q6_0 can't be encoded here; choose one of"
+        QuantError, match=r"blk.0-1.attn_k_b.weight: Q8_KV_R8 can't be encoded here; choose one of"
     ):
         change_layout(
             model(path, "none", Q4_0), tmp_path / "out.gguf", "split",
-            overrides=parse_overrides(["attn_k_b=Q6_0"]),
+            overrides=parse_overrides(["attn_k_b=Q8_KV_R8"]),
         )  # fmt: skip
     assert list(tmp_path.iterdir()) == [path]
 

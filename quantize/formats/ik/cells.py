@@ -1,0 +1,134 @@
+"""The nearest of 4 to 64 levels: a number's cell says which two levels it lies between.
+
+The range of the levels is cut into cells of one width, so narrow that none holds two of the edges at which
+the nearest level changes. Numbers are measured in cells: number t, rounded down, is the number of its cell,
+and the tables of that cell hold the two levels that can be nearest, in cells as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from quantize.simd.kernel import inlinable
+from quantize.simd.lanes import Floats, Ints, maximum, minimum, select, splat, to_int
+from quantize.simd.wide_tables import look_up_in
+
+Table = npt.NDArray[np.float32]
+
+_ZERO = np.float32(0)
+
+
+class Cells(NamedTuple):
+    """Levels in cells. Level v is number (v - start) * density.
+
+    lower, upper  the two levels that can be nearest to a number in each cell, float32 (a power of two,);
+                  equal where the cell has no edge
+    codes         the code of the lower one, float32; that of the upper one, where it is another, is 1 more
+    """
+
+    start: float
+    density: float
+    lower: Table
+    upper: Table
+    codes: Table
+
+
+def cut(levels: Table) -> Cells:
+    """Return the fewest cells that do for ascending levels."""
+    exact = levels.astype(np.float64)
+    edges = (exact[:-1] + exact[1:]) / 2
+    start = float(exact[0])
+    for count in (16, 32, 64, 128):
+        density = count / float(exact[-1] - exact[0])
+        places = (edges - start) * density
+        # an edge counts for both cells that it lies between, as rounding can bring a number into either
+        first, last = np.floor(places - _NEAR), np.floor(places + _NEAR)
+        cells = np.arange(count)
+        inside = (first[:, None] <= cells) & (cells <= last[:, None])
+        if (inside.sum(axis=0) <= 1).all():
+            below = (places[:, None] < cells + 0.5).sum(axis=0)
+            below = np.where(inside.any(axis=0), inside.argmax(axis=0), below)
+            above = np.where(inside.any(axis=0), below + 1, below)
+            numbers = ((exact - start) * density).astype(np.float32)
+            return Cells(start, density, numbers[below], numbers[above], below.astype(np.float32))
+    raise ValueError(f"levels lie too close together: {levels}")
+
+
+_NEAR = 1e-4
+"""Distance from the end of a cell, in cells, that float32 does not tell from 0."""
+
+
+class Nearest(NamedTuple):
+    """Functions of kernels for one table of levels, made by `nearest_of`. All take a number in cells.
+
+    square  the square of the distance to the nearest level, in cells
+    level   the nearest level, in cells
+    code    the code of the nearest level
+    """
+
+    square: Any
+    level: Any
+    code: Any
+
+
+def nearest_of(cells: Cells) -> Nearest:
+    """Return the functions that look levels up."""
+    lower, upper, codes = cells.lower, cells.upper, cells.codes
+    size = len(lower)
+    last = np.float32(size - 1)
+
+    @inlinable
+    def cell_of(number: Floats) -> Ints:
+        return to_int(maximum(minimum(number, last), _ZERO))
+
+    @inlinable
+    def square(number: Floats) -> Floats:
+        cell = cell_of(number)
+        below = number - look_up_in(lower, size, cell)
+        above = number - look_up_in(upper, size, cell)
+        return minimum(below * below, above * above)
+
+    @inlinable
+    def level(number: Floats) -> Floats:
+        cell = cell_of(number)
+        below, above = look_up_in(lower, size, cell), look_up_in(upper, size, cell)
+        return select(number - below < above - number, below, above)
+
+    @inlinable
+    def code(number: Floats) -> Ints:
+        cell = cell_of(number)
+        below, above = look_up_in(lower, size, cell), look_up_in(upper, size, cell)
+        first = to_int(look_up_in(codes, size, cell))
+        return select((number - below >= above - number) & (below != above), first + 1, first)
+
+    return Nearest(square, level, code)
+
+
+def nearest_of_four(cells: Cells) -> Nearest:
+    """Return functions that compare with three edges, which is faster than look-ups for four levels."""
+    levels = np.unique(np.concatenate([cells.lower, cells.upper]))
+    zeroth, first, second, third = (np.float32(level) for level in levels)
+    edges = (levels[:-1] + levels[1:]) / np.float32(2)
+    lowest, middle, highest = (np.float32(edge) for edge in edges)
+
+    @inlinable
+    def level(number: Floats) -> Floats:
+        low = select(number < lowest, splat(zeroth), first)
+        high = select(number < highest, splat(second), third)
+        return select(number < middle, low, high)
+
+    @inlinable
+    def square(number: Floats) -> Floats:
+        distance = number - level(number)
+        return distance * distance
+
+    @inlinable
+    def code(number: Floats) -> Ints:
+        low = select(number < lowest, splat(0), 1)
+        high = select(number < highest, splat(2), 3)
+        return select(number < middle, low, high)
+
+    return Nearest(square, level, code)

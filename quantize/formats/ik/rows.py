@@ -1,0 +1,142 @@
+"""Rows encoded by kernels whose lanes are rows: what surrounds those of ik_llama.cpp's types.
+
+Importances are the same for all rows, so a kernel takes them as scalars. Rows come as float32: the searches
+take so long that a conversion beforehand costs nothing, and a kernel is compiled for one type of source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.errors import BadWeights
+from gguf_tools.ggml_types import GGMLType
+from quantize.formats.base import Bytes, Floats32, Rows, as_source, check_rows
+from quantize.formats.blocks_of_32.scales import INFINITY
+from quantize.simd.kernel import inlinable
+from quantize.simd.lane_items import lowest_bit, mask_word
+from quantize.simd.lane_memory import IntTile
+from quantize.simd.lanes import LANES, Floats, absolute, any_lane
+from quantize.simd.tiles import store_blocks
+from quantize.weighting import Weighting
+
+
+def encode_rows(
+    rows: Rows,
+    weighting: Weighting | None,
+    type_: GGMLType,
+    sub_elems: int,
+    kernel: Callable[..., int],
+) -> Bytes:
+    """Return `rows` as `type_`, made by a kernel.
+
+    sub_elems  weights of a sub-block
+    kernel     called as kernel(source, importances, out): source float32 of all weights, importances float32
+               (n_cols,), out uint8 of all bytes. It returns -1, or a row with a scale too large for float16
+    raises     what the contract of codecs says
+    """
+    _check(rows, weighting, type_)
+    data = np.zeros((len(rows), type_.row_bytes(rows.shape[1])), np.uint8)
+    if rows.size:
+        importances = costs(weighting, rows.shape[1], sub_elems)
+        _refuse(kernel(as_floats(rows), importances, data.reshape(-1)), type_)
+    return data
+
+
+def encode_scaled_rows(
+    rows: Rows,
+    weighting: Weighting | None,
+    type_: GGMLType,
+    sub_elems: int,
+    kernel: Callable[..., int],
+    scale: str,
+) -> Bytes:
+    """Return `rows` as a type that has a scale in front of each row, as `encode_rows` does.
+
+    kernel  called as kernel(source, importances, scales, out); it fills scales, float32 (n_rows,), too
+    scale   dtype of that scale, the first number of a row
+    """
+    _check(rows, weighting, type_)
+    data = np.zeros((len(rows), type_.row_bytes(rows.shape[1])), np.uint8)
+    if rows.size:
+        importances = costs(weighting, rows.shape[1], sub_elems)
+        scales = np.zeros(len(rows), np.float32)
+        _refuse(kernel(as_floats(rows), importances, scales, data.reshape(-1)), type_)
+        data[:, : np.dtype(scale).itemsize] = scales.astype(scale).reshape(-1, 1).view(np.uint8)
+    return data
+
+
+def as_floats(rows: Rows) -> Floats32:
+    """Return rows as the flat float32 array that kernels read."""
+    return as_source(rows.astype(np.float32, copy=False))
+
+
+def _refuse(row: int, type_: GGMLType) -> None:
+    """Raise BadWeights if a kernel has returned a row."""
+    if row >= 0:
+        raise BadWeights(
+            f"{type_.name}: row {row}: weights are so large that their scale is no float16;"
+            " choose another type"
+        )
+
+
+def _check(rows: Rows, weighting: Weighting | None, type_: GGMLType) -> None:
+    """Raise what the contract says of rows that a type can't hold."""
+    check_rows(rows, weighting, type_)
+    held = np.abs(rows.astype(np.float32, copy=False)) <= _LARGEST  # no NaN is
+    if not held.all():
+        row, column = (int(place[0]) for place in np.nonzero(~held))
+        first = column // type_.block_elems * type_.block_elems
+        is_finite = bool(np.isfinite(rows[row, column]))
+        reason = f"a weight beyond {_LARGEST:.3g}" if is_finite else "a weight is not a finite number"
+        raise BadWeights(
+            f"{type_.name}: row {row}, columns {first} to {first + type_.block_elems - 1}: {reason}"
+        )
+
+
+_LARGEST = 2.0**126
+"""Weight beyond which what a neighbour is decoded to could overflow float32."""
+
+
+def costs(weighting: Weighting | None, n_cols: int, sub_elems: int) -> Floats32:
+    """Return what errors in each column cost: importances of at most 1, or 1 where there are none.
+
+    Where no column of a sub-block has an importance, they all cost the same, and next to nothing.
+    """
+    values = np.ones(n_cols) if weighting is None else weighting.values.astype(np.float64)
+    largest = float(values.max(initial=0))
+    parts = np.minimum(values / largest if largest > 0 else values, 1).reshape(-1, sub_elems)
+    parts = parts.astype(np.float32)
+    parts[parts.max(axis=1) < _NOTHING] = _NOTHING
+    return as_source(parts)
+
+
+_NOTHING = np.float32(2.0**-40)
+
+
+@inlinable
+def store_in_rows(
+    words: IntTile, block_bytes: int, offset: int, first: int, out: npt.NDArray[Any], n_rows: int
+) -> None:
+    """Write one block of each of rows first .. first + LANES - 1, those that exist.
+
+    words   Tile of padded_words(block_bytes) Ints; its contents are lost
+    offset  of the block in its row
+    out     uint8 of all rows' bytes
+    """
+    blocks = np.empty(LANES * block_bytes, np.uint8)
+    store_blocks(words, blocks, 0, block_bytes)
+    row_bytes = out.size // n_rows
+    for lane in range(min(LANES, n_rows - first)):
+        start = (first + lane) * row_bytes + offset
+        out[start : start + block_bytes] = blocks[lane * block_bytes : (lane + 1) * block_bytes]
+
+
+@inlinable
+def first_infinite(d: Floats, first: int) -> int:
+    """Return the number of the first of LANES rows whose d is infinite, or -1; surplus lanes repeat a row."""
+    infinite = absolute(d) == INFINITY
+    return first + lowest_bit(mask_word(infinite)) if any_lane(infinite) else -1
