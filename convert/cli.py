@@ -125,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         "--print-supported-models", action="store_true", help="list the architectures that can be converted"
     )
     add_restart_argument(parser)
+    command.add_scheduler(parser)
     add_matrix_arguments(parser)
     add_type_arguments(parser)
     add_output_arguments(parser)
@@ -166,8 +167,9 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         card = prepare_card(args, folder, [output for run in runs for output in run.output_paths])
         with ProgressBar("converting", quiet=args.quiet) as bar:
             how = RunOptions(
-                args.threads, args.restart, args.reuse, args.verify, bar.compiling, progress=bar.start
-            )
+                args.threads, args.restart, args.reuse, args.verify, bar.compiling, progress=bar.start,
+                scheduler=args.scheduler,
+            )  # fmt: skip
             results = execute_together(runs, how)
     for result in () if args.quiet else results:
         for line in note_lines(result.preparation.plan) if options.vocab_only else result_lines(result):

@@ -58,6 +58,15 @@ def add_quiet(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def add_scheduler(parser: argparse.ArgumentParser) -> None:
+    """Give the parser of work that other machines can share `--scheduler`."""
+    parser.add_argument(
+        "--scheduler", metavar="ADDRESS",
+        help="have the workers of a Dask scheduler do it, such as tcp://10.0.0.1:8786; they must see the same"
+        " files under the same names. local:N starts N processes here",
+    )  # fmt: skip
+
+
 def positive(text: str) -> int:
     """Return an argument as a whole number from 1."""
     number = int(text)

@@ -25,6 +25,7 @@
         BadRequest          options that contradict each other or the input
           BadArgument         an argument that means nothing, whatever the input is
       HubError            a model that the Hub doesn't give, or files that it doesn't take
+      ClusterError        a scheduler that is gone, or workers that can't do the work
       ExecutionError      a task failed; carries the task and the cause
 
 A message is one line: the file, the tensor or key, what was found, what was expected, and what
@@ -139,6 +140,10 @@ class BadArgument(BadRequest):
 
 
 class HubError(ToolkitError):
+    pass
+
+
+class ClusterError(ToolkitError):
     pass
 
 

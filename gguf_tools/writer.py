@@ -74,6 +74,7 @@ class GGUFWriter:
             self._claim()
             self.resumed = run is not None and self._is_of_run(run, whole)
             if not self.resumed:
+                self._leave_old_file()
                 self._reserve()
             if run is None:
                 self.write(0, layout.header)
@@ -178,6 +179,26 @@ class GGUFWriter:
         start = files.read_at(self._fd, len(_MARK) + len(run), 0)
         return start == _MARK + run or (status.st_ino == whole and self.layout.header.startswith(start))
 
+    def _leave_old_file(self) -> None:
+        """Begin a new file in place of one that a worker may still write to that outlived another run.
+
+        raises  OutputError if it can't be created, or if another process is faster
+        """
+        if not os.fstat(self._fd).st_size:
+            return
+        old, self._fd = self._fd, -1
+        if files.IS_HELD_OPEN:
+            os.close(old)
+        try:
+            self.partial.unlink()
+            self._fd = files.open_file(self.partial, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        except OSError as error:
+            raise OutputError(f"{self.partial}: can't be created anew: {error.strerror}") from error
+        finally:
+            if not files.IS_HELD_OPEN:
+                os.close(old)
+        self._claim()
+
     def _reserve(self) -> None:
         """Reserve the space now, so that a full disk is noticed before hours of work."""
         total = self.layout.total_bytes
@@ -207,14 +228,22 @@ class GGUFWriter:
 
 
 class PartialFile:
-    """The partial of a GGUFWriter, which may be in another process, open for filling."""
+    """The partial of a GGUFWriter, which may be in another process, open for filling.
 
-    def __init__(self, path: Path) -> None:
+    run     the run that it must belong to; None: any. A worker that outlives its run, and finds that another
+            one has begun there, writes nothing; one that has the file open writes to a file without a name
+    raises  OutputError if it can't be opened, or belongs to another run
+    """
+
+    def __init__(self, path: Path, run: bytes | None = None) -> None:
         self.path = path
         try:
-            self._fd = files.open_file(path, os.O_WRONLY)
+            self._fd = files.open_file(path, os.O_RDWR)
         except OSError as error:
             raise OutputError(f"{path}: can't be opened: {error.strerror}") from error
+        if run is not None and files.read_at(self._fd, len(_MARK) + len(run), 0) != _MARK + run:
+            os.close(self._fd)
+            raise OutputError(f"{path}: belongs to another run")
 
     def __enter__(self) -> Self:
         return self
@@ -230,6 +259,13 @@ class PartialFile:
         raises  OutputError if the write fails
         """
         _write_at(self._fd, data, offset, self.path)
+
+    def sync(self) -> None:
+        """Bring what is written to the disk; raises OutputError."""
+        try:
+            files.sync_data(self._fd)
+        except OSError as error:
+            raise OutputError(f"{self.path}: can't be synced: {error.strerror}") from error
 
 
 def _write_at(fd: int, data: memoryview, offset: int, path: Path) -> None:

@@ -30,7 +30,7 @@ else:
 class RunOptions(FillOptions):
     """How to run; nothing here changes a byte of the output.
 
-    n_threads, restart, reuse, verify, compiling  see FillOptions
+    n_threads, restart, reuse, verify, scheduler, compiling  see FillOptions
     progress   called once with what was decided; what it returns is then called with the bytes of every
                chunk, from the thread that has filled it. An exception from there ends the run like ctrl-C:
                finished work is kept for the next one. True: a bar on standard error
@@ -46,6 +46,7 @@ class RunChoices(TypedDict, total=False):
     restart: bool
     reuse: Iterable[str | os.PathLike[str]]
     verify: bool
+    scheduler: str | None
     compiling: StartProgress
     progress: Callable[[Preparation], Progress] | bool | None
 

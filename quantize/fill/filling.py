@@ -30,6 +30,7 @@ class JobSpec:
     importances  of the tensors that have some
     types        what each tensor becomes
     partials     the file that each output grows in, by the output's number
+    run          the name of the run that the partials belong to
     endian       byte order of the outputs
     digests      digest the rows that are encoded, for provenance
     """
@@ -38,16 +39,18 @@ class JobSpec:
     importances: Mapping[str, ResolvedImportance]
     types: Mapping[str, GGMLType]
     partials: Mapping[int, Path]
+    run: bytes
     endian: Endian
     digests: bool
 
     @contextmanager
     def open(self) -> Iterator[Filler]:
-        """Open sources and partials; raises OutputError for a partial that is not there."""
+        """Open sources and partials; raises OutputError for a partial that is gone, or not of this run."""
         with ExitStack() as stack:
             sources = stack.enter_context(self.sources.open())
             partials = {
-                number: stack.enter_context(PartialFile(path)) for number, path in self.partials.items()
+                number: stack.enter_context(PartialFile(path, self.run))
+                for number, path in self.partials.items()
             }
             yield Filler(self, FillJob(sources, self.importances), partials)
 
@@ -70,6 +73,11 @@ class Filler:
             partial.write(offset, stored.data)
             offset += stored.size
         return UNKNOWN if digest is None else digest.value()
+
+    def settle(self) -> None:
+        """Bring what is written to the disk, and so to the server of a shared one; raises OutputError."""
+        for partial in self.partials.values():
+            partial.sync()
 
 
 @dataclass(frozen=True)
@@ -95,3 +103,6 @@ class Digester:
         digest = RowsDigest()
         digest.update(self._sources[task.rows.tensor].read_rows(task.rows.start, task.rows.stop))
         return digest.value()
+
+    def settle(self) -> None:
+        """Nothing is written."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gguf_tools.progress import StartProgress, no_start
 from gguf_tools.system.locks import usable_cores
@@ -18,6 +18,8 @@ class FillOptions:
     restart    start over instead of resuming an interrupted run
     reuse      older GGUF files: tensors that were made of the same data are copied from them
     verify     check a sample of every tensor before the output gets its name
+    scheduler  address of a Dask scheduler whose workers fill the outputs, or local:N for N processes here;
+               None: threads of this process do
     compiling  called with the number of kernels, before they are loaded or compiled; what it returns is
                called with 1 for each of them, from any thread
     """
@@ -27,6 +29,7 @@ class FillOptions:
     reuse: Iterable[str | os.PathLike[str]] = ()
     verify: bool = False
     compiling: StartProgress = no_start
+    scheduler: str | None = field(default=None, kw_only=True)
 
     @property
     def threads(self) -> int:

@@ -16,12 +16,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from gguf_tools.cluster.job import job_path
 from gguf_tools.journal import Journal, journal_path
 from gguf_tools.progress import Progress, no_progress
 from gguf_tools.writer import PARTIAL_SUFFIX, refuse_inputs
 from quantize.fill.chunks import CHUNK_ELEMS, ChunkTable, ChunkTask
 from quantize.fill.encode import FillJob
-from quantize.fill.executors import make_executor
+from quantize.fill.executors import Executor, make_executor
 from quantize.fill.fingerprint import describe_run
 from quantize.fill.options import FillOptions
 from quantize.fill.precompile import Encoding, compile_all
@@ -101,6 +102,7 @@ def write_sets(
     """
     reuse = tuple(map(Path, options.reuse))
     with ExitStack() as stack:
+        executor = _executor(options, sets[0].outputs[0].path, stack)
         opened: list[_OpenSet] = []
         for made, progress_of_set in zip(sets, progress, strict=True):
             opened.append(_OpenSet(made, replace(options, reuse=reuse), progress_of_set, stack))
@@ -111,7 +113,6 @@ def write_sets(
             encodings = [encoding for each in opened for encoding in each.encodings()]
             compile_all(encodings, options.threads, options.compiling)
             compiled = time.monotonic()
-            executor = make_executor(options.threads)
             for each in opened:
                 each.session.publish_whole()
                 each.reused.run(executor)
@@ -132,6 +133,15 @@ def write_sets(
     return [each.written(compiled - began) for each in opened]
 
 
+def _executor(options: FillOptions, output: Path, stack: ExitStack) -> Executor:
+    """Return what runs the chunks: threads, or the workers of a scheduler until `stack` is closed."""
+    if options.scheduler is None:
+        return make_executor(options.threads)
+    from quantize.fill.executors.cluster import open_executor
+
+    return stack.enter_context(open_executor(options.scheduler, output))
+
+
 class _OpenSet:
     """A set with its journal and its older files open."""
 
@@ -144,6 +154,7 @@ class _OpenSet:
         for output in made.outputs:
             refuse_inputs(output.path.with_name(output.path.name + PARTIAL_SUFFIX), self._old.paths)
         self.journal = stack.enter_context(Journal(first.path, about, restart=options.restart))
+        job_path(first.path).unlink(missing_ok=True)  # of a session with workers that was killed
         self.session = Session(
             made.outputs, self._table, made.job, self.journal, progress, verify=options.verify
         )

@@ -126,6 +126,7 @@ class Session:
             importances=self._job.importances,
             types={name: chunks.info.type for name, chunks in self._table.tensors.items()},
             partials={number: writer.partial for number, writer in writers.items()},
+            run=self._journal.run,
             endian=layout.endian,
             digests=self._has_provenance,
         )

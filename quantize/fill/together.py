@@ -61,6 +61,11 @@ class SharedFiller:
             self._fillers[member.set].run(member.task)
         return self._encode(task.rows, encoded) if encoded else UNKNOWN
 
+    def settle(self) -> None:
+        """See `Filler.settle`."""
+        for filler in self._fillers:
+            filler.settle()
+
     def _encode(self, rows: RowRange, members: Sequence[Member]) -> int:
         digest = RowsDigest() if any(self._fillers[member.set].spec.digests for member in members) else None
         source = self._fillers[members[0].set].job.sources[rows.tensor]

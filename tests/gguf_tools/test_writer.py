@@ -15,6 +15,7 @@ import pytest
 from gguf_tools import FileLayout, GGUFFile, GGUFWriter, TensorInfo, Value
 from gguf_tools import ggml_types as types
 from gguf_tools.errors import OutputError
+from gguf_tools.writer import PartialFile
 
 LAYOUT = FileLayout.of({"k": Value.u32(1)}, [TensorInfo("t", (4, 64), types.F32)])
 DATA = np.arange(256, dtype=np.float32)
@@ -155,3 +156,28 @@ def test_killed_run_leaves_only_the_partial(tmp_path: Path) -> None:
     with GGUFWriter(tmp_path / "out.gguf", LAYOUT) as writer:
         writer.publish()
     assert names(tmp_path) == {"out.gguf"}
+
+
+def test_a_worker_that_outlives_its_run_writes_to_no_other(tmp_path: Path) -> None:
+    path, run, other = tmp_path / "out.gguf", b"12345678", b"abcdefgh"
+    start = LAYOUT.offset_of("t")
+    with GGUFWriter(path, LAYOUT, run=run) as killed:
+        killed.mark()
+        late = PartialFile(killed.partial, run)
+        killed.close()  # as the kernel does when a process is killed
+    with GGUFWriter(path, LAYOUT, run=run) as same:
+        assert same.resumed
+        late.write(start, memoryview(DATA).cast("B"))
+        assert os.pread(same.fileno(), 1024, start) == DATA.tobytes()
+        same.close()
+    with GGUFWriter(path, LAYOUT, run=other) as writer:
+        assert not writer.resumed
+        with pytest.raises(OutputError, match=r"out\.gguf\.partial: belongs to another run"):
+            PartialFile(writer.partial, other)  # before it has a mark
+        writer.mark()
+        late.write(start, memoryview(DATA).cast("B"))
+        with pytest.raises(OutputError, match=r"out\.gguf\.partial: belongs to another run"):
+            PartialFile(writer.partial, run)
+        PartialFile(writer.partial, other).sync()
+        writer.publish()
+    assert path.read_bytes() == LAYOUT.header.ljust(LAYOUT.total_bytes, b"\0")

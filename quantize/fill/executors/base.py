@@ -28,6 +28,10 @@ class Worker(Protocol):
         """Do one chunk; return its digest."""
         ...
 
+    def settle(self) -> None:
+        """Make sure that other machines see what has been written so far; raises OutputError."""
+        ...
+
 
 class WorkerSpec(Protocol):
     """How a process comes to a worker; picklable."""

@@ -1,0 +1,129 @@
+"""What a worker does when it is asked: it opens a job once, and does items of it.
+
+These functions are called by Dask in the worker's process; several threads of it may be at work at once. What
+goes wrong comes back as text: an exception of one process may not be one that another can load.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from gguf_tools.cluster.code import code_version, this_machine
+from gguf_tools.cluster.job import PostedJob, Worker
+from gguf_tools.errors import ToolkitError
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of some items.
+
+    worker   address of who did them
+    results  of the items that were done, in their order
+    seconds  that they took
+    failure  why the next item could not be done, or ""
+    is_told  whether that is a line of the toolkit's own, not the name and the text of an exception
+    refusal  why the worker can't do any item of this job, or ""
+    """
+
+    worker: str
+    results: list[Any] = field(default_factory=list)
+    seconds: float = 0.0
+    failure: str = ""
+    is_told: bool = False
+    refusal: str = ""
+
+
+class _OpenJob:
+    """A job that is open in this process, and how many threads are at work on it."""
+
+    def __init__(self, job: PostedJob) -> None:
+        self.n_users = 0
+        self._stack = ExitStack()
+        self.worker: Worker = self._stack.enter_context(job.read().open())
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+_open: dict[str, _OpenJob] = {}
+_opening = threading.Lock()
+
+
+def perform(job: PostedJob, items: Sequence[Any]) -> Outcome:
+    """Do items, one after the other, up to the first that fails."""
+    address = _address()
+    refusal = examine(job)
+    if refusal:
+        return Outcome(address, refusal=refusal)
+    try:
+        opened = _begin(job)
+    except Exception as error:
+        return Outcome(address, refusal=_text(error))
+    results: list[Any] = []
+    started = time.monotonic()
+    try:
+        for item in items:
+            results.append(opened.worker.run(item))
+        if job.machine != this_machine():
+            opened.worker.settle()
+    except Exception as error:
+        if job.machine != this_machine():  # nobody made sure that they are seen there
+            results.clear()
+        is_told = isinstance(error, ToolkitError)
+        return Outcome(address, results, time.monotonic() - started, _text(error), is_told)
+    finally:
+        _end(opened)
+    return Outcome(address, results, time.monotonic() - started)
+
+
+def examine(job: PostedJob) -> str:
+    """Return why this process can't do a job, or ""; the job is not opened."""
+    if job.code != code_version():
+        return f"runs gguf-tools {code_version()}, expected {job.code}"
+    if job.digest in _open:
+        return ""
+    try:
+        job.read()
+    except Exception as error:
+        return _text(error)
+    return ""
+
+
+async def forget(digest: str) -> None:
+    """Close a job that no more items come of; a coroutine, as Dask waits for all other calls."""
+    with _opening:
+        if digest in _open and not _open[digest].n_users:
+            _open.pop(digest).close()
+
+
+def _begin(job: PostedJob) -> _OpenJob:
+    """Return a job, opened; others that nobody works on are closed, as their run may have been killed."""
+    with _opening:
+        if job.digest not in _open:
+            for digest in [digest for digest, other in _open.items() if not other.n_users]:
+                _open.pop(digest).close()
+            _open[job.digest] = _OpenJob(job)
+        opened = _open[job.digest]
+        opened.n_users += 1
+        return opened
+
+
+def _end(opened: _OpenJob) -> None:
+    with _opening:
+        opened.n_users -= 1
+
+
+def _address() -> str:
+    from distributed import get_worker
+
+    return str(get_worker().address)
+
+
+def _text(error: Exception) -> str:
+    text = str(error) if isinstance(error, ToolkitError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split("\n")).strip()

@@ -1,0 +1,146 @@
+"""Connecting to a scheduler, or starting one with workers on this machine; which workers may do a job."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from gguf_tools.cluster.at_work import examine, forget
+from gguf_tools.cluster.job import PostedJob
+from gguf_tools.errors import BadRequest, ClusterError
+
+CONNECT_SECONDS = 15.0
+"""Time in which a scheduler has to answer; some networks take seconds."""
+
+WORKER_SECONDS = 60.0
+"""Time in which a worker has to appear, or to answer when it is asked what it sees."""
+
+_LOCAL = "local:"
+
+
+class Cluster:
+    """A scheduler and its workers.
+
+    client   Dask's, connected
+    address  as the user gave it
+    """
+
+    def __init__(self, client: Any, address: str) -> None:
+        self.client, self.address = client, address
+
+    def workers(self) -> dict[str, int]:
+        """Return how many threads each worker has, by address; raises ClusterError."""
+        try:
+            threads: dict[str, int] = dict(self.client.nthreads())
+        except Exception as error:
+            raise self.lost() from error
+        return threads
+
+    def examine(self, job: PostedJob) -> None:
+        """Raise ClusterError, naming it, for a worker that can't do a job: other code, or other files."""
+        answers = self._ask_all(examine, job)
+        refusals = [f"worker {address}: {answer}" for address, answer in answers.items() if answer]
+        if refusals:
+            more = f" (and {len(refusals) - 1} more)" if len(refusals) > 1 else ""
+            raise ClusterError(f"{self.address}: {refusals[0]}{more}")
+
+    def forget(self, job: PostedJob) -> None:
+        """Let the workers close a job; who does not hear it closes it with the next one."""
+        if self.client.status == "running":
+            self.client.run(forget, job.digest, wait=False, on_error="ignore")
+
+    def lost(self) -> ClusterError:
+        """Return the error for a scheduler that no longer answers."""
+        return ClusterError(f"{self.address}: the scheduler is gone; start it, and workers")
+
+    def _ask_all(self, function: Callable[..., str], *arguments: Any) -> dict[str, str]:
+        """Return what a function says in every worker; an exception there becomes a line."""
+        answers: dict[str, Any] = {}
+
+        def ask() -> None:
+            try:
+                answers.update(self.client.run(function, *arguments, on_error="return"))
+            except Exception as error:
+                answers.update(dict.fromkeys(self.client.nthreads(), error))
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(WORKER_SECONDS)
+        if asking.is_alive():
+            raise ClusterError(f"{self.address}: a worker has not answered for {WORKER_SECONDS:g} s")
+        return {address: _line(answer) for address, answer in answers.items()}
+
+
+@contextmanager
+def open_cluster(address: str) -> Iterator[Cluster]:
+    """Connect to a scheduler that has workers, for the time of this block.
+
+    address  of a running one, such as tcp://10.0.0.1:8786; or local:N for N processes on this machine
+    raises   BadRequest for something else, or without `distributed`; ClusterError if nothing answers there
+    """
+    n_local = _local_workers(address)
+    try:
+        from distributed import Client, LocalCluster
+    except ImportError as error:
+        raise BadRequest("--scheduler needs Dask: pip install 'gguf-tools[dask]'") from error
+    with ExitStack() as stack:
+        stack.enter_context(_silence())
+        try:
+            where: Any = address
+            if n_local:
+                where = stack.enter_context(
+                    LocalCluster(
+                        n_workers=n_local,
+                        threads_per_worker=1,
+                        memory_limit=None,
+                        dashboard_address=None,
+                        silence_logs=logging.CRITICAL + 1,
+                    )
+                )
+            client = stack.enter_context(
+                Client(where, timeout=CONNECT_SECONDS, set_as_default=False, name="gguf-tools")
+            )
+            client.wait_for_workers(1, timeout=WORKER_SECONDS)
+        except TimeoutError as error:
+            if "connect" in str(error):
+                raise ClusterError(f"{address}: no scheduler answers there") from error
+            raise ClusterError(f"{address}: no worker there; `dask worker {address}` starts one") from error
+        except (OSError, ValueError) as error:
+            raise ClusterError(f"{address}: no scheduler answers there ({_line(error)})") from error
+        yield Cluster(client, address)
+
+
+def _local_workers(address: str) -> int:
+    """Return N of local:N, 0 for the address of a scheduler."""
+    if not address.startswith(_LOCAL):
+        return 0
+    number = address.removeprefix(_LOCAL)
+    if not number.isdecimal() or not 1 <= int(number) <= 4096:
+        raise BadRequest(f"--scheduler {address}: expected local:N, N processes, such as local:4")
+    return int(number)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keep what Dask logs and warns from a terminal: what matters becomes an error of the toolkit."""
+    logger = logging.getLogger("distributed")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _line(answer: object) -> str:
+    if isinstance(answer, ModuleNotFoundError):
+        return f"lacks the module {answer.name}"
+    if isinstance(answer, BaseException):
+        return " ".join(f"{type(answer).__name__}: {answer}".split())
+    return str(answer)

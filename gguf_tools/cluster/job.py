@@ -1,0 +1,107 @@
+"""Jobs: what all items of some work refer to, in a file that every worker reads once.
+
+The file lies beside the output, on the file system that all workers see; a worker that doesn't see it is
+refused. Its name is that of the output and `.job`. Its path and digest come with every batch, so a worker
+that joins late finds it too, and none of it goes through the scheduler.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Protocol
+
+from gguf_tools.cluster.code import code_version, this_machine
+from gguf_tools.errors import OutputError
+from gguf_tools.whole_file import write_whole
+
+JOB_SUFFIX = ".job"
+
+
+class Worker(Protocol):
+    """A job, opened: does items. All threads of a process share one."""
+
+    def run(self, item: Any) -> Any:
+        """Do one item; what it returns goes back to who asked."""
+        ...
+
+    def settle(self) -> None:
+        """Make sure that other machines see what has been written so far."""
+        ...
+
+
+class Job(Protocol):
+    """How a process comes to do items; picklable."""
+
+    def open(self) -> AbstractContextManager[Worker]: ...
+
+
+@dataclass(frozen=True)
+class PostedJob:
+    """A job in its file.
+
+    path     of the file, absolute
+    digest   of what is in it
+    code     which code may open it, see `code_version`
+    machine  of who posted it, see `this_machine`
+    """
+
+    path: Path
+    digest: str
+    code: str
+    machine: str
+
+    def read(self) -> Job:
+        """Return the job; raises OutputError if its file isn't there, or holds something else."""
+        try:
+            data = self.path.read_bytes()
+        except OSError as error:
+            raise OutputError(f"{self.path}: can't be read ({error.strerror}); {_SHARED}") from error
+        if _digest(data) != self.digest:
+            raise OutputError(f"{self.path}: holds another job; {_SHARED}")
+        job: Job = pickle.loads(data)
+        return job
+
+
+_SHARED = "workers must see the same files under the same names as the command that gives them work"
+
+
+@contextmanager
+def posted(job: Job, output: Path) -> Iterator[PostedJob]:
+    """Post a job beside an output, for the time of this block; raises OutputError."""
+    data = _pickled(job)
+    path = job_path(output)
+    write_whole(path, data)
+    try:
+        yield PostedJob(path.absolute(), _digest(data), code_version(), this_machine())
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def job_path(output: Path) -> Path:
+    """Return where the job of an output is posted."""
+    return output.with_name(output.name + JOB_SUFFIX)
+
+
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def _pickled(job: Job) -> bytes:
+    buffer = BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(job)
+    return buffer.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Writes paths as absolute ones: a worker runs in a folder of its own."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Path):
+            return type(value), (str(value.absolute()),)
+        return NotImplemented

@@ -1,0 +1,75 @@
+"""A Dask scheduler and its workers, started as a user starts them: processes that tests may kill."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+_PATIENCE_SECONDS = 60.0
+
+
+class Processes:
+    """A scheduler and workers.
+
+    folder   for their files and logs
+    address  of the scheduler
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._file = folder / "scheduler.json"
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self.scheduler = self._start("scheduler", "--port", "0", "--host", "127.0.0.1", "--no-dashboard")
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not self._file.exists():
+            assert time.monotonic() < deadline, "the scheduler does not start"
+            assert self.scheduler.poll() is None, (self.folder / "scheduler.log").read_text()
+            time.sleep(0.05)
+        self.address: str = json.loads(self._file.read_text())["address"]
+
+    def start_worker(self, *options: str, path: Path = REPOSITORY) -> subprocess.Popen[bytes]:
+        """Start a worker with one thread; `path` is where it has the toolkit from."""
+        worker = self._start(
+            "worker", "--nthreads", "1", "--no-dashboard", "--memory-limit", "0", *options, path=path
+        )
+        self.workers.append(worker)
+        return worker
+
+    def close(self) -> None:
+        for process in (*self.workers, self.scheduler):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _start(self, what: str, *options: str, path: Path = REPOSITORY) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-m", "dask", what, "--scheduler-file", str(self._file), *options]
+        if what == "worker":
+            words += ["--local-directory", str(self.folder)]
+        environment = os.environ | {"PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
+        log = self.folder / ("scheduler.log" if what == "scheduler" else f"worker-{len(self.workers)}.log")
+        with open(log, "wb") as file:
+            return subprocess.Popen(
+                words, stdout=file, stderr=file, cwd=self.folder, env=environment, start_new_session=True
+            )
+
+
+@contextmanager
+def dask_cluster(folder: Path, n_workers: int, *options: str) -> Iterator[Processes]:
+    """Run a scheduler and workers for the time of this block."""
+    folder.mkdir(exist_ok=True)
+    processes = Processes(folder)
+    try:
+        for _ in range(n_workers):
+            processes.start_worker(*options)
+        yield processes
+    finally:
+        processes.close()
