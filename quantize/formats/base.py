@@ -82,6 +82,18 @@ def as_source(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return source
 
 
+def as_floats(rows: Rows) -> Floats32:
+    """Return rows as the flat array of float32 that kernels read; halves are widened, exactly."""
+    source = as_source(rows)
+    if source.dtype == np.float32:
+        return source
+    from quantize.simd.widening import widen
+
+    widened = np.empty(source.size, np.float32)
+    widen(source, widened)
+    return as_source(widened)
+
+
 def check_rows(rows: Rows, weighting: Weighting | None, type_: GGMLType) -> None:
     """Raise ShapeError unless `rows` can be encoded as `type_`, and `weighting` is one of such rows."""
     if rows.ndim != 2:
@@ -130,16 +142,18 @@ def encode_blocks(
     weighted  called with: weighted(source, importances, *tables, out); None: they are not used
     tables    constants of the kernels
 
-    source and importances are those of `as_source`, out is uint8 of all bytes.
+    source and importances are those of `as_source`, out is uint8 of all bytes. To `weighted`, source is
+    float32 whatever the rows are: such a search takes seconds to compile, and so long to run that widening
+    halves takes 1 to 8 % of it.
     raises    what the contract says
     """
     check_rows(rows, weighting, type_)
     data = np.empty((len(rows), type_.row_bytes(rows.shape[1])), np.uint8)
-    source, out = as_source(rows), data.reshape(-1)
+    out = data.reshape(-1)
     if weighted is not None and weighting is not None:
-        failure = weighted(source, as_source(weighting.values), *tables, out)
+        failure = weighted(as_floats(rows), as_source(weighting.values), *tables, out)
     elif plain is not None:
-        failure = plain(source, *tables, out)
+        failure = plain(as_source(rows), *tables, out)
     else:
         raise NeedsImportance(f"{type_.name}: this type needs importances; give an importance matrix")
     if failure >= 0:

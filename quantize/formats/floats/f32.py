@@ -9,12 +9,10 @@ weight = x
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from gguf_tools.ggml_types import F32
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_source, check_data, check_rows
-from quantize.simd.kernel import kernel
-from quantize.simd.tiles import read_item
+from quantize.simd.widening import widen as widen_items
 from quantize.weighting import Weighting
 
 BLOCK = np.dtype(np.float32)
@@ -37,14 +35,8 @@ def widen(rows: Rows) -> Floats32:
     if rows.dtype == BLOCK:
         return np.ascontiguousarray(rows)
     widened = np.empty(rows.shape, np.float32)
-    _widen(as_source(rows), widened.reshape(-1))
+    widen_items(as_source(rows), widened.reshape(-1))
     return widened
-
-
-@kernel
-def _widen(source: Rows, widened: npt.NDArray[np.float32]) -> None:
-    for i in range(source.size):
-        widened[i] = read_item(source, i)
 
 
 FORMAT = QuantFormat(F32, encode, decode)

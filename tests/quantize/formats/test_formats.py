@@ -218,6 +218,16 @@ def test_halves_are_read_as_the_floats_they_are(name: str) -> None:
         np.testing.assert_array_equal(encode(name, rows, weights), same)
 
 
+def test_a_search_with_importances_is_compiled_for_one_kind_of_floats() -> None:
+    """It takes seconds to compile, and a checkpoint may have FP8 beside bfloat16."""
+    from quantize.formats.k_quants import q4_k
+
+    weights = samples.importances("random", 256)
+    for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
+        encode("Q4_K", samples.rows("normal", (1, 256)).astype(dtype), weights)
+    assert len(q4_k._quantize_weighted.signatures) == 1  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(("name", "dtype"), [("F32", "f4"), ("F16", "f2"), ("BF16", ml_dtypes.bfloat16)])
 def test_rows_of_the_type_itself_are_not_copied(name: str, dtype: npt.DTypeLike) -> None:
     rows = samples.rows("normal", (3, 5)).astype(dtype)
