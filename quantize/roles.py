@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Literal
 
 from gguf_tools.layer_names import in_layer_ranges as in_layer_ranges
@@ -175,6 +176,7 @@ class TensorRole:
     is_shared_expert: bool = False
 
 
+@lru_cache(maxsize=1 << 16)
 def tensor_role(
     name: str,
     shape: tuple[int, ...],

@@ -32,6 +32,14 @@ def _types(recorded: dict) -> set[str]:
 CAN_WRITE = [name for name, recorded in WEIGHTED.items() if _types(recorded) <= set(available())]
 """The recorded file types whose every type has a codec."""
 
+OF_EVERY_KIND = ("Q4_0", "MXFP4_MOE", "IQ2_XS", "IQ1_M", "TQ1_0", "Q2_K", "IQ3_M", "IQ4_NL", "Q4_K_M", "Q8_0")
+"""File types that have all kinds of blocks between them. The bytes of all types are compared with
+llama-quantize's; what else their siblings do is tried with the slow tests."""
+
+MOST_SLOWLY = [
+    pytest.param(name, marks=() if name in OF_EVERY_KIND else pytest.mark.slow) for name in CAN_WRITE
+]
+
 FOR_OTHER_MODELS = ("TQ1_0", "TQ2_0", "Q1_0", "Q2_0", "IQ1_S", "IQ1_M", "IQ2_XXS")
 """Types for models trained in them, and those too small for 11 million weights: they load and compute."""
 
@@ -78,7 +86,7 @@ def test_without_importances(file_type: str, tiny_gguf: Callable[[str], Path], t
         assert differing(file, PLAIN[file_type]) == []
 
 
-@pytest.mark.parametrize("file_type", CAN_WRITE)
+@pytest.mark.parametrize("file_type", MOST_SLOWLY)
 def test_with_importances_in_the_older_form(
     file_type: str, tiny_gguf: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -103,7 +111,7 @@ def _by_ggml(file: GGUFSet, source: GGUFSet, name: str, data: ImportanceFile) ->
 
 
 @pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
-@pytest.mark.parametrize("file_type", CAN_WRITE)
+@pytest.mark.parametrize("file_type", MOST_SLOWLY)
 def test_llama_cpp_runs_it(file_type: str, tiny_gguf: Callable[[str], Path], tmp_path: Path) -> None:
     quantize.quantize(tiny_gguf("f32"), tmp_path / "q.gguf", file_type, importances=importances("gguf"))
     ids = list(range(40, 104))

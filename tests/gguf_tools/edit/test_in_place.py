@@ -125,10 +125,10 @@ def test_killed_while_restoring(path: Path, mode: Mode) -> None:
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_mixture_of_old_and_new_is_restored(path: Path, mixture: list[tuple[int, int]]) -> None:
     path.write_bytes(OLD + REST)
-    undo = in_place.undo_path(path)
-    if not undo.exists():
-        (path.parent / "keep").write_bytes(leave_undo(path))
-    undo.write_bytes((path.parent / "keep").read_bytes())
+    undo, keep = in_place.undo_path(path), path.parent / "keep"
+    if not keep.exists():
+        keep.write_bytes(leave_undo(path))
+    undo.write_bytes(keep.read_bytes())
     header = bytearray(OLD)
     for start, n_bytes in mixture:
         header[start : start + n_bytes] = NEW[start : start + n_bytes]

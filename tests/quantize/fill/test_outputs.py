@@ -124,8 +124,10 @@ class Trial(WatchedOutputs):
         self.check_all_are_there()
 
 
-@pytest.mark.parametrize("mode", ["before", "torn"])
-@pytest.mark.parametrize("n_parts", [1, N_PARTS])
+@pytest.mark.parametrize(
+    ("n_parts", "mode"),
+    [(1, "before"), (1, "torn"), (N_PARTS, "before"), pytest.param(N_PARTS, "torn", marks=pytest.mark.slow)],
+)
 def test_killed_at_any_call_the_next_run_ends_it(
     expected: dict[int, dict[str, bytes]], tmp_path: Path, n_parts: int, mode: Mode
 ) -> None:

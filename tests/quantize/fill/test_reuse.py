@@ -302,8 +302,10 @@ def test_the_partial_of_the_output_is_no_older_file(old: Path, tmp_path: Path) -
 # --- runs that are interrupted --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["before", "torn"])
-@pytest.mark.parametrize("n_parts", [1, 3])
+@pytest.mark.parametrize(
+    ("n_parts", "mode"),
+    [(1, "before"), (1, "torn"), (3, "before"), pytest.param(3, "torn", marks=pytest.mark.slow)],
+)
 def test_killed_at_any_call_the_next_run_ends_it(old: Path, tmp_path: Path, n_parts: int, mode: Mode) -> None:
     """With an older file in the first run, in the second, or in both: it is the same run."""
     setup = replace(changed_importances(), n_parts=n_parts)
