@@ -21,10 +21,10 @@ Result = TypeVar("Result")
 
 
 class Workers:
-    """A pool of threads, and a context manager; a task that has not begun when it ends never does."""
+    """A pool of `n_threads`, and a context manager; a task that has not begun when it ends never does."""
 
     def __init__(self, n_threads: int) -> None:
-        self._n_threads = n_threads
+        self.n_threads = n_threads
         # torch tells a new thread how many threads an operation may have only when it is asked.
         self._pool = ThreadPoolExecutor(n_threads, initializer=torch.get_num_threads)
 
@@ -47,7 +47,7 @@ class Workers:
         with_or_without = torch.enable_grad()(task) if gradients else torch.inference_mode()(task)
         for item in items:
             begun.append(self._pool.submit(with_or_without, item))
-            if len(begun) > 2 * self._n_threads:
+            if len(begun) > 2 * self.n_threads:
                 yield begun.popleft().result()
         while begun:
             yield begun.popleft().result()

@@ -1,4 +1,4 @@
-"""The routed experts of a layer: each is read, made, applied to its tokens, and forgotten.
+"""The routed experts of a layer: each is read, made, applied to its tokens, and forgotten; a few at a time.
 
 Experts come from the busiest to the rarest, and the moments of their downs are pooled on the way. So a rare
 expert leans on what the busier ones have shown, and one that no token reaches takes it all. Gate and up of an
@@ -20,17 +20,19 @@ from forward.experts import Experts
 from forward.ffn import FeedForward
 from forward.observe import Silent
 from gguf_tools.errors import BadActivation
-from quality.calibrate.capture import Capture
 from quality.calibrate.inputs import HELD_ROWS, PIECE_ROWS, Inputs, Shown
-from quality.calibrate.making import Part, Under
+from quality.calibrate.making import Part, Under, unders
 from quality.calibrate.models import Setting
-from quality.calibrate.moments import Moments, Statistics
+from quality.calibrate.moments import PAIR_BYTES, Moments, Statistics
 
 MIDDLE = ("middle",)
 """Key of what gate and up multiply, of the block and of all experts."""
 
 LEAN = 0.1
 """Rows like the mean of the shared ones that an expert's statistics get, per column."""
+
+_THREAD_BYTES = 256 << 20
+"""Memory that the statistics of experts may take for each thread, beyond those of one expert."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,32 @@ class _Computed:
     held: list[Shown]
 
 
+@dataclass(frozen=True)
+class _Visit:
+    """An expert whose turn has come.
+
+    rows  that go to it, of each model, the original first
+    held  numbers of tokens that are held back
+    """
+
+    expert: int
+    rows: Sequence[Rows]
+    held: torch.Tensor
+
+    @property
+    def own(self) -> Rows:
+        """The rows that count."""
+        return self.rows[-1]
+
+
+def experts_at_once(n_cols: int, n_threads: int) -> int:
+    """Return how many experts, of `n_cols` columns, are made at a time.
+
+    An expert alone has too few matrices for many threads. The number changes no byte.
+    """
+    return max(1, min(n_threads, n_threads * _THREAD_BYTES // (PAIR_BYTES * n_cols**2)))
+
+
 class ExpertRun:
     """The experts of one layer at work.
 
@@ -100,26 +128,32 @@ class ExpertRun:
         self._pool: Moments | None = None
         missing = [name for name in (self._names.gate, self._names.up) if setting.is_missing(name)]
         if missing:
-            self._shared = Under.of(shared.statistics(MIDDLE), None, missing[0])
+            (self._shared,) = unders([(shared.statistics(MIDDLE), None)], missing[0], setting.workers)
         self._is_down_missing = setting.is_missing(self._names.down)
 
     def run(self) -> None:
         """Make all experts, and add their outputs to the hidden states."""
-        n_experts = self._experts[0].n_experts
-        counts = torch.bincount(self._routes[-1].experts.flatten(), minlength=n_experts).tolist()
-        for expert in sorted(range(n_experts), key=lambda expert: (-counts[expert], expert)):
-            self._run(expert, [routes.of(expert) for routes in self._routes])
+        experts, routes = self._experts[0], self._routes
+        counts = torch.bincount(routes[-1].experts.flatten(), minlength=experts.n_experts).tolist()
+        order = sorted(range(experts.n_experts), key=lambda expert: (-counts[expert], expert))
+        n_together = experts_at_once(experts.hidden_size, self._setting.workers.n_threads)
+        for start in range(0, len(order), n_together):
+            self._run([self._visit(expert) for expert in order[start : start + n_together]])
 
-    def _run(self, expert: int, rows: Sequence[Rows]) -> None:
-        setting, own = self._setting, rows[-1]
-        held = self._held_tokens(own.tokens)
+    def _visit(self, expert: int) -> _Visit:
+        rows = [routes.of(expert) for routes in self._routes]
+        return _Visit(expert, rows, self._held_tokens(rows[-1].tokens))
+
+    def _run(self, visits: Sequence[_Visit]) -> None:
+        """Make some experts. What each of them is made under depends on none but those before it."""
         if self._shared is not None:
-            self._make_gate_up(expert, own.tokens, held, self._shared)
-        inputs = self._gather_down(expert, rows, held)
+            self._make_gates_and_ups(visits, self._shared)
+        inputs = [self._gather_down(visit) for visit in visits]
         if self._is_down_missing:
-            self._make_down(expert, inputs)
-        if setting.is_followed:
-            self._finish(expert, own)
+            self._make_downs(visits, inputs)
+        if self._setting.is_followed:
+            for visit in visits:
+                self._finish(visit)
 
     def _held_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return some of an expert's tokens that are held back, evenly spread."""
@@ -128,27 +162,41 @@ class ExpertRun:
 
     # ---- gate and up
 
-    def _make_gate_up(self, expert: int, tokens: torch.Tensor, held: torch.Tensor, shared: Under) -> None:
-        parts = [
-            part for name in (self._names.gate, self._names.up) if (part := self._part(name, expert, shared))
+    def _make_gates_and_ups(self, visits: Sequence[_Visit], shared: Under) -> None:
+        setting, n_cols = self._setting, self._experts[0].hidden_size
+        missing: list[tuple[list[Part], Inputs, int]] = []
+        for visit in visits:
+            names = self._names.gate, self._names.up
+            parts = [part for name in names if (part := self._part(name, visit.expert, shared))]
+            if parts:
+                missing.append((parts, *self._gather_gate_up(visit)))
+        own = [
+            (inputs.statistics(MIDDLE).leaning_on(shared.statistics, LEAN * n_cols), inputs.held(MIDDLE))
+            for _, inputs, _ in missing
+            if inputs.moments
         ]
-        if not parts:
-            return
+        of_own = unders(own, self._names.gate, setting.workers)
+        made = []
+        for parts, inputs, n_seen in missing:
+            if inputs.moments:
+                under = next(of_own)
+            else:
+                statistics = replace(shared.statistics, n_seen=n_seen)
+                under = replace(shared, statistics=statistics, held=inputs.held(MIDDLE))
+            made += [replace(part, under=under) for part in parts]
+        setting.maker.make(made)
+
+    def _gather_gate_up(self, visit: _Visit) -> tuple[Inputs, int]:
+        """Return what gate and up of an expert multiply, summed up if there is enough; and how many rows."""
         setting = self._setting
         inputs = Inputs(setting.is_followed)
-        if len(held):
-            inputs.hold(self._middles(held))
-        summed = tokens[setting.division.summed_tokens(tokens)]
-        n_cols = parts[0].info.n_cols
-        under = replace(shared, statistics=replace(shared.statistics, n_seen=len(summed)))
-        if len(summed) >= n_cols:
+        if len(visit.held):
+            inputs.hold(self._middles(visit.held))
+        summed = visit.own.tokens[setting.division.summed_tokens(visit.own.tokens)]
+        if len(summed) >= self._experts[0].hidden_size:
             for piece in summed.split(PIECE_ROWS):
                 inputs.add(self._middles(piece), setting.workers)
-            statistics = inputs.statistics(MIDDLE).leaning_on(shared.statistics, LEAN * n_cols)
-            under = Under.of(statistics, None, parts[0].info.name)
-        under = replace(under, held=inputs.held(MIDDLE))
-        for part in parts:
-            setting.maker.make([replace(part, under=under)])
+        return inputs, len(summed)
 
     def _middles(self, tokens: torch.Tensor) -> list[Shown]:
         """Return what gate and up multiply, by model."""
@@ -168,16 +216,16 @@ class ExpertRun:
 
     # ---- down
 
-    def _gather_down(self, expert: int, rows: Sequence[Rows], held: torch.Tensor) -> Inputs:
+    def _gather_down(self, visit: _Visit) -> Inputs:
         """Add the original's output to its hidden states, and return what down multiplies."""
-        setting = self._setting
-        blocks = [experts.read(expert) for experts in self._experts]
+        setting, rows = self._setting, visit.rows
+        blocks = [experts.read(visit.expert) for experts in self._experts]
         inputs = Inputs(setting.is_followed)
         tokens = torch.unique(torch.cat([each.tokens for each in rows]))
         after = setting.original.stream.after(self._number)
 
         def take(piece: torch.Tensor) -> _Computed:
-            return self._compute(blocks, rows, piece, held)
+            return self._compute(blocks, visit, piece)
 
         for computed in setting.workers.each(take, tokens.split(PIECE_ROWS) if len(tokens) else ()):
             here, weights = rows[0].among(computed.tokens)
@@ -187,57 +235,63 @@ class ExpertRun:
                 inputs.hold(computed.held)
         return inputs
 
-    def _compute(
-        self, blocks: Sequence[FeedForward], rows: Sequence[Rows], tokens: torch.Tensor, held: torch.Tensor
-    ) -> _Computed:
-        setting, own = self._setting, torch.isin(tokens, rows[-1].tokens)
-        mine = tokens[own]
-        shown: list[torch.Tensor] = []
-        output = torch.empty(0)
-        for each, (model, block) in enumerate(zip(setting.models, blocks, strict=True)):
-            capture = Capture((self._names.down,))
-            wanted = tokens if each == 0 else mine
-            result = block(model.stream.middle.rows(wanted).to(setting.device), capture)
-            (inner,) = capture.inputs().values()
-            shown.append(inner[own.to(setting.device)] if each == 0 else inner)
-            if each == 0:
-                here, _ = rows[0].among(tokens)
-                output = result.cpu()[here]
-                refuse_nonfinite(output, f"{self._names.down}, expert")
-        summed = setting.division.summed_tokens(mine).to(setting.device)
-        kept = torch.isin(mine, held).to(setting.device)
+    def _compute(self, blocks: Sequence[FeedForward], visit: _Visit, tokens: torch.Tensor) -> _Computed:
+        setting, device = self._setting, self._setting.device
+        mine = torch.isin(tokens, visit.own.tokens)
+        x = setting.original.stream.middle.rows(tokens).to(device)
+        inner = blocks[0].inner(x, Silent())
+        here, _ = visit.rows[0].among(tokens)
+        output = blocks[0].outer(inner[here.to(device)], Silent()).float().cpu()
+        refuse_nonfinite(output, f"{self._names.down}, expert {visit.expert}")
+        shown = [inner[mine.to(device)]]
+        tokens_here = tokens[mine]
+        if setting.is_followed:
+            x = setting.own.stream.middle.rows(tokens_here).to(device)
+            shown.append(blocks[-1].inner(x, Silent()))
+        summed = setting.division.summed_tokens(tokens_here).to(device)
+        held = torch.isin(tokens_here, visit.held).to(device)
         key = (self._names.down,)
-        return _Computed(tokens, output, [{key: x[summed]} for x in shown], [{key: x[kept]} for x in shown])
+        return _Computed(
+            tokens,
+            output,
+            [{key: each[summed][:, None]} for each in shown],
+            [{key: each[held][:, None]} for each in shown],
+        )
 
-    def _make_down(self, expert: int, inputs: Inputs) -> None:
+    def _make_downs(self, visits: Sequence[_Visit], gathered: Sequence[Inputs]) -> None:
         setting, key = self._setting, (self._names.down,)
         info = setting.wanted[self._names.down]
-        moments = inputs.moments.get(key)
-        if moments is None:
-            moments = Moments.zeros(1, info.n_cols, setting.device, cross=setting.is_followed)
-        part = self._part(self._names.down, expert, Under(Statistics.of(moments), None, None, None))
-        if part is not None:
-            statistics = Statistics.of(moments)
-            if self._pool is not None:
-                statistics = statistics.leaning_on(Statistics.of(self._pool), LEAN * info.n_cols)
-            setting.maker.make([replace(part, under=Under.of(statistics, inputs.held(key), info.name))])
-        if self._pool is None:
-            self._pool = moments
-        else:
-            self._pool.merge(moments)
+        parts, shown = [], []
+        for visit, inputs in zip(visits, gathered, strict=True):
+            moments = inputs.moments.get(key)
+            if moments is None:
+                moments = Moments.zeros(1, info.n_cols, setting.device, cross=setting.is_followed)
+            part = self._part(self._names.down, visit.expert, Under.nothing(info.n_cols))
+            if part is not None:
+                statistics = Statistics.of(moments)
+                if self._pool is not None:
+                    statistics = statistics.leaning_on(Statistics.of(self._pool), LEAN * info.n_cols)
+                parts.append(part)
+                shown.append((statistics, inputs.held(key)))
+            if self._pool is None:
+                self._pool = moments
+            else:
+                self._pool.merge(moments)
+        made = unders(shown, info.name, setting.workers)
+        setting.maker.make([replace(part, under=under) for part, under in zip(parts, made, strict=True)])
 
-    def _finish(self, expert: int, rows: Rows) -> None:
+    def _finish(self, visit: _Visit) -> None:
         """Add the output of the model that is being written to its hidden states."""
-        setting, block = self._setting, self._experts[-1].read(expert)
+        setting, block = self._setting, self._experts[-1].read(visit.expert)
         stream = setting.own.stream
 
         def take(piece: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             tokens, weights = piece
             output = block(stream.middle.rows(tokens).to(setting.device), Silent()).cpu()
-            refuse_nonfinite(output, f"{self._names.down}, expert {expert}, as it is written")
+            refuse_nonfinite(output, f"{self._names.down}, expert {visit.expert}, as it is written")
             return tokens, output, weights
 
-        for tokens, output, weights in setting.workers.each(take, _pieces(rows)):
+        for tokens, output, weights in setting.workers.each(take, _pieces(visit.own)):
             stream.after(self._number).add(tokens, output, weights)
 
 

@@ -14,7 +14,7 @@ from forward.rope import Rotation
 from forward.workers import Workers
 from gguf_tools.tensors import TensorInfo
 from quality.calibrate.inputs import Division, Inputs
-from quality.calibrate.making import Maker, Part, Under
+from quality.calibrate.making import Maker, Part, unders
 from quality.calibrate.streams import Stream
 
 
@@ -73,11 +73,12 @@ class Setting:
         if not missing:
             return
 
-        def under(mat: int) -> Under:
-            return Under.of(inputs.statistics(key, mat), inputs.held(key, mat), missing[0])
-
-        unders = list(self.workers.each(under, range(len(inputs.moments[key].own))))
+        mats = range(len(inputs.moments[key].own))
+        shown = ((inputs.statistics(key, mat), inputs.held(key, mat)) for mat in mats)
+        all_mats = list(unders(shown, missing[0], self.workers))
+        parts = []
         for name in missing:
             info = self.wanted[name]
-            n_rows = info.n_rows // len(unders)
-            self.maker.make([Part(info, mat * n_rows, n_rows, each) for mat, each in enumerate(unders)])
+            n_rows = info.n_rows // len(mats)
+            parts += [Part(info, mat * n_rows, n_rows, each) for mat, each in enumerate(all_mats)]
+        self.maker.make(parts)

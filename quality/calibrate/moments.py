@@ -19,6 +19,10 @@ from forward.workers import Workers
 _STRIP_COLS = 512
 """Number of columns of a unit: its product of 16384 columns takes 32 MB."""
 
+PAIR_BYTES = 40
+"""Memory for each pair of columns of a matrix while it is encoded: moments, and what is made of them. Sums in
+float64, with those crossed with the original's and a copy, and a factor and a step towards W t in float32."""
+
 Floats64 = npt.NDArray[np.float64]
 
 

@@ -23,6 +23,7 @@ from forward.families import EMBEDDINGS, OUTPUT, OUTPUT_NORM
 from forward.load import Loader
 from forward.norm import RMSNorm
 from forward.open import ModelSource
+from forward.products import fast_products
 from forward.work_folder import WorkFolder, forget
 from forward.workers import Workers
 from gguf_tools.system.files import read_at
@@ -32,9 +33,8 @@ from quality.calibrate.closing import closing_of
 from quality.calibrate.gradients import Gradients, forget_folders
 from quality.calibrate.inputs import Division, Shown, gather
 from quality.calibrate.layer_run import LayerRun
-from quality.calibrate.making import Maker, Part, Under
+from quality.calibrate.making import Maker, Part, Under, unders
 from quality.calibrate.models import Model, Setting
-from quality.calibrate.moments import Statistics
 from quality.calibrate.output_side import OutputSide, embedding_statistics, open_gradients
 from quality.calibrate.overlay import WrittenTensor, open_written
 from quality.calibrate.records import Records
@@ -53,7 +53,7 @@ from quantize.roles import layer_of
 
 _RECORDS = "records.jsonl"
 
-VERSION = 1
+VERSION = 2
 """Number of the method; it goes up whenever a run could give other bytes."""
 
 
@@ -125,6 +125,7 @@ class CalibratedRun:
         with ExitStack() as opened:
             folder, records = self._open_folder(about, missing, opened)
             self._records = records
+            opened.enter_context(fast_products(self._device))
             gradients = self._gradients(missing, opened)
             workers = opened.enter_context(_workers(self._options.threads, self._device))
             tensors = opened.enter_context(open_written(self._outputs, partials, self._job.sources))
@@ -138,7 +139,8 @@ class CalibratedRun:
             maker = Maker(self._job, tensors, missing, files, done, records, workers, side, Effort())
             if gradients is not None and self._is_missing(EMBEDDINGS, missing):
                 info = self._infos[EMBEDDINGS]
-                under = Under.of(embedding_statistics(gradients), None, EMBEDDINGS)
+                shown = [(embedding_statistics(gradients), None)]
+                (under,) = unders(shown, EMBEDDINGS, workers)
                 maker.make([Part(info, 0, info.n_rows, under)])
             setting = self._setting(folder, tensors, maker, workers, opened)
             for layer in range(folder.done + 1, self._sight.network.n_layers):
@@ -214,7 +216,7 @@ class CalibratedRun:
         for name in names:
             if setting.is_missing(name):
                 info = self._infos[name]
-                under = Under(Statistics.nothing(info.n_cols), None, None, None)
+                under = Under.nothing(info.n_cols)
                 setting.maker.make([Part(info, 0, info.n_rows, under)])
 
     def _finish(self, setting: Setting) -> None:

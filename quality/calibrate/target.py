@@ -14,32 +14,35 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from forward.workers import Workers
 from quality.calibrate.inputs import Held
-from quality.calibrate.moments import Floats64, Statistics
+from quality.calibrate.moments import Statistics
+from quantize.compensate.factor import Factor
 from quantize.formats.base import Floats32
 
-_DAMP = 0.01
-"""Share of the mean diagonal that is added to the diagonal of H."""
+_STRIP_ROWS = 512
+"""Rows of T that are computed at a time."""
 
 
-def correction(statistics: Statistics) -> Floats64 | None:
-    """Return T, float64 (n_cols, n_cols); None where the inputs are the original's, or nothing is known.
+def correction(statistics: Statistics, factor: Factor, workers: Workers) -> Floats32 | None:
+    """Return T, float32 (n_cols, n_cols); None where the inputs are the original's.
 
-    None, too, where H is not positive definite even damped: the factor of H says so then
+    factor  of the statistics: d is what it was damped by
     """
     own, cross = statistics.own, statistics.cross
-    if cross is None or not statistics.n_rows:
+    if cross is None:
         return None
-    damped = torch.from_numpy(own.copy())
-    mean = float(np.diagonal(own).mean())
-    damped.diagonal().add_(_DAMP * mean)
-    root, failure = torch.linalg.cholesky_ex(damped)
-    if int(failure) or not mean:
-        return None
-    # T (H + d I) = C - H, and H is symmetric: solve for the transpose.
-    moved = torch.from_numpy(cross.T - own)
-    solved: Floats64 = torch.cholesky_solve(moved, root).numpy().T
-    return solved
+    upper = torch.from_numpy(factor.upper)
+    change = np.empty(own.shape, np.float32)
+
+    def take(start: int) -> None:
+        rows = slice(start, start + _STRIP_ROWS)
+        moved = torch.from_numpy(((cross[rows] - own[rows]) / factor.mean).astype(np.float32))
+        change[rows] = (moved @ upper.T @ upper).numpy()
+
+    for _ in workers.each(take, range(0, len(own), _STRIP_ROWS)):
+        pass
+    return change
 
 
 def corrected(rows: Floats32, change: Floats32, held: Held | None = None) -> Floats32:

@@ -35,6 +35,7 @@ class Factor:
 
     hessian      float32 (n, n), H itself
     upper        float32 (n, n), U with H^-1 = U^T U; zero below the diagonal
+    mean         what the moments were divided by
     importances  float32 (n,), 1 / U[i, i]**2 scaled to a mean of 1: what an error costs once later columns
                  have made up for it as well as they can
     """
@@ -42,6 +43,7 @@ class Factor:
     hessian: Floats32
     upper: Floats32
     importances: Floats32
+    mean: float
 
     _local: dict[int, Floats32] = field(default_factory=dict, repr=False)
 
@@ -76,15 +78,18 @@ class Factor:
         if not np.isfinite(moments).all():
             row, column = np.argwhere(~np.isfinite(moments))[0]
             raise BadMoments(f"second moments of columns {row} and {column} are {moments[row, column]}")
-        scaled = _scaled(moments, damp)
-        root = _upper_root(scaled)
-        upper = _inverse_of_upper(root).astype(np.float32)
+        scaled, mean = _scaled(moments, damp)
+        # The root needs float64. Its inverse does not: damping keeps the root's condition below 1e3.
+        upper = _inverse_of_upper(_upper_root(scaled).astype(np.float32))
         costs = 1 / np.diag(upper).astype(np.float64) ** 2
-        return cls(scaled.astype(np.float32), upper, (costs / costs.mean()).astype(np.float32))
+        return cls(scaled.astype(np.float32), upper, (costs / costs.mean()).astype(np.float32), mean)
 
 
-def _scaled(moments: Moments, damp: float) -> Moments:
-    """Return moments with a mean diagonal of 1 and `damp` on top; dead columns count as the mean."""
+def _scaled(moments: Moments, damp: float) -> tuple[Moments, float]:
+    """Return moments with a mean diagonal of 1 and `damp` on top; dead columns count as the mean.
+
+    The second is what they were divided by.
+    """
     scaled = np.array(moments, np.float64)
     diagonal = np.diag(scaled).copy()
     if (diagonal < 0).any():
@@ -95,7 +100,7 @@ def _scaled(moments: Moments, damp: float) -> Moments:
     mean = diagonal.mean()
     scaled /= mean
     np.fill_diagonal(scaled, diagonal / mean + damp)
-    return scaled
+    return scaled, float(mean)
 
 
 def _upper_root(scaled: Moments) -> Moments:
@@ -109,7 +114,7 @@ def _upper_root(scaled: Moments) -> Moments:
     return lower[::-1, ::-1]
 
 
-def _inverse_of_upper(root: Moments) -> Moments:
+def _inverse_of_upper(root: Floats32) -> Floats32:
     """Return the inverse of an upper triangular matrix, made of those of its halves."""
     size = len(root)
     if size <= _SMALL:

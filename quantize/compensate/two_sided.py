@@ -8,6 +8,8 @@ where the loss of the model does not look.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from gguf_tools.errors import ShapeError
@@ -52,58 +54,102 @@ def encode_two_sided(
     returns        uint8 (n_rows, row bytes), C-contiguous
     raises         what encode_compensated raises, and ShapeError if output_factor is not of n_rows
     """
-    check_fit(rows, type_, factor)
-    n_rows, n_cols = rows.shape
-    if output_factor.size != n_rows:
-        found = f"second moments of the gradients of {output_factor.size} outputs"
-        raise ShapeError(f"{type_.name}: {n_rows} rows, but {found}")
-    floats = np.array(rows, np.float32, order="C")
-    check_finite(floats, type_)
-    codec = get_format(type_)
-    upper = _padded(output_factor.upper)
-    data = _round_rows(floats, get_rounder(type_), factor, upper, effort)
-    stock = codec.encode(floats, stock_weighting(factor))
-    of_stock, of_ours = (_damage(floats, codec.decode(d, n_cols), factor, upper) for d in (stock, data))
-    return data if of_ours < of_stock else stock
+    return encode_side_by_side([(rows, output_factor)], type_, factor, effort)[0]
 
 
-def _round_rows(
-    rows: Floats32, rounder: Rounder, factor: Factor, output_upper: Floats32, effort: Effort
-) -> Bytes:
-    """Return the bytes of finite rows, without a look at the stock encoder's.
+def encode_side_by_side(
+    matrices: Sequence[tuple[Rows, Factor]], type_: GGMLType, factor: Factor, effort: Effort = DEFAULT
+) -> list[Bytes]:
+    """Return what `encode_two_sided` returns for each of some matrices that multiply the same.
 
-    output_upper  float32 (n, n), that of the outputs, made as large as a multiple of LANES
+    A few rows of each are encoded at a time. That takes less time than one matrix after the other, because
+    each step is the same for all their rows.
+
+    matrices  rows and output factor of each
     """
-    n_rows, n_cols = rows.shape
-    padded = len(output_upper)
-    decode = get_format(rounder.type).decode
-    work = _transposed(rows, padded)
-    data = np.empty((n_rows, rounder.type.row_bytes(n_cols)), np.uint8)
-    for start in range(0, padded, PANEL):
-        stop = min(start + PANEL, padded)
-        panel = np.ascontiguousarray(output_upper[start:stop, start:stop])
-        own = np.ascontiguousarray(work[:, start:stop])
-        errors = np.empty_like(own)
-        for first in range(0, stop - start, ROWS_AT_ONCE):
-            last = first + ROWS_AT_ONCE
-            now = np.ascontiguousarray(own[:, first:last].T)
-            block = encode_rows(now, rounder, factor, effort)
-            data[start + first : start + last] = block[: n_rows - start - first]
-            moves = _transposed(now - decode(block, n_cols), ROWS_AT_ONCE)
-            lost = whitened(moves, np.ascontiguousarray(panel[first:last, first:last]))
-            errors[:, first:last] = lost
-            n = stop - start
-            feed_back(as_source(lost), ROWS_AT_ONCE, as_source(panel), first, last, n, own.reshape(-1))
-        feed_back(
-            as_source(errors),
-            stop - start,
-            as_source(output_upper),
-            start,
-            stop,
-            padded,
-            work.reshape(-1),
+    codec, works = get_format(type_), []
+    for rows, output_factor in matrices:
+        check_fit(rows, type_, factor)
+        if output_factor.size != len(rows):
+            found = f"second moments of the gradients of {output_factor.size} outputs"
+            raise ShapeError(f"{type_.name}: {len(rows)} rows, but {found}")
+        floats = np.array(rows, np.float32, order="C")
+        check_finite(floats, type_)
+        works.append(_Matrix(floats, type_, _padded(output_factor.upper)))
+    _round_rows(works, get_rounder(type_), factor, effort)
+    chosen = []
+    for each in works:
+        n_cols = each.rows.shape[1]
+        stock = codec.encode(each.rows, stock_weighting(factor))
+        of_stock, of_ours = (
+            _damage(each.rows, codec.decode(d, n_cols), factor, each.upper) for d in (stock, each.data)
         )
-    return data
+        chosen.append(each.data if of_ours < of_stock else stock)
+    return chosen
+
+
+class _Matrix:
+    """A matrix whose rows are encoded a few at a time.
+
+    rows   float32 (n_rows, n_cols)
+    upper  float32 (n, n), that of the outputs, made as large as a multiple of LANES
+    data   uint8 (n_rows, row bytes), of the rows that are done
+    """
+
+    def __init__(self, rows: Floats32, type_: GGMLType, upper: Floats32) -> None:
+        self.rows, self.upper = rows, upper
+        self.data = np.empty((len(rows), type_.row_bytes(rows.shape[1])), np.uint8)
+        self._work = _transposed(rows, len(upper))
+        self._begin(0)
+
+    @property
+    def n_padded(self) -> int:
+        """Rows that are encoded, those that make a multiple of LANES with them."""
+        return len(self.upper)
+
+    def following(self, first: int) -> Floats32:
+        """Return rows with what those before them have carried on, float32 (ROWS_AT_ONCE, n_cols)."""
+        start = first - self._start
+        return np.ascontiguousarray(self._own[:, start : start + ROWS_AT_ONCE].T)
+
+    def take(self, first: int, data: Bytes, moves: Floats32) -> None:
+        """Take in the bytes of these rows and how far they are off, and carry that on."""
+        self.data[first : first + ROWS_AT_ONCE] = data[: len(self.rows) - first]
+        start, size = first - self._start, self._own.shape[1]
+        own = slice(start, start + ROWS_AT_ONCE)
+        lost = whitened(_transposed(moves, ROWS_AT_ONCE), np.ascontiguousarray(self._panel[own, own]))
+        self._errors[:, own] = lost
+        feed_back(
+            as_source(lost), ROWS_AT_ONCE, as_source(self._panel), start, own.stop, size,
+            self._own.reshape(-1),
+        )  # fmt: skip
+        if own.stop == size:
+            stop = self._start + size
+            feed_back(
+                as_source(self._errors), size, as_source(self.upper), self._start, stop, self.n_padded,
+                self._work.reshape(-1),
+            )  # fmt: skip
+            self._begin(stop)
+
+    def _begin(self, start: int) -> None:
+        """Begin a panel of rows."""
+        self._start, stop = start, min(start + PANEL, self.n_padded)
+        self._panel = np.ascontiguousarray(self.upper[start:stop, start:stop])
+        self._own = np.ascontiguousarray(self._work[:, start:stop])
+        self._errors = np.empty_like(self._own)
+
+
+def _round_rows(matrices: Sequence[_Matrix], rounder: Rounder, factor: Factor, effort: Effort) -> None:
+    """Fill the matrices' bytes, without a look at the stock encoder's."""
+    decode = get_format(rounder.type).decode
+    for first in range(0, max((each.n_padded for each in matrices), default=0), ROWS_AT_ONCE):
+        active = [each for each in matrices if first < each.n_padded]
+        now = np.concatenate([each.following(first) for each in active])
+        data = encode_rows(now, rounder, factor, effort)
+        moves = now - decode(data, now.shape[1])
+        for number, each in enumerate(active):
+            own = slice(number * ROWS_AT_ONCE, (number + 1) * ROWS_AT_ONCE)
+            each.take(first, data[own], moves[own])
 
 
 def _damage(rows: Floats32, values: Floats32, factor: Factor, output_upper: Floats32) -> float:

@@ -11,6 +11,7 @@ from forward.workers import Workers  # noqa: E402
 from quality.calibrate.inputs import Division, Held, gather  # noqa: E402
 from quality.calibrate.moments import Moments, Statistics  # noqa: E402
 from quality.calibrate.target import corrected, correction  # noqa: E402
+from quantize.compensate.factor import Factor  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -69,14 +70,31 @@ def test_importances_are_mean_squares() -> None:
     np.testing.assert_allclose(statistics(x).importances(), expected, rtol=1e-5)
 
 
+def correction_of(seen: Statistics) -> np.ndarray | None:
+    with Workers(2) as workers:
+        return correction(seen, Factor.of(seen.own), workers)
+
+
+def test_the_correction_solves_for_what_the_original_computes() -> None:
+    """T (H + d I) = C - H, in several strips of rows."""
+    x, damp = rows(16, 3000, 600), 0.01
+    seen = statistics(x, x + 0.3 * rows(17, 3000, 600) + 0.2 * x.roll(1, 1))
+    change = correction_of(seen)
+    assert change is not None
+    assert seen.cross is not None
+    damped = seen.own + damp * np.diagonal(seen.own).mean() * np.eye(600)
+    expected = np.linalg.solve(damped, (seen.cross - seen.own).T).T
+    np.testing.assert_allclose(change, expected, atol=1e-5 * np.abs(expected).max())
+
+
 def test_the_correction_makes_up_for_inputs_that_have_moved() -> None:
     originals = rows(4, 400, 32)
     mix = torch.eye(32) + 0.05 * rows(5, 32, 32)
     moved = originals @ mix + 0.1 * rows(6, 400, 32)
     weights = rows(7, 20, 32).numpy()
-    change = correction(statistics(moved, originals))
+    change = correction_of(statistics(moved, originals))
     assert change is not None
-    aimed = corrected(weights, np.ascontiguousarray(change, np.float32))
+    aimed = corrected(weights, change)
     wanted = originals.numpy() @ weights.T
 
     def loss(values: np.ndarray) -> float:
@@ -89,9 +107,8 @@ def test_the_correction_makes_up_for_inputs_that_have_moved() -> None:
 
 def test_a_correction_that_does_not_hold_on_other_rows_is_left_out() -> None:
     weights, x = rows(11, 20, 32).numpy(), rows(12, 40, 32)
-    noise = correction(statistics(x, x + 0.5 * rows(13, 40, 32)))
-    assert noise is not None
-    change = np.ascontiguousarray(noise, np.float32)
+    change = correction_of(statistics(x, x + 0.5 * rows(13, 40, 32)))
+    assert change is not None
     other = rows(14, 300, 32)
     held = Held(other, other + 0.5 * rows(15, 300, 32))
     full, careful = corrected(weights, change), corrected(weights, change, held)
@@ -100,8 +117,8 @@ def test_a_correction_that_does_not_hold_on_other_rows_is_left_out() -> None:
 
 def test_inputs_that_have_not_moved_need_no_correction() -> None:
     x = rows(8, 300, 16)
-    assert correction(statistics(x)) is None
-    change = correction(statistics(x, x))
+    assert correction_of(statistics(x)) is None
+    change = correction_of(statistics(x, x))
     assert change is not None
     np.testing.assert_allclose(change, 0, atol=1e-6)
 

@@ -9,7 +9,7 @@ from gguf_tools.errors import ShapeError
 from gguf_tools.ggml_types import IQ4_NL, Q2_K, Q4_K, GGMLType
 from quantize.compensate.factor import Factor
 from quantize.compensate.feedback import encode_compensated
-from quantize.compensate.two_sided import OUTPUT_DAMP, ROWS_AT_ONCE, encode_two_sided
+from quantize.compensate.two_sided import OUTPUT_DAMP, ROWS_AT_ONCE, encode_side_by_side, encode_two_sided
 from tests.quantize.codecs import decode
 from tests.quantize.compensate.moments import correlated, weights
 
@@ -57,6 +57,13 @@ def test_errors_are_carried_on_as_the_conditional_mean() -> None:
         expected = decode(Q4_K, encode_compensated(wanted, Q4_K, INPUTS))
         ours = decode(Q4_K, data[first : first + ROWS_AT_ONCE])
         assert (expected == ours).mean() > 0.9  # a scale on the edge may go the other way
+
+
+def test_matrices_side_by_side_get_the_bytes_that_each_gets_alone() -> None:
+    matrices = [(weights(n_rows, N_COLS, seed=n_rows), outputs(n_rows)) for n_rows in (40, 16, 300)]
+    together = encode_side_by_side(matrices, Q4_K, INPUTS)
+    for data, (rows, output_factor) in zip(together, matrices, strict=True):
+        np.testing.assert_array_equal(data, encode_two_sided(rows, Q4_K, INPUTS, output_factor))
 
 
 def test_moments_of_other_outputs_are_refused() -> None:
