@@ -273,10 +273,9 @@ class ExpertRun:
                     statistics = statistics.leaning_on(Statistics.of(self._pool), LEAN * info.n_cols)
                 parts.append(part)
                 shown.append((statistics, inputs.held(key)))
-            if self._pool is None:
-                self._pool = moments
-            else:
-                self._pool.merge(moments)
+            if self._pool is None:  # its own memory: the statistics above share that of `moments`
+                self._pool = Moments.zeros(1, info.n_cols, setting.device, cross=setting.is_followed)
+            self._pool.merge(moments)
         made = unders(shown, info.name, setting.workers)
         setting.maker.make([replace(part, under=under) for part, under in zip(parts, made, strict=True)])
 

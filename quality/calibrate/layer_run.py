@@ -179,7 +179,9 @@ class LayerRun:
             return shown
 
         inputs = gather(setting.division, take, setting.workers, crossed=setting.is_followed)
+        blocks.clear()
         setting.make(inputs, (names.down,), (names.down,))
+        del inputs
         if setting.is_followed:
             own = setting.own.layer(self.number).block
             assert own is not None

@@ -43,9 +43,9 @@ from quantize.weighting import ColumnWeights
 _STRIP_ROWS = 256
 """Rows of a task: enough for full vectors of rows, few enough for many threads."""
 
-_MOST_TOGETHER = 4
-"""Blocks of rows that a task encodes side by side. Four take 2.5 times as long as one, and there is little
-more to gain."""
+_MOST_TOGETHER, _WEIGHTS_TOGETHER = 4, 8 << 20
+"""Blocks of rows that a task encodes side by side, and their weights. Four take 2.5 times as long as one, and
+there is little more to gain; a weight takes up to 40 bytes meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,10 @@ class _Unit:
     stop: int
     block: OutputBlock | None
 
+    @property
+    def n_weights(self) -> int:
+        return (self.stop - self.start) * self.part.info.n_cols
+
     def wanted(self, rows: Floats32) -> Floats32:
         """Return what rounding aims at, given the rows."""
         under = self.part.under
@@ -147,7 +151,9 @@ def _batches(units: Iterable[_Unit], most: int) -> Iterator[list[_Unit]]:
     """Yield units, those together that can be encoded side by side, up to `most` of them."""
     batch: list[_Unit] = []
     for unit in units:
-        if batch and not (len(batch) < most and unit.goes_with(batch[0])):
+        n_weights = sum(each.n_weights for each in (*batch, unit))
+        fits = len(batch) < most and n_weights <= _WEIGHTS_TOGETHER
+        if batch and not (fits and unit.goes_with(batch[0])):
             yield batch
             batch = []
         batch.append(unit)

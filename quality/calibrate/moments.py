@@ -1,36 +1,36 @@
 """Second moments: sums of x x^T over the rows x that a matrix multiplies, one for every matrix of a stack.
 
-A piece of rows is multiplied in float32, and the products are added up in float64. A sum is cut into units of
-its own rows, each of which is one task: pieces and units are the same for any number of threads, and so are
-the sums.
+Pieces of rows are multiplied and added up in float32: what is lost is far below what the diagonal is damped
+by. A sum is cut into units of its own rows, each of which is one task: pieces and units are the same for any
+number of threads, and so are the sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from forward.workers import Workers
+from quantize.formats.base import Floats32
 
 _STRIP_COLS = 512
 """Number of columns of a unit: its product of 16384 columns takes 32 MB."""
 
-PAIR_BYTES = 40
-"""Memory for each pair of columns of a matrix while it is encoded: moments, and what is made of them. Sums in
-float64, with those crossed with the original's and a copy, and a factor and a step towards W t in float32."""
-
-Floats64 = npt.NDArray[np.float64]
+PAIR_BYTES = 24
+"""Memory for each pair of columns of a matrix at most: sums, those crossed with the original's, and what
+rounding reads of them in float32, and a matrix of float64 while the root is taken."""
 
 
 @dataclass
 class Moments:
     """The moments of a stack of matrices, on the device that computes.
 
-    own     float64 (n_mats, n_cols, n_cols): sum of x x^T; the lower triangle is filled in by `whole`
+    own     float32 (n_mats, n_cols, n_cols): sum of x x^T; the lower triangle is filled in by `whole`
     cross   the same shape: sum of t x^T, t what the original model's matrix multiplies where this one
             multiplies x; None where both are the same
     n_rows  rows that were added up, the same for all matrices
@@ -43,7 +43,7 @@ class Moments:
     @classmethod
     def zeros(cls, n_mats: int, n_cols: int, device: torch.device, *, cross: bool) -> Moments:
         shape = n_mats, n_cols, n_cols
-        own = torch.zeros(shape, dtype=torch.float64, device=device)
+        own = torch.zeros(shape, device=device)
         return cls(own, torch.zeros_like(own) if cross else None)
 
     def add(self, x: torch.Tensor, originals: torch.Tensor | None, workers: Workers) -> None:
@@ -75,16 +75,16 @@ class Moments:
             self.cross += other.cross
         self.n_rows += other.n_rows
 
-    def whole(self, mat: int) -> Floats64:
-        """Return sum x x^T of one matrix, both triangles of it, (n_cols, n_cols)."""
-        own = self.own[mat].cpu().numpy().copy()
+    def whole(self, mat: int) -> Floats32:
+        """Return sum x x^T of one matrix, both triangles of it, (n_cols, n_cols); on the CPU no copy."""
+        own = self.own[mat].cpu().numpy()
         n_cols = len(own)
         for start in range(0, n_cols, _STRIP_COLS):
             stop = min(start + _STRIP_COLS, n_cols)
             own[stop:, start:stop] = own[start:stop, stop:].T
         return own
 
-    def crossed(self, mat: int) -> Floats64 | None:
+    def crossed(self, mat: int) -> Floats32 | None:
         """Return sum t x^T of one matrix, (n_cols, n_cols)."""
         return None if self.cross is None else self.cross[mat].cpu().numpy()
 
@@ -99,14 +99,14 @@ class Moments:
 class Statistics:
     """What a matrix is encoded under.
 
-    own     float64 (n_cols, n_cols): sum of x x^T
+    own     float32 or float64 (n_cols, n_cols): sum of x x^T
     cross   sum of t x^T; None where t is x
     n_rows  rows that they stand for; a fraction of one where rows of others were taken in with less weight
     n_seen  rows of the matrix itself that were added up
     """
 
-    own: Floats64
-    cross: Floats64 | None
+    own: npt.NDArray[np.floating[Any]]
+    cross: Floats32 | None
     n_rows: float
     n_seen: int
 
@@ -123,7 +123,7 @@ class Statistics:
         """Return these with `n_rows` rows that are like the mean of the shared ones."""
         if not shared.n_rows:
             return self
-        share = n_rows / shared.n_rows
+        share = np.float32(n_rows / shared.n_rows)
         cross = self.cross
         if cross is not None and shared.cross is not None:
             cross = cross + share * shared.cross

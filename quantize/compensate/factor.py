@@ -13,6 +13,7 @@ other, and each pays for itself alone.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +23,16 @@ from quantize.formats.base import Floats32
 
 Moments = npt.NDArray[np.float64]
 
+AnyMoments = npt.NDArray[np.floating[Any]]
+
 DAMP = 0.01
 """The share of the mean diagonal that is added to the diagonal: what the text did not show counts too."""
 
 _SMALL = 128
 """Size up to which a triangular matrix is inverted at once."""
+
+_STRIP = 256
+"""Number of columns of a strip of the root."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +70,8 @@ class Factor:
         return self._local[n]
 
     @classmethod
-    def of(cls, moments: Moments, damp: float = DAMP) -> Factor:
-        """Return the factor of moments, float64 (n, n): the sum of x x^T over the inputs x, in any unit.
+    def of(cls, moments: AnyMoments, damp: float = DAMP) -> Factor:
+        """Return the factor of moments, floats (n, n): the sum of x x^T over the inputs x, in any unit.
 
         A column that was never anything but zero gets the mean of the others' diagonal.
 
@@ -79,19 +85,20 @@ class Factor:
             row, column = np.argwhere(~np.isfinite(moments))[0]
             raise BadMoments(f"second moments of columns {row} and {column} are {moments[row, column]}")
         scaled, mean = _scaled(moments, damp)
+        hessian = scaled.astype(np.float32)
         # The root needs float64. Its inverse does not: damping keeps the root's condition below 1e3.
-        upper = _inverse_of_upper(_upper_root(scaled).astype(np.float32))
+        upper = _inverse_of_upper(_upper_root(scaled))
         costs = 1 / np.diag(upper).astype(np.float64) ** 2
-        return cls(scaled.astype(np.float32), upper, (costs / costs.mean()).astype(np.float32), mean)
+        return cls(hessian, upper, (costs / costs.mean()).astype(np.float32), mean)
 
 
-def _scaled(moments: Moments, damp: float) -> tuple[Moments, float]:
+def _scaled(moments: AnyMoments, damp: float) -> tuple[Moments, float]:
     """Return moments with a mean diagonal of 1 and `damp` on top; dead columns count as the mean.
 
     The second is what they were divided by.
     """
     scaled = np.array(moments, np.float64)
-    diagonal = np.diag(scaled).copy()
+    diagonal = np.diagonal(scaled).copy()
     if (diagonal < 0).any():
         column = int(np.argmax(diagonal < 0))
         raise BadMoments(f"the second moment of column {column} is {diagonal[column]}, below 0")
@@ -103,15 +110,29 @@ def _scaled(moments: Moments, damp: float) -> tuple[Moments, float]:
     return scaled, float(mean)
 
 
-def _upper_root(scaled: Moments) -> Moments:
-    """Return R, upper triangular, with scaled = R R^T: Cholesky's factor of the matrix read backwards."""
-    try:
-        lower: Moments = np.linalg.cholesky(scaled[::-1, ::-1]).astype(np.float64, copy=False)
-    except np.linalg.LinAlgError:
-        raise BadMoments(
-            "second moments are not positive definite, even damped; give a longer text or more damping"
-        ) from None
-    return lower[::-1, ::-1]
+def _upper_root(scaled: Moments) -> Floats32:
+    """Return R, upper triangular, with scaled = R R^T; `scaled` is lost.
+
+    That is Cholesky's factor of the matrix read backwards. It is made in place and in strips of columns: the
+    library's takes three times the memory, and three times as long.
+    """
+    rest = scaled[::-1, ::-1]
+    n = len(rest)
+    for start in range(0, n, _STRIP):
+        stop = min(start + _STRIP, n)
+        try:
+            corner = np.linalg.cholesky(rest[start:stop, start:stop])
+        except np.linalg.LinAlgError:
+            raise BadMoments(
+                "second moments are not positive definite, even damped; give a longer text or more damping"
+            ) from None
+        rest[start:stop, start:stop] = corner
+        strip = rest[stop:, start:stop] @ np.linalg.inv(corner).T
+        rest[stop:, start:stop] = strip
+        for first in range(stop, n, _STRIP):
+            own = strip[first - stop : first - stop + _STRIP]
+            rest[first:, first : first + _STRIP] -= strip[first - stop :] @ own.T
+    return np.triu(scaled.astype(np.float32))
 
 
 def _inverse_of_upper(root: Floats32) -> Floats32:

@@ -73,7 +73,7 @@ def encode_side_by_side(
         if output_factor.size != len(rows):
             found = f"second moments of the gradients of {output_factor.size} outputs"
             raise ShapeError(f"{type_.name}: {len(rows)} rows, but {found}")
-        floats = np.array(rows, np.float32, order="C")
+        floats = np.ascontiguousarray(rows, np.float32)
         check_finite(floats, type_)
         works.append(_Matrix(floats, type_, _padded(output_factor.upper)))
     _round_rows(works, get_rounder(type_), factor, effort)
