@@ -8,8 +8,11 @@ matrix's type asks for (vec_dot_type in ggml-cpu.c):
     F16    for F16
     BF16   for BF16
 
-A matrix remembers how, and rounds whatever it multiplies, so that the layers of a model need not know. Latent
-attention keeps latents and keys in F16.
+A matrix remembers how, and rounds whatever it multiplies, so that the layers of a model need not know.
+
+What attention keeps in its cache is F16: keys and values, or the latents that they are made of. Queries stay
+float32, as in the tiles that flash attention (llama-perplexity's default) takes chunks in
+(ggml_compute_forward_flash_attn_ext_tiled in ops.cpp).
 """
 
 from __future__ import annotations
@@ -85,17 +88,19 @@ ROUNDINGS: Mapping[str, Rounding | None] = {
 
 @dataclass(frozen=True)
 class AttentionRounding:
-    """How attention rounds what no matrix of a file multiplies.
+    """How latent attention rounds what no matrix of a file multiplies.
 
-    query  of the part that attn_k_b multiplies; None: not at all
+    expands  whether the cache has keys and values that attn_kv_b makes; latents and the shared key otherwise
+    query    of the part of a query that attn_k_b multiplies; None: not at all
     """
 
-    query: Rounding | None
+    expands: bool
+    query: Rounding | None = None
 
-    def __call__(
+    def absorbed(
         self, query: torch.Tensor, latent: torch.Tensor, shared_key: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return query, latents and shared key as they are compared: those of the cache in F16.
+        """Return query, latents and shared key as they are compared where the cache has latents.
 
         query  (n_tokens, n_heads, nope + rope): the shared key has the columns of the rotated part
         """
@@ -104,7 +109,7 @@ class AttentionRounding:
                 (query.shape[-1] - shared_key.shape[-1], shared_key.shape[-1]), -1
             )
             query = torch.cat((self.query(unrotated), rotated), -1)
-        return round_f16(query), round_f16(latent), round_f16(shared_key)
+        return query, round_f16(latent), round_f16(shared_key)
 
 
 def rounding_of(type_: GGMLType) -> Rounding | None:
@@ -136,13 +141,14 @@ class RoundingMatrix(torch.Tensor):
     ) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             if func is linear:
-                x, matrix = args
-                return linear(matrix.rounding(x), matrix)
+                x, matrix, *bias = args
+                return linear(matrix.rounding(x), matrix, *bias)
             if func is torch.bmm:
                 x, matrix = args
                 return torch.bmm(matrix.rounding(x), matrix)
             result = func(*args, **(kwargs or {}))
-        first = next(argument for argument in args if isinstance(argument, cls))
+        parts = args[0] if func is torch.cat else args
+        first = next(part for part in parts if isinstance(part, cls))
         if isinstance(result, torch.Tensor) and result.dim() > 1:
             return cls.of(result, first.rounding)
         return result

@@ -13,7 +13,8 @@ input of every matrix of both forms:
 Where the layer has an indexer, tokens attend to the positions that it chooses alone.
 
 A differentiated pass expands the values, too: the gradients at all products of the expanded form come with
-it, and those of the absorbed form follow from the gradients at scores and attended values.
+it, and those of the absorbed form follow from the gradients at scores and attended values. A pass that rounds
+as llama.cpp does (forward.like_llama) takes the form that llama.cpp takes.
 
 Queries go in blocks, which only see the keys up to their own end.
 """
@@ -26,7 +27,7 @@ import torch
 from torch.nn.functional import linear
 
 from forward.attention.indexer import Indexer
-from forward.like_llama import AttentionRounding
+from forward.like_llama import AttentionRounding, round_f16
 from forward.load import Loader
 from forward.norm import RMSNorm
 from forward.observe import Observer, ObservesGradients, watch, watch_gradient
@@ -111,13 +112,13 @@ class LatentAttention:
         observer.rows((f"{name}.attn_kv_b.weight",), latent)
         observer.heads(f"{name}.attn_k_b.weight", 0, sizes.n_heads, query[..., : sizes.nope])
         shared_key = self.rotate(shared_key[:, None])[:, 0].to(dtype)
-        if query.requires_grad:
+        if query.requires_grad or (self.rounding is not None and self.rounding.expands):
             query = torch.cat((query[..., : sizes.nope], self.rotate(query[..., sizes.nope :]).to(dtype)), -1)
             values = self._attend_expanded(query, latent, shared_key, unseen, observer)
         else:
             query[..., sizes.nope :] = self.rotate(query[..., sizes.nope :])
             if self.rounding is not None:
-                query, latent, shared_key = self.rounding(query, latent, shared_key)
+                query, latent, shared_key = self.rounding.absorbed(query, latent, shared_key)
             values = self._attend(query, latent, shared_key, unseen, observer)
         observer.rows((f"{name}.attn_output.weight",), values)
         output = linear(values, self.output)
@@ -190,13 +191,15 @@ class LatentAttention:
         unseen: torch.Tensor | None,
         observer: Observer,
     ) -> torch.Tensor:
-        """Return what `_attend` returns, computed so that it can be differentiated."""
+        """Return what `_attend` returns, in the expanded form, so that it can be differentiated."""
         name, sizes, (n_tokens, n_heads) = self.name, self.sizes, query.shape[:2]
         rows = torch.cat((self.keys, self.values), 1).flatten(0, 1)
         expanded = linear(latent, rows).unflatten(-1, (n_heads, -1))
         watch(observer, f"{name}.attn_kv_b.weight", latent, expanded, 0, n_heads)
         keys, values = expanded.transpose(0, 1).split((sizes.nope, sizes.value), -1)
         keys = torch.cat((keys, shared_key.expand(n_heads, -1, -1)), -1)
+        if self.rounding is not None:
+            keys, values = round_f16(keys), round_f16(values)
         blocks = []
         for start in range(0, n_tokens, _QUERY_BLOCK):
             stop = min(n_tokens, start + _QUERY_BLOCK)
@@ -299,8 +302,8 @@ def load_latent_attention(
 def _rounding(load: Loader, name: str) -> AttentionRounding:
     """Return how attention rounds where the loader's matrices do."""
     if load.has(f"{name}.attn_kv_b.weight"):
-        return AttentionRounding(query=None)
-    return AttentionRounding(load.rounding(load.tensor(f"{name}.attn_k_b.weight")))
+        return AttentionRounding(expands=True)
+    return AttentionRounding(False, load.rounding(load.tensor(f"{name}.attn_k_b.weight")))
 
 
 def _load_heads(load: Loader, name: str, sizes: LatentSizes) -> tuple[torch.Tensor, torch.Tensor]:

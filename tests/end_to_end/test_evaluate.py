@@ -57,7 +57,7 @@ def test_measures_are_near_those_of_llama_perplexity(
 def test_measures_are_llama_perplexitys_with_its_rounding(
     tiny_gguf: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """The mean to 3 %. That of Q8_0 hangs on the few tokens that change experts, its median does not."""
+    """The mean to 3 %; of Q8_0, which hangs on a few tokens, to what kernels of llama.cpp differ by."""
     matrix = imatrix.load(GOLDEN / "imatrix" / "tiny-deepseek-v3.imatrix.gguf")
     file_types = ("Q2_K", "IQ3_XXS", "Q4_K_M", "Q8_0")
     for file_type in file_types:
@@ -68,8 +68,8 @@ def test_measures_are_llama_perplexitys_with_its_rounding(
     evaluation = quality.evaluate(tiny_gguf("f32"), tmp_path / "t.txt", files, options)
     for file_type, model in zip(file_types, evaluation.models, strict=True):
         found = model.divergence.kld
-        if file_type != "Q8_0":
-            assert found.mean.value == pytest.approx(printed("Mean    KLD", file_type), rel=0.03), file_type
+        tolerance = 0.05 if file_type == "Q8_0" else 0.03
+        assert found.mean.value == pytest.approx(printed("Mean    KLD", file_type), rel=tolerance), file_type
         assert found.percentiles["median"] == pytest.approx(printed("Median  KLD", file_type), rel=0.03)
         assert found.percentiles["max"] == pytest.approx(printed("Maximum KLD", file_type), rel=0.05)
         assert abs(found.mean.value - printed("Mean    KLD", file_type)) < found.mean.error

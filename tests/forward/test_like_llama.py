@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
+import convert
+import quantize
 from gguf_tools import ggml_types
 from gguf_tools.errors import BadRequest
+from gguf_tools.ggml_types import F32
+from quantize.plan.decide import PlanOptions
+from quantize.plan.overrides import parse_override
 from tests.support import oracle
+from tests.support.decoder_models import decoder_model
 from tests.support.trained_model import trained_model
 
 torch = pytest.importorskip("torch")
@@ -28,6 +35,7 @@ from forward.like_llama import (  # noqa: E402
 )
 from forward.open import open_model  # noqa: E402
 from forward.options import ForwardOptions  # noqa: E402
+from tests.forward.small_models import run_all_layers  # noqa: E402
 
 needs_oracle = pytest.mark.skipif(not oracle.available(), reason="the oracle needs the xllamacpp wheel")
 
@@ -94,3 +102,50 @@ def test_what_can_not_be_imitated_is_refused(tmp_path: Path) -> None:
         assert source.loader_for(options).rounds
         with pytest.raises(BadRequest, match=r"--like llama\.cpp computes in float32, not in bfloat16"):
             source.loader_for(replace(options, dtype="bfloat16"))
+
+
+LATENT_CASES = [
+    ("split", None), ("split", "attn_k_b"), ("split", "attn_v_b"), ("none", None), ("none", "attn_kv_b"),
+]  # fmt: skip
+
+
+@needs_oracle
+@pytest.mark.parametrize(("layout", "rounded"), LATENT_CASES)
+def test_latent_attention_rounds_as_llama_cpp_does(
+    layout: Literal["split", "none"], rounded: str | None, tmp_path: Path
+) -> None:
+    """One kind of matrix is Q8_0: with more, a last bit that differs soon changes codes everywhere."""
+    path = tmp_path / "f32.gguf"
+    convert.convert(trained_model(tmp_path), path, outtype="f32", mla=layout)
+    if rounded is not None:
+        types = PlanOptions(
+            (parse_override(f"{rounded}=Q8_0"), parse_override("blk=F32")),
+            output_type=F32,
+            embedding_type=F32,
+        )
+        quantize.quantize(path, tmp_path / "q.gguf", "Q8_0", types)
+        path = tmp_path / "q.gguf"
+    assert_rounds_as_llama_cpp(path)
+
+
+@needs_oracle
+def test_keys_and_values_are_cached_as_llama_cpp_does(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    decoder_model("qwen3", tmp_path / "qwen3")
+    convert.convert(tmp_path / "qwen3", tmp_path / "f32.gguf", outtype="f32")
+    assert_rounds_as_llama_cpp(tmp_path / "f32.gguf")
+
+
+def assert_rounds_as_llama_cpp(path: Path) -> None:
+    """Our logits are llama.cpp's, with flash attention and a cache of F16, and not so without rounding."""
+    # Flash attention takes 64 queries or more in tiles, and fewer otherwise.
+    tokens = np.random.default_rng(5).integers(3, 500, 80)
+    with oracle.Model(path) as model:
+        expected = model.logits(tokens.tolist(), as_shipped=True)
+
+    def error(*, rounds: bool) -> float:
+        with open_model(path) as source:
+            logits, _ = run_all_layers(source, tokens[None], rounds=rounds)
+        return float(np.median(np.abs(logits[0] - expected).max(-1)) / np.abs(expected).max())
+
+    assert error(rounds=True) < error(rounds=False) / 5

@@ -131,11 +131,17 @@ class Model:
             self._model = None
 
     def logits(
-        self, token_ids: Sequence[int], *, n_threads: int = 2, yarn_beta_fast: float | None = None
+        self,
+        token_ids: Sequence[int],
+        *,
+        n_threads: int = 2,
+        yarn_beta_fast: float | None = None,
+        as_shipped: bool = False,
     ) -> npt.NDArray[np.float32]:
         """Return the logits after each token, float32 (n_tokens, n_vocab).
 
         The cache is float32 and attention is the plain one: llama.cpp at its most exact.
+        as_shipped      leave cache and attention as they are without any option: F16, and flash attention
         yarn_beta_fast  as --yarn-beta-fast, in place of the model's
         """
         lib = library()
@@ -143,8 +149,9 @@ class Model:
         params = lib.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = max(n_tokens, 32)
         params.n_threads = params.n_threads_batch = n_threads
-        params.flash_attn_type = 0
-        params.type_k = params.type_v = 0
+        if not as_shipped:
+            params.flash_attn_type = 0
+            params.type_k = params.type_v = 0
         if yarn_beta_fast is not None:
             params.yarn_beta_fast = yarn_beta_fast
         context = lib.llama_init_from_model(self._model, params)
