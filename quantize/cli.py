@@ -127,6 +127,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     file.add_argument("--keep-split", action="store_true", help="write as many parts as the input has")
     file.add_argument(
+        "--repack", action="store_true",
+        help="only interleave rows, as ik_llama.cpp does it; TYPE is not needed (see gguf-tools repack)",
+    )  # fmt: skip
+    file.add_argument(
+        "--repack-pattern", metavar="REGEX,...", help="with --repack: only tensors whose name matches one"
+    )
+    file.add_argument(
         "--override-kv", action="append", default=[], metavar="KEY=TYPE:VALUE",
         help="set metadata, TYPE one of int, float, bool, str (repeatable)",
     )  # fmt: skip
@@ -178,6 +185,9 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
     from quantize.run import execute_together
     from quantize.run_options import RunOptions
 
+    if args.repack or args.repack_pattern is not None:
+        _repack(args, parser)
+        return
     named, output, type_, n_threads = _words(args.words, parser, needs_type=not is_sized(args))
     if args.summary and not args.dry_run:
         parser.error("--summary is the end of a plan: it needs --dry-run")
@@ -212,6 +222,26 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
     finish_card(card, args, [result.paths[0] for result in results])
     for result in results if args.evaluate is not None else ():
         evaluate_output(args, source, result.paths[0])
+
+
+def _repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    from convert.source_path import model_path
+    from quantize.plan.decide import PlanOptions
+    from quantize.repack.cli import carry_out
+    from quantize.repack.rules import RepackOptions
+
+    if not args.repack:
+        parser.error("--repack-pattern needs --repack")
+    if is_sized(args) or args.imatrix is not None or plan_options(args) != PlanOptions():
+        parser.error(
+            "--repack changes no weight: options about types, sizes and importances don't go with it"
+        )
+    named, output, _, n_threads = _words(args.words, parser, needs_type=False)
+    if output is None and not args.dry_run:
+        parser.error("--repack needs OUTPUT")
+    patterns = tuple(args.repack_pattern.split(",")) if args.repack_pattern else ()
+    options = RepackOptions(only=patterns, keep_split=args.keep_split)
+    carry_out(args, model_path(named, quiet=args.quiet), output, options, n_threads)
 
 
 def _choose_types(args: argparse.Namespace, source: Path, output: Path | None, type_: str | None) -> Mixture:

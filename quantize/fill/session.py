@@ -80,7 +80,9 @@ class Session:
         self._journal = journal
         self._progress = progress
         self._verify = verify
-        self._has_provenance = PROVENANCE_KEY in outputs[0].layout.metadata
+        # Where nothing is encoded, what is laid out is said by the front, and stays.
+        makes_some = any(job.is_encoded(name, chunks.info.type) for name, chunks in table.tensors.items())
+        self._has_provenance = makes_some and PROVENANCE_KEY in outputs[0].layout.metadata
         self._open: dict[int, OpenOutput] = {}
         self._n_left: dict[int, int] = {}
         self._counting = threading.Lock()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gguf_tools.errors import QuantError
 from gguf_tools.ggml_types import GGMLType
-from quantize.formats.codecs import CODECS, DECODERS, INTERLEAVED
+from quantize.formats.codecs import CODECS, DECODERS, INTERLEAVED, REGROUPED
 
 if TYPE_CHECKING:
     from quantize.formats.base import Decode, QuantFormat
@@ -24,7 +24,7 @@ def available() -> tuple[str, ...]:
 
 def encodable() -> tuple[str, ...]:
     """Return the names of the types that can be encoded: `available`, and what interleaves their rows."""
-    return (*CODECS, *(name for name, base in INTERLEAVED.items() if base in CODECS))
+    return (*CODECS, *(name for name, base in REGROUPED.items() if base in CODECS and name not in CODECS))
 
 
 def decodable() -> tuple[str, ...]:
@@ -38,7 +38,7 @@ def get_format(type_: str | GGMLType) -> QuantFormat:
     raises   QuantError for a type without a codec
     """
     name = _name_of(type_)
-    if INTERLEAVED.get(name) in CODECS:
+    if name not in CODECS and REGROUPED.get(name) in CODECS:
         interleaved: QuantFormat = import_module(".ik.interleaved", __package__).codec(name)
         return interleaved
     if name not in CODECS:

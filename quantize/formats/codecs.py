@@ -156,10 +156,13 @@ INTERLEAVED: Mapping[str, str] = {
 }
 """The types that are their base type, decoded as that once the rows of a group are taken apart."""
 
+REGROUPED: Mapping[str, str] = {**INTERLEAVED, "Q8_KV_R8": "Q8_KV"}
+"""All types that regroup their base type's rows; Q8_KV_R8 lacks sums that follow from the codes."""
+
 
 def codec_of(name: str) -> Codec | None:
     """Return the row of a type, for one that interleaves rows that of its base type; None: there is none."""
-    return CODECS.get(INTERLEAVED.get(name, name))
+    return CODECS.get(name) or CODECS.get(REGROUPED.get(name, name))
 
 
 def ignores_importances(name: str) -> bool:

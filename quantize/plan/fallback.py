@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gguf_tools.ggml_types import F16, GGMLType, by_name
-from quantize.formats.codecs import CODECS, INTERLEAVED, codec_of
+from quantize.formats.codecs import CODECS, REGROUPED, codec_of
 from quantize.plan.overrides import Override
 from quantize.roles import Program
 
@@ -42,7 +42,6 @@ _LOOSE_BASES: Mapping[str, str] = {
     "IQ1_S_R4": "IQ1_S",
     "IQ1_M_R4": "IQ1_M",
     "Q8_K_R8": "Q8_0",
-    "Q8_KV_R8": "Q8_KV",
 }
 """Interleaved type that is no regrouping of another type -> the type that ik_llama.cpp takes for its base
 (llama-quantize.cpp: interleaved_properties)."""
@@ -93,7 +92,7 @@ def describe_misfit(type_: GGMLType, n_cols: int, n_rows: int) -> str:
 
 def without_interleaving(type_: GGMLType) -> GGMLType:
     """Return the base type of an interleaved type, and any other type as it is."""
-    name = INTERLEAVED.get(type_.name) or _LOOSE_BASES.get(type_.name)
+    name = REGROUPED.get(type_.name) or _LOOSE_BASES.get(type_.name)
     return type_ if name is None else by_name(name)
 
 

@@ -10,6 +10,7 @@ import pytest
 import quantize.cli
 from gguf_tools import open_gguf
 from quantize.fill.sources import GGUFTensor
+from quantize.repack import repack
 
 MODEL = Path(__file__).parents[2] / "examples" / "tiny-deepseek-v3"
 
@@ -38,6 +39,10 @@ def test_a_file_type_with_interleaved_rows_has_the_weights_of_its_base_type(tmp_
     assert types["blk.1.attn_kv_a_mqa.weight"] == "Q8_0"
     with open_gguf(tmp_path / "ik.gguf") as file:
         assert file.get("general.file_type") == 202
+    repack(tmp_path / "llama.gguf", tmp_path / "r.gguf", verify=True)
+    assert types_of(tmp_path / "r.gguf")["blk.1.attn_kv_a_mqa.weight"] == "Q4_0_R8"
+    repack(tmp_path / "r.gguf", tmp_path / "back.gguf", undo=True, verify=True)
+    assert (tmp_path / "back.gguf").read_bytes() == (tmp_path / "llama.gguf").read_bytes()
     for name in ("blk.0.ffn_down.weight", "blk.1.ffn_up_exps.weight", "blk.2.ffn_down_shexp.weight"):
         ours = [rows_of(tmp_path / file, name) for file in ("ik.gguf", "llama.gguf")]
         np.testing.assert_array_equal(*ours)

@@ -10,11 +10,14 @@ import pytest
 import quantize
 from quantize.mla_layout.pipeline import LayoutChoices, LayoutOptions
 from quantize.options import QuantizeOptions
+from quantize.repack.pipeline import RepackChoices
+from quantize.repack.rules import RepackOptions
 from quantize.run_options import QuantizeChoices, RunOptions, merge_choices
 
 
 @pytest.mark.parametrize(
-    ("choices", "options"), [(QuantizeChoices, QuantizeOptions), (LayoutChoices, LayoutOptions)]
+    ("choices", "options"),
+    [(QuantizeChoices, QuantizeOptions), (LayoutChoices, LayoutOptions), (RepackChoices, RepackOptions)],
 )
 def test_choices_are_the_fields_of_both(choices: Any, options: Any) -> None:
     own = {field.name: field.type for field in fields(options)}

@@ -7,6 +7,8 @@ front of the base type's rows is in front of the group, row after row.
 Three types have their signs in another code besides. Of a group of eight the base type stores seven signs,
 and the eighth follows from them. In the other code a bit is the parity of the signs up to there. Either takes
 the upper 7 bits of a byte.
+
+Q8_KV_R8 is regrouped by its own module: its rows are shorter than Q8_KV's, by a sum that follows from codes.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.errors import ShapeError
-from gguf_tools.ggml_types import GGMLType, by_name
+from gguf_tools.ggml_types import Q8_KV_R8, GGMLType, by_name
 from quantize.formats import get_decoder, get_format
 from quantize.formats.base import Bytes, Decode, Floats32, QuantFormat, Rows, check_data, check_rows
-from quantize.formats.codecs import INTERLEAVED
+from quantize.formats.codecs import INTERLEAVED, REGROUPED
+from quantize.formats.ik import q8_kv_r8
 from quantize.formats.ik.group_layouts import GROUP_LAYOUTS
 from quantize.formats.ik.levels import as_groups, read_only
 from quantize.simd.kernel import kernel
@@ -38,7 +41,7 @@ _CODED = np.argsort(_PLAIN).astype(np.uint8)
 
 def base_of(type_: GGMLType) -> GGMLType:
     """Return the base type of an interleaved type; raises KeyError for any other."""
-    return by_name(INTERLEAVED[type_.name])
+    return by_name(REGROUPED[type_.name])
 
 
 def to_base(type_: GGMLType, data: Bytes, n_cols: int) -> Bytes:
@@ -48,6 +51,8 @@ def to_base(type_: GGMLType, data: Bytes, n_cols: int) -> Bytes:
     returns  uint8 (n_rows, row bytes)
     raises   ShapeError if n_cols columns do not take so many bytes, or rows fill no group
     """
+    if type_ == Q8_KV_R8:
+        return q8_kv_r8.to_base(data, n_cols)
     _check(type_, data, n_cols)
     groups = as_groups(data, type_)
     groups = _recoded(type_, groups, _PLAIN)
@@ -65,6 +70,8 @@ def from_base(type_: GGMLType, data: Bytes, n_cols: int) -> Bytes:
 
     data, returns, raises  as of `to_base`
     """
+    if type_ == Q8_KV_R8:
+        return q8_kv_r8.from_base(data, n_cols)
     _check(type_, data, n_cols)
     groups = as_groups(data, type_)
     out = np.empty_like(groups)
@@ -92,13 +99,13 @@ def decoder(name: str) -> Decode:
 def codec(name: str) -> QuantFormat:
     """Return the codec of the interleaved type of that name, whose base type has one."""
     type_ = by_name(name)
-    base = get_format(INTERLEAVED[name])
+    base = get_format(REGROUPED[name])
 
     def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
         check_rows(rows, weighting, type_)
         return from_base(type_, base.encode(rows, weighting), rows.shape[1])
 
-    return QuantFormat(type_, encode, decoder(name))
+    return QuantFormat(type_, encode, get_decoder(name))
 
 
 def _check(type_: GGMLType, data: Bytes, n_cols: int) -> None:
