@@ -171,7 +171,10 @@ def test_a_replaced_file_is_named(
 
 @pytest.mark.parametrize("flag", ["-q", "--quiet"])
 def test_quiet(
-    flag: str, tiny_gguf: Callable[[str], Path], tiny_folder: Path, tmp_path: Path,
+    flag: str,
+    tiny_gguf: Callable[[str], Path],
+    tiny_folder: Path,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     quantized = [str(tiny_gguf("bf16")), str(tmp_path / "out.gguf"), "Q4_K_M", "--max-buffer-size", "1"]

@@ -23,42 +23,25 @@ def power_of(largest: f32) -> f32:
     return f32(2.0 ** (127 - exponent))
 
 
-class LevelSearch:
-    """The search for a type whose weights each take a level of one of two sets."""
+class ScaleSearch:
+    """The search; what is made of a sub-block of given scale and set is that of a subclass."""
 
-    def __init__(self, search: Search, cells: Cells, levels: Floats, shift: float) -> None:
-        self.search, self.cells, self.shift = search, cells, shift
-        self.numbers = ((levels.astype(np.float64) - cells.start) * cells.density).astype(f32)
+    def __init__(self, search: Search) -> None:
+        self.search = search
         low, high, step = search.integers
         self.allowed = np.arange(low, high + 1, step).astype(f32)
 
-    def _places(self, scale: Floats, second: int) -> tuple[Floats, Floats]:
-        """Return what turns x into its number in cells: a factor and an offset."""
-        density = f32(self.cells.density)
-        origin = f32(-self.cells.start * self.cells.density)
-        return density / scale, origin - f32(second) * f32(self.shift * self.cells.density)
-
-    def _numbers(self, x: f32, scale: Floats, second: int) -> tuple[Floats, npt.NDArray[np.intp]]:
-        factor, offset = self._places(scale, second)
-        number = x * factor + offset
-        distances = np.abs(number[..., None] - self.numbers)
-        nearest = np.where(np.isnan(number), 0, distances.argmin(axis=-1))
-        return number, nearest
-
     def errors(self, x: Floats, costs: Floats, scale: Floats, second: int) -> Floats:
-        total = np.zeros_like(scale)
-        for value, cost in zip(x, costs, strict=True):
-            number, nearest = self._numbers(value, scale, second)
-            total += cost * (number - self.numbers[nearest]) ** 2
-        cell = scale * f32(1 / self.cells.density)
-        return total * (cell * cell)
+        """Return the errors of a sub-block with each of some scales."""
+        raise NotImplementedError
+
+    def levels(self, x: Floats, costs: Floats, scale: f32, second: int) -> tuple[Floats, Floats]:
+        """Return the levels of a sub-block, as the search computes them and as they are."""
+        raise NotImplementedError
 
     def sums(self, x: Floats, costs: Floats, scale: f32, second: int) -> tuple[f32, f32]:
         sum_lx = sum_l2 = f32(0)
-        for value, cost in zip(x, costs, strict=True):
-            _, nearest = self._numbers(value, np.array([scale]), second)
-            offset = self._places(np.array([scale]), second)[1]
-            level = (self.numbers[nearest[0]] - offset) * f32(1 / self.cells.density)
+        for value, cost, level in zip(x, costs, self.levels(x, costs, scale, second)[0], strict=True):
             sum_lx += cost * level * value
             sum_l2 += cost * level * level
         return sum_lx, sum_l2
@@ -135,11 +118,110 @@ class LevelSearch:
             integers = [group[2] for group in groups]
             best_d = self._quotient(groups, d) or f32(0)
         d = self._stored(best_d, power)
-        decoded = []
-        for sub, _cost, integer, second in groups:
-            for value in sub:
-                _, nearest = self._numbers(value, np.array([d * power * integer], f32), second)
-                level = self.numbers[nearest[0]] / f32(self.cells.density)
-                exact = f32(np.rint(level + self.cells.start) + self.shift * second)
-                decoded.append(d * integer * exact)
-        return np.array(decoded, f32)
+        decoded = [
+            d * integer * self.levels(sub, cost, d * power * integer, second)[1]
+            for sub, cost, integer, second in groups
+        ]
+        return np.concatenate(decoded).astype(f32)
+
+
+class LevelSearch(ScaleSearch):
+    """Each weight takes the nearest level of one of two sets, `table` being both."""
+
+    def __init__(self, search: Search, cells: Cells, table: Floats, shift: float) -> None:
+        super().__init__(search)
+        self.table, self.step = table, f32(shift * cells.density)
+        self.density, self.unit = f32(cells.density), f32(1 / cells.density)
+        self.origin = f32(-cells.start * cells.density)
+        first = table[: len(table) // 2].astype(np.float64)
+        self.numbers = ((first - cells.start) * cells.density).astype(f32)
+
+    def place(self, x: f32, scale: Floats, second: int) -> Floats:
+        """Return where x is with each scale, in cells."""
+        return x * (self.density / scale) + (self.origin - f32(second) * self.step)
+
+    def errors(self, x: Floats, costs: Floats, scale: Floats, second: int) -> Floats:
+        total = np.zeros_like(scale)
+        for value, cost in zip(x, costs, strict=True):
+            squares = (self.place(value, scale, second)[:, None] - self.numbers) ** 2
+            total += cost * squares.min(axis=1)
+        cell = scale * self.unit
+        return total * (cell * cell)
+
+    def codes(self, x: Floats, costs: Floats, scale: f32, second: int) -> list[int]:
+        places = [self.place(value, np.array([scale]), second)[0] for value in x]
+        return [0 if np.isnan(place) else int(np.abs(place - self.numbers).argmin()) for place in places]
+
+    def levels(self, x: Floats, costs: Floats, scale: f32, second: int) -> tuple[Floats, Floats]:
+        codes = np.array(self.codes(x, costs, scale, second))
+        start = self.origin - f32(second) * self.step
+        exact = self.table[len(self.numbers) * second + codes]
+        return (self.numbers[codes] - start) * self.unit, exact
+
+
+class EvenSearch(LevelSearch):
+    """The same with codes in fours, whose ones are even in number."""
+
+    fours = tuple((2 * k, 2 * k + 16, 2 * k + 1, 2 * k + 17) for k in range(8))
+    parities = np.array([code.bit_count() % 2 for code in range(16)])
+
+    def _squares(self, x: f32, cost: f32, scale: Floats, second: int, parity: int) -> Floats:
+        distances = self.place(x, scale, second)[:, None] - self.numbers[self.parities == parity]
+        squares: Floats = cost * (distances**2).min(axis=1)
+        return squares
+
+    def errors(self, x: Floats, costs: Floats, scale: Floats, second: int) -> Floats:
+        total = np.zeros_like(scale)
+        for four in self.fours:
+            is_odd, least = np.zeros(scale.shape, bool), np.full(scale.shape, f32(np.inf))
+            for i in four:
+                even, odd = (self._squares(x[i], costs[i], scale, second, parity) for parity in (0, 1))
+                total += np.minimum(even, odd)
+                least = np.minimum(least, np.abs(even - odd))
+                is_odd ^= odd < even
+            total += np.where(is_odd, least, f32(0))
+        cell = scale * self.unit
+        return total * (cell * cell)
+
+    def codes(self, x: Floats, costs: Floats, scale: f32, second: int) -> list[int]:
+        codes = [0] * 32
+        scales = np.array([scale])
+        for four in self.fours:
+            both = [
+                [self._squares(x[i], costs[i], scales, second, parity)[0] for parity in (0, 1)] for i in four
+            ]
+            parities = [int(odd < even) for even, odd in both]
+            if sum(parities) % 2:
+                parities[int(np.argmin([abs(even - odd) for even, odd in both]))] ^= 1
+            for i, parity in zip(four, parities, strict=True):
+                distances = np.abs(self.place(x[i], scales, second)[0] - self.numbers)
+                distances[self.parities != parity] = np.inf
+                codes[i] = int(distances.argmin())
+        return codes
+
+
+class PairSearch(ScaleSearch):
+    """Weights are coded in pairs; `pairs` are those of levels, (32, 2)."""
+
+    def __init__(self, search: Search, pairs: Floats) -> None:
+        super().__init__(search)
+        self.pairs = pairs
+
+    def _squares(self, x: Floats, costs: Floats, scale: Floats) -> Floats:
+        """Return the error of each pair of weights with each scale and pair of levels."""
+        places = x.reshape(-1, 1, 2) * (f32(1) / scale)[:, None]
+        distances = places[:, :, None] - self.pairs
+        squares = costs.reshape(-1, 1, 1, 2) * (distances * distances)
+        total: Floats = squares[..., 0] + squares[..., 1]
+        return total
+
+    def errors(self, x: Floats, costs: Floats, scale: Floats, second: int) -> Floats:
+        total = np.zeros_like(scale)
+        for squares in self._squares(x, costs, scale):
+            total += squares.min(axis=1)
+        return total * (scale * scale)
+
+    def levels(self, x: Floats, costs: Floats, scale: f32, second: int) -> tuple[Floats, Floats]:
+        codes = self._squares(x, costs, np.array([scale]))[:, 0].argmin(axis=1)
+        levels = self.pairs[codes].reshape(-1)
+        return levels, levels

@@ -49,9 +49,7 @@ def test_compiling_has_a_bar_of_its_own(
     assert ": 100%" in bytes_
 
 
-def test_compiling_leaves_a_log_alone(
-    preparation: Preparation, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compiling_leaves_a_log_alone(preparation: Preparation, capsys: pytest.CaptureFixture[str]) -> None:
     compile_and_fill(preparation)
     assert capsys.readouterr().err == ""
 

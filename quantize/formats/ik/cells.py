@@ -38,23 +38,30 @@ class Cells(NamedTuple):
 
 def cut(levels: Table) -> Cells:
     """Return the fewest cells that do for ascending levels."""
-    exact = levels.astype(np.float64)
-    edges = (exact[:-1] + exact[1:]) / 2
-    start = float(exact[0])
     for count in (16, 32, 64, 128):
-        density = count / float(exact[-1] - exact[0])
-        places = (edges - start) * density
-        # an edge counts for both cells that it lies between, as rounding can bring a number into either
-        first, last = np.floor(places - _NEAR), np.floor(places + _NEAR)
-        cells = np.arange(count)
-        inside = (first[:, None] <= cells) & (cells <= last[:, None])
-        if (inside.sum(axis=0) <= 1).all():
-            below = (places[:, None] < cells + 0.5).sum(axis=0)
-            below = np.where(inside.any(axis=0), inside.argmax(axis=0), below)
-            above = np.where(inside.any(axis=0), below + 1, below)
-            numbers = ((exact - start) * density).astype(np.float32)
-            return Cells(start, density, numbers[below], numbers[above], below.astype(np.float32))
+        cells = cut_into(count, levels, levels)
+        if cells is not None:
+            return cells
     raise ValueError(f"levels lie too close together: {levels}")
+
+
+def cut_into(count: int, levels: Table, span: Table) -> Cells | None:
+    """Return so many cells for ascending levels, from the first to the last of `span`, or None if too few."""
+    exact = levels.astype(np.float64)
+    start = float(span[0])
+    density = count / (float(span[-1]) - start)
+    places = ((exact[:-1] + exact[1:]) / 2 - start) * density
+    # an edge counts for both cells that it lies between, as rounding can bring a number into either
+    first, last = np.floor(places - _NEAR), np.floor(places + _NEAR)
+    cells = np.arange(count)
+    inside = (first[:, None] <= cells) & (cells <= last[:, None])
+    if (inside.sum(axis=0) > 1).any():
+        return None
+    below = (places[:, None] < cells + 0.5).sum(axis=0)
+    below = np.where(inside.any(axis=0), inside.argmax(axis=0), below)
+    above = np.where(inside.any(axis=0), below + 1, below)
+    numbers = ((exact - start) * density).astype(np.float32)
+    return Cells(start, density, numbers[below], numbers[above], below.astype(np.float32))
 
 
 _NEAR = 1e-4

@@ -19,12 +19,26 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ2_K
-from quantize.formats.base import Bytes, Floats32, decode_blocks
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks
 from quantize.formats.blocks_of_32.scales import float_at
+from quantize.formats.ik.cells import cut, nearest_of_four
+from quantize.formats.ik.kernels import block_quantizer, in_order
+from quantize.formats.ik.level_coding import level_coding
 from quantize.formats.ik.levels import LEVELS_2, SUPER_ELEMS
-from quantize.simd.kernel import kernel
+from quantize.formats.ik.rows import encode_rows
+from quantize.formats.ik.scale_search import Integers, Search
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import IntTile, tail
+from quantize.simd.lanes import Ints
+from quantize.simd.packing import pack
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("d", "<u2"), ("extra", "<u2"), ("scales", "u1", 8), ("qs", "u1", 64)])
+
+
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as IQ2_K."""
+    return encode_rows(rows, weighting, IQ2_K, 16, _quantize)
 
 
 def decode(data: Bytes, n_cols: int) -> Floats32:
@@ -47,3 +61,39 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
             weights = out[k * SUPER_ELEMS + 16 * j :]
             for i in range(16):
                 weights[i] = scale * LEVELS_2[4 * second + (codes[i] >> 2 * (j // 2 % 4) & 3)]
+
+
+_SHIFT = 5
+_CELLS = cut(LEVELS_2[:4])
+_CODING = level_coding(_CELLS, nearest_of_four(_CELLS), _SHIFT, 16)
+_SEARCH = Search(
+    size=16,
+    sets=2,
+    integers=Integers(-8, 7, 1),
+    reach=31,
+    factors=np.geomspace(0.44, 1.6, 12).astype(np.float32),
+    spreads=np.array([0.95, 1.05], np.float32),
+    signs=2,
+    has_half=True,
+)
+
+
+@inlinable
+def _pack_block(half_d: Ints, codes: IntTile, integers: IntTile, seconds: IntTile, words: IntTile) -> None:
+    for j in range(16):
+        integers[j] = integers[j] + 8
+    words[0] = half_d | in_order(seconds, 0, 16, 0, 1) << 16
+    words[1] = in_order(integers, 0, 8, 0, 4)
+    words[2] = in_order(integers, 8, 8, 0, 4)
+    pack(codes, 0, 2, 32, 64, tail(words, 3))
+
+
+_quantize_blocks = block_quantizer(_SEARCH, _CODING, _BYTES, _pack_block)
+
+
+@kernel
+def _quantize(source: Rows, importances: Floats32, out: Bytes) -> int:
+    return _quantize_blocks(source, importances, out)
+
+
+FORMAT = QuantFormat(IQ2_K, encode, decode)

@@ -21,11 +21,24 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ2_KL
-from quantize.formats.base import Bytes, Floats32
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows
+from quantize.formats.blocks_of_32.scales import prepend_half
+from quantize.formats.ik.kernels import in_order, row_quantizer
 from quantize.formats.ik.levels import LEVEL_PAIRS, SUPER_ELEMS, decode_scaled_rows
-from quantize.simd.kernel import kernel
+from quantize.formats.ik.pair_coding import PAIR_CODING, SIZE
+from quantize.formats.ik.rows import encode_scaled_rows
+from quantize.formats.ik.scale_search import Integers, Search
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import IntTile, tail
+from quantize.simd.packing import pack
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("scales_h", "<u2"), ("scales_l", "u1", 4), ("qs", "u1", 64), ("qh", "u1", 16)])
+
+
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as IQ2_KL."""
+    return encode_scaled_rows(rows, weighting, IQ2_KL, SIZE, _quantize, "<f2")
 
 
 def decode(data: Bytes, n_cols: int) -> Floats32:
@@ -54,3 +67,38 @@ def _decode(
                     code = lower[i] >> 4 * (j % 2) & 0xF | (upper[i] >> j & 1) << 4
                     weights[2 * i] = scale * LEVEL_PAIRS[2 * code]
                     weights[2 * i + 1] = scale * LEVEL_PAIRS[2 * code + 1]
+
+
+_SEARCH = Search(
+    size=SIZE,
+    sets=1,
+    integers=Integers(-32, 31, 1),
+    reach=63,
+    factors=np.geomspace(0.5, 1.5, 12).astype(np.float32),
+    spreads=np.array([1.05], np.float32),
+    signs=1,
+    has_half=True,
+)
+
+
+@inlinable
+def _pack_block(codes: IntTile, integers: IntTile, _seconds: IntTile, words: IntTile) -> None:
+    for j in range(8):
+        integers[j] = integers[j] + 32
+        for i in range(16):  # sixteen codes a sub-block, one after the other
+            codes[16 * j + i] = codes[SIZE * j + i]
+    pack(integers, 0, 4, 4, 4, words)
+    pack(codes, 0, 4, 16, 64, tail(words, 1))
+    pack(codes, 4, 1, 16, 16, tail(words, 17))
+    prepend_half(in_order(integers, 0, 8, 4, 2), words, 21)
+
+
+_quantize_rows = row_quantizer(_SEARCH, PAIR_CODING, _BYTES, IQ2_KL.row_meta_bytes, _pack_block)
+
+
+@kernel
+def _quantize(source: Rows, importances: Floats32, scales: Floats32, out: Bytes) -> int:
+    return _quantize_rows(source, importances, scales, out)
+
+
+FORMAT = QuantFormat(IQ2_KL, encode, decode)

@@ -21,11 +21,25 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ2_KS
-from quantize.formats.base import Bytes, Floats32
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows
+from quantize.formats.blocks_of_32.scales import prepend_half
+from quantize.formats.ik.cells import cut, nearest_of_four
+from quantize.formats.ik.kernels import in_order, row_quantizer
+from quantize.formats.ik.level_coding import level_coding
 from quantize.formats.ik.levels import LEVELS_2, SUPER_ELEMS, decode_scaled_rows
-from quantize.simd.kernel import kernel
+from quantize.formats.ik.rows import encode_scaled_rows
+from quantize.formats.ik.scale_search import Integers, Search
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import IntTile, tail
+from quantize.simd.packing import pack
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("extra", "<u2"), ("scales", "u1", 4), ("qs", "u1", 64)])
+
+
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as IQ2_KS."""
+    return encode_scaled_rows(rows, weighting, IQ2_KS, 32, _quantize, "<f2")
 
 
 def decode(data: Bytes, n_cols: int) -> Floats32:
@@ -51,3 +65,38 @@ def _decode(
                 weights = out[row, k * SUPER_ELEMS + 32 * j :]
                 for i in range(32):
                     weights[i] = scale * LEVELS_2[4 * second + (codes[i] >> 2 * (j % 4) & 3)]
+
+
+_SHIFT = 5
+_CELLS = cut(LEVELS_2[:4])
+_CODING = level_coding(_CELLS, nearest_of_four(_CELLS), _SHIFT, 32)
+_SEARCH = Search(
+    size=32,
+    sets=2,
+    integers=Integers(-16, 15, 1),
+    reach=31,
+    factors=np.geomspace(0.45, 1.4, 10).astype(np.float32),
+    spreads=np.array([1.05], np.float32),
+    signs=1,
+    has_half=True,
+)
+
+
+@inlinable
+def _pack_block(codes: IntTile, integers: IntTile, seconds: IntTile, words: IntTile) -> None:
+    for j in range(8):
+        integers[j] = integers[j] + 16
+    words[0] = in_order(integers, 0, 8, 0, 4)
+    pack(codes, 0, 2, 32, 64, tail(words, 1))
+    prepend_half(in_order(seconds, 0, 8, 0, 1) | in_order(integers, 0, 8, 4, 1) << 8, words, 17)
+
+
+_quantize_rows = row_quantizer(_SEARCH, _CODING, _BYTES, IQ2_KS.row_meta_bytes, _pack_block)
+
+
+@kernel
+def _quantize(source: Rows, importances: Floats32, scales: Floats32, out: Bytes) -> int:
+    return _quantize_rows(source, importances, scales, out)
+
+
+FORMAT = QuantFormat(IQ2_KS, encode, decode)

@@ -22,10 +22,19 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ3_K
-from quantize.formats.base import Bytes, Floats32, decode_blocks
-from quantize.formats.blocks_of_32.scales import float_at
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks
+from quantize.formats.blocks_of_32.scales import float_at, prepend_half
+from quantize.formats.ik.cells import cut, nearest_of
+from quantize.formats.ik.kernels import block_quantizer, in_order
+from quantize.formats.ik.level_coding import level_coding
 from quantize.formats.ik.levels import LEVELS_3, SUPER_ELEMS
-from quantize.simd.kernel import kernel
+from quantize.formats.ik.rows import encode_rows
+from quantize.formats.ik.scale_search import Integers, Search
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import IntTile, tail
+from quantize.simd.lanes import Ints, maximum, select, splat
+from quantize.simd.packing import pack
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype(
     [
@@ -37,6 +46,11 @@ BLOCK = np.dtype(
         ("qh", "u1", 32),
     ]
 )
+
+
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as IQ3_K."""
+    return encode_rows(rows, weighting, IQ3_K, 16, _quantize)
 
 
 def decode(data: Bytes, n_cols: int) -> Floats32:
@@ -62,3 +76,43 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
             for i in range(16):
                 code = lower[i] >> 2 * (j // 2 % 4) & 3 | (upper[i] >> j // 2 & 1) << 2
                 weights[i] = scale * LEVELS_3[8 * second + code]
+
+
+_SHIFT = 4
+_CELLS = cut(LEVELS_3[:8])
+_CODING = level_coding(_CELLS, nearest_of(_CELLS), _SHIFT, 16)
+_SEARCH = Search(
+    size=16,
+    sets=2,
+    integers=Integers(-31, 31, 2),
+    reach=63,
+    factors=np.geomspace(0.62, 1.65, 12).astype(np.float32),
+    spreads=np.array([1.05], np.float32),
+    signs=1,
+    has_half=True,
+)
+
+
+@inlinable
+def _pack_block(half_d: Ints, codes: IntTile, integers: IntTile, seconds: IntTile, words: IntTile) -> None:
+    signs = splat(0)
+    for j in range(16):
+        signs |= select(integers[j] < 0, splat(1), 0) << j
+        integers[j] = maximum(integers[j], -integers[j]) >> 1
+    words[0] = in_order(seconds, 0, 16, 0, 1) | signs << 16
+    words[1] = in_order(integers, 0, 8, 0, 4)
+    words[2] = in_order(integers, 8, 8, 0, 4)
+    pack(codes, 0, 2, 32, 64, tail(words, 3))
+    pack(codes, 2, 1, 32, 32, tail(words, 19))
+    prepend_half(half_d, words, 27)
+
+
+_quantize_blocks = block_quantizer(_SEARCH, _CODING, _BYTES, _pack_block)
+
+
+@kernel
+def _quantize(source: Rows, importances: Floats32, out: Bytes) -> int:
+    return _quantize_blocks(source, importances, out)
+
+
+FORMAT = QuantFormat(IQ3_K, encode, decode)

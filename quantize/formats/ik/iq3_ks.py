@@ -22,11 +22,25 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ3_KS
-from quantize.formats.base import Bytes, Floats32
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows
+from quantize.formats.blocks_of_32.scales import prepend_half
+from quantize.formats.ik.cells import cut, nearest_of
+from quantize.formats.ik.kernels import in_order, row_quantizer
+from quantize.formats.ik.level_coding import level_coding
 from quantize.formats.ik.levels import LEVELS_3, SUPER_ELEMS, decode_scaled_rows
-from quantize.simd.kernel import kernel
+from quantize.formats.ik.rows import encode_scaled_rows
+from quantize.formats.ik.scale_search import Integers, Search
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import IntTile, tail
+from quantize.simd.packing import pack
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("extra", "<u2"), ("scales", "u1", 4), ("qs", "u1", 64), ("qh", "u1", 32)])
+
+
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as IQ3_KS."""
+    return encode_scaled_rows(rows, weighting, IQ3_KS, 32, _quantize, "<f2")
 
 
 def decode(data: Bytes, n_cols: int) -> Floats32:
@@ -54,3 +68,39 @@ def _decode(
                 for i in range(32):
                     code = lower[i] >> 2 * (j % 4) & 3 | (upper[i] >> j & 1) << 2
                     weights[i] = scale * LEVELS_3[8 * second + code]
+
+
+_SHIFT = 4
+_CELLS = cut(LEVELS_3[:8])
+_CODING = level_coding(_CELLS, nearest_of(_CELLS), _SHIFT, 32)
+_SEARCH = Search(
+    size=32,
+    sets=2,
+    integers=Integers(-16, 15, 1),
+    reach=63,
+    factors=np.geomspace(0.55, 1.5, 12).astype(np.float32),
+    spreads=np.array([1.05], np.float32),
+    signs=1,
+    has_half=True,
+)
+
+
+@inlinable
+def _pack_block(codes: IntTile, integers: IntTile, seconds: IntTile, words: IntTile) -> None:
+    for j in range(8):
+        integers[j] = integers[j] + 16
+    pack(integers, 0, 4, 4, 4, words)
+    pack(codes, 0, 2, 32, 64, tail(words, 1))
+    pack(codes, 2, 1, 32, 32, tail(words, 17))
+    prepend_half(in_order(integers, 0, 8, 4, 1) | in_order(seconds, 0, 8, 0, 1) << 8, words, 25)
+
+
+_quantize_rows = row_quantizer(_SEARCH, _CODING, _BYTES, IQ3_KS.row_meta_bytes, _pack_block)
+
+
+@kernel
+def _quantize(source: Rows, importances: Floats32, scales: Floats32, out: Bytes) -> int:
+    return _quantize_rows(source, importances, scales, out)
+
+
+FORMAT = QuantFormat(IQ3_KS, encode, decode)

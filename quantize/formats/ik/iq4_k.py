@@ -21,14 +21,28 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ4_K
-from quantize.formats.base import Bytes, Floats32, decode_blocks
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks
 from quantize.formats.blocks_of_32.scales import float_at
+from quantize.formats.ik.cells import cut, nearest_of
+from quantize.formats.ik.kernels import block_quantizer, in_order
+from quantize.formats.ik.level_coding import level_coding
 from quantize.formats.ik.levels import LEVELS_4, SUPER_ELEMS
-from quantize.simd.kernel import kernel
+from quantize.formats.ik.rows import encode_rows
+from quantize.formats.ik.scale_search import Integers, Search
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import IntTile, tail
+from quantize.simd.lanes import Ints
+from quantize.simd.packing import pack
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype(
     [("d", "<u2"), ("extra", "<u2"), ("scales_h", "u1", 4), ("scales_l", "u1", 8), ("qs", "u1", 128)]
 )
+
+
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as IQ4_K."""
+    return encode_rows(rows, weighting, IQ4_K, 16, _quantize)
 
 
 def decode(data: Bytes, n_cols: int) -> Floats32:
@@ -52,3 +66,40 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
             weights = out[k * SUPER_ELEMS + 16 * j :]
             for i in range(16):
                 weights[i] = scale * LEVELS_4[16 * second + (codes[i] >> 4 * (j % 2) & 0xF)]
+
+
+_SHIFT = 4
+_CELLS = cut(LEVELS_4[:16])
+_CODING = level_coding(_CELLS, nearest_of(_CELLS), _SHIFT, 16)
+_SEARCH = Search(
+    size=16,
+    sets=2,
+    integers=Integers(-32, 31, 1),
+    reach=127,
+    factors=np.geomspace(0.83, 1.6, 14).astype(np.float32),
+    spreads=np.array([1.05], np.float32),
+    signs=1,
+    has_half=True,
+)
+
+
+@inlinable
+def _pack_block(half_d: Ints, codes: IntTile, integers: IntTile, seconds: IntTile, words: IntTile) -> None:
+    for j in range(16):
+        integers[j] = integers[j] + 32
+    words[0] = half_d | in_order(seconds, 0, 16, 0, 1) << 16
+    words[1] = in_order(integers, 0, 16, 4, 2)
+    words[2] = in_order(integers, 0, 8, 0, 4)
+    words[3] = in_order(integers, 8, 8, 0, 4)
+    pack(codes, 0, 4, 16, 128, tail(words, 4))
+
+
+_quantize_blocks = block_quantizer(_SEARCH, _CODING, _BYTES, _pack_block)
+
+
+@kernel
+def _quantize(source: Rows, importances: Floats32, out: Bytes) -> int:
+    return _quantize_blocks(source, importances, out)
+
+
+FORMAT = QuantFormat(IQ4_K, encode, decode)

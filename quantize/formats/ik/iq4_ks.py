@@ -22,15 +22,14 @@ import numpy.typing as npt
 from gguf_tools.ggml_types import IQ4_KS
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows
 from quantize.formats.ik.cells import cut, nearest_of
+from quantize.formats.ik.kernels import row_quantizer
 from quantize.formats.ik.level_coding import level_coding
 from quantize.formats.ik.levels import LEVELS_4, SUPER_ELEMS, decode_scaled_rows
-from quantize.formats.ik.rows import encode_scaled_rows, first_infinite, store_in_rows
-from quantize.formats.ik.scale_search import Integers, Search, fitting, super_blocks
-from quantize.simd.kernel import kernel
-from quantize.simd.lane_memory import int_tile, store, tail
-from quantize.simd.lanes import LANES
+from quantize.formats.ik.rows import encode_scaled_rows
+from quantize.formats.ik.scale_search import Integers, Search
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import IntTile, tail
 from quantize.simd.packing import pack
-from quantize.simd.tiles import padded_words
 from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("scales", "u1", 8), ("qs", "u1", 128)])
@@ -47,23 +46,6 @@ def decode(data: Bytes, n_cols: int) -> Floats32:
 
 
 _BYTES = BLOCK.itemsize
-_WORDS = padded_words(_BYTES)
-_META_BYTES = IQ4_KS.row_meta_bytes
-_CELLS = cut(LEVELS_4[:16])
-_SHIFT = 4
-_CODING = level_coding(_CELLS, nearest_of(_CELLS), _SHIFT, 32)
-_SEARCH = Search(
-    size=32,
-    sets=2,
-    integers=Integers(-127, 127, 2),
-    reach=127,
-    factors=np.geomspace(0.6, 1.3, 12).astype(np.float32),
-    spreads=np.array([1.05], np.float32),
-    signs=1,
-    has_half=False,
-)
-_fit_group = fitting(_SEARCH, _CODING)
-_code_super_block = super_blocks(_SEARCH, _CODING)
 
 
 @kernel
@@ -83,36 +65,35 @@ def _decode(
                     weights[i + 16] = scale * LEVELS_4[first + (codes[i] >> 4)]
 
 
+_SHIFT = 4
+_CELLS = cut(LEVELS_4[:16])
+_CODING = level_coding(_CELLS, nearest_of(_CELLS), _SHIFT, 32)
+_SEARCH = Search(
+    size=32,
+    sets=2,
+    integers=Integers(-127, 127, 2),
+    reach=127,
+    factors=np.geomspace(0.75, 1.5, 14).astype(np.float32),
+    spreads=np.array([1.05], np.float32),
+    signs=1,
+    has_half=False,
+)
+
+
+@inlinable
+def _pack_block(codes: IntTile, integers: IntTile, seconds: IntTile, words: IntTile) -> None:
+    for j in range(8):
+        integers[j] = integers[j] + 127 | seconds[j]
+    pack(integers, 0, 8, 8, 8, words)
+    pack(codes, 0, 4, 16, 128, tail(words, 2))
+
+
+_quantize_rows = row_quantizer(_SEARCH, _CODING, _BYTES, IQ4_KS.row_meta_bytes, _pack_block)
+
+
 @kernel
-def _quantize(
-    source: Rows,
-    importances: npt.NDArray[np.float32],
-    scales: npt.NDArray[np.float32],
-    out: npt.NDArray[np.uint8],
-) -> int:
-    n_cols, n_rows = importances.size, scales.size
-    codes, integers, seconds, words = int_tile(256), int_tile(8), int_tile(8), int_tile(_WORDS)
-    found, sets = np.empty(n_cols // 32 * LANES, np.float32), np.empty(n_cols // 32 * LANES, np.float32)
-    of_rows = np.empty(LANES, np.float32)
-    for first in range(0, n_rows, LANES):
-        group = _fit_group(source, n_cols, importances, first, 0, n_cols, found, sets)
-        failure = first_infinite(group.d, first)
-        if failure >= 0:
-            return failure
-        store(of_rows, 0, group.d)
-        for row in range(first, min(first + LANES, n_rows)):
-            scales[row] = of_rows[row - first]
-        for k in range(n_cols // SUPER_ELEMS):
-            _code_super_block(
-                source, n_cols, importances, first, k * SUPER_ELEMS, group, found, sets, 8 * k,
-                codes, integers, seconds,
-            )  # fmt: skip
-            for j in range(8):
-                integers[j] = integers[j] + 127 | seconds[j]
-            pack(integers, 0, 8, 8, 8, words)
-            pack(codes, 0, 4, 16, 128, tail(words, 2))
-            store_in_rows(words, _BYTES, _META_BYTES + k * _BYTES, first, out, n_rows)
-    return -1
+def _quantize(source: Rows, importances: Floats32, scales: Floats32, out: Bytes) -> int:
+    return _quantize_rows(source, importances, scales, out)
 
 
 FORMAT = QuantFormat(IQ4_KS, encode, decode)

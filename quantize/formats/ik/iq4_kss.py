@@ -19,11 +19,23 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ4_KSS
-from quantize.formats.base import Bytes, Floats32
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows
+from quantize.formats.ik.even_coding import EVEN_CODING, SIZE, place_in_four
+from quantize.formats.ik.kernels import row_quantizer
 from quantize.formats.ik.levels import LEVELS_4, decode_scaled_rows
-from quantize.simd.kernel import kernel
+from quantize.formats.ik.rows import encode_scaled_rows
+from quantize.formats.ik.scale_search import Integers, Search
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import IntTile, tail
+from quantize.simd.lanes import Ints, splat
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("qs", "<u2", (8, 8))])
+
+
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as IQ4_KSS."""
+    return encode_scaled_rows(rows, weighting, IQ4_KSS, SIZE, _quantize, "<f4")
 
 
 def decode(data: Bytes, n_cols: int) -> Floats32:
@@ -54,3 +66,49 @@ def _decode(
                     packed = word >> 8 * i
                     weights[2 * k + i] = scale * LEVELS_4[first + (packed & 0xF)]
                     weights[2 * k + i + 16] = scale * LEVELS_4[first + (packed >> 4 & 0xF)]
+
+
+_SEARCH = Search(
+    size=SIZE,
+    sets=2,
+    integers=Integers(-127, 127, 2),
+    reach=127,
+    factors=np.geomspace(0.75, 1.5, 16).astype(np.float32),
+    spreads=np.array([1.05], np.float32),
+    signs=1,
+    has_half=False,
+)
+
+
+@inlinable
+def _word_of(codes: IntTile, four: int) -> Ints:
+    """Return the word that decodes to a four: bit k is the exclusive or of bits k .. 15 of its codes."""
+    word = splat(0)
+    for i in range(4):
+        word |= codes[place_in_four(four, i)] << 4 * i
+    for shift in (1, 2, 4, 8):
+        word ^= word >> shift
+    return word
+
+
+@inlinable
+def _pack_block(codes: IntTile, integers: IntTile, seconds: IntTile, words: IntTile) -> None:
+    for j in range(8):
+        scale = integers[j] + 127 | seconds[j]
+        for pair in range(4):
+            word = splat(0)
+            for half in range(2):
+                k = 2 * pair + half
+                word |= (_word_of(tail(codes, SIZE * j), k) | scale >> k & 1) << 16 * half
+            words[4 * j + pair] = word
+
+
+_quantize_rows = row_quantizer(_SEARCH, EVEN_CODING, BLOCK.itemsize, IQ4_KSS.row_meta_bytes, _pack_block)
+
+
+@kernel
+def _quantize(source: Rows, importances: Floats32, scales: Floats32, out: Bytes) -> int:
+    return _quantize_rows(source, importances, scales, out)
+
+
+FORMAT = QuantFormat(IQ4_KSS, encode, decode)

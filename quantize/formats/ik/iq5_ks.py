@@ -21,11 +21,24 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ5_KS
-from quantize.formats.base import Bytes, Floats32
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows
+from quantize.formats.ik.cells import cut, nearest_of
+from quantize.formats.ik.kernels import row_quantizer
+from quantize.formats.ik.level_coding import level_coding
 from quantize.formats.ik.levels import LEVELS_5, SUPER_ELEMS, decode_scaled_rows
-from quantize.simd.kernel import kernel
+from quantize.formats.ik.rows import encode_scaled_rows
+from quantize.formats.ik.scale_search import Integers, Search
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import IntTile, tail
+from quantize.simd.packing import pack
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("scales", "u1", 8), ("qs", "u1", 128), ("qh", "u1", 32)])
+
+
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as IQ5_KS."""
+    return encode_scaled_rows(rows, weighting, IQ5_KS, 32, _quantize, "<f4")
 
 
 def decode(data: Bytes, n_cols: int) -> Floats32:
@@ -52,3 +65,38 @@ def _decode(
                 for i in range(32):
                     code = lower[i] >> 4 * (j % 2) & 0xF | (upper[i] >> j & 1) << 4
                     weights[i] = scale * LEVELS_5[first + code]
+
+
+_SHIFT = 2
+_CELLS = cut(LEVELS_5[:32])
+_CODING = level_coding(_CELLS, nearest_of(_CELLS), _SHIFT, 32)
+_SEARCH = Search(
+    size=32,
+    sets=2,
+    integers=Integers(-127, 127, 2),
+    reach=126,
+    factors=np.geomspace(0.88, 1.4, 16).astype(np.float32),
+    spreads=np.array([1.05], np.float32),
+    signs=1,
+    has_half=False,
+)
+
+
+@inlinable
+def _pack_block(codes: IntTile, integers: IntTile, seconds: IntTile, words: IntTile) -> None:
+    for j in range(8):
+        integers[j] = integers[j] + 127 | seconds[j]
+    pack(integers, 0, 8, 8, 8, words)
+    pack(codes, 0, 4, 32, 128, tail(words, 2))
+    pack(codes, 4, 1, 32, 32, tail(words, 34))
+
+
+_quantize_rows = row_quantizer(_SEARCH, _CODING, _BYTES, IQ5_KS.row_meta_bytes, _pack_block)
+
+
+@kernel
+def _quantize(source: Rows, importances: Floats32, scales: Floats32, out: Bytes) -> int:
+    return _quantize_rows(source, importances, scales, out)
+
+
+FORMAT = QuantFormat(IQ5_KS, encode, decode)

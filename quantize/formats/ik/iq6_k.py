@@ -26,12 +26,26 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ6_K
-from quantize.formats.base import Bytes, Floats32, decode_blocks
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks
 from quantize.formats.blocks_of_32.scales import float_at
+from quantize.formats.ik.cells import cut, nearest_of
+from quantize.formats.ik.kernels import block_quantizer, in_order
+from quantize.formats.ik.level_coding import level_coding
 from quantize.formats.ik.levels import SUPER_ELEMS
-from quantize.simd.kernel import kernel
+from quantize.formats.ik.rows import encode_rows
+from quantize.formats.ik.scale_search import Integers, Search
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import IntTile, tail
+from quantize.simd.lanes import Ints
+from quantize.simd.packing import pack
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("d", "<u2"), ("extra", "<u2"), ("scales", "i1", 16), ("qs", "u1", 128), ("qh", "u1", 64)])
+
+
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as IQ6_K."""
+    return encode_rows(rows, weighting, IQ6_K, 16, _quantize)
 
 
 def decode(data: Bytes, n_cols: int) -> Floats32:
@@ -80,3 +94,37 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
             for i in range(16):
                 code = lower[i] >> 4 * (j // 2 % 2) & 0xF | (upper[i] >> 2 * (j // 2 % 4) & 3) << 4
                 weights[i] = scale * LEVELS_6[64 * second + code]
+
+
+_SHIFT = 1
+_CELLS = cut(LEVELS_6[:64])
+_CODING = level_coding(_CELLS, nearest_of(_CELLS), _SHIFT, 16)
+_SEARCH = Search(
+    size=16,
+    sets=2,
+    integers=Integers(-127, 127, 1),
+    reach=127,
+    factors=np.geomspace(0.98, 1.65, 24).astype(np.float32),
+    spreads=np.array([1.05], np.float32),
+    signs=1,
+    has_half=True,
+)
+
+
+@inlinable
+def _pack_block(half_d: Ints, codes: IntTile, integers: IntTile, seconds: IntTile, words: IntTile) -> None:
+    words[0] = half_d | in_order(seconds, 0, 16, 0, 1) << 16
+    pack(integers, 0, 8, 16, 16, tail(words, 1))
+    pack(codes, 0, 4, 32, 128, tail(words, 5))
+    pack(codes, 4, 2, 32, 64, tail(words, 37))
+
+
+_quantize_blocks = block_quantizer(_SEARCH, _CODING, _BYTES, _pack_block)
+
+
+@kernel
+def _quantize(source: Rows, importances: Floats32, out: Bytes) -> int:
+    return _quantize_blocks(source, importances, out)
+
+
+FORMAT = QuantFormat(IQ6_K, encode, decode)

@@ -48,7 +48,7 @@ _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
 _HALF = 32
 
-_FACTORS = np.geomspace(0.56, 1.1, 24).astype(np.float32)
+_FACTORS = np.geomspace(0.95, 1.7, 24).astype(np.float32)
 """Scales that are tried, as multiples of the one that gives the largest weight the code 0 or, with the other
 sign, 64, which is cut to 63. In ik_llama.cpp they lie between 0.97 and 1.03."""
 

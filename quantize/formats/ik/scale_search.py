@@ -23,10 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.formats.blocks_of_32.scales import INFINITY, ONE, ZERO
-from quantize.formats.ik.levels import SUPER_ELEMS
 from quantize.simd.half import from_half_bits, to_half_bits
 from quantize.simd.kernel import inlinable
-from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, load, store, tail
+from quantize.simd.lane_memory import FloatTile, float_tile, load, store
 from quantize.simd.lanes import (
     LANES,
     Floats,
@@ -37,7 +36,6 @@ from quantize.simd.lanes import (
     minimum,
     select,
     splat,
-    to_int,
 )
 from quantize.simd.rounding import MAGIC
 from quantize.simd.tiles import load_columns
@@ -270,8 +268,10 @@ def fitting(search: Search, coding: Coding) -> Any:
             for j in range(0, n_subs * LANES, LANES):
                 store(scales, j, select(better, load(tried, j), load(scales, j)))
 
+        too_large = largest != largest
         for _ in range(2):
             d = stored(best_d, power) * power
+            too_large |= absolute(d) == INFINITY
             sums[0] = splat(ZERO)
             sums[1] = splat(ZERO)
             for j in range(n_subs):
@@ -282,50 +282,6 @@ def fitting(search: Search, coding: Coding) -> Any:
                 store(sets, j * LANES, second)
                 add_sums(x, importances, start, d, integer, second, sums)
             best_d = select(sums[1] > ZERO, sums[0] / sums[1], ZERO)
-        return Group(stored(best_d, power), power)
+        return Group(select(too_large, INFINITY, stored(best_d, power)), power)
 
     return fit_group
-
-
-def super_blocks(search: Search, coding: Coding) -> Any:
-    """Return the function of kernels that codes one super-block of LANES rows.
-
-        code_super_block(source, n_cols, importances, first, column, group, scales, sets, sub, codes,
-                         integers, seconds)
-
-    It fills Tiles of Ints: `codes` (256) and, for each sub-block, `integers` and `seconds`, its set.
-
-    column       where the super-block begins
-    group        what `fit_group` returned for the group that it is in, with scales and sets
-    sub          number of the super-block's first sub-block in that group
-    """
-    codes_of, size = coding.codes_of, search.size
-
-    @inlinable
-    def code_super_block(
-        source: Rows,
-        n_cols: int,
-        importances: npt.NDArray[np.float32],
-        first: int,
-        column: int,
-        group: Group,
-        scales: npt.NDArray[np.float32],
-        sets: npt.NDArray[np.float32],
-        sub: int,
-        codes: IntTile,
-        integers: IntTile,
-        seconds: IntTile,
-    ) -> None:
-        x = float_tile(32)
-        d = group.d * group.power
-        for j in range(SUPER_ELEMS // size):
-            start = column + size * j
-            load_columns(source, n_cols, first, start, size, x)
-            for i in range(size):
-                x[i] = x[i] * group.power
-            integer, second = load(scales, (sub + j) * LANES), load(sets, (sub + j) * LANES)
-            codes_of(x, importances, start, d * integer, second, tail(codes, size * j))
-            integers[j] = to_int(integer)
-            seconds[j] = to_int(second)
-
-    return code_super_block
