@@ -92,6 +92,7 @@ def _deepseek2(config: DeepseekConfig) -> Network:
         norm_eps=eps,
         rope=_rope(config),
         build=build,
+        n_chosen=None if index is None else index.n_chosen,
     )
 
 

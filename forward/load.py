@@ -27,12 +27,13 @@ _RUN_BYTES = 32 << 20
 class Loader:
     """Reads the weights of one model.
 
-    path     of the model, for messages
-    tensors  GGUF name -> tensor, unread
-    device   where the weights are wanted
-    dtype    the type that matrices are multiplied in, float32 or bfloat16; vectors and routers are float32
-    rounds   whether matrices round what they multiply as llama.cpp's kernels do
-    shared   what models that are computed in step decode for each other; None: nothing
+    path        of the model, for messages
+    tensors     GGUF name -> tensor, unread
+    device      where the weights are wanted
+    dtype       the type that matrices are multiplied in, float32 or bfloat16; vectors and routers are float32
+    rounds      whether matrices round what they multiply as llama.cpp's kernels do
+    half_cache  whether attention rounds to F16 what llama.cpp's cache holds
+    shared      what models that are computed in step decode for each other; None: nothing
     """
 
     path: Path
@@ -40,6 +41,7 @@ class Loader:
     device: torch.device
     dtype: torch.dtype
     rounds: bool = False
+    half_cache: bool = False
     shared: SharedWeights | None = None
 
     def tensor(self, name: str) -> SourceTensor:

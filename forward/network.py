@@ -23,6 +23,7 @@ class Network:
     output      name of the matrix that makes logits of hidden states
     norm_eps    epsilon of the norm before it
     build       (loader, layer number, rotation) -> the layer with its weights
+    n_chosen    positions that a token attends to at most, where indexers choose them; None: all
     """
 
     n_layers: int
@@ -32,6 +33,7 @@ class Network:
     norm_eps: float
     rope: Rope
     build: Callable[[Loader, int, Rotation], Layer]
+    n_chosen: int | None = None
 
     @property
     def is_tied(self) -> bool:

@@ -68,13 +68,15 @@ class ModelSource:
         raises  BadRequest for types that have no kernel in the engine that is to be imitated
         """
         load = self.loader(torch.device(device_name(options.device)), getattr(torch, options.dtype))
+        if options.half_cache:
+            load = replace(load, half_cache=True)
         if options.like is None:
             return load
         if options.dtype != "float32":
             raise BadRequest(f"--like {options.like} computes in float32, not in {options.dtype}")
         for tensor in self.tensors.values():
             rounding_of(tensor.type)
-        return replace(load, rounds=True)
+        return replace(load, rounds=True, half_cache=True)
 
 
 class Closeable(Protocol):

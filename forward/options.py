@@ -18,6 +18,7 @@ class ForwardOptions:
     memory_bytes  budget for hidden states; beyond it they are kept in a file
     all_experts   show the observer every token for every expert; what the model computes stays the same
     like          "llama.cpp": round activations as its CPU kernels do; None: they stay as they are
+    half_cache    round to F16 what later tokens attend to, as llama.cpp's cache does; only with float32
     """
 
     device: str | None = None
@@ -26,3 +27,4 @@ class ForwardOptions:
     memory_bytes: int = 4 << 30
     all_experts: bool = False
     like: Literal["llama.cpp"] | None = None
+    half_cache: bool = False

@@ -19,6 +19,12 @@ from imatrix.options import CollectChoices, Collected, CollectOptions, NoReport,
 from imatrix.progress import LayerBar
 from quantize.importance import ImportanceFile, refuse_nonfinite
 
+_CHOSEN = (
+    "tokens attend to {n_chosen} positions, whose choice depends on rounding: what is attended to is rounded"
+    " to F16, as in llama.cpp's cache"
+)
+"""Note on models with an indexer, for chunks in which it chooses."""
+
 
 def collect(
     model: str | os.PathLike[str],
@@ -82,13 +88,18 @@ def collect_beside(
         torch.set_num_threads(options.forward.n_threads)
     with open_model(model) as source:
         chunks = read_text(text, source.vocab(), source.network.vocab_size, options.cut)
+        notes: tuple[str, ...] = ()
+        n_chosen = source.network.n_chosen
+        if n_chosen is not None and n_chosen < chunks.chunk_size and options.forward.dtype == "float32":
+            options = replace(options, forward=replace(options.forward, half_cache=True))
+            notes = (_CHOSEN.format(n_chosen=n_chosen),)
         about = _about(source.paths, chunks, options)
         with WorkFolder(output, about, restart=options.restart) as folder:
             dataset = options.dataset or text.name
             collected = run(source, chunks, options, folder, report or NoReport(), dataset)
     refuse_nonfinite(collected.importances.entries)
     merged = merge([*options.earlier, collected.importances])
-    return replace(collected, importances=merged.importances, notes=(*collected.notes, *merged.notes))
+    return replace(collected, importances=merged.importances, notes=(*notes, *collected.notes, *merged.notes))
 
 
 def _about(paths: tuple[Path, ...], text: Text, options: CollectOptions) -> dict[str, Any]:
@@ -102,4 +113,5 @@ def _about(paths: tuple[Path, ...], text: Text, options: CollectOptions) -> dict
         "dtype": options.forward.dtype,
         "device": device_name(options.forward.device),
         "all_experts": options.forward.all_experts,
+        **({"half_cache": True} if options.forward.half_cache else {}),
     }

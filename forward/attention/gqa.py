@@ -72,7 +72,7 @@ class SharedKeyAttention:
                     head, or of all heads together
     sinks           float32 (n_heads,), None for none
     window          positions that are seen, the token's own with them; None for all
-    rounds          whether keys and values are rounded as in llama.cpp's cache
+    half_cache      whether keys and values are rounded as in llama.cpp's cache
     """
 
     sizes: HeadSizes
@@ -86,7 +86,7 @@ class SharedKeyAttention:
     k_norm: RMSNorm | None
     sinks: torch.Tensor | None
     window: int | None
-    rounds: bool = False
+    half_cache: bool = False
 
     def work(self, n_tokens: int) -> int:
         """Return about how many multiplications a token of a chunk of `n_tokens` takes."""
@@ -104,7 +104,7 @@ class SharedKeyAttention:
         key = _normed(self.k.heads(x, observer, sizes.n_kv_heads), self.k_norm)
         value = self.v.heads(x, observer, sizes.n_kv_heads)
         query, key = self._rotated(query).to(dtype), self._rotated(key).to(dtype)
-        if self.rounds:
+        if self.half_cache:
             key, value = round_f16(key), round_f16(value)
         values = self._attend(query, key, value)
         observer.rows((self.output.name,), values)
@@ -215,5 +215,5 @@ def load_shared_key_attention(
         k_norm=norm_of("attn_k_norm", kv_rows),
         sinks=load.float32(sinks, sizes.n_heads) if load.has(sinks) else None,
         window=window,
-        rounds=load.rounds,
+        half_cache=load.half_cache,
     )

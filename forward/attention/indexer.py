@@ -5,6 +5,10 @@ score is what heads w_h * relu(query_h . key) add up to, with weights w of the h
 that the models' code multiplies them by don't change the order. The best `n_chosen` positions up to a token's
 own are chosen. While there are no more than that, all are, and nothing is computed.
 
+Published code multiplies queries and keys by a Hadamard matrix, which leaves their products as they are, and
+rounds them to FP8. llama.cpp multiplies, too, and keeps keys in F16. Where positions score nearly alike, this
+decides which of them is chosen. It is done where caches are to be llama.cpp's (`half_cache`).
+
 The choice has no gradient, so a differentiated pass shows observers none for these matrices.
 """
 
@@ -15,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import layer_norm, linear
 
+from forward.like_llama import round_f16
 from forward.load import Loader
 from forward.rope import Rotation
 
@@ -50,6 +55,7 @@ class Indexer:
     keys      (n_cols, hidden_size)
     weight, bias  of the keys' norm, (n_cols,)
     shares    (n_heads, hidden_size): what makes the weights of heads
+    turn      Hadamard matrix for some columns of a head; None: keys are neither turned nor rounded
     """
 
     sizes: IndexerSizes
@@ -59,6 +65,7 @@ class Indexer:
     weight: torch.Tensor
     bias: torch.Tensor
     shares: torch.Tensor
+    turn: torch.Tensor | None = None
 
     @torch.no_grad()
     def unseen(self, x: torch.Tensor, compressed: torch.Tensor) -> torch.Tensor | None:
@@ -76,6 +83,8 @@ class Indexer:
             linear(x, self.keys).float(), (sizes.n_cols,), self.weight, self.bias, _KEY_NORM_EPS
         )
         key = self._rotated(key[:, None])[:, 0]
+        if self.turn is not None:
+            query, key = self._turned(query, self.turn), round_f16(self._turned(key, self.turn))
         shares = linear(x.float(), self.shares)
         unseen = torch.ones((n_tokens, n_tokens), dtype=torch.bool, device=x.device)
         for start in range(0, n_tokens, _QUERY_BLOCK):
@@ -99,6 +108,22 @@ class Indexer:
         return torch.cat((self.rotate(turned), rest), -1)
 
 
+    def _turned(self, x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+        """Return rotated queries or keys, (..., n_cols), with columns in the model's order, turned."""
+        if self.sizes.halves:
+            rotated, rest = x.split((self.sizes.rotated, self.sizes.n_cols - self.sizes.rotated), -1)
+            x = torch.cat((rotated.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2), rest), -1)
+        return (x.unflatten(-1, (-1, len(turn))) @ turn).flatten(-2)
+
+
+def hadamard(n_cols: int) -> torch.Tensor:
+    """Return the orthogonal Hadamard matrix, (n, n), of the largest power of two that divides `n_cols`."""
+    turn = torch.ones((1, 1))
+    while n_cols % (2 * len(turn)) == 0:
+        turn = torch.cat((torch.cat((turn, turn), 1), torch.cat((turn, -turn), 1)))
+    return turn / len(turn) ** 0.5
+
+
 def load_indexer(
     load: Loader, layer: int, sizes: IndexerSizes, rotate: Rotation, *, hidden: int, q_lora: int
 ) -> Indexer:
@@ -112,4 +137,5 @@ def load_indexer(
         weight=load.float32(f"{name}.k_norm.weight", sizes.n_cols),
         bias=load.float32(f"{name}.k_norm.bias", sizes.n_cols),
         shares=load.float32(f"{name}.proj.weight", sizes.n_heads, hidden),
+        turn=hadamard(sizes.n_cols).to(load.device) if load.half_cache else None,
     )

@@ -295,15 +295,21 @@ def load_latent_attention(
         output=load.matrix(f"{name}.attn_output.weight", hidden, sizes.n_heads * sizes.value),
         indexer=indexer,
         n_all=n_all,
-        rounding=_rounding(load, name) if load.rounds else None,
+        rounding=_rounding(load, name) if load.half_cache else None,
     )
 
 
 def _rounding(load: Loader, name: str) -> AttentionRounding:
-    """Return how attention rounds where the loader's matrices do."""
-    if load.has(f"{name}.attn_kv_b.weight"):
-        return AttentionRounding(expands=True)
-    return AttentionRounding(False, load.rounding(load.tensor(f"{name}.attn_k_b.weight")))
+    """Return how attention rounds where the loader's does.
+
+    A folder has attn_kv_b, and is taken as the file that is made of it by default, which has not.
+    """
+    whole = f"{name}.attn_kv_b.weight"
+    if not load.has(whole):
+        return AttentionRounding(False, load.rounding(load.tensor(f"{name}.attn_k_b.weight")))
+    if load.path.is_dir():
+        return AttentionRounding(False, load.rounding(load.tensor(whole)))
+    return AttentionRounding(expands=True)
 
 
 def _load_heads(load: Loader, name: str, sizes: LatentSizes) -> tuple[torch.Tensor, torch.Tensor]:
@@ -311,7 +317,8 @@ def _load_heads(load: Loader, name: str, sizes: LatentSizes) -> tuple[torch.Tens
     heads, latent, nope, value = sizes.n_heads, sizes.kv_lora, sizes.nope, sizes.value
     if load.has(f"{name}.attn_kv_b.weight"):
         both = load.matrix(f"{name}.attn_kv_b.weight", heads, nope + value, latent)
-        return both[:, :nope].contiguous(), both[:, nope:].contiguous()
+        keys, values = both[:, :nope].contiguous(), both[:, nope:].contiguous()
+        return (keys.as_subclass(torch.Tensor) if load.path.is_dir() else keys), values
     # What attn_k_b multiplies are queries; latents, which its transpose does, are not rounded for it.
     keys = replace(load, rounds=False).matrix(f"{name}.attn_k_b.weight", heads, latent, nope)
     values = load.matrix(f"{name}.attn_v_b.weight", heads, value, latent)

@@ -41,7 +41,8 @@ def run_all_layers(
     torch.set_num_threads(1)  # the models are so small that threads mostly wait for each other
     network = model.network
     load = model.loader(torch.device("cpu"), options.pop("dtype", torch.float32))
-    load = replace(load, rounds=options.pop("rounds", False))
+    rounds = options.pop("rounds", False)
+    load = replace(load, rounds=rounds, half_cache=rounds)
     rotate = network.rope.rotation(chunks.shape[1], load.device)
     sweep = Sweep(
         build=lambda number: network.build(load, number, rotate),

@@ -18,12 +18,13 @@ from quantize.plan.decide import PlanOptions
 from quantize.plan.overrides import parse_override
 from tests.support import oracle
 from tests.support.decoder_models import decoder_model
-from tests.support.trained_model import trained_model
+from tests.support.trained_model import GOLDEN, trained_model
 
 torch = pytest.importorskip("torch")
 
 from torch.nn.functional import linear  # noqa: E402
 
+from forward.attention.indexer import hadamard  # noqa: E402
 from forward.like_llama import (  # noqa: E402
     ROUNDINGS,
     RoundingMatrix,
@@ -134,6 +135,21 @@ def test_keys_and_values_are_cached_as_llama_cpp_does(tmp_path: Path) -> None:
     decoder_model("qwen3", tmp_path / "qwen3")
     convert.convert(tmp_path / "qwen3", tmp_path / "f32.gguf", outtype="f32")
     assert_rounds_as_llama_cpp(tmp_path / "f32.gguf")
+
+
+@needs_oracle
+def test_an_indexer_chooses_as_llama_cpp_s_does(tmp_path: Path) -> None:
+    """Of 80 positions 16 are chosen; one other choice shows in all logits after it."""
+    convert.convert(GOLDEN / "arch" / "models" / "deepseek-v3.2", tmp_path / "f32.gguf", outtype="f32")
+    assert_rounds_as_llama_cpp(tmp_path / "f32.gguf")
+
+
+def test_hadamard_matrices_are_orthogonal() -> None:
+    for n_cols, n_rows in ((64, 64), (128, 128), (192, 64), (24, 8)):
+        turn = hadamard(n_cols)
+        assert turn.shape == (n_rows, n_rows)
+        assert torch.equal(turn.abs(), torch.full_like(turn, n_rows**-0.5))
+        torch.testing.assert_close(turn @ turn.T, torch.eye(n_rows))
 
 
 def assert_rounds_as_llama_cpp(path: Path) -> None:

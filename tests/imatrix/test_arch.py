@@ -18,9 +18,8 @@ WORST = {
     "kimi-k2": 1e-2,
     "kimi-k2.5": 1e-2,
     "glm-4.7-flash": 1e-2,
-    # Of 128 positions 16 are chosen, and for 1.6 % of the tokens the last of them is within 0.1 % of the next
-    # one: llama.cpp, whose cache is float16, chooses others there.
-    "deepseek-v3.2": 2e-2,
+    # Of 128 positions 16 are chosen. With caches in float32, other choices made this 1.7e-2.
+    "deepseek-v3.2": 1e-3,
 }
 """Case -> the largest relative difference of an entry."""
 
