@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from forward.text import Cut
 
 
-def add_context_argument(group: argparse._ArgumentGroup) -> None:
+def add_context_argument(group: argparse._ActionsContainer) -> None:
     """Add -c, the length of a chunk of text."""
     group.add_argument(
         "-c", "--ctx-size", type=command.positive, default=512, metavar="N",

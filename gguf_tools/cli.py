@@ -10,6 +10,7 @@ from gguf_tools import __version__, command
 from gguf_tools.commands import edit, look, scan
 from gguf_tools.completion import SHELLS, completion_script
 from gguf_tools.text import json_text
+from quality.cook import cli as cook
 from quantize.mla_layout import cli as mla_layout
 from quantize.repack import cli as repack
 
@@ -30,6 +31,7 @@ examples:
   gguf-tools mla-layout ik.gguf out.gguf --to split   a file of ik_llama.cpp, for llama.cpp
   gguf-tools card model-Q4_K_M.gguf --base-model OWNER/NAME   README.md for the Hub
   gguf-tools repack model.gguf model-r4.gguf          rows interleaved for ik_llama.cpp, and back with --undo
+  gguf-tools cook DeepSeek-V2-Lite -f calibration.txt --types Q2_K,Q4_K_M,3.2bpw -o lite   all in one run
   gguf-tools checkpoint DeepSeek-V3          weights of a Hugging Face folder, and how they are stored
 
 Each subcommand explains itself: gguf-tools show --help
@@ -56,6 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
     mla_layout.add_to(commands)
     repack.add_to(commands)
     card.add_to(commands)
+    cook.add_to(commands)
     _add_checkpoint(commands)
     _add_completion(commands)
     return parser

@@ -87,11 +87,11 @@ def estimate_lines(choices: Choices, shapes: Shapes, text: Text, n_threads: int)
         n_values = gradient_text(text).inputs.size * network.hidden_size
         disk += 4 * n_values * (network.n_layers + 6) + _covariance_bytes(made)
     work = work_of(choices, shapes, text)
-    seconds = (work.flops / _flops_per_second() + work.seconds) / n_threads
+    seconds = (work.flops / flops_per_second() + work.seconds) / n_threads
     yield f"calibration: {text.inputs.size:,} tokens in {text.n_chunks} chunks"
     yield f"  memory  about {size_text(memory)}"
     yield f"  disk    {size_text(disk)} beside the output, until it is done"
-    yield f"  time    about {_time_text(seconds)} on {n_threads} threads"
+    yield f"  time    about {time_text(seconds)} on {n_threads} threads"
 
 
 def layer_bytes(infos: Sequence[TensorInfo], made: Sequence[TensorInfo], n_models: int) -> int:
@@ -138,7 +138,7 @@ def _covariance_bytes(made: Sequence[TensorInfo]) -> int:
     return sum(4 * n_mats * n_rows * min(n_rows, BLOCK_ROWS) for n_rows, n_mats in rows)
 
 
-def _flops_per_second() -> float:
+def flops_per_second() -> float:
     """Return how fast one thread multiplies matrices."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -152,10 +152,10 @@ def _flops_per_second() -> float:
         torch.set_num_threads(threads)
 
 
-def _time_text(seconds: float) -> str:
+def time_text(seconds: float) -> str:
     """Return a time for people.
 
-    >>> _time_text(5400)
+    >>> time_text(5400)
     '1.5 hours'
     """
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 
 from gguf_tools import __version__
+from gguf_tools.hub.names import folder_name
 from gguf_tools.text import printable, size_text
 from quality.divergence import Estimate
 from quality.evaluation import EvaluatedModel, Evaluation
@@ -71,7 +72,7 @@ def report_page(evaluation: Evaluation, earlier: Sequence[Earlier] = ()) -> str:
                    lambda prefix, canvas: routing_chart(models, prefix, canvas))
         )  # fmt: skip
     sections += ["</div>", *_maps(models), *_passages(evaluation)]
-    title = f"{printable(evaluation.base_path.name)}: how good are {len(models)} files?"
+    title = f"{printable(folder_name(evaluation.base_path))}: how good are {len(models)} files?"
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -91,7 +92,7 @@ def report_page(evaluation: Evaluation, earlier: Sequence[Earlier] = ()) -> str:
 def _heading(evaluation: Evaluation) -> Iterator[str]:
     text = evaluation.text
     name = (evaluation.base_path if text.path is None else text.path).name
-    yield f"<h1>{escape(printable(evaluation.base_path.name))}</h1>"
+    yield f"<h1>{escape(printable(folder_name(evaluation.base_path)))}</h1>"
     yield (
         f'<p class="note">{text.n_tokens_measured:,} tokens measured, in {text.n_chunks} chunks of'
         f" {text.chunk_size} tokens of {escape(printable(name))}. The base's perplexity is"

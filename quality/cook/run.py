@@ -1,0 +1,105 @@
+"""A run: every step that is not finished yet, in order."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from gguf_tools.errors import BadRequest, OutputError
+from gguf_tools.text import size_text
+from quality.cook.making import make_files, plans
+from quality.cook.record import Record
+from quality.cook.request import Collect, CookRequest
+from quality.cook.steps import Step, losses_of, matrix_of, steps_of
+
+
+def cook(request: CookRequest, collect: Collect) -> None:
+    """Make everything that is asked for and not there yet.
+
+    The same call goes on after an interruption, and gives the same files. With more types in it, what is
+    there stays, and the rest is added.
+
+    raises  ToolkitError. What is finished stays, and so does the work of the step that failed
+    """
+    refuse(request)
+    with Record(request.folder) as record:
+        steps = steps_of(request, record, collect)
+        if request.restart:
+            record.clear()
+            for step in steps:
+                if step.decided_by is not None:
+                    record.forget(step.name, step.outputs)
+        _refuse_small_disk(request)
+        number = 0
+        for group in _together(steps, request):
+            first, number = number + 1, number + len(group)
+            label = f"[{first}/{len(steps)}]" if first == number else f"[{first}-{number}/{len(steps)}]"
+            _carry_out(group, request, record, label)
+
+
+def refuse(request: CookRequest) -> None:
+    """Raise BadRequest, before hours of work, for what would fail at its end."""
+    from convert.card.write import CARD_NAME, refuse_foreign
+
+    if request.folder.exists() and not request.folder.is_dir():
+        raise BadRequest(f"{request.folder}: is a file, expected a folder for the outputs")
+    if request.source.is_dir() and request.folder.exists() and request.folder.samefile(request.source):
+        raise BadRequest(f"{request.folder}: is the model's own folder; name another one for the outputs")
+    refuse_foreign(request.folder / CARD_NAME)
+    for text in (request.text, request.held_out):
+        if text is not None and not text.is_file():
+            raise BadRequest(f"{text}: no such file, expected a text")
+    if request.held_out is not None:
+        from quality.report.charts import require_matplotlib
+
+        require_matplotlib()
+
+
+def _together(steps: Sequence[Step], request: CookRequest) -> Iterator[list[Step]]:
+    """Yield steps that are made together: all files, unless each is calibrated by itself."""
+    for are_files, group in groupby(steps, key=lambda step: step.wanted is not None):
+        if are_files and not request.calibrate:
+            yield list(group)
+        else:
+            yield from ([step] for step in group)
+
+
+def _carry_out(group: Sequence[Step], request: CookRequest, record: Record, label: str) -> None:
+    """Make what is not finished of steps that are made together, and note what is."""
+    open_steps = []
+    for step in group:
+        if step.renewed and step.decided_by is not None and record.differs(step.name, step.decided_by()):
+            record.forget(step.name, step.outputs)
+        if step.decided_by is None or not record.is_finished(step.name, step.decided_by(), step.outputs):
+            open_steps.append(step)
+    if not request.quiet:
+        titles = ", ".join(step.title for step in open_steps) or "there already"
+        print(f"{label} {titles}", file=sys.stderr, flush=True)
+    for step in open_steps:
+        if step.decided_by is not None:
+            record.begin(step.name, step.decided_by())
+    if len(open_steps) > 1:
+        wanted = [step.wanted for step in open_steps if step.wanted is not None]
+        make_files(request, wanted, matrix_of(request), losses_of(request), label)
+    else:
+        for step in open_steps:
+            step.make(label)
+    for step in group:
+        if step.decided_by is not None:
+            record.finish(step.name, step.outputs)
+
+
+def _refuse_small_disk(request: CookRequest) -> None:
+    """Raise OutputError if the files that are not there yet need more than the disk has left."""
+    with plans(request) as runs:
+        sizes = {label: run.preparation.total_bytes for label, run in runs.items()}
+    missing = [each for each in request.wanted if not request.output(each).exists()]
+    n_bytes = sum(sizes[each.label] for each in missing)
+    free = shutil.disk_usage(request.folder).free
+    if n_bytes > free:
+        raise OutputError(
+            f"{request.folder}: {len(missing)} files take {size_text(n_bytes)}, and its disk has"
+            f" {size_text(free)} left"
+        )
