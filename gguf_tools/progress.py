@@ -21,6 +21,10 @@ Progress = Callable[[int], object]
 StartProgress = Callable[[int], Progress]
 """Callback of a whole piece of work: is given its total of bytes, and returns what to call for each piece."""
 
+StartSteps = Callable[[float, float], Callable[[float], object]]
+"""Callback of work that counts steps: is given how many there are and how many are done, and returns what to
+call for each further step, or with a share of one."""
+
 LOG_SECONDS = 60.0
 """Time between two lines of a bar in a log."""
 
@@ -32,6 +36,11 @@ def no_progress(n_bytes: int) -> None:
 def no_start(total_bytes: int) -> Progress:
     """Ignore a whole piece of work."""
     return no_progress
+
+
+def no_steps(total: float, done: float) -> Callable[[float], object]:
+    """Ignore work that counts steps."""
+    return lambda steps: None
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,7 @@ class Bar:
         self._bar: Any = None
         self._log: _Log | None = None
 
-    def start(self, total: int, done: int = 0) -> Callable[[float], object]:
+    def start(self, total: float, done: float = 0) -> Callable[[float], object]:
         """Show the bar, unless there is nothing to count, and return `advance`.
 
         total  in units

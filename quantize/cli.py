@@ -212,10 +212,9 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
         card = prepare_card(args, source, [output for run in runs for output in run.output_paths])
         with ProgressBar(f"quantizing to {names}", quiet=args.quiet) as bar:
             options = RunOptions(
-                n_threads, args.restart, args.reuse, args.verify, bar.compiling, progress=bar.start,
-                scheduler=args.scheduler,
-            )  # fmt: skip
-            results = execute_together(runs, options)
+                n_threads, args.restart, args.reuse, args.verify, scheduler=args.scheduler
+            )
+            results = execute_together(runs, bar.shows(options))
     for result in () if args.quiet and not args.json else results:
         for line in [json_line(result.to_json())] if args.json else result_lines(result):
             print(line)

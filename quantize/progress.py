@@ -1,31 +1,38 @@
-"""The progress bar of a run that writes an output: the kernels that it compiles first, then its bytes."""
+"""The progress bars of a run that writes an output: the kernels that it compiles first, then its bytes.
+
+A calibration has a third one, for what comes before its first tensor.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from gguf_tools.progress import Bar, Progress, Unit
+from gguf_tools.progress import LAYERS, Bar, Progress, Unit
 
 if TYPE_CHECKING:
     from quantize.prepare import Preparation
+    from quantize.run_options import RunOptions
 
 KERNELS = Unit("kernel", pattern="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]", delay=1.0)
 """Kernels of a run: loading them from the cache takes less than a second, compiling them several."""
 
 
 class ProgressBar:
-    """Shows how many kernels are compiled, and then how much of the output is written; see `Bar`.
+    """Shows how many kernels are compiled, how far gradients have come, and how much is written; see `Bar`.
 
     with ProgressBar("quantizing") as bar:
-        quantize(..., progress=bar.start, compiling=bar.compiling)
+        quantize(..., progress=bar.start, compiling=bar.compiling, gradients=bar.gradients)
     """
 
     def __init__(self, verb: str, *, quiet: bool = False) -> None:
         self._quiet = quiet
         self._bar = Bar(verb, quiet=quiet)
         self._kernels: Bar | None = None
+        self._layers: Bar | None = None
         self._lock = threading.Lock()
         self._total = 0
 
@@ -41,6 +48,15 @@ class ProgressBar:
         """Show the bar of kernels if they take long, and return what advances it, from any thread."""
         self._kernels = Bar(f"compiling {n_kernels} kernels, once", KERNELS, quiet=self._quiet)
         return self._kernels.start(n_kernels)
+
+    def gradients(self, n_layers: float, done: float) -> Callable[[float], object]:
+        """Show the bar of a calibration's pass forward and back, and return what advances it."""
+        self._layers = Bar("gradients of the text's predictions", LAYERS, quiet=self._quiet)
+        return self._layers.start(n_layers, done)
+
+    def shows(self, run: RunOptions) -> RunOptions:
+        """Return how a run goes that these bars show."""
+        return replace(run, progress=self.start, compiling=self.compiling, gradients=self.gradients)
 
     def _advance(self, n_bytes: int) -> None:
         with self._lock:
@@ -61,4 +77,6 @@ class ProgressBar:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close_kernels()
+        if self._layers is not None:
+            self._layers.close()
         self._bar.close()

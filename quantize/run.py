@@ -115,7 +115,7 @@ def execute_together(runs: Sequence[Run], how: RunOptions | None = None) -> list
     how = how or RunOptions()
     if how.progress is True:
         with ProgressBar("writing") as bar:
-            return execute_together(runs, replace(how, progress=bar.start, compiling=bar.compiling))
+            return execute_together(runs, bar.shows(how))
     paths = [output.path for run in runs for output in run.preparation.outputs]
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:

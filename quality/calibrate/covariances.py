@@ -103,7 +103,7 @@ class Covariances(Silent):
             sums = self._sums.get((name, start))
             if sums is None:
                 shape = tensor.n_blocks, size, size
-                sums = torch.zeros(shape, dtype=torch.float64, device=product.device)
+                sums = torch.zeros(shape, device=product.device)
                 self._sums[name, start] = sums
             sums[first : first + n_some] += product
             if start == 0:
@@ -118,7 +118,7 @@ class Covariances(Silent):
     def arrays(self) -> Arrays:
         """Return the sums for `LayerGradients`."""
         arrays: dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int64]] = {
-            f"covariance:{name}:{start}": sums.float().cpu().numpy()
+            f"covariance:{name}:{start}": sums.cpu().numpy()
             for (name, start), sums in self._sums.items()
         }
         return arrays | {f"rows:{name}": rows for name, rows in self._rows.items()}

@@ -218,9 +218,9 @@ class Maker:
 
     def make(self, parts: Sequence[Part]) -> None:
         """Encode parts and write them; those of one tensor that stand side by side follow each other."""
-        parts = [
-            replace(part, blocks=self._outputs.blocks(part.info, part.first, part.n_rows)) for part in parts
-        ]
+        for name in {part.info.name for part in parts}:
+            self._outputs.open(name)
+        parts = list(self._workers.each(self._with_blocks, parts))
         units = [_Unit(part, *strip) for part in parts for strip in part.strips]
         n_together = max(1, min(_MOST_TOGETHER, len(units) // self._workers.n_threads))
         batches = self._workers.each(self._encode, _batches(units, n_together))
@@ -228,6 +228,9 @@ class Maker:
         for some in _runs(parts):
             data = [self._choose(part, [next(strips) for _ in part.strips]) for part in some]
             self._write(some[0].info.name, some[0].first, np.concatenate(data))
+
+    def _with_blocks(self, part: Part) -> Part:
+        return replace(part, blocks=self._outputs.blocks(part.info, part.first, part.n_rows))
 
     def _encode(self, units: Sequence[_Unit]) -> list[_Strip]:
         """Encode units that can be encoded side by side."""

@@ -12,14 +12,17 @@ import numpy as np
 from forward.open import ModelSource
 from forward.text import Text
 from gguf_tools.errors import BadMoments
+from gguf_tools.progress import StartSteps, no_steps
 from gguf_tools.tensors import TensorInfo
 from quality.calibrate.choices import Choices
 from quality.calibrate.covariances import LayerGradients
 from quality.calibrate.gradients import GradientOptions, Gradients, collect_gradients
 from quality.calibrate.inputs import Division
 from quality.calibrate.moments import Statistics
+from quality.options import NoReport
 from quantize.compensate.factor import Factor
 from quantize.compensate.two_sided import OUTPUT_DAMP
+from quantize.fill.options import FillOptions
 from quantize.formats.base import Floats32
 from quantize.roles import layer_of
 
@@ -53,17 +56,21 @@ class OutputSide:
     _covariances: LayerGradients | None = None
     _shared: dict[str, list[OutputBlock]] = field(default_factory=dict)
 
+    def open(self, name: str) -> None:
+        """Read what is known of the tensor's layer, whose blocks can be asked for then."""
+        layer = layer_of(name)
+        if self.gradients is not None and layer is not None and layer != self._layer:
+            self._layer, self._covariances, self._shared = layer, self.gradients.layer(layer), {}
+
     def blocks(self, info: TensorInfo, first: int, n_rows: int) -> list[OutputBlock]:
         """Return the blocks that `n_rows` rows from `first` on are made of; empty where none are known.
 
+        Several threads may ask for blocks of the layer that is open.
+
         first  row of the tensor, counted through its matrices
         """
-        layer = layer_of(info.name)
-        if self.gradients is None or layer is None:
+        if self._covariances is None or layer_of(info.name) != self._layer:
             return []
-        if layer != self._layer:
-            self._layer, self._covariances, self._shared = layer, self.gradients.layer(layer), {}
-        assert self._covariances is not None
         if info.name in self._shared:
             return self._shared[info.name]
         stacked = len(info.shape) > 2
@@ -102,15 +109,32 @@ def embedding_statistics(gradients: Gradients) -> Statistics:
 
 @contextmanager
 def open_gradients(
-    choices: Choices, source: ModelSource, text: Text, output: Path, *, restart: bool
+    choices: Choices, source: ModelSource, text: Text, output: Path, run: FillOptions
 ) -> Iterator[Gradients | None]:
-    """Give the gradients, if the choices need them; see `collect_gradients`."""
+    """Give the gradients, if the choices need them; see `collect_gradients`.
+
+    run  says whether to start over, and is told how far the pass has come
+    """
     if not (choices.two_sided or choices.embedding):
         yield None
         return
-    options = GradientOptions(choices.forward, restart=restart)
-    with collect_gradients(source, gradient_text(text), output, options) as gradients:
+    options = GradientOptions(choices.forward, restart=run.restart)
+    report = _Report(run.gradients)
+    with collect_gradients(source, gradient_text(text), output, options, report) as gradients:
         yield gradients
+
+
+class _Report(NoReport):
+    """A Reporter that passes on what it is told."""
+
+    def __init__(self, start: StartSteps) -> None:
+        self._start, self._advance = start, no_steps(0, 0)
+
+    def start(self, n_layers: int, done: int) -> None:
+        self._advance = self._start(n_layers, done)
+
+    def advance(self, layers: float) -> None:
+        self._advance(layers)
 
 
 def gradient_text(text: Text) -> Text:

@@ -168,8 +168,8 @@ class CalibratedRun:
             path, self._sight.network, self._job.sources, lambda: vocab, self._inputs, ExitStack()
         )
         torch.set_num_threads(self._options.threads)
-        restart = self._options.restart
-        return opened.enter_context(open_gradients(self._choices, source, self._text, path, restart=restart))
+        passes = self._choices, source, self._text, path, self._options
+        return opened.enter_context(open_gradients(*passes))
 
     def _open_folder(
         self, about: Mapping[str, Any], missing: Iterable[str], opened: ExitStack

@@ -18,6 +18,7 @@ from forward.device import device_name
 from forward.observe import Observer, Silent
 from forward.open import ModelSource
 from forward.options import ForwardOptions
+from forward.products import fast_products
 from forward.run import forward_pass
 from forward.text import Text
 from forward.work_folder import WorkFolder, forget
@@ -110,6 +111,7 @@ def there_and_back(
     done = max(0, folders.there.done + 1) + _BACKWARD_WORK * min(n_layers, max(0, folders.back.done + 1))
     report.start(n_layers * (1 + _BACKWARD_WORK), done)
     with ExitStack() as opened:
+        opened.enter_context(fast_products(device_name(forward.device)))
         there = opened.enter_context(forward_pass(source, text, forward, folders.there, report.advance))
         for _ in there.layers(observe):
             pass

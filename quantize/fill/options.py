@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gguf_tools.progress import StartProgress, no_start
+from gguf_tools.progress import StartProgress, StartSteps, no_start, no_steps
 from gguf_tools.system.locks import usable_cores
 
 
@@ -22,6 +22,9 @@ class FillOptions:
                None: threads of this process do
     compiling  called with the number of kernels, before they are loaded or compiled; what it returns is
                called with 1 for each of them, from any thread
+    gradients  called with the layers that a calibration computes and differentiates before it makes tensors,
+               a layer that is differentiated counted as four, and how many are done; what it returns is
+               called with each share of a layer, from any thread
     """
 
     n_threads: int | None = None
@@ -30,6 +33,7 @@ class FillOptions:
     verify: bool = False
     compiling: StartProgress = no_start
     scheduler: str | None = field(default=None, kw_only=True)
+    gradients: StartSteps = field(default=no_steps, kw_only=True)
 
     @property
     def threads(self) -> int:

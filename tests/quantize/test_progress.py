@@ -19,6 +19,7 @@ from quantize.plan.tensor_plan import TensorPlan
 from quantize.prepare import Preparation
 from quantize.progress import ProgressBar
 from quantize.roles import Role
+from quantize.run_options import RunOptions
 
 
 @pytest.fixture
@@ -71,3 +72,16 @@ def test_a_quick_run_says_nothing(preparation: Preparation, capsys: pytest.Captu
     with ProgressBar("quantizing") as bar:
         bar.start(preparation)(10)
     assert capsys.readouterr().err == ""
+
+
+def test_gradients_have_a_bar_of_their_own(
+    preparation: Preparation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with ProgressBar("quantizing") as bar:
+        run = bar.shows(RunOptions(n_threads=3))
+        advance = run.gradients(15, 5)
+        for _ in range(20):
+            advance(0.5)
+    assert run.n_threads == 3
+    assert "gradients of the text's predictions: 100%" in capsys.readouterr().err

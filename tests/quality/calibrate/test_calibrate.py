@@ -75,8 +75,29 @@ def one_sided(base: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="module")
-def whole(base: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return calibrate(base, tmp_path_factory.mktemp("whole") / "whole.gguf", text, wholly=True, n_threads=2)
+def whole(
+    base: Path, text: Path, tmp_path_factory: pytest.TempPathFactory, gradient_steps: list[float]
+) -> Path:
+    output = tmp_path_factory.mktemp("whole") / "whole.gguf"
+
+    def gradients(n_layers: float, done: float) -> Callable[[float], object]:
+        gradient_steps.append(done - n_layers)
+        return gradient_steps.append
+
+    return calibrate(base, output, text, wholly=True, n_threads=2, gradients=gradients)
+
+
+@pytest.fixture(scope="module")
+def gradient_steps() -> list[float]:
+    """Minus the layers that gradients need, and every share of one that was reported."""
+    return []
+
+
+@pytest.mark.slow
+def test_a_run_says_how_far_its_gradients_have_come(whole: Path, gradient_steps: list[float]) -> None:
+    assert whole.exists()
+    assert gradient_steps[0] <= -5
+    assert sum(gradient_steps) == pytest.approx(0, abs=1e-3)
 
 
 @pytest.fixture(scope="module")
