@@ -99,6 +99,15 @@ class Gradients:
         covariance: Floats64 = self.folder.arrays(self.n_layers)["covariance"]
         return covariance
 
+    def tied_output(self) -> Floats64 | None:
+        """Return what rows of the embeddings do as rows of the output; None where they are not tied.
+
+        float64 (hidden_size, hidden_size): the sum over tokens of |g|^2 x x^T, g the gradient at the logits
+        and x what the matrix multiplies
+        """
+        tied: Floats64 | None = self.folder.arrays(self.n_layers).get("tied output")
+        return tied
+
     def token_counts(self) -> npt.NDArray[np.int64]:
         """Return how often each token of the vocabulary was looked up, int64 (vocab_size,)."""
         counts: npt.NDArray[np.int64] = self.folder.arrays(self.n_layers)["counts"]
@@ -147,7 +156,8 @@ def embedding_arrays(backward: BackwardPass, states: States) -> Arrays:
     """Return what is kept of the embeddings.
 
     states  the gradients at the embedding of every token
-    returns covariance, float64 (hidden_size, hidden_size), and counts, int64 (vocab_size,)
+    returns covariance, float64 (hidden_size, hidden_size), and counts, int64 (vocab_size,); the sums of
+            `Gradients.tied_output` where the embeddings are the output matrix, too
     """
     forward = backward.forward
     covariance = np.zeros((states.n_cols, states.n_cols))
@@ -159,7 +169,22 @@ def embedding_arrays(backward: BackwardPass, states: States) -> Arrays:
         sums = sums.to(forward.load.device)
         covariance += torch.matmul(sums.T, sums).cpu().numpy()
     counts = np.bincount(forward.text.inputs.ravel(), minlength=forward.source.network.vocab_size)
-    return {"covariance": covariance, "counts": counts}
+    tied = {"tied output": _at_output(backward)} if forward.source.network.is_tied else {}
+    return {"covariance": covariance, "counts": counts, **tied}
+
+
+def _at_output(backward: BackwardPass) -> Floats64:
+    """Return the sum over tokens of |g|^2 x x^T, see `Gradients.tied_output`."""
+    forward, norm = backward.forward, backward.forward.output_norm()
+    roots = torch.from_numpy(np.sqrt(backward.folder.arrays(EMBEDDING)["squares"])).float()
+    last, n_cols = forward.last(), forward.source.network.hidden_size
+    total = np.zeros((n_cols, n_cols))
+    for start in range(0, len(roots), forward.text.chunk_size):
+        rows = slice(start, start + forward.text.chunk_size)
+        x = norm(last.read(rows.start, rows.stop).to(forward.load.device))
+        weighed = x * roots[rows, None].to(x.device)
+        total += torch.matmul(weighed.T, weighed).cpu().numpy()
+    return total
 
 
 def disk_bytes(source: ModelSource, text: Text, options: GradientOptions) -> int:

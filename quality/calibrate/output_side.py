@@ -102,9 +102,14 @@ def _output_block(start: int, stop: int, covariance: np.ndarray) -> OutputBlock 
 
 def embedding_statistics(gradients: Gradients) -> Statistics:
     """Return what the rows of the embedding are encoded under: they go into the hidden states as they are, so
-    the covariance of the gradients there takes the place of second moments."""
-    n_tokens = gradients.n_tokens
-    return Statistics(gradients.embedding(), None, n_tokens, n_tokens)
+    the covariance of the gradients there takes the place of second moments.
+
+    Where they are the output matrix, too, what they multiply there is added. Both are sums of squares of the
+    loss' derivatives by weights of the same rows, so they add up as they are.
+    """
+    n_tokens, moments = gradients.n_tokens, gradients.embedding()
+    tied = gradients.tied_output()
+    return Statistics(moments if tied is None else moments + tied, None, n_tokens, n_tokens)
 
 
 @contextmanager

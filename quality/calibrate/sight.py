@@ -50,8 +50,7 @@ class Sight:
         if tensor.is_copied or not target.is_quantized:
             return False
         if tensor.name == EMBEDDINGS:
-            # The covariance says nothing of what a tied matrix does at the output.
-            return embedding and not self.network.is_tied and can_compensate(target)
+            return embedding and can_compensate(target)
         if tensor.name != OUTPUT and not self.promises(tensor.info):
             return False
         return can_compensate(target) or not ignores_importances(target.name)

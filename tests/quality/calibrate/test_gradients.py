@@ -68,6 +68,7 @@ def collect(model: Path, output: Path, **options: Any) -> dict[str, np.ndarray]:
         ("v3", {}, "split"),
         ("v2", {}, "both"),
         ("v3", {"num_hidden_layers": 1}, "none"),
+        ("v2", {"num_hidden_layers": 1, "tie_word_embeddings": True}, "folder"),
     ],
 )
 def test_covariances_equal_those_of_plain_autograd(
@@ -83,6 +84,9 @@ def test_covariances_equal_those_of_plain_autograd(
         assert found.mean_loss() == pytest.approx(loss / CHUNKS.size, rel=1e-5)
         assert relative_error(found.embedding(), whole.embedding) < 1e-5
         assert relative_error(found.output_rows(), whole.output) < 1e-5
+        tied = found.tied_output()
+        assert (tied is not None) == changes.get("tie_word_embeddings", False)
+        assert tied is None or relative_error(tied, whole.tied_output) < 1e-5
         assert drawn["squares"].sum() == pytest.approx(whole.output.sum(), rel=1e-5)
         assert np.array_equal(found.token_counts(), np.bincount(CHUNKS.ravel(), minlength=320))
         layers = [found.layer(number) for number in range(source.network.n_layers)]

@@ -17,6 +17,7 @@ class WholeModel:
     covariances  sum of g g^T by our names: (n_rows, n_rows), or one for each head or expert
     embedding    the same at the embeddings, of the gradient at all places of a token in a chunk
     output       sum of g^2 at every logit, (vocab_size,)
+    tied_output  sum of |g|^2 x x^T, g at the logits of a token and x what the output matrix multiplies
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,10 +39,13 @@ class WholeModel:
 
         embeddings = self.model.model.embed_tokens(torch.from_numpy(tokens)).detach().requires_grad_()
         self._module.eager_attention_forward = self._attend
+        inputs: list[Any] = []
+        watch = self.model.lm_head.register_forward_pre_hook(lambda _m, args: inputs.append(args[0].detach()))
         try:
             logits = self.model(inputs_embeds=embeddings).logits
         finally:
             self._module.eager_attention_forward = self._eager
+            watch.remove()
         logits.retain_grad()
         wanted = torch.from_numpy(labels).flatten()
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted, reduction="sum")
@@ -52,6 +56,8 @@ class WholeModel:
                 at_token = gradients[chunk == token].sum(0)
                 self.embedding += np.outer(at_token, at_token)
         self.output = logits.grad.flatten(0, 1).double().square().sum(0).numpy()
+        x, squares = inputs[0].flatten(0, 1).double(), logits.grad.flatten(0, 1).double().square().sum(1)
+        self.tied_output = ((x * squares[:, None]).T @ x).numpy()
         return float(loss.detach())
 
     def _watch_layer(self, name: str, layer: Any) -> None:
