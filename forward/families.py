@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+
 from convert.architectures.deepseek2.config import GLM_DSA, V32, DeepseekConfig
-from convert.architectures.deepseek2.metadata import read_metadata
 from convert.architectures.deepseek32.config import IndexedConfig
 from convert.architectures.deepseek32.metadata import metadata_reader
+from convert.architectures.mistral_large3.config import MistralConfig
+from convert.architectures.mistral_large3.metadata import read_metadata
 from forward.attention.indexer import Indexer, IndexerSizes, load_indexer
 from forward.attention.mla import LatentSizes, load_latent_attention
 from forward.decoders import DECODERS
@@ -73,6 +76,7 @@ def _deepseek2(config: DeepseekConfig) -> Network:
         attention = load_latent_attention(
             load, number, sizes, rotate, scale=scale, eps=eps, latent_eps=_LATENT_NORM_EPS, indexer=indexer,
             n_all=index.n_chosen if index is not None and indexer is None else None,
+            sharpness=_sharpness(config, rotate),
         )  # fmt: skip
         norm = RMSNorm(load.float32(f"{name}.ffn_norm.weight", hidden), eps)
         width = config.intermediate_size if is_dense else config.shared_intermediate_size
@@ -126,6 +130,15 @@ def _rope(config: DeepseekConfig) -> Rope:
         return Rope(n_cols, config.rope_theta)
     stretch = Yarn(yarn.factor, yarn.original_context, yarn.beta_fast, yarn.beta_slow)
     return Rope(n_cols, config.rope_theta, stretch, yarn.rotary_factor)
+
+
+def _sharpness(config: DeepseekConfig, rotate: Rotation) -> torch.Tensor | None:
+    """Return what the scores of each position are multiplied by; None for a model that doesn't do so."""
+    if not isinstance(config, MistralConfig) or config.temperature_scale is None:
+        return None
+    length = config.temperature_length or config.max_position_embeddings
+    whole = torch.arange(len(rotate.turns), device=rotate.turns.device) // length
+    return 1 + config.temperature_scale * torch.log1p(whole.float())
 
 
 def _softmax_scale(config: DeepseekConfig) -> float:

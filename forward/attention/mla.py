@@ -74,6 +74,8 @@ class LatentAttention:
     n_all          tokens of the longest chunk whose positions are all attended to, where the choice is that
                    of a layer before; None for any number
     rounding       None where activations stay as they are
+    sharpness      float32 (n_positions,): what the scores of a token at each position are multiplied by, too;
+                   None for nothing
     """
 
     name: str
@@ -92,6 +94,7 @@ class LatentAttention:
     indexer: Indexer | None = None
     n_all: int | None = None
     rounding: AttentionRounding | None = None
+    sharpness: torch.Tensor | None = None
 
     def work(self, n_tokens: int) -> int:
         """Return about how many multiplications a token of a chunk of `n_tokens` takes."""
@@ -175,7 +178,7 @@ class LatentAttention:
             for start in range(0, n_tokens, n_query):
                 stop = min(n_tokens, start + n_query)
                 later = _hidden_from(latent, start, stop, unseen)
-                block = query[start:stop, heads].transpose(0, 1)
+                block = self._sharpened(query[start:stop, heads], start).transpose(0, 1)
                 scores = torch.baddbmm(later, block, keys[:, :stop].transpose(1, 2), alpha=self.scale)
                 attended = torch.matmul(torch.softmax(scores, -1), latent[:stop])
                 observer.heads(f"{self.name}.attn_v_b.weight", head, n_heads, attended.transpose(0, 1))
@@ -204,14 +207,20 @@ class LatentAttention:
         for start in range(0, n_tokens, _QUERY_BLOCK):
             stop = min(n_tokens, start + _QUERY_BLOCK)
             later = _hidden_from(latent, start, stop, unseen)
-            block = query[start:stop].transpose(0, 1)
+            block = self._sharpened(query[start:stop], start).transpose(0, 1)
             scores = torch.baddbmm(later, block, keys[:, :stop].transpose(1, 2), alpha=self.scale)
             shares = torch.softmax(scores, -1)
             attended = torch.bmm(shares, values[:, :stop])
             unrotated = query[start:stop, :, : sizes.nope]
-            self._watch_absorbed(observer, unrotated, scores, shares, attended, latent[:stop])
+            self._watch_absorbed(observer, unrotated, scores, shares, attended, latent[:stop], start)
             blocks.append(attended.transpose(0, 1))
         return torch.cat(blocks).flatten(1)
+
+    def _sharpened(self, queries: torch.Tensor, start: int) -> torch.Tensor:
+        """Return what queries from position `start` on, (n_queries, n_heads, n_cols), are compared as."""
+        if self.sharpness is None:
+            return queries
+        return queries * self.sharpness[start : start + len(queries), None, None].to(queries.dtype)
 
     def _watch_absorbed(
         self,
@@ -221,6 +230,7 @@ class LatentAttention:
         shares: torch.Tensor,
         attended: torch.Tensor,
         latent: torch.Tensor,
+        start: int,
     ) -> None:
         """Show the gradients at what attn_k_b and attn_v_b would make.
 
@@ -228,12 +238,13 @@ class LatentAttention:
         scores, shares  (n_heads, n_queries, n_tokens): before and after the softmax
         attended        (n_heads, n_queries, value): the product of attn_v_b
         latent          (n_tokens, kv_lora): the product of attn_k_b is multiplied by it to give scores
+        start           position of the first query
         """
         n_heads = len(scores)
         unrotated, shares, latent = unrotated.detach(), shares.detach(), latent.detach()
 
         def show_keys(observer: ObservesGradients, gradient: torch.Tensor) -> None:
-            gradient = torch.matmul(gradient, latent).mul_(self.scale).transpose(0, 1)
+            gradient = self._sharpened(torch.matmul(gradient, latent).mul_(self.scale).transpose(0, 1), start)
             observer.gradient(f"{self.name}.attn_k_b.weight", 0, n_heads, unrotated, gradient)
 
         def show_values(observer: ObservesGradients, gradient: torch.Tensor) -> None:
@@ -263,12 +274,13 @@ def load_latent_attention(
     latent_eps: float,
     indexer: Indexer | None = None,
     n_all: int | None = None,
+    sharpness: torch.Tensor | None = None,
 ) -> LatentAttention:
     """Return the attention of a layer with its weights.
 
     eps         epsilon of the norm of hidden states
     latent_eps  epsilon of the norms of compressed queries and of latents
-    indexer     of the layer; see LatentAttention for it and n_all
+    indexer     of the layer; see LatentAttention for it, n_all and sharpness
     """
     name, hidden, latent, q_lora = f"blk.{layer}", sizes.hidden, sizes.kv_lora, sizes.q_lora
     q_rows = sizes.n_heads * (sizes.nope + sizes.rope)
@@ -296,6 +308,7 @@ def load_latent_attention(
         indexer=indexer,
         n_all=n_all,
         rounding=_rounding(load, name) if load.half_cache else None,
+        sharpness=sharpness,
     )
 
 

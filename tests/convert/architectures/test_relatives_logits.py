@@ -36,6 +36,10 @@ class Variant:
 VARIANTS = {
     "moonlight": Variant("DeepseekV3ForCausalLM", "deepseek_v3",
                          {"q_lora_rank": None, "num_hidden_layers": 27, **_ONE_GROUP}),
+    "gigachat3": Variant("DeepseekV3ForCausalLM", "deepseek_v3",
+                         {"q_lora_rank": None, "num_hidden_layers": 26, **_ONE_GROUP}),
+    "kanana-2": Variant("DeepseekV3ForCausalLM", "deepseek_v3",
+                        {"q_lora_rank": None, "num_hidden_layers": 48, "vocab_size": 128256, **_ONE_GROUP}),
     "glm-4.7-flash": Variant("Glm4MoeLiteForCausalLM", "glm4_moe_lite", _ONE_GROUP | {"rms_norm_eps": 1e-6}),
     "youtu": Variant("YoutuForCausalLM", "youtu", {"n_routed_experts": None, "first_k_dense_replace": None,
                                                    "tie_word_embeddings": True}),
@@ -46,20 +50,30 @@ VARIANTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_llama_cpp_computes_what_transformers_computes(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-
-    torch.set_num_threads(1)  # the models are so small that threads mostly wait for each other
+def variant_folder(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have transformers save a variant, in float32."""
     variant = VARIANTS[name]
     assert variant.architecture in ARCHITECTURES
     own = {"architectures": [variant.architecture], "model_type": variant.model_type}
     style = STYLES["v3"] | variant.changes | own
     style = {key: value for key, value in style.items() if value is not None or key == "q_lora_rank"}
     monkeypatch.setitem(STYLES, name, style)
-    folder = transformers_checkpoint(tmp_path / "model", name, seed=1, dtype="float32")
+    return transformers_checkpoint(folder, name, seed=1, dtype="float32")
+
+
+_SLOW = ("gigachat3", "kanana-2")
+NAMES = [pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) for name in VARIANTS]
+"""Variants, of which GigaChat3 is Moonlight with one layer less, and Kanana-2 is large."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_llama_cpp_computes_what_transformers_computes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    torch.set_num_threads(1)  # the models are so small that threads mostly wait for each other
+    folder = variant_folder(name, tmp_path / "model", monkeypatch)
     with torch.no_grad():
         expected = load_transformers(folder)(torch.tensor([TOKENS])).logits[0].numpy()
     with oracle.Model(write_f32(folder, tmp_path / "model.gguf")) as model:

@@ -1,0 +1,99 @@
+"""Every family of the registry computes, in our forward pass, what transformers or llama.cpp compute."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import convert
+from convert.architectures import ARCHITECTURES
+from tests.convert.architectures.test_mistral_large3 import write as write_mistral
+from tests.convert.architectures.test_relatives_logits import NAMES, TOKENS, VARIANTS, variant_folder
+from tests.convert.f32_files import write_f32
+from tests.end_to_end.arch_models import CASES, GOLDEN
+from tests.support import oracle
+from tests.support.checkpoints import edit_tensors, load_transformers
+from tests.support.decoder_models import MODELS, OUR_MODELS
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from forward.open import open_model  # noqa: E402
+from tests.forward.small_models import run_all_layers  # noqa: E402
+
+needs_oracle = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
+
+
+def logits_of(path: Path, tokens: list[int]) -> np.ndarray:
+    with open_model(path) as source:
+        logits, _ = run_all_layers(source, np.array([tokens]))
+    return logits[0]
+
+
+def assert_equal(found: np.ndarray, expected: np.ndarray) -> None:
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_every_family_is_in_one_of_these_tests() -> None:
+    """DeepSeek V4 alone can be converted and not be computed."""
+    tested = {variant.architecture for variant in VARIANTS.values()}
+    tested |= {f"{kind}ForCausalLM" for kind, _ in [*MODELS.values(), *OUR_MODELS.values()]}
+    for case in CASES:
+        tested |= set(json.loads((GOLDEN / "models" / case / "config.json").read_text())["architectures"])
+    tested |= {"DeepseekV2ForCausalLM", "KimiVLForConditionalGeneration", "MistralLarge3ForCausalLM"}
+    assert set(ARCHITECTURES) - tested == {"DeepseekV4ForCausalLM"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_relatives_of_deepseek(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = variant_folder(name, tmp_path / "model", monkeypatch)
+    with torch.no_grad():
+        expected = load_transformers(folder)(torch.tensor([TOKENS])).logits[0].numpy()
+    assert_equal(logits_of(folder, TOKENS), expected)
+    assert_equal(logits_of(write_f32(folder, tmp_path / "model.gguf"), TOKENS), expected)
+
+
+def test_a_text_part_computes_what_it_does_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kimi-VL has DeepSeek's configuration in `text_config`, and its tensors under `language_model.`."""
+    folder = variant_folder("moonlight", tmp_path / "model", monkeypatch)
+    expected = logits_of(folder, TOKENS)
+    config = json.loads((folder / "config.json").read_text())
+    wrapped = {
+        "architectures": ["KimiVLForConditionalGeneration"],
+        "model_type": "kimi_vl",
+        "text_config": config,
+    }
+    (folder / "config.json").write_text(json.dumps(wrapped))
+
+    def nest(tensors: dict[str, np.ndarray]) -> None:
+        for name in list(tensors):
+            tensors[f"language_model.{name}"] = tensors.pop(name)
+
+    edit_tensors(folder, nest)
+    np.testing.assert_array_equal(logits_of(folder, TOKENS), expected)
+
+
+@needs_oracle
+def test_mistral_s_attention_grows_sharper(tmp_path: Path) -> None:
+    """Scores change at positions 64 and 128, and without the temperature so do logits."""
+    tokens = np.random.default_rng(0).integers(6, 300, 150).tolist()
+    folder = write_mistral(tmp_path / "m")
+    convert.convert(folder, tmp_path / "m.gguf", outtype="f32")
+    with oracle.Model(tmp_path / "m.gguf") as model:
+        expected = model.logits(tokens)
+    for path in (folder, tmp_path / "m.gguf"):
+        assert_equal(logits_of(path, tokens), expected)
+    params = json.loads((folder / "params.json").read_text())
+    (folder / "params.json").write_text(json.dumps(params | {"llama_4_scaling": None}))
+    plain = logits_of(folder, tokens)
+    assert_equal(plain[:64], expected[:64])
+    assert np.abs(plain[64:] - expected[64:]).max() > 1e-4 * np.abs(expected).max()
+
+
+def test_deepseek_v1_computes_what_llama_cpp_has_computed() -> None:
+    golden = np.load(GOLDEN / "logits" / "deepseek-v1-moe.npz")
+    found = logits_of(GOLDEN / "models" / "deepseek-v1-moe", golden["ids"].tolist())
+    assert_equal(found[-len(golden["llama_cpp"]) :], golden["llama_cpp"])
