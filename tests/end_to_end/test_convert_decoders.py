@@ -13,8 +13,9 @@ import pytest
 import convert
 import quantize
 from gguf_tools import open_gguf
-from gguf_tools.errors import ToolkitError
+from gguf_tools.errors import BadRequest, ToolkitError
 from gguf_tools.shards import GGUFSet
+from quantize.plan.decide import PlanOptions
 from tests.end_to_end.arch_models import GOLDEN, model
 from tests.support import oracle
 from tests.support.checkpoints import (
@@ -294,3 +295,23 @@ def test_a_glm_without_its_mtp_layer_goes_without(tmp_path: Path) -> None:
 def drop_layer_2(tensors: Tensors) -> None:
     for name in [name for name in tensors if name.startswith("model.layers.2.")]:
         del tensors[name]
+
+
+@pytest.mark.parametrize("file_type", ["Q4_K_M", "MXFP4_MOE"])
+def test_packed_experts_in_one_pass_are_those_of_two(file_type: str, tmp_path: Path) -> None:
+    """llama-quantize encodes MXFP4 experts anew where asked to, and copies them where they stay MXFP4."""
+    one, kept, two = (tmp_path / f"{name}.gguf" for name in ("one", "kept", "two"))
+    convert.convert(model("gpt-oss"), one, outtype=file_type)
+    convert.convert(model("gpt-oss"), kept, outtype="bf16")
+    if file_type == "Q4_K_M":
+        with pytest.raises(BadRequest, match=r"6 of 41 tensors are quantized already: .*--allow-requantize"):
+            quantize.quantize(kept, two, file_type)
+    quantize.quantize(kept, two, file_type, PlanOptions(allow_requantize=True))
+    with open_gguf(one) as a, open_gguf(two) as b, open_gguf(kept) as packed:
+        assert list(a.tensors) == list(b.tensors)
+        for name in a.tensors:
+            assert a.tensors[name].type == b.tensors[name].type
+            assert a.raw(name).tobytes() == b.raw(name).tobytes(), name
+        experts = [name for name in a.tensors if name.endswith("_exps.weight")]
+        same = [name for name in experts if a.raw(name).tobytes() == packed.raw(name).tobytes()]
+        assert same == (experts if file_type == "MXFP4_MOE" else [])
