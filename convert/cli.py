@@ -45,7 +45,8 @@ examples:
 
 MLA layouts:
   split   attn_k_b and attn_v_b, one matrix per head: what llama.cpp wants
-  both    attn_kv_b, attn_k_b and attn_v_b as 2-D matrices: what ik_llama.cpp wants
+  both    attn_kv_b, attn_k_b and attn_v_b as 2-D matrices: what ik_llama.cpp wants, and the default
+          where the types are ones that only it reads
   none    only attn_kv_b: plain attention, with its large cache
 """
 

@@ -11,6 +11,7 @@ from quantize.importance_files import ImportanceSource
 from quantize.mla_layout.names import MLALayout
 from quantize.plan.decide import PlanOptions
 from quantize.plan.recipe_files import Mixture
+from quantize.roles import Program
 from quantize.run_options import RunChoices
 
 
@@ -24,7 +25,8 @@ class ConvertOptions:
     importances      for such a file type: a path, what `imatrix.load` returns, or a mapping tensor name ->
                      Importance
     types            for such a file type: types set by hand, on top of the recipe file's
-    mla              "split" for llama.cpp, "both" for ik_llama.cpp, "none" for plain attention
+    mla              "split" for llama.cpp, "both" for ik_llama.cpp, "none" for plain attention. None: as
+                     `program` wants it
     mtp              keep the multi-token-prediction layers
     family           other options of the model's family, by name
     model_name       general.name
@@ -38,6 +40,8 @@ class ConvertOptions:
     provenance       for a file type of the quantizer: let the output say what its tensors are made of, so
                      that a later run can reuse them
     calibration      for such a file type: see QuantizeOptions
+    program          the program that the file is for; None: ik_llama.cpp where a type is named that only it
+                     reads, llama.cpp otherwise
 
     `mla`, `mtp` and `family` are options that a family declares. None leaves the family its default; one that
     the family of the checkpoint has not declared is refused.
@@ -60,6 +64,7 @@ class ConvertOptions:
     tensor_first_split: bool = True
     calibration: Calibrating | None = None
     family: Mapping[str, object] | None = None
+    program: Program | None = None
 
     @property
     def family_choices(self) -> dict[str, object]:
@@ -88,3 +93,4 @@ class ConvertChoices(RunChoices, total=False):
     tensor_first_split: bool
     calibration: Calibrating | None
     family: Mapping[str, object] | None
+    program: Program | None

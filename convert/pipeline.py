@@ -11,14 +11,14 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Unpack
 
 from convert.architectures import find_architecture
 from convert.architectures.arrange import OutputTensor
-from convert.architectures.base import build, metadata_of, options_of
+from convert.architectures.base import Architecture, build, metadata_of, options_of
 from convert.checkpoint.checkpoint import Checkpoint, config_path, read_config
 from convert.metadata.metadata import GeneralMetadata, general_metadata
 from convert.metadata.naming import fill_outfile_template
@@ -40,6 +40,7 @@ from quantize.fill.session import Output
 from quantize.options import QuantizeOptions
 from quantize.plan.converter_types import is_outtype, outtype_plan, resolve_outtype
 from quantize.plan.plan import Plan, in_file_order
+from quantize.plan.programs import only_in_ik
 from quantize.plan.recipe_files import find_mixture
 from quantize.plan.recipes import find_recipe
 from quantize.prepare import (
@@ -139,6 +140,7 @@ def prepare(
     folder = checkpoint.folder
     architecture = find_architecture(checkpoint.config, checkpoint.config_path, checkpoint.names())
     weights = open_weights(checkpoint)
+    options, notes = _for_program(options, architecture)
     conversion = build(architecture, weights, options.family_choices)
     infos = [TensorInfo(tensor.name, tensor.shape, tensor.type) for tensor in conversion.tensors]
     general = general_metadata(
@@ -161,13 +163,35 @@ def prepare(
         metadata: Metadata = model.metadata(plan.file_type)
     else:
         plan, metadata = _one_pass(infos, model, options, allow_problems=allow_problems)
-    plan = replace(plan, notes=(*conversion.notes, *general.notes, *tokenizer.notes, *plan.notes))
+    plan = replace(plan, notes=(*notes, *conversion.notes, *general.notes, *tokenizer.notes, *plan.notes))
     path = _output_path(folder, outfile, general, plan.file_type, vocab_only=False)
     sources = {tensor.name: tensor for tensor in conversion.tensors}
     plan = replace(plan, notes=(*plan.notes, *_encoded_again(plan, sources)))
     spec = partial(CheckpointSources, folder, options.allow_pickle, options.family_choices)
     job = fill_job(plan, sources, spec)
     return Preparation(plan, _outputs(path, metadata, plan, options), source_bytes(plan)), job
+
+
+def _for_program(
+    options: ConvertOptions, architecture: Architecture
+) -> tuple[ConvertOptions, tuple[str, ...]]:
+    """Return the options with the layout of attention that the file's program wants, and a note about it.
+
+    A layout that the user has named wins, and a family without latent attention has none.
+    """
+    has_layouts = any(field.name == "mla" for field in fields(architecture.options))
+    if not has_layouts or "mla" in options.family_choices:
+        return options, ()
+    outtype = options.outtype
+    if isinstance(outtype, str) and is_outtype(outtype):
+        return options, ()
+    mixture = find_mixture(outtype) if isinstance(outtype, str) else outtype
+    type_ = only_in_ik(mixture.with_options(options.types))
+    if (options.program or ("llama.cpp" if type_ is None else "ik_llama.cpp")) == "llama.cpp":
+        return options, ()
+    why = "" if type_ is None else f", the only program that reads {type_}"
+    note = f"attention has layout both, as ik_llama.cpp wants it{why} (--mla names another)"
+    return replace(options, mla="both"), (note,)
 
 
 def _encoded_again(plan: Plan, sources: Mapping[str, OutputTensor]) -> Iterator[str]:

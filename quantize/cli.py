@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from convert.card.arguments import add_card_arguments, finish_card, prepare_card
 from gguf_tools import __version__, command
 from gguf_tools.errors import BadArgument, BadRequest
-from gguf_tools.parser import ForeignFlag, add_foreign_flags, did_you_mean
+from gguf_tools.parser import ForeignFlag, add_foreign_flags
 from gguf_tools.text import json_line
 from quality.calibrate.arguments import (
     add_calibration_arguments,
@@ -30,9 +30,10 @@ from quantize.arguments import (
     plan_options,
     read_importances,
 )
+from quantize.command_words import command_words
 from quantize.list_of_types import recipe_lines
+from quantize.mla_layout.names import LAYOUTS
 from quantize.plan.recipe_files import is_recipe_file
-from quantize.plan.recipes import FILE_TYPES, find_recipe
 from quantize.size_arguments import add_size_arguments, is_sized
 
 if TYPE_CHECKING:
@@ -125,6 +126,11 @@ def _parser() -> argparse.ArgumentParser:
     file.add_argument(
         "--prune-layers", metavar="L0,L1,...", help="leave these layers out and number the rest anew"
     )
+    file.add_argument(
+        "--mla", choices=LAYOUTS,
+        help="layout of attention, where INPUT is a folder (default: split, or both for types that only"
+        " ik_llama.cpp reads)",
+    )  # fmt: skip
     file.add_argument("--keep-split", action="store_true", help="write as many parts as the input has")
     file.add_argument(
         "--repack", action="store_true",
@@ -188,12 +194,14 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
     if args.repack or args.repack_pattern is not None:
         _repack(args, parser)
         return
-    named, output, type_, n_threads = _words(args.words, parser, needs_type=not is_sized(args))
+    named, output, type_, n_threads = command_words(args.words, parser, needs_type=not is_sized(args))
     if args.summary and not args.dry_run:
         parser.error("--summary is the end of a plan: it needs --dry-run")
     source = model_path(named, quiet=args.quiet)
     if source.is_dir() and (args.keep_split or args.override_kv):
         parser.error("--keep-split and --override-kv need a GGUF file; INPUT is a folder")
+    if args.mla is not None and not source.is_dir():
+        parser.error("--mla needs a folder; gguf-tools mla-layout changes the layout of a file")
     plan = _plan_folder if source.is_dir() else _plan_file
     if output is not None and output.exists() and not source.exists():
         raise BadRequest(f"{source}: no such file, though OUTPUT is there; INPUT comes first")
@@ -235,7 +243,7 @@ def _repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         parser.error(
             "--repack changes no weight: options about types, sizes and importances don't go with it"
         )
-    named, output, _, n_threads = _words(args.words, parser, needs_type=False)
+    named, output, _, n_threads = command_words(args.words, parser, needs_type=False)
     if output is None and not args.dry_run:
         parser.error("--repack needs OUTPUT")
     patterns = tuple(args.repack_pattern.split(",")) if args.repack_pattern else ()
@@ -306,6 +314,8 @@ def _plan_folder(
         types=_options(args),
         provenance=not args.no_provenance,
         calibration=read_calibration(args),
+        mla=args.mla,
+        program=args.target if is_sized(args) else None,
     )
     return plan_run(source, output, options, allow_problems=args.dry_run)
 
@@ -316,58 +326,6 @@ def _options(args: argparse.Namespace) -> PlanOptions:
     with parsing_arguments():
         layers = parse_layers(args.prune_layers) if args.prune_layers else ()
     return replace(plan_options(args), prune_layers=layers)
-
-
-def _words(
-    words: Sequence[str], parser: argparse.ArgumentParser, *, needs_type: bool = True
-) -> tuple[str, Path | None, str | None, int | None]:
-    """Return (input, output or None, type or None, threads or None) of `INPUT [OUTPUT] TYPE [THREADS]`.
-
-    As in llama-quantize, a second word that is a type is the type. With a size, there may be no type.
-    """
-    source, *rest = words
-    output = None
-    if rest and not _is_type(rest[0]):
-        output, *rest = rest
-    type_ = None
-    if needs_type or (rest and not rest[0].isdecimal()):
-        if not rest or not _is_type(rest[0]):
-            parser.error(_no_type_text(words))
-        type_, *rest = rest
-    if len(rest) > 1:
-        parser.error(f"unexpected argument {rest[1]!r}")
-    n_threads = None
-    if rest:
-        if output is None and not rest[0].isdecimal():
-            parser.error(_no_type_text(words))
-        if not rest[0].isdecimal() or int(rest[0]) < 1:
-            parser.error(f"THREADS is {rest[0]!r}, expected a whole number from 1")
-        n_threads = int(rest[0])
-    return source, None if output is None else Path(output), type_, n_threads
-
-
-def _no_type_text(words: Sequence[str]) -> str:
-    """Return what is wrong with words that have no type in its place."""
-    types = [word for word in words if not word.isdecimal() and _is_type(word)]
-    if types:
-        others = [word for word in words if word not in types]
-        return f"TYPE stands behind the files: quantize {' '.join([*others, *types])}"
-    last = words[-2] if len(words) > 3 and words[-1].isdecimal() else words[-1]
-    looks_like_a_file = len(words) < 3 and (Path(last).suffix == ".gguf" or Path(last).exists())
-    if looks_like_a_file:
-        return "no TYPE is given, for instance Q4_K_M"
-    return f"unknown file type {last!r}{did_you_mean(last, FILE_TYPES)}"
-
-
-def _is_type(word: str) -> bool:
-    """Whether a word names a type, a recipe file, or several with commas between them."""
-    first, comma, rest = word.partition(",")
-    try:
-        find_recipe(first)
-    except BadRequest:
-        if not is_recipe_file(first):
-            return False
-    return _is_type(rest) if comma else True
 
 
 def _print_plan(preparation: Preparation, *, as_json: bool, summary: bool) -> None:

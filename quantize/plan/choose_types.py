@@ -18,17 +18,18 @@ from quantize.formats.codecs import CODECS, requires_importances
 from quantize.plan.budget import Choice, Item, Selection, select
 from quantize.plan.losses import Losses
 from quantize.plan.overrides import Override, find_override
+from quantize.plan.programs import LACKED_BY
+from quantize.roles import Program
 
-Target = Literal["llama.cpp", "ik_llama.cpp"]
+Target = Program
 Machine = Literal["cpu", "gpu"]
 
 _EXPERTS = re.compile(r"blk\.(\d+)\.ffn_\w+_exps\.weight")
 
 LACKING: Mapping[Target, frozenset[str]] = {
-    "llama.cpp": frozenset(),
-    "ik_llama.cpp": frozenset({"MXFP4", "NVFP4", "TQ1_0", "TQ2_0", "Q1_0", "Q2_0"}),
+    program: names.intersection(CODECS) for program, names in LACKED_BY.items()
 }
-"""Types that we encode and a program can't run. ik_llama.cpp's are those missing from its ggml.h."""
+"""Types that we encode and a program does not know."""
 
 SLOW: Mapping[Machine, frozenset[str]] = {
     "cpu": frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"}),

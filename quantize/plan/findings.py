@@ -18,6 +18,7 @@ from quantize.formats import available, decodable, encodable
 from quantize.importance import ONE_ROW_FOR_ALL, Importances
 from quantize.plan.decide import Decider, PlanOptions
 from quantize.plan.overrides import Override, find_override, idle_overrides
+from quantize.plan.programs import LACKED_BY
 from quantize.plan.tensor_plan import TensorPlan
 from quantize.roles import in_layer_ranges, sibling_with_same_activations
 
@@ -43,6 +44,7 @@ class Kind(StrEnum):
     QUANTIZED_ALREADY = "quantized already"
     NO_CODEC = "no codec"
     REFUSED = "refused"
+    NO_PROGRAM = "no program"
 
 
 def stop_at_errors(findings: Iterable[Finding]) -> None:
@@ -68,6 +70,7 @@ def find_all(
         *_unfit_data(plans),
         *_quantized_already(plans, options),
         *_missing_data(plans, bool(importances)),
+        *_no_program(plans),
         *_idle_rules(plans, options, recipe_name),
         *fallbacks(plans, options.fallbacks),
         *_uses_of_data(source, plans, importances),
@@ -135,6 +138,24 @@ def _missing_data(plans: Sequence[TensorPlan], has_importances: bool) -> Iterato
 
 
 # ---- what is worth knowing
+
+
+def _no_program(plans: Sequence[TensorPlan]) -> Iterator[Finding]:
+    """Yield a finding when llama.cpp lacks the types of some tensors, and ik_llama.cpp those of others."""
+    lacked: dict[str, dict[str, list[str]]] = {}
+    for program, lacking in LACKED_BY.items():
+        found = lacked.setdefault(program, {})
+        for plan in plans:
+            if plan.target_type.name in lacking:
+                found.setdefault(plan.target_type.name, []).append(plan.name)
+    if all(lacked.values()):
+        only_ik, no_ik = lacked["llama.cpp"], lacked["ik_llama.cpp"]
+        names = [name for group in no_ik.values() for name in group]
+        what = (
+            f"no program reads {', '.join(only_ik)} and {', '.join(no_ik)} in one file: llama.cpp lacks the"
+            f" former, ik_llama.cpp the latter"
+        )
+        yield from _about(Kind.NO_PROGRAM, what, names, len(plans))
 
 
 def _idle_rules(plans: Sequence[TensorPlan], options: PlanOptions, recipe_name: str) -> Iterator[Finding]:

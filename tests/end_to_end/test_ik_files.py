@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import convert.cli
 import quantize.cli
+from convert.options import ConvertOptions
+from convert.pipeline import plan_run
 from gguf_tools import open_gguf
+from gguf_tools.ggml_types import by_name
 from quantize.fill.sources import GGUFTensor
+from quantize.plan.overrides import parse_custom_q
+from quantize.plan.plan import PlanOptions
 from quantize.repack import repack
 
 MODEL = Path(__file__).parents[2] / "examples" / "tiny-deepseek-v3"
@@ -58,3 +66,46 @@ def test_custom_q_names_types_after_those_of_tensor_type(
     assert types["blk.1.ffn_gate_exps.weight"] == "Q4_0_R8"
     assert run("--dry-run", "--custom-q", "a,b=q8_0", MODEL, "Q8_0") == 2
     assert "found 'a' between commas, expected REGEX=TYPE" in capsys.readouterr().err
+
+
+def planned(outtype: str, **options: Any) -> tuple[set[str], tuple[str, ...]]:
+    """Return which tensors of attention the first layer gets, and the notes."""
+    with plan_run(MODEL, None, ConvertOptions(outtype=outtype, **options), allow_problems=True) as run_:
+        plan = run_.preparation.plan
+        names = {t.name for t in plan.tensors if re.match(r"blk\.0\.attn_(k|v|kv)_b", t.name)}
+        return {name.split(".")[2] for name in names}, plan.notes
+
+
+BOTH, SPLIT = {"attn_kv_b", "attn_k_b", "attn_v_b"}, {"attn_k_b", "attn_v_b"}
+
+
+def test_types_that_only_ik_llama_cpp_reads_bring_its_layout_of_attention() -> None:
+    overrides = PlanOptions(overrides=parse_custom_q("ffn_up=iq3_k"))
+    for outtype, options, layout in (
+        ("Q8_0", {}, SPLIT),
+        ("bf16", {}, SPLIT),
+        ("IQ4_KS", {}, BOTH),
+        ("Q8_0", {"types": overrides}, BOTH),
+        ("Q8_0", {"types": PlanOptions(output_type=by_name("Q6_0"))}, BOTH),
+        ("IQ4_KS", {"mla": "split"}, SPLIT),
+        ("Q8_0", {"program": "ik_llama.cpp"}, BOTH),
+    ):
+        names, notes = planned(outtype, **options)
+        assert names == layout, (outtype, options)
+        assert any(note.startswith("attention has layout both") for note in notes) == (layout == BOTH)
+    assert planned("IQ4_KS")[1][0] == (
+        "attention has layout both, as ik_llama.cpp wants it, the only program that reads IQ4_KS"
+        " (--mla names another)"
+    )
+
+
+def test_the_commands_take_a_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--dry-run", MODEL, "Q4_0_R8") == 0
+    assert "blk.0.attn_kv_b.weight" in capsys.readouterr().out
+    assert run("--dry-run", "--mla", "split", MODEL, "Q4_0_R8") == 0
+    assert "blk.0.attn_kv_b.weight" not in capsys.readouterr().out
+    assert convert.cli.main(["--dry-run", "--outtype", "Q4_0_R8", str(MODEL)]) == 0
+    assert "blk.0.attn_kv_b.weight" in capsys.readouterr().out
+    assert convert.cli.main([str(MODEL), "--outfile", str(tmp_path / "in.gguf")]) == 0
+    assert run("--dry-run", "--mla", "split", tmp_path / "in.gguf", "Q4_0_R8") == 2
+    assert "gguf-tools mla-layout changes the layout of a file" in capsys.readouterr().err

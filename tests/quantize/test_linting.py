@@ -133,3 +133,16 @@ def test_every_file_type_can_be_linted(file_type: str, model: Path) -> None:
     report = lint(file_type, model)
     assert report.preparation is not None
     assert json.dumps(report.to_json())
+
+
+def test_types_that_no_program_has_together(model: Path, tmp_path: Path) -> None:
+    mixed = {"tensor-type": ["attn_output=IQ4_KS", "ffn_up_exps=TQ2_0"], "fallback": ["attn_k_b=NVFP4"]}
+    warnings = list(lint_lines(lint(write_recipe(tmp_path, file_type="Q4_K_M", **mixed), model)))
+    start = (
+        "warning: no program reads IQ4_KS and NVFP4, TQ2_0 in one file: llama.cpp lacks the former,"
+        " ik_llama.cpp the latter: 54 of 190 tensors: "
+    )
+    assert sum(line.startswith(start) for line in warnings) == 1
+    for rules in (["attn_output=IQ4_KS", "ffn_up_exps=MXFP4"], ["ffn_up_exps=TQ2_0"]):
+        report = lint(write_recipe(tmp_path, file_type="Q4_K_M", **{"tensor-type": rules}), model)
+        assert not any("no program" in line for line in lint_lines(report))
