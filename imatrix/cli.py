@@ -29,6 +29,7 @@ examples:
   imatrix --in-file a.gguf --in-file b.gguf -o both.gguf
   imatrix show lite.imatrix.gguf
   imatrix convert lite.imatrix.dat lite.imatrix.gguf
+  imatrix convert --mla both --model DeepSeek-V2-Lite lite.imatrix.gguf for-ik.dat    for ik_llama.cpp
   imatrix merge code.gguf prose.gguf -o both.gguf
   imatrix stats --plot lite.png lite.imatrix.gguf
   imatrix check lite.imatrix.gguf --model DeepSeek-V2-Lite --recipe IQ2_XS
@@ -61,7 +62,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     convert.add_argument("input", type=Path, metavar="INPUT")
     convert.add_argument("output", type=Path, metavar="OUTPUT")
-    convert.set_defaults(body=_convert)
+    _add_layout(convert)
+    convert.add_argument(
+        "--model", dest="for_model", type=Path, metavar="MODEL",
+        help="folder or GGUF file; with --mla both it says how many heads there are",
+    )  # fmt: skip
+    convert.set_defaults(body=lambda args: _convert(args, convert))
     merge = commands.add_parser(
         "merge",
         help="several files as one",
@@ -108,6 +114,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_layout(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    parser.add_argument(
+        "--mla", choices=("split", "both"), default="split",
+        help="layout of attention in the files that it is for: split (default), with values for every head;"
+        " both, with one row for all heads, as ik_llama.cpp's llama-quantize wants it",
+    )  # fmt: skip
+
+
 def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to collect")
     what.add_argument(
@@ -139,6 +153,7 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     what.add_argument("--no-ppl", action="store_true", help="don't measure perplexity")
     how = parser.add_argument_group("how to write it")
+    _add_layout(how)
     how.add_argument("--output-format", choices=["gguf", "dat"], help="default: dat for a name in .dat")
     how.add_argument(
         "--output-frequency", "-ofreq", type=command.natural, default=0, metavar="N",
@@ -165,6 +180,8 @@ def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
             print("\n".join(stats_lines(load(path))))
         return
     if args.text is None and args.in_file:
+        if args.mla != "split":
+            parser.error("--mla both needs the model; merge first, then imatrix convert --mla both")
         _write_merged([load(path) for path in args.in_file], args.output, args.output_format)
         return
     for option, value in (("-m", args.model), ("-f", args.text)):
@@ -184,7 +201,7 @@ def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     options = _collect_options(args, [load(path) for path in args.in_file])
 
     def write(contents: ImportanceFile) -> None:
-        save(args.output, contents, args.output_format)
+        save(args.output, _in_layout(contents, args.mla, args.model), args.output_format)
 
     replaces = args.output.exists()
     with LayerBar(args.output_frequency, write, quiet=args.quiet) as bar:
@@ -245,10 +262,23 @@ def _show(args: argparse.Namespace) -> None:
         print(line)
 
 
-def _convert(args: argparse.Namespace) -> None:
+def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     from imatrix.store import load
 
-    _write(load(args.input), args.output, None)
+    if args.mla == "both" and args.for_model is None:
+        parser.error("--mla both needs --model, which says how many heads there are")
+    _write(_in_layout(load(args.input), args.mla, args.for_model), args.output, None)
+
+
+def _in_layout(contents: ImportanceFile, mla: str, model: Path) -> ImportanceFile:
+    """Return the importances for files with that layout of attention."""
+    if mla == "split":
+        return contents
+    from imatrix.check import read_model
+    from imatrix.layouts import in_layout_both
+
+    known = read_model(model)
+    return in_layout_both(contents, known.facts.n_heads, {info.name: info.n_cols for info in known.tensors})
 
 
 def _merge(args: argparse.Namespace) -> None:
