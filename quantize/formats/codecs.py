@@ -114,14 +114,14 @@ CODECS: Mapping[str, Codec] = {
     "IQ5_K": Codec(".ik.iq5_k", _OPTIONAL, _halves(0.08, 32 * 126), "Q6_0"),
     "IQ5_KS": Codec(".ik.iq5_ks", _OPTIONAL, _singles(0.10), "Q5_0"),
     "IQ6_K": Codec(".ik.iq6_k", _OPTIONAL, _halves(0.04, 128 * 127), "Q8_0"),
+    "IQ1_KT": Codec(".ik.iq1_kt", _OPTIONAL, _singles(0.95), "IQ4_NL"),
+    "IQ2_KT": Codec(".ik.iq2_kt", _OPTIONAL, _singles(0.75), "IQ4_NL"),
+    "IQ3_KT": Codec(".ik.iq3_kt", _OPTIONAL, _singles(0.40), "IQ4_NL"),
+    "IQ4_KT": Codec(".ik.iq4_kt", _OPTIONAL, _singles(0.22), "IQ4_NL"),
 }
 """The rows by the name of the type."""
 
 DECODERS: Mapping[str, str] = {
-    "IQ1_KT": ".ik.iq1_kt",
-    "IQ2_KT": ".ik.iq2_kt",
-    "IQ3_KT": ".ik.iq3_kt",
-    "IQ4_KT": ".ik.iq4_kt",
     "IQ1_S_R4": ".ik.iq1_s_r4",
     "IQ1_M_R4": ".ik.iq1_m_r4",
     "Q8_K_R8": ".ik.q8_k_r8",

@@ -3,6 +3,7 @@
 item, put_item            one lane of one vector of a Tile, read or written as a scalar
 mask_word, lowest_bit     a Mask as an integer, and the number of its first lane: loops over some lanes
 least                     the smallest of all lanes
+halves_swapped            the lower lanes above the upper ones, to put one half beside the other
 look_up                   a small table, held by a vector, indexed lane by lane
 """
 
@@ -87,6 +88,21 @@ def least(_context: Any, value: Any) -> Any:
         return builder.extract_element(rest, ir.Constant(WORD, 0))
 
     return _SCALARS[value.kind](value), emit
+
+
+@operation
+def halves_swapped(_context: Any, value: Any) -> Any:
+    """Return Floats or Ints with their upper lanes below the lower ones."""
+    if not is_lanes(value, "float32", "int32"):
+        return None
+
+    def emit(_ctx: Any, builder: Any, _sig: Any, args: Any) -> Any:
+        half = value.count // 2
+        nothing = ir.Constant(value.vector, ir.Undefined)
+        order = ir.Constant(ir.VectorType(WORD, value.count), [*range(half, value.count), *range(half)])
+        return builder.shuffle_vector(args[0], nothing, order)
+
+    return value(value), emit
 
 
 @operation

@@ -15,16 +15,26 @@ Source: block_iq1_kt and dequantize_row_iq1_kt of ik_llama.cpp 8337e4c.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ1_KT
-from quantize.formats.base import Bytes, Floats32
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows
 from quantize.formats.ik.levels import LEVELS_4, SUPER_ELEMS, decode_scaled_rows
 from quantize.formats.ik.trellis import START, walk
+from quantize.formats.ik.trellis_encoding import Choices, encode_trellis_rows
+from quantize.formats.ik.trellis_rows import Trellis, rows_of
 from quantize.simd.kernel import kernel
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("sh", "u1", 8), ("ql", "u1", 32), ("qh", "u1", 16)])
+
+
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as IQ1_KT."""
+    return encode_trellis_rows(rows, weighting, _TRELLIS, _search, _pack)
 
 
 def decode(data: Bytes, n_cols: int) -> Floats32:
@@ -34,6 +44,39 @@ def decode(data: Bytes, n_cols: int) -> Floats32:
 
 _BYTES = BLOCK.itemsize
 _GROUP = 8
+_TRELLIS = Trellis(
+    type=IQ1_KT,
+    bits=13,
+    dim=_GROUP,
+    levels=LEVELS_4[:16],
+    goal=0.0205,
+    reach=120,
+    trials=((1.0, 0), (-1.0, 0), (1.1, 0)),
+    kept_nodes=16,
+    kept_leaves=2,
+)
+_encode_rows = rows_of(_TRELLIS)
+
+
+@kernel
+def _search(
+    x: Any, costs: Any, steps: Any, roots: Any, units: Any, levels: Any, factors: Any, trees: Any,
+    points: Any, leaf_boxes: Any, node_boxes: Any, numbers: Any,
+    scales: Any, codes: Any, starts: Any, indices: Any,
+) -> None:  # fmt: skip
+    _encode_rows(
+        x, costs, steps, roots, units, levels, factors, trees, points, leaf_boxes, node_boxes, numbers,
+        scales, codes, starts, indices,
+    )  # fmt: skip
+
+
+def _pack(choices: Choices, _weights: Floats32, out: Bytes) -> None:
+    blocks, indices = out.view(BLOCK)[:, 0], choices.indices
+    top = (indices >> 12).reshape(-1, 8, 4) << np.arange(4, 8)
+    blocks["sh"] = choices.codes | top.sum(axis=2)
+    blocks["ql"] = indices & 0xFF
+    upper = indices >> 8 & 0xF
+    blocks["qh"] = upper[:, :16] | upper[:, 16:] << 4
 
 
 @kernel
@@ -49,3 +92,6 @@ def _decode(
                 index = block[8 + g] | (block[40 + g % 16] >> 4 * (g // 16) & 0xF) << 8
                 index |= (own >> 4 + g % 4 & 1) << 12
                 walk(index + START, scale, out[row, k * SUPER_ELEMS + _GROUP * g :], _GROUP)
+
+
+FORMAT = QuantFormat(IQ1_KT, encode, decode)

@@ -14,16 +14,26 @@ Source: block_iq2_kt and dequantize_row_iq2_kt of ik_llama.cpp 8337e4c.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ2_KT
-from quantize.formats.base import Bytes, Floats32
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows
 from quantize.formats.ik.levels import LEVELS_4, SUPER_ELEMS, decode_scaled_rows
 from quantize.formats.ik.trellis import START, walk
+from quantize.formats.ik.trellis_encoding import Choices, encode_trellis_rows
+from quantize.formats.ik.trellis_rows import Trellis, rows_of
 from quantize.simd.kernel import kernel
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("scales", "u1", 4), ("ql", "<u2", 32)])
+
+
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as IQ2_KT."""
+    return encode_trellis_rows(rows, weighting, _TRELLIS, _search, _pack)
 
 
 def decode(data: Bytes, n_cols: int) -> Floats32:
@@ -33,6 +43,36 @@ def decode(data: Bytes, n_cols: int) -> Floats32:
 
 _BYTES = BLOCK.itemsize
 _GROUP = 8
+_TRELLIS = Trellis(
+    type=IQ2_KT,
+    bits=16,
+    dim=_GROUP,
+    levels=LEVELS_4[:16],
+    goal=0.0235,
+    reach=120,
+    trials=((1.0, 0), (-1.0, 0)),
+    kept_nodes=32,
+    kept_leaves=3,
+)
+_encode_rows = rows_of(_TRELLIS)
+
+
+@kernel
+def _search(
+    x: Any, costs: Any, steps: Any, roots: Any, units: Any, levels: Any, factors: Any, trees: Any,
+    points: Any, leaf_boxes: Any, node_boxes: Any, numbers: Any,
+    scales: Any, codes: Any, starts: Any, indices: Any,
+) -> None:  # fmt: skip
+    _encode_rows(
+        x, costs, steps, roots, units, levels, factors, trees, points, leaf_boxes, node_boxes, numbers,
+        scales, codes, starts, indices,
+    )  # fmt: skip
+
+
+def _pack(choices: Choices, _weights: Floats32, out: Bytes) -> None:
+    blocks = out.view(BLOCK)[:, 0]
+    blocks["scales"] = choices.codes[:, :4] | choices.codes[:, 4:] << 4
+    blocks["ql"] = choices.indices
 
 
 @kernel
@@ -46,3 +86,6 @@ def _decode(
                 scale = scales[row] * LEVELS_4[block[g // 4 % 4] >> 4 * (g // 16) & 0xF]
                 index = block[4 + 2 * g] | block[5 + 2 * g] << 8
                 walk(index + START, scale, out[row, k * SUPER_ELEMS + _GROUP * g :], _GROUP)
+
+
+FORMAT = QuantFormat(IQ2_KT, encode, decode)

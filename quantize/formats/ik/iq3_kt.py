@@ -14,16 +14,26 @@ Source: block_iq3_kt and dequantize_row_iq3_kt of ik_llama.cpp 8337e4c.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ3_KT
-from quantize.formats.base import Bytes, Floats32
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows
 from quantize.formats.ik.levels import SUPER_ELEMS, decode_scaled_rows
 from quantize.formats.ik.trellis import START, level, step
+from quantize.formats.ik.trellis_encoding import Choices, encode_trellis_rows
+from quantize.formats.ik.trellis_rows import Trellis, rows_of
 from quantize.simd.kernel import kernel
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("scales", "u1", 4), ("ql", "<u2", 32), ("qh", "u1", 32)])
+
+
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as IQ3_KT."""
+    return encode_trellis_rows(rows, weighting, _TRELLIS, _search, _pack)
 
 
 def decode(data: Bytes, n_cols: int) -> Floats32:
@@ -33,6 +43,39 @@ def decode(data: Bytes, n_cols: int) -> Floats32:
 
 _BYTES = BLOCK.itemsize
 _GROUP = 8
+_TRELLIS = Trellis(
+    type=IQ3_KT,
+    bits=16,
+    dim=_GROUP,
+    levels=np.arange(16, dtype=np.float32),
+    goal=0.025,
+    reach=14,
+    trials=((1.0, 0), (1.1, 0), (0.9, 0), (1.2, 0), (0.8, 0)),
+    kept_nodes=32,
+    kept_leaves=3,
+    magnitudes=True,
+)
+_encode_rows = rows_of(_TRELLIS)
+
+
+@kernel
+def _search(
+    x: Any, costs: Any, steps: Any, roots: Any, units: Any, levels: Any, factors: Any, trees: Any,
+    points: Any, leaf_boxes: Any, node_boxes: Any, numbers: Any,
+    scales: Any, codes: Any, starts: Any, indices: Any,
+) -> None:  # fmt: skip
+    _encode_rows(
+        x, costs, steps, roots, units, levels, factors, trees, points, leaf_boxes, node_boxes, numbers,
+        scales, codes, starts, indices,
+    )  # fmt: skip
+
+
+def _pack(choices: Choices, weights: Floats32, out: Bytes) -> None:
+    blocks = out.view(BLOCK)[:, 0]
+    blocks["scales"] = choices.codes[:, :4] | choices.codes[:, 4:] << 4
+    blocks["ql"] = choices.indices
+    signs = (weights < 0).reshape(-1, 8, 32)
+    blocks["qh"] = np.packbits(signs, axis=1, bitorder="little")[:, 0]
 
 
 @kernel
@@ -51,3 +94,6 @@ def _decode(
                     number = step(number)
                     weight = scale * abs(level(number))
                     weights[i] = -weight if signs[i] >> g // 4 & 1 else weight
+
+
+FORMAT = QuantFormat(IQ3_KT, encode, decode)

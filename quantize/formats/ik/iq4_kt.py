@@ -17,16 +17,26 @@ Source: block_iq4_kt and dequantize_row_iq4_kt of ik_llama.cpp 8337e4c.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import IQ4_KT
-from quantize.formats.base import Bytes, Floats32
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows
 from quantize.formats.ik.levels import SUPER_ELEMS, decode_scaled_rows
 from quantize.formats.ik.trellis import START, walk
+from quantize.formats.ik.trellis_encoding import Choices, encode_trellis_rows
+from quantize.formats.ik.trellis_rows import Trellis, rows_of
 from quantize.simd.kernel import kernel
+from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("shb", "<u4", 8), ("ql", "u1", 64), ("qh", "u1", 32)])
+
+
+def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
+    """Return `rows` as IQ4_KT."""
+    return encode_trellis_rows(rows, weighting, _TRELLIS, _search, _pack)
 
 
 def decode(data: Bytes, n_cols: int) -> Floats32:
@@ -37,6 +47,46 @@ def decode(data: Bytes, n_cols: int) -> Floats32:
 _BYTES = BLOCK.itemsize
 _GROUP = 4
 _SECOND_START = 1 << 15
+_TRELLIS = Trellis(
+    type=IQ4_KT,
+    bits=15,
+    dim=_GROUP,
+    levels=np.arange(-64, 64, dtype=np.float32),
+    goal=0.0235,
+    reach=60,
+    trials=tuple(
+        (sign * factor, start)
+        for factor in (1.0, 1.12, 0.88, 1.06, 0.94)
+        for start in (0, 1)
+        for sign in (1, -1)
+    ),
+    kept_nodes=8,
+    kept_leaves=1,
+    starts=(START, START + _SECOND_START),
+    ends_again=True,
+)
+_encode_rows = rows_of(_TRELLIS)
+
+
+@kernel
+def _search(
+    x: Any, costs: Any, steps: Any, roots: Any, units: Any, levels: Any, factors: Any, trees: Any,
+    points: Any, leaf_boxes: Any, node_boxes: Any, numbers: Any,
+    scales: Any, codes: Any, starts: Any, indices: Any,
+) -> None:  # fmt: skip
+    _encode_rows(
+        x, costs, steps, roots, units, levels, factors, trees, points, leaf_boxes, node_boxes, numbers,
+        scales, codes, starts, indices,
+    )  # fmt: skip
+
+
+def _pack(choices: Choices, _weights: Floats32, out: Bytes) -> None:
+    blocks, indices = out.view(BLOCK)[:, 0], choices.indices
+    top = (indices >> 12).reshape(-1, 8, 8) << np.arange(8, 32, 3)
+    blocks["shb"] = choices.starts | choices.codes << 1 | top.sum(axis=2)
+    blocks["ql"] = indices & 0xFF
+    upper = indices >> 8 & 0xF
+    blocks["qh"] = upper[:, :32] | upper[:, 32:] << 4
 
 
 @kernel
@@ -55,3 +105,6 @@ def _decode(
                     index = block[32 + g] | (block[96 + g % 32] >> 4 * (g // 32) & 0xF) << 8
                     index |= (top >> 3 * (g - 8 * j) & 7) << 12
                     walk(index + start, scale, out[row, k * SUPER_ELEMS + _GROUP * g :], _GROUP)
+
+
+FORMAT = QuantFormat(IQ4_KT, encode, decode)

@@ -12,12 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.simd.kernel import inlined
+from quantize.simd.lanes import Floats, Ints, shift_right_logical, to_float
 
 START = 4096
 """What is added to a stored index to start a walk."""
 
 _FACTOR = np.uint32(0xCBAC1FED)
 _SIX_BITS = np.uint32(0x3F3F3F3F)
+_FACTOR_INT, _SIX_BITS_INT = int(_FACTOR), int(_SIX_BITS)
 _MEAN = 126
 
 
@@ -42,3 +44,23 @@ def walk(start: int, scale: np.float32, weights: npt.NDArray[np.float32], count:
     for i in range(count):
         number = step(number)
         weights[i] = scale * level(number)
+
+
+@inlined
+def levels_of_lanes(number: Ints) -> tuple[Ints, Floats]:
+    """Return the numbers that follow those in lanes, and their levels."""
+    number = number * _FACTOR_INT
+    total = shift_right_logical((number & _SIX_BITS_INT) * 0x01010101, 24)  # the upper byte is the sum of all
+    return number, to_float(total - _MEAN)
+
+
+def walks(start: int, count: int, steps: int) -> npt.NDArray[np.int64]:
+    """Return the levels of the walks from start, start + 1 .. start + count - 1, (count, steps)."""
+    numbers = np.arange(start, start + count, dtype=np.uint32)
+    levels = np.empty((count, steps), np.int64)
+    for k in range(steps):
+        numbers = numbers * _FACTOR
+        levels[:, k] = (numbers & _SIX_BITS).view(np.uint8).reshape(count, 4).sum(
+            axis=1, dtype=np.int64
+        ) - _MEAN
+    return levels
