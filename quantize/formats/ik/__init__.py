@@ -1,1 +1,1 @@
-"""ik_llama.cpp's own types, which can be decoded and not encoded yet."""
+"""The types that ik_llama.cpp alone has."""
