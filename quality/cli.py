@@ -14,6 +14,7 @@ from gguf_tools import __version__, command
 if TYPE_CHECKING:
     from quality.options import EvaluateOptions, LogitsFile
     from quality.report.points import Earlier
+    from quantize.plan.losses import Losses
 
 DESCRIPTION = """\
 Measure how well quantized models keep what their base predicts, under the names and definitions of
@@ -108,6 +109,11 @@ def _parser() -> argparse.ArgumentParser:
         " may be repeated",
     )  # fmt: skip
     what.add_argument(
+        "--losses", type=Path, metavar="FILE.json",
+        help="what each tensor costs at each type, as `sensitivity` has measured it: the page gets a map of"
+        " what more bytes for each tensor would save",
+    )  # fmt: skip
+    what.add_argument(
         "--kl-divergence-base", type=Path, metavar="FILE",
         help="also write the log probabilities of BASE, as llama-perplexity; with --kl-divergence, read them",
     )  # fmt: skip
@@ -145,6 +151,7 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     for output in (*outputs, *([args.keep] if args.keep is not None else [])):
         _refuse_output(output, inputs)
     earlier = [] if args.html is None else _prepare_page(args)
+    losses = None if args.losses is None else _read_losses(args.losses)
     with EvaluationBar(quiet=args.quiet) as bar:
         evaluation = evaluate(base, args.text, quants, _options(args, logits), bar)
     for line in evaluation_lines(evaluation):
@@ -154,7 +161,7 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     if args.html is not None:
         from quality.report.page import report_page
 
-        _write(args.html, report_page(evaluation, earlier))
+        _write(args.html, report_page(evaluation, earlier, losses))
     for output in outputs:
         print(f"wrote {output}")
 
@@ -171,6 +178,8 @@ def _models(
 
     if args.compare_with and args.html is None:
         parser.error("--compare-with is for the page: --html is missing")
+    if args.losses and args.html is None:
+        parser.error("--losses is for the page: --html is missing")
     if args.kl_divergence:
         if args.kl_divergence_base is None:
             parser.error("--kl-divergence compares with a file: --kl-divergence-base FILE is missing")
@@ -182,6 +191,16 @@ def _models(
         parser.error(f"{args.base}: no model to compare with this one, the base")
     args.base = model_path(args.base, quiet=args.quiet)
     return args.base, args.quants
+
+
+def _read_losses(path: Path) -> Losses:
+    from gguf_tools.errors import BadRequest
+    from quantize.plan.losses import read_losses
+
+    try:
+        return read_losses(path)
+    except OSError as error:
+        raise BadRequest(f"{path}: can't be read ({error.strerror})") from error
 
 
 def _prepare_page(args: argparse.Namespace) -> list[Earlier]:

@@ -1,14 +1,16 @@
-"""The map of a file's tensors as a chart: colour is the type, and the sides of a box tell the size."""
+"""Maps of a file's tensors as charts: colour is the type or a price, and the sides of a box tell the size."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from gguf_tools.ggml_types import GGMLType
 from gguf_tools.text import printable, size_text
 from quality.report.charts import Canvas, drawing
-from quality.report.svg import RING, svg_text
+from quality.report.prices import Price
+from quality.report.svg import RING, SURFACE, svg_text
 from quality.report.tensor_map import TensorMap
 
 _ROW_HEIGHT, _MARGIN = 17, 90
@@ -16,6 +18,9 @@ _ROW_HEIGHT, _MARGIN = 17, 90
 
 _SMALLEST_BYTES, _SMALLEST_SIDE = 1 << 12, 0.3
 """Tensors up to this size have this side; 1 is a whole cell, and the side of the largest tensor."""
+
+_LEAST_SHARE = 1e-3
+"""The share of the highest price below which all prices have one colour."""
 
 
 def map_width(n_layers: int, canvas_width: int) -> int:
@@ -30,7 +35,7 @@ def type_colours(types: Sequence[GGMLType]) -> Mapping[int, str]:
     scale = matplotlib.colormaps["viridis"]
     n_steps = max(1, len(types) - 1)
     return {
-        type_.id: "#" + "".join(f"{round(255 * part):02x}" for part in scale(0.12 + 0.8 * step / n_steps)[:3])
+        type_.id: _hex(scale(0.12 + 0.8 * step / n_steps))
         for step, type_ in enumerate(types)
     }
 
@@ -41,27 +46,79 @@ def map_chart(map_: TensorMap, types: Sequence[GGMLType], prefix: str, name: str
     types  of all files of the page, in the order of their bits: a type has the same colour in all maps
     name   of a class of the style sheet
     """
+    colours = type_colours(types)
+    here = {cell.tensor.type.id for cell in map_.cells}
+    legend = {type_.name: colours[type_.id] for type_ in types if type_.id in here}
+    boxes = [
+        _Box(colours[tensor.type.id], f"{printable(tensor.name)}: {tensor.type}, {size_text(tensor.n_bytes)}")
+        for tensor in (cell.tensor for cell in map_.cells)
+    ]
+    return _drawn(map_, boxes, legend, prefix, name, width, "Type and size of each tensor, by layer")
+
+
+def price_chart(map_: TensorMap, prices: Mapping[str, Price], prefix: str, name: str, width: int) -> str:
+    """Return the map of what more bytes for each tensor would save.
+
+    prices  by tensor; the others are drawn empty
+    name    of a class of the style sheet
+    """
+    saved = [price.per_mib for price in prices.values() if price.per_mib > 0]
+    highest = max(saved, default=1.0)
+    colours = _price_colours()
+    legend = {
+        f"{_LEAST_SHARE * highest * 10 ** (step / 2):.1g} per MiB": colour
+        for step, colour in enumerate(colours)
+        if step % 2 == 0
+    }
+    boxes = []
+    for tensor in (cell.tensor for cell in map_.cells):
+        title, price = f"{printable(tensor.name)}: {tensor.type}", prices.get(tensor.name)
+        colour = SURFACE
+        if price is not None:
+            title += f", predicted damage {price.damage:.2g}"
+            if price.larger is not None:
+                title += f"; {price.larger} would save {price.per_mib:.2g} per MiB"
+            share = max(price.per_mib / highest, _LEAST_SHARE)
+            colour = colours[round(2 * math.log10(share / _LEAST_SHARE))]
+        boxes.append(_Box(colour, title))
+    return _drawn(map_, boxes, legend, prefix, name, width, "What more bytes for each tensor would save")
+
+
+@dataclass(frozen=True)
+class _Box:
+    """How a tensor is drawn, and what the pointer shows."""
+
+    colour: str
+    title: str
+
+
+def _drawn(
+    map_: TensorMap,
+    boxes: Sequence[_Box],
+    legend: Mapping[str, str],
+    prefix: str,
+    name: str,
+    width: int,
+    label: str,
+) -> str:
+    """Return a map whose boxes, one for each cell, have the given colours."""
     from matplotlib.patches import Patch, Rectangle
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    colours = type_colours(types)
-    here = {cell.tensor.type.id for cell in map_.cells}
-    used = [type_ for type_ in types if type_.id in here]
     largest = max((cell.tensor.n_bytes for cell in map_.cells), default=1)
-    titles = {}
+    titles = {f"cell{number}": box.title for number, box in enumerate(boxes)}
     n_columns = max(1, (width - 140) // 90)
-    legend_height = 22 * -(-len(used) // n_columns)
+    legend_height = 22 * -(-len(legend) // n_columns)
     canvas = Canvas(name, width, _MARGIN + legend_height + _ROW_HEIGHT * len(map_.rows))
     with drawing(canvas) as figure:
         axes = figure.subplots()
-        for number, cell in enumerate(map_.cells):
-            side, tensor = _side(cell.tensor.n_bytes, largest), cell.tensor
+        for number, (cell, box) in enumerate(zip(map_.cells, boxes, strict=True)):
+            side = _side(cell.tensor.n_bytes, largest)
             square = Rectangle(
-                (cell.column - side / 2, cell.row - side / 2), side, side, facecolor=colours[tensor.type.id],
+                (cell.column - side / 2, cell.row - side / 2), side, side, facecolor=box.colour,
                 edgecolor=RING, linewidth=0.6,
             )  # fmt: skip
             square.set_gid(f"cell{number}")
-            titles[f"cell{number}"] = f"{printable(tensor.name)}: {tensor.type}, {size_text(tensor.n_bytes)}"
             axes.add_patch(square)
         axes.set_xlim(-0.6, map_.n_layers + 0.6)
         axes.set_ylim(len(map_.rows) - 0.4, -0.6)
@@ -71,9 +128,22 @@ def map_chart(map_: TensorMap, types: Sequence[GGMLType], prefix: str, name: str
         axes.set_xlabel("layer")
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-        handles = [Patch(facecolor=colours[type_.id], edgecolor=RING, label=type_.name) for type_ in used]
-        figure.legend(handles=handles, loc="outside lower center", ncols=min(len(used), n_columns))
-        return svg_text(figure, prefix, "Type and size of each tensor, by layer", titles)
+        handles = [Patch(facecolor=colour, edgecolor=RING, label=text) for text, colour in legend.items()]
+        if handles:
+            figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), n_columns))
+        return svg_text(figure, prefix, label, titles)
+
+
+def _price_colours() -> list[str]:
+    """Return the colours of prices, the lowest first: two to each power of ten."""
+    import matplotlib
+
+    scale, n_steps = matplotlib.colormaps["magma"], round(-2 * math.log10(_LEAST_SHARE))
+    return [_hex(scale(0.92 - 0.8 * step / n_steps)) for step in range(n_steps + 1)]
+
+
+def _hex(colour: Sequence[float]) -> str:
+    return "#" + "".join(f"{round(255 * part):02x}" for part in colour[:3])
 
 
 def _side(n_bytes: int, largest: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from html import escape
 
 from gguf_tools import __version__
@@ -19,11 +20,13 @@ from quality.report.charts import (
     size_chart,
     tokens_chart,
 )
-from quality.report.map_chart import map_chart, map_width
+from quality.report.map_chart import map_chart, map_width, price_chart
 from quality.report.passages import Passage, worst_passages
 from quality.report.points import Earlier, earlier_points, measured_points
+from quality.report.prices import prices_of
 from quality.report.style import STYLE
 from quality.report.tensor_map import TensorMap, types_by_bits
+from quantize.plan.losses import Losses
 
 N_PASSAGES = 4
 """Number of passages that are shown for each model."""
@@ -37,11 +40,14 @@ _WIDE_MAP, _NARROW_MAP = 1100, 356
 _HEADINGS = ("file", "size", "bpw", "PPL", "KLD", "median", "99%", "max", "same top", "RMS dp")
 
 
-def report_page(evaluation: Evaluation, earlier: Sequence[Earlier] = ()) -> str:
+def report_page(
+    evaluation: Evaluation, earlier: Sequence[Earlier] = (), losses: Losses | None = None
+) -> str:
     """Return the page.
 
     earlier  evaluations whose files are shown beside, by size and divergence
-    raises   BadRequest for an earlier evaluation of another text or base
+    losses   of the base: what each tensor costs at each type, for a map of that
+    raises   BadRequest for an earlier evaluation of another text or base, and losses of another model
     """
     others = [
         point for number, each in enumerate(earlier, 1) for point in earlier_points(each, number, evaluation)
@@ -71,7 +77,7 @@ def report_page(evaluation: Evaluation, earlier: Sequence[Earlier] = ()) -> str:
                    "Share of the base's choices of experts that a file does not make.",
                    lambda prefix, canvas: routing_chart(models, prefix, canvas))
         )  # fmt: skip
-    sections += ["</div>", *_maps(models), *_passages(evaluation)]
+    sections += ["</div>", *_maps(models), *_price_maps(models, losses), *_passages(evaluation)]
     title = f"{printable(folder_name(evaluation.base_path))}: how good are {len(models)} files?"
     return "\n".join(
         [
@@ -142,6 +148,7 @@ def _chart(name: str, title: str, caption: str, draw: Callable[[str, Canvas], st
 
 
 def _maps(models: Sequence[EvaluatedModel]) -> Iterator[str]:
+    """Yield the maps of types."""
     yield "<h2>Types and sizes</h2>"
     yield (
         '<p class="note">Each box is a tensor; the first column has those outside of layers. Its colour is'
@@ -150,15 +157,43 @@ def _maps(models: Sequence[EvaluatedModel]) -> Iterator[str]:
     types = types_by_bits(tensor for model in models for tensor in model.tensors)
     for number, model in enumerate(models):
         map_ = TensorMap.of(model.tensors)
-        drawn = "".join(
-            f'<div class="{name}" style="max-width: {width}px">'
-            f"{map_chart(map_, types, f'map{number}-{name}-', name, width)}</div>"
-            for name, width in (("wide", map_width(map_.n_layers, _WIDE_MAP)), ("narrow", _NARROW_MAP))
-        )
-        yield (
-            f"<details{' open' if number == 0 else ''}><summary>{escape(printable(model.path.name))},"
-            f" {size_text(model.n_bytes)}</summary><figure>{drawn}</figure></details>"
-        )
+        draw = partial(map_chart, map_, types)
+        summary = f"{printable(model.path.name)}, {size_text(model.n_bytes)}"
+        yield _map(f"map{number}", map_.n_layers, summary, draw, is_open=number == 0)
+
+
+def _price_maps(models: Sequence[EvaluatedModel], losses: Losses | None) -> Iterator[str]:
+    """Yield the maps of what tensors cost; nothing without losses."""
+    if losses is None:
+        return
+    yield "<h2>What more bytes would save</h2>"
+    yield (
+        '<p class="note">The darker a tensor, the more damage each further MiB would save there, as the'
+        " losses predict it for stock encoding, in nats per token. In a file whose types were chosen by them,"
+        " all tensors that could have more bytes are about equally dark. The pointer shows the damage at the"
+        " tensor's type and the type that would save most.</p>"
+    )
+    for number, model in enumerate(models):
+        map_, prices = TensorMap.of(model.tensors), prices_of(model.tensors, losses)
+        total = sum(price.damage for price in prices.values())
+        summary = f"{printable(model.path.name)}, predicted damage {total:.5f}"
+        draw = partial(price_chart, map_, prices)
+        yield _map(f"prices{number}", map_.n_layers, summary, draw, is_open=number == 0)
+
+
+def _map(
+    prefix: str, n_layers: int, summary: str, draw: Callable[[str, str, int], str], *, is_open: bool
+) -> str:
+    """Return a map in both sizes.
+
+    draw  is given a prefix of identifiers, a class of the style sheet and a width
+    """
+    drawn = "".join(
+        f'<div class="{name}" style="max-width: {width}px">{draw(f"{prefix}-{name}-", name, width)}</div>'
+        for name, width in (("wide", map_width(n_layers, _WIDE_MAP)), ("narrow", _NARROW_MAP))
+    )
+    opened = " open" if is_open else ""
+    return f"<details{opened}><summary>{escape(summary)}</summary><figure>{drawn}</figure></details>"
 
 
 def _passages(evaluation: Evaluation) -> Iterator[str]:

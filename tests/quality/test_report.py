@@ -19,7 +19,7 @@ import pytest
 
 import quality
 from gguf_tools.errors import BadRequest
-from gguf_tools.ggml_types import F32, Q4_K, Q6_K
+from gguf_tools.ggml_types import F32, Q2_K, Q4_K, Q6_K
 from quality.cli import main
 from quality.evaluation import Evaluation, TensorSize
 from quality.report.passages import N_TOKENS, worst_passages
@@ -31,8 +31,10 @@ from quality.report.points import (
     read_earlier,
     short_names,
 )
+from quality.report.prices import prices_of
 from quality.report.tensor_map import TensorMap, types_by_bits
 from quality.spelling import spelled, texts
+from quantize.plan.losses import Losses, TensorLosses
 
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
@@ -153,6 +155,49 @@ def test_a_map_has_a_column_for_each_layer() -> None:
     assert found.rows == ("token_embd", "attn_q", "exp_probs_b.bias")
     assert [(cell.row, cell.column) for cell in found.cells] == [(0, 0), (1, 1), (1, 2), (2, 2)]
     assert types_by_bits(tensors) == (Q4_K, Q6_K, F32)
+
+
+def losses_of(evaluation: Evaluation) -> Losses:
+    """Return made-up losses of some tensors, as if each had rows of 256."""
+    known = {}
+    for tensor in evaluation.models[0].tensors:
+        if tensor.type in (Q2_K, Q4_K) and not tensor.name.startswith("blk.1."):
+            n_rows = tensor.n_bytes // tensor.type.row_bytes(256)
+            known[tensor.name] = TensorLosses((n_rows, 256), {"Q2_K": 8e-3, "Q4_K": 1e-3, "Q6_K": 1e-4})
+    return Losses(known)
+
+
+def test_prices_are_what_the_best_larger_type_saves(evaluation: Evaluation) -> None:
+    losses, tensors = losses_of(evaluation), evaluation.models[0].tensors
+    prices = prices_of(tensors, losses)
+    assert prices.keys() == losses.tensors.keys()
+    tensor = next(tensor for tensor in tensors if tensor.name in prices and tensor.type == Q2_K)
+    shape, price = losses.tensors[tensor.name].shape, prices[tensor.name]
+    more_bytes = Q4_K.tensor_bytes(shape) - tensor.n_bytes
+    assert (price.damage, price.larger) == (8e-3, "Q4_K")
+    assert price.per_mib == pytest.approx(7e-3 / more_bytes * 2**20)
+
+
+def test_the_page_says_what_more_bytes_would_save(evaluation: Evaluation) -> None:
+    one = replace(evaluation, models=evaluation.models[:1])
+    page = report_page(one, losses=losses_of(evaluation))
+    assert "What more bytes would save" in page
+    assert re.search(r"blk\.0\.attn_q_a\.weight: Q2_K, predicted damage 0.008; Q4_K would save", page)
+    assert "What more bytes would save" not in report_page(one)
+
+
+@pytest.mark.parametrize(
+    ("other", "complaint"),
+    [
+        ({"blk.9.x.weight": TensorLosses((1, 256), {"Q2_K": 1.0})}, "blk.9.x.weight: has losses and is not"),
+        ({"token_embd.weight": TensorLosses((1, 256), {"Q2_K": 1.0})}, "token_embd.weight: .* a shape of"),
+    ],
+)
+def test_losses_of_another_model_are_refused(
+    evaluation: Evaluation, other: dict[str, TensorLosses], complaint: str
+) -> None:
+    with pytest.raises(BadRequest, match=complaint):
+        prices_of(evaluation.models[0].tensors, Losses(other))
 
 
 def test_a_page_loads_nothing_and_says_what_strangers_names_say(

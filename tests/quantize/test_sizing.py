@@ -21,6 +21,7 @@ from quantize.plan.recipe_export import custom_q, recipe_lines, rules_of, tensor
 from quantize.plan.recipe_files import Mixture, read_recipe_file
 from quantize.plan.size import parse_size
 from quantize.run import Run
+from quantize.size_map import map_lines
 from quantize.sizing import SizeRequest, curve, size_mixture, sized_lines
 from tests.quantize.model_files import made_up_losses, write_mixture_model
 
@@ -91,6 +92,19 @@ def test_the_report_names_every_rule(planner: Callable[[Mixture], AbstractContex
     assert f"{sized.total_bytes:,} bytes" in head
     assert f"{sized.chosen.predicted:.5f}" in predicted
     assert len(lines) == len(rules_of(sized.chosen.types))
+
+
+def test_the_map_has_a_line_for_each_part_and_a_character_for_each_layer() -> None:
+    types = {
+        "token_embd.weight": "Q4_K", "blk.0.attn_q.weight": "Q2_K", "blk.1.ffn_down_exps.weight": "Q4_K",
+        "blk.1.attn_q.weight": "Q6_K",
+    }  # fmt: skip
+    assert list(map_lines(types)) == [
+        "types by layer: 1 Q2_K, 2 Q4_K, 3 Q6_K",
+        "  token_embd     2",
+        "  attn_q         13",
+        "  ffn_down_exps  .2",
+    ]
 
 
 @pytest.mark.parametrize(
