@@ -18,6 +18,7 @@ from forward.differentiate import BackwardStates, differentiate_layer
 from forward.drawn_labels import draw_labels
 from forward.hidden_states import FileStates, MemoryStates, States
 from forward.logits import Head
+from forward.memory import give_back
 from forward.observe import Arrays, Observer
 from forward.run import ForwardPass, LayerStates
 from forward.work_folder import WorkFolder
@@ -60,6 +61,8 @@ class BackwardPass:
                 raise BadActivation(f"{error}; {kept}") from error
             self.states.save(step)
             self.folder.finish_layer(step, observer.arrays())
+            del observer
+            give_back()
             yield layer
 
     def finish_embeddings(self, take: Callable[[States], Arrays]) -> None:

@@ -41,13 +41,14 @@ class Workers:
     ) -> Iterator[Result]:
         """Yield what `task` returns for every item, in order. Tasks run a few ahead.
 
-        gradients  let tasks differentiate what they compute
+        gradients  let tasks differentiate what they compute; fewer run ahead, because each takes more memory
         """
         begun: deque[Future[Result]] = deque()
         with_or_without = torch.enable_grad()(task) if gradients else torch.inference_mode()(task)
+        n_ahead = self.n_threads if gradients else 2 * self.n_threads
         for item in items:
             begun.append(self._pool.submit(with_or_without, item))
-            if len(begun) > 2 * self.n_threads:
+            if len(begun) > n_ahead:
                 yield begun.popleft().result()
         while begun:
             yield begun.popleft().result()

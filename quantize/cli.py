@@ -254,7 +254,7 @@ def _repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 def _choose_types(args: argparse.Namespace, source: Path, output: Path | None, type_: str | None) -> Mixture:
     """Return the mixture for the size that is asked for, after saying what was chosen and why."""
     from quantize.size_arguments import check_size_arguments, save_choice, size_request
-    from quantize.size_map import map_lines
+    from quantize.size_map import expected_lines, map_lines
     from quantize.sizing import curve, size_mixture, sized_lines
 
     if type_ is not None and is_recipe_file(type_):
@@ -276,7 +276,8 @@ def _choose_types(args: argparse.Namespace, source: Path, output: Path | None, t
 
         plot_curve(curve(sized, request, planner), sized, args.curve)
     if not args.json:
-        for line in (*sized_lines(sized), *map_lines(sized.chosen.types)):
+        lines = *sized_lines(sized), *expected_lines(sized.chosen), *map_lines(sized.chosen.types)
+        for line in lines:
             print(line)
     save_choice(args, sized)
     args.tensor_type, args.custom_q = [], []  # the chosen types have taken them in

@@ -1,4 +1,6 @@
-"""Chosen types as a map for a terminal: a line for each part of a layer, and a character for each layer.
+"""Chosen types for a terminal: what divergence to expect of them, and a map.
+
+The map has a line for each part of a layer, and a character for each layer:
 
     types by layer: 1 Q2_K, 2 Q3_K, 3 Q4_K
       token_embd      3
@@ -11,9 +13,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gguf_tools.ggml_types import by_name
+from quantize.plan.choose_types import ChosenTypes
+from quantize.plan.expected import FACTOR, N_FILES, expected_divergence
 from quantize.roles import layer_of
 
 _CHARACTERS = "123456789abcdefghijklmnopqrstuvwxyz"
+
+
+def expected_lines(chosen: ChosenTypes) -> Iterator[str]:
+    """Yield what divergence to expect of the file, and how sure that is."""
+    expected = expected_divergence(chosen.predicted)
+    yield (
+        f"expected divergence {expected} nats a token: on the sample model {N_FILES} files came out"
+        f" {FACTOR:g} times as far as predicted, 19 of 20 in this range"
+    )
 
 
 def map_lines(types: Mapping[str, str]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from forward.layer import Layer
+from forward.memory import give_back
 from forward.observe import Observer, Silent
 from quality.calibrate.capture import Capture, Order, Seen
 from quality.calibrate.expert_run import MIDDLE, ExpertRun, Routes, refuse_nonfinite
@@ -44,11 +45,14 @@ class LayerRun:
         raises  BadActivation naming layer and tensor for NaN or infinity, and what writing raises
         """
         routes = self._attend()
+        give_back()
         shared = self._gather_middle()
         self._block(shared)
+        give_back()
         if self.original.experts is not None:
             experts = [layer.experts for layer in self._layers() if layer.experts is not None]
             ExpertRun(self.setting, self.number, experts, routes, shared).run()
+            give_back()
 
     def _layers(self) -> list[Layer]:
         """Return the layer of every model, as it is now."""

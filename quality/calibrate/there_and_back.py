@@ -15,6 +15,7 @@ from typing import Any
 
 from forward.backward import BackwardPass, backward_pass
 from forward.device import device_name
+from forward.memory import give_back
 from forward.observe import Observer, Silent
 from forward.open import ModelSource
 from forward.options import ForwardOptions
@@ -114,7 +115,7 @@ def there_and_back(
         opened.enter_context(fast_products(device_name(forward.device)))
         there = opened.enter_context(forward_pass(source, text, forward, folders.there, report.advance))
         for _ in there.layers(observe):
-            pass
+            give_back()
         sweep = replace(there.sweep, advance=lambda share: report.advance(_BACKWARD_WORK * share))
         there = replace(there, sweep=sweep)
         yield opened.enter_context(backward_pass(there, folders.back, seed, forward.memory_bytes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -197,6 +198,8 @@ def test_a_dry_run_writes_nothing_but_what_is_asked_for(
     )
     assert code == 0, err
     assert "Q3_K_M: " in out
+    assert re.search(r"expected divergence \d\.\d{5} \(\d\.\d{5} to \d\.\d{5}\) nats a token", out)
+    assert "types by layer: 1 " in out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curve.svg", "losses.json"]
     assert "predicted divergence" in (tmp_path / "curve.svg").read_text()
 
