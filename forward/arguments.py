@@ -57,4 +57,5 @@ def forward_options(args: argparse.Namespace, *, all_experts: bool = False) -> F
         n_threads=args.threads,
         memory_bytes=args.memory,
         all_experts=all_experts,
+        scheduler=getattr(args, "scheduler", None),  # not every command has it
     )

@@ -67,15 +67,25 @@ class MemoryStates:
 class FileStates:
     """Rows in a file, which is read and written. Pages of a memory map would count as memory.
 
+    create  make the file if it is not there, and give it its size
     raises  OutputError when the file can't be read or written
     """
 
-    def __init__(self, path: Path, n_rows: int, n_cols: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        path: Path,
+        n_rows: int,
+        n_cols: int,
+        dtype: torch.dtype = torch.float32,
+        *,
+        create: bool = True,
+    ) -> None:
         self.path, self.n_rows, self.n_cols, self._dtype = path, n_rows, n_cols, dtype
         self._row_bytes = dtype.itemsize * n_cols
         try:
-            self._fd = files.open_file(path, os.O_RDWR | os.O_CREAT, 0o644)
-            os.ftruncate(self._fd, n_rows * self._row_bytes)
+            self._fd = files.open_file(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o644)
+            if create:
+                os.ftruncate(self._fd, n_rows * self._row_bytes)
         except OSError as error:
             raise OutputError(f"{path}: can't be written ({error.strerror})") from error
 

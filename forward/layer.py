@@ -108,6 +108,7 @@ class Sweep:
     all_experts  show the observer every token for every expert
     advance      called with the share of a layer, 0 to 1, that has been computed since the last call
     n_workers    threads that take chunks and pieces
+    elsewhere    computes layers in place of these threads; None: they do
     """
 
     build: Callable[[int], Layer]
@@ -117,6 +118,15 @@ class Sweep:
     all_experts: bool
     advance: Callable[[float], None]
     n_workers: int = 1
+    elsewhere: Elsewhere | None = None
+
+
+class Elsewhere(Protocol):
+    """Other processes that compute layers; see forward/elsewhere.py."""
+
+    def run_layer(self, sweep: Sweep, number: int, before: States, after: States, observer: Observer) -> None:
+        """Do what `run_layer` does, with the same numbers."""
+        ...
 
 
 @torch.inference_mode()
@@ -128,6 +138,9 @@ def run_layer(
     before  hidden states of all tokens; may be the same object as `middle`, and is then overwritten
     raises  BadActivation naming layer and tensor when NaN or infinity turns up
     """
+    if sweep.elsewhere is not None:
+        sweep.elsewhere.run_layer(sweep, number, before, after, observer)
+        return
     with Workers(sweep.n_workers) as workers:
         work = _LayerRun(sweep, workers, before, middle, after, observer)
         routed = work.first_sweep(number)
@@ -138,7 +151,7 @@ def run_layer(
 
 
 @dataclass(frozen=True)
-class _Routes:
+class Routes:
     """Where tokens go: experts, int64, and weights, float32, both (n_tokens, n_used) on the CPU."""
 
     experts: torch.Tensor
@@ -153,12 +166,12 @@ class _Routed:
     """
 
     experts: Experts
-    routes: _Routes
+    routes: Routes
     share: float
 
 
 @dataclass(frozen=True)
-class _Piece:
+class Piece:
     """Some of the tokens that an expert sees.
 
     tokens   their numbers, ascending
@@ -166,7 +179,6 @@ class _Piece:
     """
 
     expert: int
-    block: FeedForward
     tokens: torch.Tensor
     weights: torch.Tensor
 
@@ -180,7 +192,7 @@ class _Outcome:
     output    of the expert for each of those, on the CPU
     """
 
-    piece: _Piece
+    piece: Piece
     observer: Observer
     weighted: torch.Tensor
     output: torch.Tensor
@@ -204,28 +216,22 @@ class _LayerRun:
         """
         sweep, layer = self.sweep, self.sweep.build(number)
 
-        def take_chunk(start: int) -> tuple[Observer, _Routes | None]:
-            observer, routes = self.observer.fresh(), None
-            hidden = self.before.read(start, start + sweep.chunk_size).to(sweep.device)
-            passed = layer.through(hidden, sweep.dtype, observer)
-            if layer.experts is not None and passed.chosen is not None and passed.weights is not None:
-                routes = _Routes(passed.chosen.cpu(), passed.weights.cpu())
-                observer.routes(layer.experts.router.name, routes.experts)
-            self.middle.write(start, passed.x.cpu())
-            self.after.write(start, passed.hidden.cpu())
-            return observer, routes
+        def take_some(start: int) -> tuple[Observer, Routes | None]:
+            observer = self.observer.fresh()
+            hidden = self.before.read(start, start + sweep.chunk_size)
+            return observer, take_chunk(sweep, layer, start, hidden, self.middle, self.after, observer)
 
-        share = _share_of_first_sweep(layer, sweep)
+        share = share_of_first_sweep(layer, sweep)
         n_chunks = self.before.n_rows // sweep.chunk_size
         by_chunk = []
-        for observer, routes in self.workers.each(take_chunk, range(0, self.before.n_rows, sweep.chunk_size)):
+        for observer, routes in self.workers.each(take_some, range(0, self.before.n_rows, sweep.chunk_size)):
             self.observer.merge(observer)
             if routes is not None:
                 by_chunk.append(routes)
             sweep.advance(share / n_chunks)
         if layer.experts is None or not by_chunk:
             return None
-        routes = _Routes(
+        routes = Routes(
             torch.cat([routes.experts for routes in by_chunk]),
             torch.cat([routes.weights for routes in by_chunk]),
         )
@@ -233,54 +239,97 @@ class _LayerRun:
 
     def second_sweep(self, routed: _Routed) -> None:
         """Add the output of the routed experts to `after`."""
-        sweep, experts, names = self.sweep, routed.experts, routed.experts.names
+        sweep, experts = self.sweep, routed.experts
 
-        def take_piece(piece: _Piece) -> _Outcome:
+        def take_some(work: tuple[Piece, FeedForward]) -> _Outcome:
+            piece, block = work
             observer = self.observer.fresh()
-            x = self.middle.rows(piece.tokens).to(sweep.device, sweep.dtype)
-            inner = piece.block.inner(x, observer, piece.expert, experts.n_experts)
-            observer.expert((names.gate, names.up), piece.expert, experts.n_experts, x)
-            observer.expert((names.down,), piece.expert, experts.n_experts, inner)
-            weighted = torch.nonzero(piece.weights)[:, 0]
-            if len(weighted) < len(inner):
-                inner = inner[weighted.to(sweep.device)]
-            output = piece.block.outer(inner, observer, piece.expert, experts.n_experts).cpu()
-            refuse_nonfinite(output, f"{names.down}, expert {piece.expert}")
+            weighted, output = take_piece(sweep, experts, block, piece, self.middle, observer)
             return _Outcome(piece, observer, weighted, output)
 
-        share = routed.share / (self.middle.n_rows * _experts_shown(experts, sweep))
-        for outcome in self.workers.each(take_piece, self._pieces(experts, routed.routes)):
+        share = routed.share / (self.middle.n_rows * experts_shown(experts, sweep))
+        for outcome in self.workers.each(take_some, self._pieces(experts, routed.routes)):
             piece = outcome.piece
             self.observer.merge(outcome.observer)
             weighted = outcome.weighted
             self.after.add(piece.tokens[weighted], outcome.output, piece.weights[weighted])
             sweep.advance(share * len(piece.tokens))
 
-    def _pieces(self, experts: Experts, routes: _Routes) -> Iterator[_Piece]:
-        """Yield all pieces of the second sweep, expert by expert."""
-        n_tokens = len(routes.experts)
+    def _pieces(self, experts: Experts, routes: Routes) -> Iterator[tuple[Piece, FeedForward]]:
+        """Yield all pieces of the second sweep, each with its expert."""
         for expert, block in experts.read_ahead():
-            tokens, slots = torch.nonzero(routes.experts == expert, as_tuple=True)
-            weights = routes.weights[tokens, slots]
-            if self.sweep.all_experts:
-                weights = torch.zeros(n_tokens).index_copy_(0, tokens, weights)
-                tokens = torch.arange(n_tokens)
-            for some, theirs in zip(tokens.split(PIECE_ROWS), weights.split(PIECE_ROWS), strict=True):
-                yield _Piece(expert, block, some, theirs)
+            for piece in pieces_of(expert, routes, all_tokens=self.sweep.all_experts):
+                yield piece, block
 
 
-def _experts_shown(experts: Experts, sweep: Sweep) -> int:
+def take_chunk(
+    sweep: Sweep,
+    layer: Layer,
+    start: int,
+    hidden: torch.Tensor,
+    middle: States,
+    after: States,
+    observer: Observer,
+) -> Routes | None:
+    """Take a chunk through a layer, all but its routed experts; return where it goes, None without experts.
+
+    start   number of the chunk's first token
+    hidden  float32 (chunk_size, hidden_size)
+    """
+    routes = None
+    passed = layer.through(hidden.to(sweep.device), sweep.dtype, observer)
+    if layer.experts is not None and passed.chosen is not None and passed.weights is not None:
+        routes = Routes(passed.chosen.cpu(), passed.weights.cpu())
+        observer.routes(layer.experts.router.name, routes.experts)
+    middle.write(start, passed.x.cpu())
+    after.write(start, passed.hidden.cpu())
+    return routes
+
+
+def pieces_of(expert: int, routes: Routes, *, all_tokens: bool) -> Iterator[Piece]:
+    """Yield the pieces of the second sweep that an expert sees.
+
+    all_tokens  whether it is shown those, too, that do not go to it
+    """
+    tokens, slots = torch.nonzero(routes.experts == expert, as_tuple=True)
+    weights = routes.weights[tokens, slots]
+    if all_tokens:
+        n_tokens = len(routes.experts)
+        weights = torch.zeros(n_tokens).index_copy_(0, tokens, weights)
+        tokens = torch.arange(n_tokens)
+    for some, theirs in zip(tokens.split(PIECE_ROWS), weights.split(PIECE_ROWS), strict=True):
+        yield Piece(expert, some, theirs)
+
+
+def take_piece(
+    sweep: Sweep, experts: Experts, block: FeedForward, piece: Piece, middle: States, observer: Observer
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return which tokens of a piece have a weight, and what an expert makes of those, on the CPU."""
+    names = experts.names
+    x = middle.rows(piece.tokens).to(sweep.device, sweep.dtype)
+    inner = block.inner(x, observer, piece.expert, experts.n_experts)
+    observer.expert((names.gate, names.up), piece.expert, experts.n_experts, x)
+    observer.expert((names.down,), piece.expert, experts.n_experts, inner)
+    weighted = torch.nonzero(piece.weights)[:, 0]
+    if len(weighted) < len(inner):
+        inner = inner[weighted.to(sweep.device)]
+    output = block.outer(inner, observer, piece.expert, experts.n_experts).cpu()
+    refuse_nonfinite(output, f"{names.down}, expert {piece.expert}")
+    return weighted, output
+
+
+def experts_shown(experts: Experts, sweep: Sweep) -> int:
     """Return how many experts are shown each token."""
     return experts.n_experts if sweep.all_experts else experts.router.routing.n_used
 
 
-def _share_of_first_sweep(layer: Layer, sweep: Sweep) -> float:
+def share_of_first_sweep(layer: Layer, sweep: Sweep) -> float:
     """Return about how much of a layer's work the first sweep is, 0 to 1."""
     if layer.experts is None:
         return 1.0
     block = 0 if layer.block is None else layer.block.work
     first = layer.attention.work(sweep.chunk_size) + block
-    second = layer.experts.work * _experts_shown(layer.experts, sweep)
+    second = layer.experts.work * experts_shown(layer.experts, sweep)
     return first / (first + second)
 
 

@@ -19,6 +19,7 @@ class ForwardOptions:
     all_experts   show the observer every token for every expert; what the model computes stays the same
     like          "llama.cpp": round activations as its CPU kernels do; None: they stay as they are
     half_cache    round to F16 what later tokens attend to, as llama.cpp's cache does; only with float32
+    scheduler     address of a Dask scheduler whose workers compute layers, or local:N for N processes here
     """
 
     device: str | None = None
@@ -28,3 +29,4 @@ class ForwardOptions:
     all_experts: bool = False
     like: Literal["llama.cpp"] | None = None
     half_cache: bool = False
+    scheduler: str | None = None

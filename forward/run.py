@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from forward.elsewhere import open_elsewhere
 from forward.families import EMBEDDINGS, OUTPUT_NORM
 from forward.hidden_states import FileStates, MemoryStates, States, copy
 from forward.layer import Sweep, run_layer
@@ -109,7 +110,7 @@ def forward_pass(
     n_workers  threads that take chunks, where several passes share what `threads_for` gives; None: the pass
                is alone, and takes all
     shared     of the models that are computed in step with this one
-    raises     BadActivation for NaN or infinity in the embeddings
+    raises     BadActivation for NaN or infinity in the embeddings; ClusterError, see `open_elsewhere`
     """
     load, network = replace(source.loader_for(options), shared=shared), source.network
     with ExitStack() as opened:
@@ -128,6 +129,7 @@ def forward_pass(
             all_experts=options.all_experts,
             advance=advance,
             n_workers=n_workers,
+            elsewhere=opened.enter_context(open_elsewhere(source, text, options, folder)),
         )
         yield ForwardPass(source, text, load, folder, sweep, states)
 

@@ -58,7 +58,7 @@ def add_quiet(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def add_scheduler(parser: argparse.ArgumentParser) -> None:
+def add_scheduler(parser: argparse._ActionsContainer) -> None:
     """Give the parser of work that other machines can share `--scheduler`."""
     parser.add_argument(
         "--scheduler", metavar="ADDRESS",

@@ -164,7 +164,7 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
         help="collect nothing, and print what `imatrix stats` says of the files of --in-file",
     )  # fmt: skip
     how.add_argument("--dataset-name", metavar="NAME", help="name of the text (default: its file's name)")
-    add_run_arguments(parser)
+    command.add_scheduler(add_run_arguments(parser))
     add_foreign_flags(parser, "llama-imatrix", FOREIGN_FLAGS)
 
 

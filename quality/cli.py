@@ -130,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
         "--like", choices=["llama.cpp"], help="round activations as this engine's CPU kernels do"
     )
     run = add_run_arguments(parser)
+    command.add_scheduler(run)
     run.add_argument(
         "--work", type=Path, metavar="DIR",
         help="where finished layers are kept (default: FILE.work beside --json or --html, else a temporary"

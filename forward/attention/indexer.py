@@ -79,9 +79,7 @@ class Indexer:
         if n_tokens <= sizes.n_chosen:
             return None
         query = self._rotated(linear(compressed, self.queries).unflatten(-1, (sizes.n_heads, -1)))
-        key = layer_norm(
-            linear(x, self.keys).float(), (sizes.n_cols,), self.weight, self.bias, _KEY_NORM_EPS
-        )
+        key = layer_norm(linear(x, self.keys).float(), (sizes.n_cols,), self.weight, self.bias, _KEY_NORM_EPS)
         key = self._rotated(key[:, None])[:, 0]
         if self.turn is not None:
             query, key = self._turned(query, self.turn), round_f16(self._turned(key, self.turn))

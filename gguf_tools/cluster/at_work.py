@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from gguf_tools.cluster.code import code_version, this_machine
@@ -26,7 +27,7 @@ class Outcome:
     results  of the items that were done, in their order
     seconds  that they took
     failure  why the next item could not be done, or ""
-    is_told  whether that is a line of the toolkit's own, not the name and the text of an exception
+    error    the name of the toolkit's error that says so in a line of its own; "" for any other exception
     refusal  why the worker can't do any item of this job, or ""
     """
 
@@ -34,7 +35,7 @@ class Outcome:
     results: list[Any] = field(default_factory=list)
     seconds: float = 0.0
     failure: str = ""
-    is_told: bool = False
+    error: str = ""
     refusal: str = ""
 
 
@@ -43,12 +44,16 @@ class _OpenJob:
 
     def __init__(self, job: PostedJob) -> None:
         self.n_users = 0
+        self.path = job.path
         self._stack = ExitStack()
         self.worker: Worker = self._stack.enter_context(job.read().open())
 
     def close(self) -> None:
         self._stack.close()
 
+
+_MOST_OPEN = 8
+"""Most jobs that stay open while nobody works on some of them: the models of an evaluation take turns."""
 
 _open: dict[str, _OpenJob] = {}
 _opening = threading.Lock()
@@ -74,8 +79,8 @@ def perform(job: PostedJob, items: Sequence[Any]) -> Outcome:
     except Exception as error:
         if job.machine != this_machine():  # nobody made sure that they are seen there
             results.clear()
-        is_told = isinstance(error, ToolkitError)
-        return Outcome(address, results, time.monotonic() - started, _text(error), is_told)
+        name = type(error).__name__ if isinstance(error, ToolkitError) else ""
+        return Outcome(address, results, time.monotonic() - started, _text(error), name)
     finally:
         _end(opened)
     return Outcome(address, results, time.monotonic() - started)
@@ -102,15 +107,22 @@ async def forget(digest: str) -> None:
 
 
 def _begin(job: PostedJob) -> _OpenJob:
-    """Return a job, opened; others that nobody works on are closed, as their run may have been killed."""
+    """Return a job, opened; others are closed that are over, or that nobody works on if there are many."""
     with _opening:
         if job.digest not in _open:
-            for digest in [digest for digest, other in _open.items() if not other.n_users]:
+            idle = [digest for digest, other in _open.items() if not other.n_users]
+            over = [digest for digest in idle if _is_over(_open[digest].path, job)]
+            for digest in dict.fromkeys((*over, *idle[: max(0, len(_open) + 1 - _MOST_OPEN)])):
                 _open.pop(digest).close()
             _open[job.digest] = _OpenJob(job)
         opened = _open[job.digest]
         opened.n_users += 1
         return opened
+
+
+def _is_over(path: Path, next_: PostedJob) -> bool:
+    """Whether a job that was posted at `path` is: its file is gone, or that of another."""
+    return path == next_.path or not path.exists()
 
 
 def _end(opened: _OpenJob) -> None:

@@ -6,11 +6,12 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from gguf_tools.cluster.at_work import examine, forget
-from gguf_tools.cluster.job import PostedJob
+from gguf_tools.cluster.job import Job, PostedJob, posted
 from gguf_tools.errors import BadRequest, ClusterError
 
 CONNECT_SECONDS = 15.0
@@ -18,6 +19,9 @@ CONNECT_SECONDS = 15.0
 
 WORKER_SECONDS = 60.0
 """Time in which a worker has to appear, or to answer when it is asked what it sees."""
+
+_FORGET_SECONDS = 2.0
+"""Time in which workers close a job: one that hangs never does."""
 
 _LOCAL = "local:"
 
@@ -48,10 +52,30 @@ class Cluster:
             more = f" (and {len(refusals) - 1} more)" if len(refusals) > 1 else ""
             raise ClusterError(f"{self.address}: {refusals[0]}{more}")
 
-    def forget(self, job: PostedJob) -> None:
-        """Let the workers close a job; who does not hear it closes it with the next one."""
+    @contextmanager
+    def offer(self, job: Job, output: Path) -> Iterator[PostedJob]:
+        """Post a job beside an output, for the time of this block, if all workers can do it.
+
+        raises  ClusterError, naming it, for a worker that can't; OutputError if the job can't be posted
+        """
+        with posted(job, output) as place:
+            self.examine(place)
+            try:
+                yield place
+            finally:
+                self._forget(place)
+
+    def _forget(self, job: PostedJob) -> None:
+        """Let the workers close a job; who does not hear it in time closes it with the next one."""
+
+        def tell() -> None:
+            with suppress(Exception):
+                self.client.run(forget, job.digest, wait=False, on_error="ignore")
+
         if self.client.status == "running":
-            self.client.run(forget, job.digest, wait=False, on_error="ignore")
+            telling = threading.Thread(target=tell, daemon=True)
+            telling.start()
+            telling.join(_FORGET_SECONDS)
 
     def lost(self) -> ClusterError:
         """Return the error for a scheduler that no longer answers."""
@@ -75,13 +99,19 @@ class Cluster:
         return {address: _line(answer) for address, answer in answers.items()}
 
 
+_open: dict[str, Cluster] = {}
+
+
 @contextmanager
 def open_cluster(address: str) -> Iterator[Cluster]:
-    """Connect to a scheduler that has workers, for the time of this block.
+    """Connect to a scheduler that has workers, for the time of this block, or share the connection around it.
 
     address  of a running one, such as tcp://10.0.0.1:8786; or local:N for N processes on this machine
     raises   BadRequest for something else, or without `distributed`; ClusterError if nothing answers there
     """
+    if address in _open:
+        yield _open[address]
+        return
     n_local = _local_workers(address)
     try:
         from distributed import Client, LocalCluster
@@ -111,7 +141,11 @@ def open_cluster(address: str) -> Iterator[Cluster]:
             raise ClusterError(f"{address}: no worker there; `dask worker {address}` starts one") from error
         except (OSError, ValueError) as error:
             raise ClusterError(f"{address}: no scheduler answers there ({_line(error)})") from error
-        yield Cluster(client, address)
+        _open[address] = Cluster(client, address)
+        try:
+            yield _open[address]
+        finally:
+            del _open[address]
 
 
 def _local_workers(address: str) -> int:

@@ -43,14 +43,14 @@ class Pace:
 class ItemFailed(Exception):
     """An item that a worker could not do.
 
-    item     which
-    text     why, in a line
-    is_told  whether that is a line of the toolkit's own
+    item   which
+    text   why, in a line
+    error  the name of the toolkit's error that says so; "" for any other exception
     """
 
-    def __init__(self, item: Any, text: str, is_told: bool) -> None:
+    def __init__(self, item: Any, text: str, error: str = "") -> None:
         super().__init__(text)
-        self.item, self.text, self.is_told = item, text, is_told
+        self.item, self.text, self.error = item, text, error
 
 
 @dataclass(eq=False)
@@ -85,7 +85,6 @@ class Farm(Generic[Item]):
 
     def run(self, items: Sequence[Item]) -> None:
         """Have all items done."""
-        self._cluster.examine(self._job)
         self._look_at_workers()
         next_look = time.monotonic()
         n_begun = 0
@@ -154,7 +153,7 @@ class Farm(Generic[Item]):
             raise self._cluster.lost()
         batch.n_lost += 1
         if batch.n_lost > self._pace.lost_batches:
-            raise ItemFailed(batch.items[0], "workers that were at work near it died, again and again", False)
+            raise ItemFailed(batch.items[0], "workers that were at work near it died, again and again")
         if not batch.futures:
             self._give_out(batch)
 
@@ -177,7 +176,7 @@ class Farm(Generic[Item]):
         for item, result in zip(batch.items, outcome.results, strict=False):
             self._done(item, result)
         if outcome.failure:
-            raise ItemFailed(batch.items[len(outcome.results)], outcome.failure, outcome.is_told)
+            raise ItemFailed(batch.items[len(outcome.results)], outcome.failure, outcome.error)
         batch.is_done = True
         self._running.discard(batch)
         self._cancel(batch)
@@ -214,12 +213,10 @@ class Farm(Generic[Item]):
         batch.futures.clear()
 
     def _give_up(self) -> None:
-        """Take back what is not done, and let the workers close the job."""
-        if self._cluster.client.status != "running":
-            return
-        for batch in self._running:
-            self._cancel(batch)
-        self._cluster.forget(self._job)
+        """Take back what is not done."""
+        if self._cluster.client.status == "running":
+            for batch in self._running:
+                self._cancel(batch)
 
 
 def _line(error: BaseException) -> str:

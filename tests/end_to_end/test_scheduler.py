@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import convert
@@ -111,3 +115,77 @@ def test_a_worker_with_other_code_is_refused_by_name(
     # It may have joined when some chunks were done; then they are kept.
     assert (tmp_path / "out.gguf.partial").exists() == journal_path(tmp_path / "out.gguf").exists()
     assert not job_path(tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    "memory_bytes",
+    [pytest.param(4 << 30, id="in memory", marks=pytest.mark.slow), pytest.param(0, id="in files")],
+)
+def test_importances_are_equal_to_the_last_bit(
+    processes: Processes, tiny_folder: Path, tmp_path: Path, memory_bytes: int
+) -> None:
+    pytest.importorskip("torch")
+    from forward.options import ForwardOptions
+    from forward.text import Cut
+
+    text = REPOSITORY / "examples" / "tiny-deepseek-v3" / "calibration.txt"
+    how = ForwardOptions(n_threads=1, memory_bytes=memory_bytes)
+    options = imatrix.CollectOptions(cut=Cut(128, n_chunks=6), forward=how)
+    threads = imatrix.collect(tiny_folder, text, tmp_path / "threads.gguf", options)
+    there = replace(options, forward=replace(how, scheduler=processes.address))
+    workers = imatrix.collect(tiny_folder, text, tmp_path / "workers.gguf", there)
+    assert (tmp_path / "workers.gguf").read_bytes() == (tmp_path / "threads.gguf").read_bytes()
+    assert workers.perplexity == threads.perplexity
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["threads.gguf", "workers.gguf"]
+
+
+@pytest.mark.slow
+def test_measures_are_equal_to_the_last_bit(
+    processes: Processes, tiny_folder: Path, tiny_gguf: MakeFile, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    import quality
+    from forward.options import ForwardOptions
+    from forward.text import Cut
+
+    text = REPOSITORY / "examples" / "tiny-deepseek-v3" / "calibration.txt"
+    for name in ("Q4_0", "Q8_0"):
+        quantize.quantize(tiny_gguf("bf16"), tmp_path / f"{name}.gguf", name)
+    files = [tmp_path / "Q4_0.gguf", tmp_path / "Q8_0.gguf"]
+    options = quality.EvaluateOptions(cut=Cut(128, n_chunks=6), forward=ForwardOptions(n_threads=1))
+    threads = quality.evaluate(tiny_folder, text, files, options)
+    how = ForwardOptions(n_threads=1, scheduler=processes.address)
+    there = replace(options, forward=how, work=tmp_path / "work")
+    np.testing.assert_equal(asdict(quality.evaluate(tiny_folder, text, files, there)), asdict(threads))
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["imatrix", "quantize"])
+def test_processes_of_this_machine(how: str, tiny_gguf: MakeFile, tmp_path: Path) -> None:
+    text = REPOSITORY / "examples" / "tiny-deepseek-v3" / "calibration.txt"
+    source, made = tiny_gguf("bf16"), {}
+    for name, options in {"threads": [], "processes": ["--scheduler", "local:2"]}.items():
+        output = tmp_path / f"{name}.gguf"
+        words = [
+            "-m",
+            str(source),
+            "-f",
+            str(text),
+            "-o",
+            str(output),
+            "-c",
+            "128",
+            "--chunks",
+            "4",
+            "-t",
+            "1",
+        ]
+        if how == "quantize":
+            words = [str(source), str(output), "Q4_0"]
+        ran = subprocess.run(
+            [sys.executable, "-m", how, *words, "-q", *options], capture_output=True, text=True, check=False
+        )
+        assert (ran.returncode, ran.stderr) == (0, "")
+        made[name] = output.read_bytes()
+    assert made["threads"] == made["processes"]

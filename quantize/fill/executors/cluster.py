@@ -13,7 +13,6 @@ from pathlib import Path
 
 from gguf_tools.cluster.connect import Cluster, open_cluster
 from gguf_tools.cluster.farm import Farm, ItemFailed, Pace
-from gguf_tools.cluster.job import posted
 from gguf_tools.errors import ExecutionError
 from quantize.fill.chunks import ChunkTask
 from quantize.fill.executors.base import Done, WorkerSpec
@@ -41,11 +40,11 @@ class ClusterExecutor:
         def finish(task: ChunkTask, digest: int) -> None:
             done(task.number, digest)
 
-        with posted(spec, self._output) as job:
+        with self._cluster.offer(spec, self._output) as job:
             try:
                 Farm(self._cluster, job, finish, self._pace).run(items)
             except ItemFailed as failed:
-                text = failed.text if failed.is_told else f"{failed.item}: {failed.text}"
+                text = failed.text if failed.error else f"{failed.item}: {failed.text}"
                 raise ExecutionError(text, failed.item) from None
 
 

@@ -28,7 +28,7 @@ def do_all(
         assert threading.current_thread() is threading.main_thread()
         results.setdefault(item, []).append(result)
 
-    with posted(job, output) as place:
+    with cluster.offer(job, output) as place:
         Farm(cluster, place, done, pace).run(range(n))
     return results
 
@@ -58,11 +58,13 @@ def test_batches_grow_with_what_is_left_and_end_small(
     assert (sizes[0], max(sizes), sizes[-1]) == (1, 64, 1)
 
 
-@pytest.mark.parametrize(("told", "text"), [(True, "row 700 is bad"), (False, "ValueError: no 700 of them")])
-def test_an_item_that_fails_is_named(cluster: Cluster, tmp_path: Path, told: bool, text: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "text"), [("BadWeights", "row 700 is bad"), ("", "ValueError: no 700 of them")]
+)
+def test_an_item_that_fails_is_named(cluster: Cluster, tmp_path: Path, error: str, text: str) -> None:
     with pytest.raises(ItemFailed) as caught:
-        do_all(cluster, Doubling(tmp_path / "log", fails=700, told=told), tmp_path / "out", 1000)
-    assert (caught.value.item, caught.value.text, caught.value.is_told) == (700, text, told)
+        do_all(cluster, Doubling(tmp_path / "log", fails=700, told=bool(error)), tmp_path / "out", 1000)
+    assert (caught.value.item, caught.value.text, caught.value.error) == (700, text, error)
     assert not job_path(tmp_path / "out").exists()
 
 
@@ -108,10 +110,10 @@ def test_other_files_are_refused_by_name(
         with pytest.raises(
             ClusterError, match=r"out\.job: can't be read \(No such file or directory\); workers must"
         ):
-            Farm(cluster, place, lambda item, result: None).run([1])
+            cluster.examine(place)
         place.path.write_bytes(data + b"x")
         with pytest.raises(ClusterError, match=r"out\.job: holds another job; workers must see"):
-            Farm(cluster, place, lambda item, result: None).run([1])
+            cluster.examine(place)
 
 
 def test_paths_reach_a_worker_as_absolute_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
