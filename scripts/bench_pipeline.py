@@ -1,6 +1,7 @@
 """Time whole commands, ours and the reference, on a generated DeepSeek-V3-style model.
 
     python scripts/bench_pipeline.py [--layers 8] [--threads 2] [--types Q4_K_M Q2_K] [--folder DIR] [--json]
+                                     [--workers]
 
 The model has 32 experts a layer and random weights, about 0.2 billion weights a layer. Seconds and peak
 memory are measured in one run on the same files, each command in a process of its own:
@@ -13,6 +14,9 @@ memory are measured in one run on the same files, each command in a process of i
     reference   the same plan and weights through ggml_quantize_chunk in as many threads, with reading and
                 writing: what llama-quantize does besides printing
 
+With --workers, only `quantize` is timed: in N threads, and by as many Dask workers that are running already.
+They take turns, and the best of three counts. Then CPU seconds are those of command and workers together.
+
 Needs the xllamacpp wheel: pip install ".[test]".
 """
 
@@ -21,6 +25,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -49,6 +54,7 @@ from quantize.plan.plan import TensorPlan
 from quantize.plan.recipe_files import find_mixture
 from tests.support import oracle
 from tests.support.checkpoints import STYLES, shapes, write_safetensors
+from tests.support.dask_cluster import dask_cluster
 from tests.support.memory import high_water
 from tests.support.tokenizer_files import copy_tokenizer
 
@@ -211,6 +217,44 @@ def copy_and_convert(folder: Path, convert: Sequence[str]) -> list[Run]:
     return [min(repetitions, key=lambda r: r.seconds) for repetitions in runs.values()]
 
 
+@dataclass(frozen=True)
+class Shared(Run):
+    """A command that workers may have helped; with the CPU seconds of all of them."""
+
+    cpu_seconds: float
+
+
+def threads_and_workers(
+    folder: Path, n_layers: int, n_threads: int, file_types: Sequence[str]
+) -> list[Shared]:
+    """Time `quantize` in threads and with as many workers; return the best run of each, type by type."""
+    model, gguf, matrix = folder / "model", folder / "model.gguf", folder / "matrix.gguf"
+    make_model(model, n_layers)
+    python = [sys.executable, "-m"]
+    run("convert", [*python, "convert.cli", str(model), "--outfile", str(gguf)])
+    make_matrix(gguf, matrix)
+    best = []
+    with dask_cluster(folder / "dask", n_threads, "--no-nanny") as processes:
+        for file_type in file_types:
+            words = [*python, "quantize.cli", "--imatrix", str(matrix), str(gguf), str(folder / "out.gguf")]
+            words += [file_type, str(n_threads)]
+            runs: dict[str, list[Shared]] = {"threads": [], "workers": []}
+            for _ in range(REPETITIONS + 1):  # the first compiles kernels
+                for what, options in (("threads", []), ("workers", ["--scheduler", processes.address])):
+                    before = processes.cpu_seconds() + children_seconds()
+                    timed = run(f"{file_type}, {n_threads} {what}", [*words, *options])
+                    used = processes.cpu_seconds() + children_seconds() - before
+                    runs[what].append(Shared(timed.what, timed.seconds, timed.peak_bytes, used))
+            best += [min(each[1:], key=lambda r: r.seconds) for each in runs.values()]
+    return best
+
+
+def children_seconds() -> float:
+    """Return the CPU seconds of this process's commands that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -220,21 +264,25 @@ def main() -> None:
     parser.add_argument("--types", nargs="+", default=["Q4_K_M", "Q2_K"])
     parser.add_argument("--folder", type=Path, help="where the files go (removed afterwards)")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--workers", action="store_true", help="compare threads with Dask workers, only")
     parser.add_argument("--reference", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.reference:
         reference(*args.reference)
         return
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
-        runs = measure(Path(name), args.layers, args.threads, args.types)
+        compare = threads_and_workers if args.workers else measure
+        runs = compare(Path(name), args.layers, args.threads, args.types)
     if args.json:
         print(json.dumps([asdict(r) for r in runs]))
         return
     print(f"{datetime.date.today()}, {platform.machine()}, {args.threads} threads, {args.layers} layers\n")
-    print("| command | seconds | peak memory |")
-    print("|---|---|---|")
+    more = " CPU seconds |" if args.workers else ""
+    print(f"| command | seconds | peak memory |{more}")
+    print("|---|---|---|" + "---|" * args.workers)
     for r in runs:
-        print(f"| {r.what} | {r.seconds:.1f} | {r.peak_bytes / 1e6:.0f} MB |")
+        used = f" {r.cpu_seconds:.1f} |" if isinstance(r, Shared) else ""
+        print(f"| {r.what} | {r.seconds:.1f} | {r.peak_bytes / 1e6:.0f} MB |{used}")
 
 
 if __name__ == "__main__":

@@ -44,6 +44,14 @@ class Processes:
         self.workers.append(worker)
         return worker
 
+    def cpu_seconds(self) -> float:
+        """Return the CPU seconds of scheduler and workers so far."""
+        ticks = 0
+        for process in (*self.workers, self.scheduler):
+            fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def close(self) -> None:
         for process in (*self.workers, self.scheduler):
             with contextlib.suppress(ProcessLookupError):
