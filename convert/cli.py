@@ -19,6 +19,7 @@ from quantize.arguments import (
     add_matrix_arguments,
     add_output_arguments,
     add_restart_argument,
+    add_stream_argument,
     add_type_arguments,
     plan_options,
     read_importances,
@@ -41,6 +42,7 @@ examples:
   convert-hf-to-gguf DeepSeek-V3 --mla both            with attn_kv_b too, for ik_llama.cpp
   convert-hf-to-gguf DeepSeek-V3 --dry-run             what would be written, and how large
   convert-hf-to-gguf deepseek-ai/DeepSeek-V2-Lite --outtype Q8_0      fetched from the Hub first
+  convert-hf-to-gguf deepseek-ai/DeepSeek-V3 --outtype Q4_K_M --stream   never on the disk as a whole
   convert-hf-to-gguf DeepSeek-V3 --outtype Q4_K_M --imatrix v3.imatrix --outfile v3-Q4_K_M.gguf   in one pass
 
 MLA layouts:
@@ -125,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--print-supported-models", action="store_true", help="list the architectures that can be converted"
     )
+    add_stream_argument(parser)
     add_restart_argument(parser)
     command.add_scheduler(parser)
     add_matrix_arguments(parser)
@@ -145,7 +148,7 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         parser.error("MODEL_DIR is missing")
     options = _options(args, parser)
     from convert.pipeline import plan_run
-    from convert.source_path import model_path
+    from convert.source_path import source_folder
     from quantize.progress import ProgressBar
     from quantize.report import note_lines, result_lines
     from quantize.run import execute_together
@@ -153,8 +156,13 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
     if not args.dry_run and args.threads is not None and args.threads < 1:
         parser.error(f"--threads is {args.threads}, expected at least 1")
-    folder = model_path(
-        args.model, quiet=args.quiet, weights=not args.vocab_only, allow_pickle=args.allow_pickle
+    folder = source_folder(
+        args.model,
+        stream=args.stream,
+        dry_run=args.dry_run,
+        weights=not args.vocab_only,
+        allow_pickle=args.allow_pickle,
+        quiet=args.quiet,
     )
     with ExitStack() as stack:
         runs = [
@@ -165,7 +173,7 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
             for run in runs:
                 _print_plan(run.preparation)
             return
-        card = prepare_card(args, folder, [output for run in runs for output in run.output_paths])
+        card = prepare_card(args, Path(folder), [output for run in runs for output in run.output_paths])
         with ProgressBar("converting", quiet=args.quiet) as bar:
             how = RunOptions(
                 args.threads, args.restart, args.reuse, args.verify, bar.compiling, progress=bar.start,

@@ -20,6 +20,7 @@ from convert.architectures import find_architecture
 from convert.architectures.arrange import OutputTensor
 from convert.architectures.base import Architecture, build, metadata_of, options_of
 from convert.checkpoint.checkpoint import Checkpoint, config_path, read_config
+from convert.checkpoint.streamed import StreamedFolder
 from convert.metadata.metadata import GeneralMetadata, general_metadata
 from convert.metadata.naming import fill_outfile_template
 from convert.options import ConvertChoices, ConvertOptions
@@ -97,9 +98,11 @@ def plan_run(
     if options.vocab_only:
         yield Run(prepare_vocab(path, outfile, options), FillJob({}, {}), (), started)
         return
-    with Checkpoint(path, allow_pickle=options.allow_pickle) as checkpoint:
+    with Checkpoint(folder, allow_pickle=options.allow_pickle) as checkpoint:
         preparation, job = prepare(checkpoint, outfile, options, allow_problems=allow_problems)
         inputs = sorted({checkpoint.raw(name).path for name in checkpoint.names()})
+        if isinstance(folder, StreamedFolder):
+            job, inputs = replace(job, remote=folder.recognised_by()), []
         yield Run(preparation, job, tuple(inputs), started, options.calibration)
 
 
@@ -167,7 +170,7 @@ def prepare(
     path = _output_path(folder, outfile, general, plan.file_type, vocab_only=False)
     sources = {tensor.name: tensor for tensor in conversion.tensors}
     plan = replace(plan, notes=(*plan.notes, *_encoded_again(plan, sources)))
-    spec = partial(CheckpointSources, folder, options.allow_pickle, options.family_choices)
+    spec = partial(CheckpointSources, checkpoint.source, options.allow_pickle, options.family_choices)
     job = fill_job(plan, sources, spec)
     return Preparation(plan, _outputs(path, metadata, plan, options), source_bytes(plan)), job
 

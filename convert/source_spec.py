@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from convert.architectures import find_architecture
 from convert.architectures.base import build
@@ -23,7 +23,7 @@ class CheckpointSources:
     names                 name in the output -> name of the tensor that `build` makes
     """
 
-    folder: Path
+    folder: str | os.PathLike[str]
     allow_pickle: bool
     choices: Mapping[str, object]
     names: Mapping[str, str]

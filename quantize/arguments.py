@@ -65,6 +65,24 @@ def add_requantize_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_stream_argument(parser: argparse.ArgumentParser) -> None:
+    """Add --stream, for commands that convert a model of the Hub."""
+    parser.add_argument(
+        "--stream",
+        action="store_true",
+        help="read the weights of a model on the Hub as they are used, and keep none of them on the disk",
+    )
+
+
+def refuse_to_compute(args: argparse.Namespace, *, computes: bool) -> None:
+    """Raise BadRequest for a model that is to be streamed and computed, which goes through it many times."""
+    if args.stream and computes:
+        raise BadRequest(
+            "--stream is for encoding alone; --calibrate, --evaluate and --size without --losses compute the"
+            " model, so it has to be fetched"
+        )
+
+
 def add_restart_argument(parser: argparse.ArgumentParser) -> None:
     """Add --restart and --quiet, for commands whose runs are long and can be resumed."""
     parser.add_argument(

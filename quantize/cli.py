@@ -25,10 +25,12 @@ from quantize.arguments import (
     add_output_arguments,
     add_requantize_argument,
     add_restart_argument,
+    add_stream_argument,
     add_type_arguments,
     parsing_arguments,
     plan_options,
     read_importances,
+    refuse_to_compute,
 )
 from quantize.command_words import command_words
 from quantize.list_of_types import recipe_lines
@@ -144,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
         help="set metadata, TYPE one of int, float, bool, str (repeatable)",
     )  # fmt: skip
     add_calibration_arguments(parser)
+    add_stream_argument(parser)
     add_restart_argument(parser)
     command.add_scheduler(parser)
     add_output_arguments(parser)
@@ -184,7 +187,7 @@ def _lint(args: argparse.Namespace) -> int:
 
 
 def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    from convert.source_path import model_path
+    from convert.source_path import source_folder
     from quantize.plan.recipe_files import find_mixture
     from quantize.progress import ProgressBar
     from quantize.report import result_lines
@@ -197,7 +200,11 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
     named, output, type_, n_threads = command_words(args.words, parser, needs_type=not is_sized(args))
     if args.summary and not args.dry_run:
         parser.error("--summary is the end of a plan: it needs --dry-run")
-    source = model_path(named, quiet=args.quiet)
+    computes = bool(args.calibrate or args.evaluate or (is_sized(args) and args.losses is None))
+    refuse_to_compute(args, computes=computes)
+    headers = args.dry_run and not computes
+    args.folder = source_folder(named, stream=args.stream, dry_run=headers, quiet=args.quiet)
+    source = Path(args.folder)
     if source.is_dir() and (args.keep_split or args.override_kv):
         parser.error("--keep-split and --override-kv need a GGUF file; INPUT is a folder")
     if args.mla is not None and not source.is_dir():
@@ -319,7 +326,7 @@ def _plan_folder(
         mla=args.mla,
         program=args.target if is_sized(args) else None,
     )
-    return plan_run(source, output, options, allow_problems=args.dry_run)
+    return plan_run(args.folder, output, options, allow_problems=args.dry_run)
 
 
 def _options(args: argparse.Namespace) -> PlanOptions:

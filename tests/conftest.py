@@ -21,6 +21,7 @@ LARGE = (
     "contract",
     "convert/card",
     "convert/checkpoint/test_hub.py",
+    "convert/checkpoint/test_stream.py",
     "convert/weights/test_packed_weights.py",
     "convert/weights/test_recorded_checkpoints.py",
     "end_to_end",

@@ -30,6 +30,7 @@ from typing import Any
 from convert.checkpoint.json_files import read_json_object
 from convert.checkpoint.model_config import PARAMS_NAME, mistral_config, with_text_config
 from convert.checkpoint.safetensors_file import RawTensor, SafetensorsFile, TensorFile
+from convert.checkpoint.streamed import StreamedFolder
 from gguf_tools.errors import BadConfig, CheckpointError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.text import shown
 
@@ -49,6 +50,7 @@ class Checkpoint:
     """An open Hugging Face folder. Close it, or use it in a with-block.
 
     folder        where it is
+    source        what it was opened by: the folder, or a StreamedFolder whose shards stay on the Hub
     config        config.json as a dictionary, see `read_config`
     files         the open shards, in reading order
     allow_pickle  read pickles where there are no safetensors files
@@ -56,14 +58,19 @@ class Checkpoint:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, allow_pickle: bool = False) -> None:
+        self.source = folder
         self.folder = Path(folder)
         self.config = read_config(self.folder)
         with ExitStack() as opened:
             places = read_index(self.folder / INDEX_NAME)
-            self.files: tuple[TensorFile, ...] = tuple(
-                opened.enter_context(_open_file(path))
-                for path in _shard_paths(self.folder, places, allow_pickle=allow_pickle)
-            )
+            if isinstance(folder, StreamedFolder):
+                _check_numbering([self.folder / shard.name for shard in folder.shards])
+                self.files: tuple[TensorFile, ...] = folder.open_shards(opened)
+            else:
+                self.files = tuple(
+                    opened.enter_context(_open_file(path))
+                    for path in _shard_paths(self.folder, places, allow_pickle=allow_pickle)
+                )
             self._tensors = _route(self.files)
             if places is not None:
                 _check_index(self.folder / INDEX_NAME, places, self._tensors)

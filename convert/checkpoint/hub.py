@@ -22,6 +22,7 @@ from convert.checkpoint.checkpoint import (
     WEIGHT_NAMES,
     read_index,
 )
+from convert.checkpoint.streamed import RemoteShard, StreamedFolder
 from gguf_tools.errors import CheckpointError, HubError, UnsupportedCheckpoint
 from gguf_tools.hub.client import call, endpoint, is_passing, quiet_client
 from gguf_tools.hub.names import HubName
@@ -58,10 +59,10 @@ def fetch(name: HubName, wanted: Wanted | None = None, *, quiet: bool = False) -
     wanted = wanted or Wanted()
     with quiet_client(bars=not quiet and sys.stderr.isatty()):
         try:
-            sizes = list_files(name)
+            sizes = list_files(name).sizes
         except HubError as error:
             cached = _cached(name, error)
-            if not quiet and not _is_offline():
+            if not quiet and not is_offline():
                 print(f"{name}: {endpoint()} can't be reached; using what is in the cache", file=sys.stderr)
             return cached
         folder = download(name, [file for file in sizes if _is_small(file, sizes)], sizes)
@@ -78,15 +79,48 @@ def fetch(name: HubName, wanted: Wanted | None = None, *, quiet: bool = False) -
         return download(name, weights, sizes)
 
 
-def list_files(name: HubName) -> Mapping[str, int | None]:
-    """Return the size of each file of a model; raises HubError."""
+@dataclass(frozen=True)
+class Listing:
+    """The files of a model at a commit.
+
+    sizes    bytes by name
+    sha256s  of the contents of large files
+    """
+
+    commit: str
+    sizes: Mapping[str, int | None]
+    sha256s: Mapping[str, str]
+
+
+def list_files(name: HubName) -> Listing:
+    """Return the files of a model; raises HubError."""
     from huggingface_hub import HfApi
 
-    def ask() -> Mapping[str, int | None]:
+    def ask() -> Listing:
         info = HfApi().model_info(name.repo, revision=name.revision, files_metadata=True)
-        return {file.rfilename: file.size for file in info.siblings or ()}
+        files = info.siblings or ()
+        sha256s = {file.rfilename: file.lfs.sha256 for file in files if file.lfs is not None}
+        return Listing(info.sha or "main", {file.rfilename: file.size for file in files}, sha256s)
 
     return call(str(name), ask)
+
+
+def stream(name: HubName, *, quiet: bool = False) -> StreamedFolder:
+    """Return a model whose small files are fetched, and whose weights are read from the Hub as they are used.
+
+    raises  HubError, CheckpointError; UnsupportedCheckpoint for a model with pickles alone
+    """
+    with quiet_client(bars=not quiet and sys.stderr.isatty()):
+        listing = list_files(name)
+        # All files are of one commit, whatever is pushed meanwhile.
+        pinned = HubName(name.repo, listing.commit)
+        sizes = listing.sizes
+        folder = download(pinned, [file for file in sizes if _is_small(file, sizes)], sizes)
+        shards = [
+            RemoteShard(file, sizes[file] or 0, listing.sha256s.get(file))
+            for file in weight_files(name, folder, sizes)
+        ]
+        return StreamedFolder(folder, name.repo, listing.commit, tuple(shards))
 
 
 def download(name: HubName, files: Iterable[str], sizes: Mapping[str, int | None]) -> Path:
@@ -146,7 +180,8 @@ def _is_small(file: str, sizes: Mapping[str, int | None]) -> bool:
     )
 
 
-def _is_offline() -> bool:
+def is_offline() -> bool:
+    """Return whether the Hub must not be asked."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
@@ -158,7 +193,7 @@ def _cached(name: HubName, error: HubError) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    if not _is_offline() and (error.__cause__ is None or not is_passing(error.__cause__)):
+    if not is_offline() and (error.__cause__ is None or not is_passing(error.__cause__)):
         raise error
     try:
         patterns = [*SMALL_NAMES, *WEIGHT_NAMES, *PICKLE_NAMES]
@@ -182,5 +217,5 @@ def _check_space(name: HubName, folder: Path, n_bytes: int) -> None:
         cache = os.path.dirname(os.path.dirname(os.path.dirname(folder)))
         raise CheckpointError(
             f"{name}: fetching it takes {size_text(n_bytes)}, and the disk of {cache} has {size_text(free)}"
-            " left; HF_HOME names another place"
+            " left; --stream reads it without keeping it, and HF_HOME names another place"
         )

@@ -195,14 +195,18 @@ class SafetensorsFile:
             if not stat.S_ISREG(status.st_mode):
                 raise CheckpointError(f"{path}: not a regular file")
             self.size_bytes = status.st_size
-            header, data_start = self._read_header()
-            self.metadata: Mapping[str, str] = MappingProxyType(
-                _metadata(path, header.pop("__metadata__", {}))
-            )
-            self.tensors: Mapping[str, RawTensor] = MappingProxyType(self._parse(header, data_start))
+            self._load()
         except BaseException:
             self.close()
             raise
+
+    def _load(self) -> None:
+        """Read and check the header."""
+        header, data_start = self._read_header()
+        self.metadata: Mapping[str, str] = MappingProxyType(
+            _metadata(self.path, header.pop("__metadata__", {}))
+        )
+        self.tensors: Mapping[str, RawTensor] = MappingProxyType(self._parse(header, data_start))
 
     def __enter__(self) -> SafetensorsFile:
         return self

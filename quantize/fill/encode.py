@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -37,12 +37,14 @@ class FillJob:
     importances  of the tensors that have some
     spec         how another process opens the same sources; None: it gets these themselves
     calibrator   makes the calibrated tensors; None: there are none
+    remote       files of the input that are not on this machine: name -> what it is recognised by
     """
 
     sources: Mapping[str, SourceTensor]
     importances: Mapping[str, ResolvedImportance]
     spec: SourceSpec | None = None
     calibrator: Calibrator | None = None
+    remote: Mapping[str, str] = field(default_factory=dict)
 
     def is_encoded(self, tensor: str, target: GGMLType) -> bool:
         """Whether a tensor has to be encoded as `target`; otherwise its rows are copied."""

@@ -45,7 +45,7 @@ def describe_run(layouts: Mapping[str, FileLayout], job: FillJob, inputs: Iterab
     return calibration | {
         "version of the bytes": BYTES_VERSION,
         "elements of a chunk": CHUNK_ELEMS,
-        "source": {path.name: _sample(path) for path in inputs},
+        "source": {**{path.name: _sample(path) for path in inputs}, **job.remote},
         "type of": {info.name: info.type.name for info in tensors},
         "shape of": {info.name: list(info.shape) for info in tensors},
         "source of": {info.name: job.sources[info.name].name for info in tensors},

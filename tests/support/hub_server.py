@@ -52,6 +52,7 @@ class HubServer:
     sent_bytes     of all bodies
     gated, tokens  models whose files are for holders of one of the tokens alone
     leaked_tokens  addresses of the large storage that were asked with a token
+    ignores_ranges whether whole files are sent to those who ask for a range
     """
 
     def __init__(self, models: Mapping[str, Path]) -> None:
@@ -62,13 +63,14 @@ class HubServer:
         self.gated: set[str] = set()
         self.tokens: set[str] = set()
         self.leaked_tokens: list[str] = []
+        self.ignores_ranges = False
         self.lock = threading.Lock()
         hub = self
 
         class Handler(_Handler):
             server_hub = hub
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.port = self._server.server_address[1]
         self.endpoint = f"http://127.0.0.1:{self.port}"
@@ -145,6 +147,11 @@ def _read_settings() -> None:
 
     importlib.reload(huggingface_hub.constants)
     close_session()
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of clients that hang up."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -241,7 +248,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_file(self, path: Path, asked_range: str | None, headers: dict[str, str]) -> None:
         size = path.stat().st_size
-        if asked_range is None:
+        if asked_range is None or self.server_hub.ignores_ranges:
             self._send(200, path.read_bytes(), headers)
             return
         first, _, last = asked_range.removeprefix("bytes=").partition("-")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import convert.cli
-from convert.source_path import model_path
+from convert.source_path import model_path, source_folder
 from gguf_tools import open_gguf
 from gguf_tools.hub import client
 from tests.support.hub_server import HubServer, Trouble
@@ -221,7 +221,8 @@ def test_pickles_are_asked_for(
     code, err = says(["owner/pickled"], capsys)
     assert (code, "its weights are pickles (pytorch_model.bin ...)" in err) == (1, True)
     assert hub.asked("pytorch_model.bin") == []
-    assert (model_path("owner/pickled", quiet=True, allow_pickle=True) / "pytorch_model.bin").exists()
+    fetched = source_folder("owner/pickled", quiet=True, allow_pickle=True)
+    assert (Path(fetched) / "pytorch_model.bin").exists()
 
 
 def test_a_disk_that_is_too_small(
