@@ -34,6 +34,7 @@ from convert.checkpoint.streamed import StreamedFolder
 from gguf_tools.errors import BadConfig, CheckpointError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.text import shown
 
+PICKLE_INDEX_NAME = "pytorch_model.bin.index.json"
 INDEX_NAME = "model.safetensors.index.json"
 _NUMBERED = re.compile(r"-(\d{5,})-of-(\d{5,})\.\w+$")
 WEIGHT_NAMES = (
@@ -62,18 +63,21 @@ class Checkpoint:
         self.folder = Path(folder)
         self.config = read_config(self.folder)
         with ExitStack() as opened:
-            places = read_index(self.folder / INDEX_NAME)
+            index = self.folder / INDEX_NAME
             if isinstance(folder, StreamedFolder):
+                places = read_index(index)
                 _check_numbering([self.folder / shard.name for shard in folder.shards])
                 self.files: tuple[TensorFile, ...] = folder.open_shards(opened)
             else:
+                index = _index_path(self.folder, allow_pickle=allow_pickle)
+                places = read_index(index)
                 self.files = tuple(
                     opened.enter_context(_open_file(path))
-                    for path in _shard_paths(self.folder, places, allow_pickle=allow_pickle)
+                    for path in _shard_paths(index, places, allow_pickle=allow_pickle)
                 )
             self._tensors = _route(self.files)
             if places is not None:
-                _check_index(self.folder / INDEX_NAME, places, self._tensors)
+                _check_index(index, places, self._tensors)
             self._opened = opened.pop_all()
 
     def __enter__(self) -> Checkpoint:
@@ -134,19 +138,28 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return mistral_config(config) if path.name == PARAMS_NAME else with_text_config(config)
 
 
+def _index_path(folder: Path, *, allow_pickle: bool) -> Path:
+    """Return where an index of the weights would be: that of pickles where there are only pickles to read."""
+    pickles = folder / PICKLE_INDEX_NAME
+    if not allow_pickle or any(any(folder.glob(pattern)) for pattern in WEIGHT_NAMES):
+        return folder / INDEX_NAME
+    return pickles if pickles.exists() else folder / INDEX_NAME
+
+
 def read_index(path: Path) -> dict[str, str] | None:
-    """Return tensor -> file name from the index, None if there is no index."""
+    """Return tensor -> file name from an index of safetensors or of pickles, None if there is no index."""
     if not path.exists():
         return None
+    ending = ".bin" if path.name == PICKLE_INDEX_NAME else ".safetensors"
     weight_map = read_json_object(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise BadConfig(f"{path}: no weight_map; expected a mapping of tensor names to files")
     for tensor, name in weight_map.items():
         # A bare name: an index from a stranger must not reach outside its folder.
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(ending):
             raise BadConfig(
                 f"{path}: {shown(tensor)}: found file {shown(repr(name))}, expected the name of"
-                " a .safetensors file beside it"
+                f" a {ending} file beside it"
             )
     return weight_map
 
@@ -159,8 +172,9 @@ def _open_file(path: Path) -> TensorFile:
     return PickleFile(path)
 
 
-def _shard_paths(folder: Path, places: Mapping[str, str] | None, *, allow_pickle: bool) -> list[Path]:
+def _shard_paths(index: Path, places: Mapping[str, str] | None, *, allow_pickle: bool) -> list[Path]:
     """Return the shards in reading order after checking that all of them are there."""
+    folder = index.parent
     if places is not None:
         counts: dict[str, int] = {}
         for name in places.values():
@@ -171,7 +185,7 @@ def _shard_paths(folder: Path, places: Mapping[str, str] | None, *, allow_pickle
         if missing:
             raise CheckpointError(
                 f"{folder / shown(missing[0].name)}: missing shard;"
-                f" {INDEX_NAME} places {counts[missing[0].name]} tensors in it"
+                f" {index.name} places {counts[missing[0].name]} tensors in it"
                 f" ({len(missing)} of {len(paths)} shards are missing)"
             )
         if (folder / "model.safetensors").exists() and "model.safetensors" not in counts:

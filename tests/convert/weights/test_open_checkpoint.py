@@ -143,6 +143,24 @@ def test_a_pickle_is_read_where_it_is_asked_for(pickled: Path) -> None:
         assert np.array_equal(raw.read_elements(3, 9), base.T.reshape(-1)[3:9])
 
 
+def test_shards_of_pickles_are_those_of_their_index(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    (tmp_path / "config.json").write_text("{}")
+    for number, name in enumerate(("a.weight", "b.weight"), 1):
+        torch.save({name: torch.full((2, 2), 1.5)}, tmp_path / f"pytorch_model-{number:05}-of-00002.bin")
+    torch.save({"step": torch.ones(1)}, tmp_path / "state.bin")  # not named by the index
+    index = tmp_path / "pytorch_model.bin.index.json"
+    places = {f"{name}.weight": f"pytorch_model-0000{n}-of-00002.bin" for n, name in ((1, "a"), (2, "b"))}
+    index.write_text(json.dumps({"weight_map": places}))
+    with convert.open_checkpoint(tmp_path, allow_pickle=True) as weights:
+        assert weights.names() == ("a.weight", "b.weight")
+    (tmp_path / places["b.weight"]).unlink()
+    with pytest.raises(CheckpointError, match=rf"of-00002\.bin: missing shard; {index.name} places 1"):
+        convert.open_checkpoint(tmp_path, allow_pickle=True)
+    with pytest.raises(UnsupportedCheckpoint, match="can run any code"):
+        convert.open_checkpoint(tmp_path)
+
+
 def test_a_pickle_of_the_old_kind_with_a_state_dict(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     (tmp_path / "config.json").write_text("{}")
