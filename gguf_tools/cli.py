@@ -9,6 +9,7 @@ from convert.card import cli as card
 from gguf_tools import __version__, command
 from gguf_tools.commands import edit, look, scan
 from gguf_tools.completion import SHELLS, completion_script
+from gguf_tools.shards import GGUFSet
 from gguf_tools.text import json_text
 from quality.cook import cli as cook
 from quantize.mla_layout import cli as mla_layout
@@ -21,6 +22,7 @@ examples:
   gguf-tools show model-00001-of-00004.gguf  a split set opens as one, by any of its files
   gguf-tools diff old.gguf new.gguf          what differs, down to the tensors' data
   gguf-tools diff --no-data old.gguf new.gguf
+  gguf-tools diff --values model-bf16.gguf model-Q4_K_M.gguf     errors of the values, by tensor
   gguf-tools verify model.gguf               finds NaN scales, gaps, stray bytes
   gguf-tools scan model.gguf                 a stranger's file: hidden bytes, hostile chat templates
   gguf-tools hash model.gguf                 SHA-256 of every tensor, the file and the content
@@ -52,7 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES, version=__version__,
     )
     commands = command.Subcommands(parser)
-    look.add_to(commands)
+    look.add_to(commands, _compare_values)
     scan.add_to(commands)
     edit.add_to(commands)
     mla_layout.add_to(commands)
@@ -62,6 +64,14 @@ def make_parser() -> argparse.ArgumentParser:
     _add_checkpoint(commands)
     _add_completion(commands)
     return parser
+
+
+def _compare_values(a: GGUFSet, b: GGUFSet, quiet: bool) -> look.FileErrors:
+    from gguf_tools.progress import Bar
+    from quantize.value_errors import compare_values
+
+    with Bar("comparing values", quiet=quiet) as bar:
+        return compare_values(a, b, bar.start)
 
 
 def _add_checkpoint(commands: command.Subcommands) -> None:

@@ -16,7 +16,8 @@ MAX_EXACT = 1 << 53
 """Largest number up to which JavaScript, whose numbers are floats, has all whole numbers."""
 
 MAX_WIDTH = 100
-"""Maximum width of a column: a longer cell sticks out instead of widening the others."""
+"""Maximum width of a line where names leave room, and of a column: a longer cell sticks out instead of
+widening the others."""
 
 
 def printable(text: str) -> str:
@@ -34,15 +35,31 @@ def quoted(text: str, limit: int = MAX_CHARS) -> str:
     return repr(text) if len(text) <= limit else f"{text[:limit]!r}..."
 
 
-def value_text(value: Value, *, full: bool = False) -> str:
-    """Return a metadata value on one line; long arrays and strings are cut short unless `full`."""
+def value_text(value: Value, *, full: bool = False, width: int | None = None) -> str:
+    """Return a metadata value on one line; long arrays and strings are cut short unless `full`.
+
+    width  characters that it should take at most; None: what comes of MAX_ITEMS and MAX_CHARS
+    """
+    if width is None or full:
+        return _value_text(value, MAX_ITEMS, full=full)
+    texts = (_value_text(value, n_items) for n_items in range(MAX_ITEMS, 0, -1))
+    return next((text for text in texts if len(text) <= width), None) or _cut(_value_text(value, 1), width)
+
+
+def _cut(text: str, width: int) -> str:
+    """Return the beginning of a text, and its end, which says how much there is."""
+    end = text[text.rindex("... ") :] if "... " in text else "..."
+    return f"{text[: max(0, width - len(end))]}{end}" if len(text) > width else text
+
+
+def _value_text(value: Value, n_items: int, *, full: bool = False) -> str:
     if value.kind is not Kind.ARRAY:
         return _scalar_text(value.data, full)
-    shown = value.data if full else value.data[:MAX_ITEMS]
+    shown = value.data if full else value.data[:n_items]
     if value.item is not Kind.ARRAY:
         items = [_scalar_text(item, full) for item in shown]
     elif full:
-        items = [value_text(item, full=True) for item in shown]
+        items = [_value_text(item, n_items, full=True) for item in shown]
     else:
         items = [f"[{len(item.data):,} items]" for item in shown]
     if len(shown) < len(value.data):
@@ -60,7 +77,7 @@ def _scalar_text(data: Any, full: bool) -> str:
     return str(data)
 
 
-def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
+def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), gap: int = 2) -> list[str]:
     """Return lines with aligned columns; those in `right` are flush right, the last is never padded."""
     widths = [min(max(map(len, column)), MAX_WIDTH) for column in zip(*rows, strict=True)]
     lines = []
@@ -69,7 +86,7 @@ def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[s
             cell.rjust(width) if index in right else cell.ljust(width)
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        lines.append("  ".join(cells).rstrip())
+        lines.append((" " * gap).join(cells).rstrip())
     return lines
 
 

@@ -173,15 +173,15 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 
 _HEAD = (
-    "layer", "tensor", "total", "min", "max", "mean", "deviation", "active", "elements", "entropy",
-    "of equal", "outliers", "similarity",
+    "layer", "tensor", "total", "min", "max", "mean", "sd", "active", "values", "entropy", "equal",
+    "outliers", "similar",
 )  # fmt: skip
 
 
 def stats_lines(contents: ImportanceFile) -> Iterator[str]:
     """Yield the statistics as text: entries, layers, and what has not been seen."""
     entries = entry_stats(contents)
-    yield from table([_HEAD, *map(_row, entries)], right=(0, *range(2, len(_HEAD))))
+    yield from table([_HEAD, *map(_row, entries)], right=(0, *range(2, len(_HEAD))), gap=1)
     layers = layer_stats(entries)
     if layers:
         yield ""
@@ -214,15 +214,12 @@ def _row(entry: EntryStats) -> tuple[str, ...]:
     return (
         "-" if entry.layer is None else str(entry.layer),
         printable(entry.kind),
-        f"{entry.total:.2f}",
-        f"{entry.min:.4f}",
-        f"{entry.max:.4f}",
-        f"{entry.mean:.2f}",
-        f"{entry.deviation:.2f}",
-        f"{entry.active:.2%}",
+        f"{entry.total:.5g}",
+        *(f"{number:.3g}" for number in (entry.min, entry.max, entry.mean, entry.deviation)),
+        f"{entry.active:.1%}",
         str(entry.n_elements),
-        f"{entry.entropy:.4f}",
-        f"{entry.entropy_share:.2%}",
-        f"{entry.outliers:.2%}",
-        "-" if entry.similarity is None else f"{entry.similarity:.4f}",
+        f"{entry.entropy:.3f}",
+        f"{entry.entropy_share:.1%}",
+        f"{entry.outliers:.1%}",
+        "-" if entry.similarity is None else f"{entry.similarity:.3f}",
     )

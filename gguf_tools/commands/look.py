@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 from gguf_tools import command
-from gguf_tools.shards import open_gguf
+from gguf_tools.shards import GGUFSet, open_gguf
 from gguf_tools.text import json_text, printable
 
 
-def add_to(commands: command.Subcommands) -> None:
-    """Add the subcommands of this module."""
+class FileErrors(Protocol):
+    """The errors between the values of two files, as `quantize.value_errors` finds them."""
+
+    def lines(self) -> Iterator[str]: ...
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+CompareValues = Callable[[GGUFSet, GGUFSet, bool], FileErrors]
+"""Compares the values of two files: (A, B, quiet)."""
+
+_DIFF_EXAMPLES = """\
+examples:
+  gguf-tools diff old.gguf new.gguf
+  gguf-tools diff --values model-bf16.gguf model-Q4_K_M.gguf      what quantizing has cost, by tensor
+"""
+
+
+def add_to(commands: command.Subcommands, compare_values: CompareValues) -> None:
+    """Add the subcommands of this module.
+
+    compare_values  what `diff --values` calls with both files; decoding is the business of a higher floor
+    """
     sub = commands.add(
         "show", show, "print metadata, tensors and totals",
         "Shapes are rows first; llama.cpp prints columns first. "
@@ -20,12 +43,19 @@ def add_to(commands: command.Subcommands) -> None:
     sub.add_argument("--full", action="store_true", help="print long arrays and texts whole")
 
     sub = commands.add(
-        "diff", diff, "compare two files or split sets",
+        "diff", lambda args: diff(args, compare_values), "compare two files or split sets",
         "The exit code is 0 if metadata and tensors are the same, and 1 if anything differs.",
+        epilog=_DIFF_EXAMPLES,
     )
     sub.add_argument("a", metavar="A")
     sub.add_argument("b", metavar="B")
     sub.add_argument("--no-data", action="store_true", help="compare headers only, not the tensors' data")
+    sub.add_argument(
+        "--values", action="store_true",
+        help="also decode tensors of the same shape, of whatever types, and print the errors of B's values:"
+        " root mean square, relative to A's norm, largest",
+    )
+    command.add_quiet(sub)
 
     sub = commands.add(
         "verify", verify, "check offsets, sizes, and floats and scales for NaN and infinity",
@@ -51,18 +81,22 @@ def show(args: argparse.Namespace) -> None:
             print("\n".join(show_text(source, full=args.full)))
 
 
-def diff(args: argparse.Namespace) -> int:
+def diff(args: argparse.Namespace, compare_values: CompareValues) -> int:
     from gguf_tools.look.compare import as_lines, compare
 
     with open_gguf(args.a) as a, open_gguf(args.b) as b:
         differences = compare(a, b, data=not args.no_data)
+        errors = compare_values(a, b, args.quiet) if args.values else None
+    data = [difference.as_json() for difference in differences]
     if args.json:
-        print(json_text([difference.as_json() for difference in differences]))
-    else:
-        for line in as_lines(differences):
-            print(line)
-        if not differences:
-            print("headers are the same" if args.no_data else "metadata and tensors are the same")
+        print(json_text(data if errors is None else {"differences": data, **errors.to_json()}))
+        return 1 if differences else 0
+    for line in as_lines(differences):
+        print(line)
+    if not differences:
+        print("headers are the same" if args.no_data else "metadata and tensors are the same")
+    for line in () if errors is None else errors.lines():
+        print(line)
     return 1 if differences else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from gguf_tools.header import encode_value
 from gguf_tools.layer_names import in_layer_ranges
 from gguf_tools.reader import GGUFSource
 from gguf_tools.row_chunks import CHUNK_BYTES
-from gguf_tools.text import printable, value_text
+from gguf_tools.text import MAX_WIDTH, printable, value_text
 from gguf_tools.values import Value
 
 
@@ -36,11 +37,21 @@ class Difference:
             return f"{self.section}: {printable(self.name)}: only in A: {self.a}"
         if self.a is None:
             return f"{self.section}: {printable(self.name)}: only in B: {self.b}"
+        if self.a == self.b and self.section == "tensors":  # it says itself what differs
+            return f"{self.section}: {printable(self.name)}: {self.a}"
         return f"{self.section}: {printable(self.name)}: {self.a} in A, {self.b} in B"
 
 
 def as_lines(differences: Sequence[Difference]) -> Iterator[str]:
-    """Yield differences as text; tensors of several layers that differ in the same way are one line."""
+    """Yield differences as text; tensors of several layers that differ in the same way are one item.
+
+    An item that is wider than MAX_WIDTH goes on in further lines, which are indented.
+    """
+    for item in _items(differences):
+        yield from textwrap.wrap(item, MAX_WIDTH, subsequent_indent="    ", break_on_hyphens=False)
+
+
+def _items(differences: Sequence[Difference]) -> Iterator[str]:
     ways: dict[tuple[str | None, str | None], list[str]] = {}
     for difference in differences:
         if difference.section == "tensors":

@@ -7,8 +7,11 @@ from typing import Any
 from gguf_tools.look.kv_cache import KVCache, kv_cache
 from gguf_tools.reader import GGUFSource
 from gguf_tools.tensors import TensorInfo
-from gguf_tools.text import MAX_ITEMS, bytes_text, printable, table, value_text
-from gguf_tools.values import Value
+from gguf_tools.text import MAX_ITEMS, MAX_WIDTH, bytes_text, printable, table, value_text
+from gguf_tools.values import Metadata, Value
+
+_LEAST_WIDTH = 30
+"""Width that a value may take however long its key is, in columns."""
 
 
 def describe(source: GGUFSource, *, full: bool = False) -> dict[str, Any]:
@@ -57,11 +60,7 @@ def show_text(source: GGUFSource, *, full: bool = False) -> list[str]:
         f"alignment {source.alignment}, {bytes_text(source.size_bytes)}"
     ]
     if source.metadata:
-        rows = [
-            (printable(key), value.type_name, value_text(value, full=full))
-            for key, value in source.metadata.items()
-        ]
-        lines += ["", f"Metadata ({len(rows)} keys)", *table(rows)]
+        lines += ["", f"Metadata ({len(source.metadata)} keys)", *_metadata_text(source.metadata, full)]
     if tensors:
         rows_of_tensors = [("name", "shape (rows first)", "type", "bits/weight", "bytes")]
         rows_of_tensors += [
@@ -80,6 +79,15 @@ def show_text(source: GGUFSource, *, full: bool = False) -> list[str]:
         lines += [f"{name}: {note}" for name, note in notes.items()]
     lines += _kv_cache_text(kv_cache(source))
     return lines
+
+
+def _metadata_text(metadata: Metadata, full: bool) -> list[str]:
+    """Return a line for each key, of at most MAX_WIDTH columns where its name leaves enough of them."""
+    heads = [(printable(key), value.type_name) for key, value in metadata.items()]
+    taken = sum(min(max(map(len, column)), MAX_WIDTH) + 2 for column in zip(*heads, strict=True))
+    width = max(MAX_WIDTH - taken, _LEAST_WIDTH)
+    values = (value_text(value, full=full, width=width) for value in metadata.values())
+    return table([(*head, text) for head, text in zip(heads, values, strict=True)])
 
 
 def _totals_text(tensors: list[TensorInfo]) -> list[str]:

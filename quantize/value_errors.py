@@ -1,0 +1,166 @@
+"""Errors between the values of two files: how far decoded tensors of one are from those of the other."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gguf_tools.layer_names import in_layer_ranges
+from gguf_tools.progress import Progress, StartProgress, no_start
+from gguf_tools.reader import GGUFSource
+from gguf_tools.text import printable, table
+from quantize.fill.encode import strips
+from quantize.fill.sources import GGUFTensor
+
+_LAYER = re.compile(r"^blk\.\d+\.")
+
+_NAME_WIDTH = 38
+"""Maximum width of a name in the table, in characters, so that a line has at most 100."""
+
+
+@dataclass(frozen=True)
+class ValueErrors:
+    """Errors between the values of a tensor in A and in B, or of several tensors together.
+
+    names          of the tensors
+    of_a, of_b     types, for instance F16 and Q4_K; several are separated by commas
+    n_elems        how many values were compared
+    squared_error  sum of (b - a)**2 in float64
+    squared        sum of a**2 in float64
+    largest        largest |b - a|
+    """
+
+    names: tuple[str, ...]
+    of_a: str
+    of_b: str
+    n_elems: int
+    squared_error: float
+    squared: float
+    largest: float
+
+    @property
+    def rms(self) -> float:
+        """Root of the mean squared error."""
+        return math.sqrt(self.squared_error / self.n_elems) if self.n_elems else 0.0
+
+    @property
+    def relative(self) -> float:
+        """Norm of the error over the norm of A; infinity where A is zero and B is not."""
+        if not self.squared_error:
+            return 0.0
+        return math.sqrt(self.squared_error / self.squared) if self.squared else math.inf
+
+    @classmethod
+    def together(cls, parts: Sequence[ValueErrors]) -> ValueErrors:
+        """Return the errors of all `parts`, as if they were one tensor."""
+        return cls(
+            tuple(name for part in parts for name in part.names),
+            ",".join(dict.fromkeys(part.of_a for part in parts)),
+            ",".join(dict.fromkeys(part.of_b for part in parts)),
+            sum(part.n_elems for part in parts),
+            math.fsum(part.squared_error for part in parts),
+            math.fsum(part.squared for part in parts),
+            max((part.largest for part in parts), default=0.0),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the numbers as plain data, without the names."""
+        return {
+            "a": self.of_a,
+            "b": self.of_b,
+            "elements": self.n_elems,
+            "rms": self.rms,
+            "relative": self.relative,
+            "largest": self.largest,
+        }
+
+
+def compare_values(a: GGUFSource, b: GGUFSource, started: StartProgress = no_start) -> FileErrors:
+    """Return the errors of all tensors that both files have in the same shape, in the order of A.
+
+    started  called with the bytes of A that will be read; what it returns, with those of each piece
+    raises   QuantError for a type that can't be decoded
+    """
+    shapes = {name: info.shape for name, info in b.tensors.items()}
+    common = [info for info in a.tensors.values() if shapes.get(info.name) == info.shape]
+    progress = started(sum(info.n_bytes for info in common))
+    return FileErrors(
+        tuple(_errors_of(GGUFTensor(a, info.name), GGUFTensor(b, info.name), progress) for info in common)
+    )
+
+
+@dataclass(frozen=True)
+class FileErrors:
+    """Errors between the values of two files, tensor by tensor."""
+
+    tensors: tuple[ValueErrors, ...]
+
+    @property
+    def total(self) -> ValueErrors:
+        return ValueErrors.together(self.tensors)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the errors of each tensor, by name, and those of all together."""
+        by_name = {name: each.to_json() for each in self.tensors for name in each.names}
+        return {"values": by_name, "total": self.total.to_json()}
+
+    def lines(self) -> Iterator[str]:
+        """Yield a table of errors; tensors of the same name and types in several layers are one line.
+
+        Of several layers, the errors are those of all together, and the worst layer is named.
+        """
+        folded: dict[tuple[str, str, str], list[ValueErrors]] = {}
+        for each in self.tensors:
+            folded.setdefault((_LAYER.sub("blk.*.", each.names[0]), each.of_a, each.of_b), []).append(each)
+        changed = [parts for parts in folded.values() if any(part.squared_error for part in parts)]
+        rows = [_row(parts) for parts in changed]
+        if len(rows) > 1:
+            rows.append((f"all {len(self.tensors)} tensors", "", *_numbers(self.total), ""))
+        if rows:
+            heads = ("values of B against A", "types", "RMS error", "relative", "largest", "worst layer")
+            yield from table([heads, *rows], right=(2, 3, 4))
+        same = sum(not each.squared_error for each in self.tensors)
+        if same:
+            yield f"{same} of {len(self.tensors)} tensors have the same values"
+
+
+def _errors_of(a: GGUFTensor, b: GGUFTensor, progress: Progress) -> ValueErrors:
+    n_rows = math.prod(a.shape[:-1])
+    squared_error = squared = largest = 0.0
+    group = math.lcm(a.type.rows_interleaved, b.type.rows_interleaved)
+    for first, rows in strips(a, 0, n_rows, group):
+        exact = rows.astype(np.float64)
+        errors = b.read_rows(first, first + len(rows)).astype(np.float64) - exact
+        squared_error += float(np.vdot(errors, errors))
+        squared += float(np.vdot(exact, exact))
+        largest = max(largest, float(np.abs(errors).max(initial=0)))
+        progress(len(rows) * a.type.row_bytes(a.shape[-1]))
+    return ValueErrors(
+        (a.name,), a.type.name, b.type.name, n_rows * a.shape[-1], squared_error, squared, largest
+    )
+
+
+def _row(parts: Sequence[ValueErrors]) -> tuple[str, ...]:
+    (name,) = in_layer_ranges(part.names[0] for part in parts)
+    worst = max(parts, key=lambda part: part.relative)
+    layer = _LAYER.match(worst.names[0])
+    where = f"{layer[0][4:-1]}: {_percent(worst.relative)}" if layer and len(parts) > 1 else ""
+    together = ValueErrors.together(parts)
+    return _shortened(printable(name)), f"{together.of_a} {together.of_b}", *_numbers(together), where
+
+
+def _numbers(errors: ValueErrors) -> tuple[str, str, str]:
+    return f"{errors.rms:.3e}", _percent(errors.relative), f"{errors.largest:.3e}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _NAME_WIDTH else f"{name[: _NAME_WIDTH - 3]}..."
