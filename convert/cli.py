@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -14,20 +14,24 @@ from convert.architectures import declared_options
 from convert.architectures.options import add_flags, read_flags
 from convert.card.arguments import add_card_arguments, finish_card, prepare_card
 from gguf_tools import __version__, command
+from gguf_tools.overwriting import add_force, refuse_to_replace
 from gguf_tools.parser import ForeignFlag, add_foreign_flags
+from gguf_tools.text import json_line
 from quantize.arguments import (
     add_matrix_arguments,
     add_output_arguments,
+    add_plan_arguments,
     add_restart_argument,
     add_stream_argument,
     add_type_arguments,
+    check_plan_arguments,
     plan_options,
     read_importances,
 )
 
 if TYPE_CHECKING:
     from convert.options import ConvertOptions
-    from quantize.prepare import Preparation
+    from quantize.run import Result
 
 DESCRIPTION = """\
 Turn a Hugging Face folder of a DeepSeek model (V2, V2-Lite, V2.5, V3, V3.1, R1) or of another family that
@@ -123,16 +127,17 @@ def _parser() -> argparse.ArgumentParser:
         help="llama.cpp's name of the pre-tokenizer, when tokenizer.json is not recognised",
     )  # fmt: skip
     parser.add_argument("--threads", type=int, metavar="N", help="how many threads (default: one per core)")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be written; write nothing")
     parser.add_argument(
         "--print-supported-models", action="store_true", help="list the architectures that can be converted"
     )
     add_stream_argument(parser)
     add_restart_argument(parser)
+    add_force(parser)
     command.add_scheduler(parser)
     add_matrix_arguments(parser)
     add_type_arguments(parser)
     add_output_arguments(parser)
+    add_plan_arguments(parser)
     add_card_arguments(parser)
     add_foreign_flags(parser, "convert_hf_to_gguf.py", FOREIGN_FLAGS)
     return parser
@@ -146,11 +151,12 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         return
     if args.model is None:
         parser.error("MODEL_DIR is missing")
+    check_plan_arguments(args, parser)
     options = _options(args, parser)
     from convert.pipeline import plan_run
     from convert.source_path import source_folder
     from quantize.progress import ProgressBar
-    from quantize.report import note_lines, result_lines
+    from quantize.report import dry_run_lines
     from quantize.run import execute_together
     from quantize.run_options import RunOptions
 
@@ -171,21 +177,40 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         ]
         if args.dry_run:
             for run in runs:
-                _print_plan(run.preparation)
+                for line in dry_run_lines(
+                    run, RunOptions(args.threads, reuse=args.reuse), as_json=args.json, summary=args.summary
+                ):
+                    print(line)
+                if not args.json:
+                    print(f"would write {', '.join(map(str, run.output_paths))}")
             return
-        card = prepare_card(args, Path(folder), [output for run in runs for output in run.output_paths])
+        outputs = [path for run in runs for path in run.output_paths]
+        reused = {path.resolve() for path in args.reuse}  # an output that is named there is to be replaced
+        refuse_to_replace(outputs, force=args.force or any(path.resolve() in reused for path in outputs))
+        card = prepare_card(args, Path(folder), outputs)
         with ProgressBar("converting", quiet=args.quiet) as bar:
             how = RunOptions(
                 args.threads, args.restart, args.reuse, args.verify, bar.compiling, progress=bar.start,
                 scheduler=args.scheduler,
             )  # fmt: skip
             results = execute_together(runs, how)
-    for result in () if args.quiet else results:
-        for line in note_lines(result.preparation.plan) if options.vocab_only else result_lines(result):
+    for result in results:
+        for line in _outcome(result, args):
             print(line)
-        if options.vocab_only:
-            print(f"wrote {result.paths[0]}")
     finish_card(card, args, [result.paths[0] for result in results])
+
+
+def _outcome(result: Result, args: argparse.Namespace) -> Iterator[str]:
+    """Yield what a run has done, as far as the arguments want to hear of it."""
+    from quantize.report import note_lines, result_lines
+
+    if args.json:
+        yield json_line(result.to_json())
+    elif args.vocab_only and not args.quiet:
+        yield from note_lines(result.preparation.plan)
+        yield f"wrote {result.paths[0]}"
+    elif not args.quiet:
+        yield from result_lines(result)
 
 
 def _one_by_one(options: ConvertOptions) -> list[ConvertOptions]:
@@ -233,14 +258,6 @@ def _size(text: str | None, parser: argparse.ArgumentParser) -> int | None:
     if match is None:
         parser.error(f"--split-max-size is {text!r}, expected a number with M or G, for instance 2G")
     return int(match[1]) * {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}[match[2]] or None
-
-
-def _print_plan(preparation: Preparation) -> None:
-    from quantize.report import plan_lines, total_lines
-
-    for line in (*plan_lines(preparation.plan), *total_lines(preparation)):
-        print(line)
-    print(f"would write {', '.join(str(output.path) for output in preparation.outputs)}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from forward.arguments import add_context_argument, add_run_arguments, forward_options
 from gguf_tools import __version__, command
+from gguf_tools.overwriting import add_force, refuse_to_replace
 from gguf_tools.parser import add_foreign_flags
 from imatrix.foreign_flags import FOREIGN_FLAGS
 
@@ -62,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     convert.add_argument("input", type=Path, metavar="INPUT")
     convert.add_argument("output", type=Path, metavar="OUTPUT")
+    add_force(convert)
     _add_layout(convert)
     convert.add_argument(
         "--model", dest="for_model", type=Path, metavar="MODEL",
@@ -75,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     merge.add_argument("inputs", type=Path, nargs="+", metavar="INPUT")
     merge.add_argument("-o", "--output", dest="merged", type=Path, required=True, metavar="OUT")
+    add_force(merge)
     merge.set_defaults(body=_merge)
     stats = commands.add_parser(
         "stats",
@@ -105,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     repair.add_argument("file", type=Path, metavar="FILE")
     repair.add_argument("-o", "--output", dest="repaired", type=Path, required=True, metavar="OUT")
+    add_force(repair)
     repair.add_argument(
         "--model", dest="for_model", type=Path, metavar="MODEL", help="says how many heads there are"
     )
@@ -163,6 +167,7 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
         "--show-statistics", action="store_true",
         help="collect nothing, and print what `imatrix stats` says of the files of --in-file",
     )  # fmt: skip
+    add_force(how)
     how.add_argument("--dataset-name", metavar="NAME", help="name of the text (default: its file's name)")
     command.add_scheduler(add_run_arguments(parser))
     add_foreign_flags(parser, "llama-imatrix", FOREIGN_FLAGS)
@@ -182,7 +187,7 @@ def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if args.text is None and args.in_file:
         if args.mla != "split":
             parser.error("--mla both needs the model; merge first, then imatrix convert --mla both")
-        _write_merged([load(path) for path in args.in_file], args.output, args.output_format)
+        _write_merged([load(path) for path in args.in_file], args.output, args.output_format, args.force)
         return
     for option, value in (("-m", args.model), ("-f", args.text)):
         if value is None:
@@ -226,6 +231,7 @@ def _refuse_overwriting(args: argparse.Namespace) -> None:
     for path in (args.model, args.text):
         if args.output.exists() and path.exists() and args.output.samefile(path):
             raise BadRequest(f"{args.output}: is an input, expected another file to write")
+    refuse_to_replace([args.output], force=args.force)
 
 
 def _collect_options(args: argparse.Namespace, earlier: Sequence[ImportanceFile]) -> CollectOptions:
@@ -267,7 +273,7 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
     if args.mla == "both" and args.for_model is None:
         parser.error("--mla both needs --model, which says how many heads there are")
-    _write(_in_layout(load(args.input), args.mla, args.for_model), args.output, None)
+    _write(_in_layout(load(args.input), args.mla, args.for_model), args.output, None, args.force)
 
 
 def _in_layout(contents: ImportanceFile, mla: str, model: Path) -> ImportanceFile:
@@ -284,7 +290,7 @@ def _in_layout(contents: ImportanceFile, mla: str, model: Path) -> ImportanceFil
 def _merge(args: argparse.Namespace) -> None:
     from imatrix.store import load
 
-    _write_merged([load(path) for path in args.inputs], args.merged, None)
+    _write_merged([load(path) for path in args.inputs], args.merged, None, args.force)
 
 
 def _stats(args: argparse.Namespace) -> None:
@@ -330,20 +336,24 @@ def _repair(args: argparse.Namespace) -> None:
     for change in done.changes:
         print(change)
     print(f"{len(done.changes)} changes")
-    _write(done.importances, args.repaired, None)
+    _write(done.importances, args.repaired, None, args.force)
 
 
-def _write_merged(files: Sequence[ImportanceFile], output: Path, form: str | None) -> None:
+def _write_merged(
+    files: Sequence[ImportanceFile], output: Path, form: str | None, force: bool
+) -> None:
     from imatrix.merge import merge
 
     merged = merge(files)
     for note in merged.notes:
         print(f"note: {note}")
-    _write(merged.importances, output, form)
+    _write(merged.importances, output, form, force)
 
 
-def _write(contents: ImportanceFile, output: Path, form: str | None) -> None:
+def _write(contents: ImportanceFile, output: Path, form: str | None, force: bool) -> None:
     from imatrix.store import not_held, save
+
+    refuse_to_replace([output], force=force)
 
     chosen = _form(output, form)
     save(output, contents, chosen)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from forward.arguments import add_context_argument, add_run_arguments, cut_of, forward_options
 from gguf_tools import __version__, command
+from gguf_tools.overwriting import add_force, refuse_to_replace
 
 if TYPE_CHECKING:
     from quality.options import EvaluateOptions, LogitsFile
@@ -131,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run = add_run_arguments(parser)
     command.add_scheduler(run)
+    add_force(run)
     run.add_argument(
         "--work", type=Path, metavar="DIR",
         help="where finished layers are kept (default: FILE.work beside --json or --html, else a temporary"
@@ -151,6 +153,8 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     inputs = [path for path in (args.base, *args.quants, args.text, *args.compare_with) if path is not None]
     for output in (*outputs, *([args.keep] if args.keep is not None else [])):
         _refuse_output(output, inputs)
+    if args.work is None or not args.work.exists():
+        refuse_to_replace(outputs, force=args.force)
     earlier = [] if args.html is None else _prepare_page(args)
     losses = None if args.losses is None else _read_losses(args.losses)
     with EvaluationBar(quiet=args.quiet) as bar:

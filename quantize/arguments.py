@@ -93,13 +93,32 @@ def add_restart_argument(parser: argparse.ArgumentParser) -> None:
     command.add_quiet(parser)
 
 
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --dry-run, --json and --summary, for commands that plan a run; see `check_plan_arguments`."""
+    plan = parser.add_argument_group("looking before writing")
+    plan.add_argument(
+        "--dry-run", action="store_true",
+        help="print the plan and the exact size; read no weight, write nothing",
+    )  # fmt: skip
+    plan.add_argument(
+        "--json", action="store_true", help="the outcome as one JSON object; with --dry-run, the plan"
+    )
+    plan.add_argument("--summary", action="store_true", help="with --dry-run: only the sums of the plan")
+
+
+def check_plan_arguments(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Refuse a --summary of what is no plan."""
+    if args.summary and not args.dry_run:
+        parser.error("--summary is the end of a plan: it needs --dry-run")
+
+
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --reuse, --no-provenance and --verify, for commands that write models."""
     group = parser.add_argument_group("older files, and checking")
     group.add_argument(
         "--reuse", action="append", default=[], type=Path, metavar="OLD.gguf",
         help="copy tensors that were made of the same weights, type and importances from there; OLD may be"
-        " the file that is replaced (repeatable; only a run finds out which, a dry run does not)",
+        " the file that is replaced (repeatable; a dry run says how many tensors may come from there)",
     )  # fmt: skip
     group.add_argument(
         "--no-provenance",

@@ -23,10 +23,12 @@ from quality.calibrate.arguments import (
 from quantize.arguments import (
     add_matrix_arguments,
     add_output_arguments,
+    add_plan_arguments,
     add_requantize_argument,
     add_restart_argument,
     add_stream_argument,
     add_type_arguments,
+    check_plan_arguments,
     parsing_arguments,
     plan_options,
     read_importances,
@@ -41,7 +43,6 @@ from quantize.size_arguments import add_size_arguments, is_sized
 if TYPE_CHECKING:
     from quantize.plan.decide import PlanOptions
     from quantize.plan.recipe_files import Mixture
-    from quantize.prepare import Preparation
     from quantize.run import Run
 
 USAGE = """quantize [options] INPUT [OUTPUT.gguf] TYPE [THREADS]
@@ -151,16 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_scheduler(parser)
     add_output_arguments(parser)
     add_card_arguments(parser)
-    plan = parser.add_argument_group("looking before writing")
-    plan.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print the plan and the exact size; read no weight, write nothing",
-    )
-    plan.add_argument(
-        "--json", action="store_true", help="the outcome as one JSON object; with --dry-run, the plan"
-    )
-    plan.add_argument("--summary", action="store_true", help="with --dry-run: only the sums of the plan")
+    add_plan_arguments(parser)
     add_foreign_flags(parser, "llama-quantize", FOREIGN_FLAGS)
     return parser
 
@@ -190,7 +182,7 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
     from convert.source_path import source_folder
     from quantize.plan.recipe_files import find_mixture
     from quantize.progress import ProgressBar
-    from quantize.report import result_lines
+    from quantize.report import dry_run_lines, result_lines
     from quantize.run import execute_together
     from quantize.run_options import RunOptions
 
@@ -198,8 +190,7 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
         _repack(args, parser)
         return
     named, output, type_, n_threads = command_words(args.words, parser, needs_type=not is_sized(args))
-    if args.summary and not args.dry_run:
-        parser.error("--summary is the end of a plan: it needs --dry-run")
+    check_plan_arguments(args, parser)
     computes = bool(args.calibrate or args.evaluate or (is_sized(args) and args.losses is None))
     refuse_to_compute(args, computes=computes)
     headers = args.dry_run and not computes
@@ -219,9 +210,9 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
     with ExitStack() as stack:
         runs = [stack.enter_context(plan(args, source, output, each)) for each in types]
         if args.dry_run:
+            how = RunOptions(n_threads, reuse=args.reuse)
             for run in runs:
-                _print_plan(run.preparation, as_json=args.json, summary=args.summary)
-                for line in () if args.json else run.needs(RunOptions(n_threads)):
+                for line in dry_run_lines(run, how, as_json=args.json, summary=args.summary):
                     print(line)
             return
         card = prepare_card(args, source, [output for run in runs for output in run.output_paths])
@@ -335,16 +326,6 @@ def _options(args: argparse.Namespace) -> PlanOptions:
     with parsing_arguments():
         layers = parse_layers(args.prune_layers) if args.prune_layers else ()
     return replace(plan_options(args), prune_layers=layers)
-
-
-def _print_plan(preparation: Preparation, *, as_json: bool, summary: bool) -> None:
-    from quantize.report import plan_lines, total_lines
-
-    if as_json:
-        print(json_line(preparation.plan.to_json(preparation.total_bytes)))
-        return
-    for line in (*(() if summary else plan_lines(preparation.plan)), *total_lines(preparation)):
-        print(line)
 
 
 if __name__ == "__main__":

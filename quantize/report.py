@@ -5,10 +5,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from gguf_tools.text import size_text
+from gguf_tools.text import json_line, size_text
 from quantize.plan.plan import Plan, TensorPlan
 from quantize.prepare import Preparation
-from quantize.run import Result
+from quantize.run import Result, Run
+from quantize.run_options import RunOptions
+
+
+def dry_run_lines(
+    run: Run, how: RunOptions, *, as_json: bool = False, summary: bool = False
+) -> Iterator[str]:
+    """Yield what a run would make: the plan, its sums and what the run would need.
+
+    as_json  the plan as one JSON object, and nothing else
+    summary  leave out the line of each tensor
+    """
+    done = run.preparation
+    if as_json:
+        yield json_line(done.plan.to_json(done.total_bytes))
+        return
+    if not summary:
+        yield from plan_lines(done.plan)
+    yield from total_lines(done)
+    yield from run.needs(how)
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:

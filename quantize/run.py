@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from gguf_tools.progress import no_progress
 from quantize.calibration import Calibrating
 from quantize.fill.encode import FillJob
 from quantize.fill.outputs import OutputSet, Written, write_sets
+from quantize.fill.reuse import reuse_outlook
 from quantize.prepare import Preparation
 from quantize.progress import ProgressBar
 from quantize.run_options import RunOptions
@@ -89,11 +90,15 @@ class Run:
         """The outputs that are there already."""
         return tuple(path for path in self.output_paths if path.exists())
 
-    def needs(self, run: RunOptions) -> Iterable[str]:
-        """Return what the calibration will need, in lines: memory, disk and time; nothing without one."""
-        if self.calibration is None:
-            return ()
-        return self.calibration.estimate(self.preparation.plan, self.preparation.outputs, run)
+    def needs(self, run: RunOptions) -> Iterator[str]:
+        """Yield what the run would need, in lines.
+
+        Of a calibration, memory, disk and time; of each file that is to be reused, how much it may serve.
+        """
+        plan, outputs = self.preparation.plan, self.preparation.outputs
+        if self.calibration is not None:
+            yield from self.calibration.estimate(plan, outputs, run)
+        yield from reuse_outlook(map(Path, run.reuse), plan.infos, self.job, outputs[0].layout.endian)
 
     @contextmanager
     def calibrated(self, run: RunOptions) -> Iterator[FillJob]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from gguf_tools import command
 from gguf_tools.edit.assignments import Assignment, parse_assignment
 from gguf_tools.errors import BadRequest, ToolkitError
+from gguf_tools.overwriting import add_force, refuse_to_replace
 from gguf_tools.shards import open_gguf
 from gguf_tools.text import bytes_text, json_text
 
@@ -62,6 +63,7 @@ def add_to(commands: command.Subcommands) -> None:
     sub = commands.add("remove-key", remove_key, "remove metadata keys", _IN_PLACE)
     _add_file(sub)
     sub.add_argument("keys", metavar="KEY", nargs="+")
+    add_force(sub)
     _add_output(sub)
 
     sub = commands.add(
@@ -98,6 +100,7 @@ def add_to(commands: command.Subcommands) -> None:
     sub.add_argument(
         "--no-tensor-first-split", action="store_true", help="keep tensors out of the first file"
     )
+    add_force(sub)
     _add_dry_run(sub)
 
     sub = commands.add(
@@ -105,7 +108,8 @@ def add_to(commands: command.Subcommands) -> None:
         "The result is the file that was split, byte for byte, if it was laid out as llama.cpp does.",
     )
     _add_file(sub)
-    sub.add_argument("output", metavar="OUT", type=Path, help="the new file; it must not be there yet")
+    sub.add_argument("output", metavar="OUT", type=Path, help="the new file")
+    add_force(sub)
     _add_dry_run(sub)
 
 
@@ -126,7 +130,7 @@ def _add_dry_run(sub: argparse.ArgumentParser) -> None:
 
 
 def _add_force(sub: argparse.ArgumentParser, text: str) -> None:
-    sub.add_argument("--force", action="store_true", help=text)
+    sub.add_argument("--force", action="store_true", help=f"replace OUT; {text}")
 
 
 # --- arguments ------------------------------------------------------------------------------
@@ -204,6 +208,8 @@ def _edit(args: argparse.Namespace, edit: Edit) -> None:
     from gguf_tools.progress import Bar
 
     restored = _recover(args)
+    if args.output is not None and not args.dry_run:
+        refuse_to_replace([Path(args.output)], force=args.force)
     with Bar("copying", quiet=args.quiet) as bar:
         outcome = edit_model(
             args.file, edit, output=args.output, dry_run=args.dry_run, progress=bar.start
@@ -262,6 +268,7 @@ def split(args: argparse.Namespace) -> None:
             first_is_empty=args.no_tensor_first_split,
         )
         if not args.dry_run:
+            refuse_to_replace([file.path for file in files], force=args.force)
             write_files(files, source.paths, bar.start)
     _print_files(args, files, restored)
 
@@ -273,7 +280,7 @@ def merge(args: argparse.Namespace) -> None:
 
     restored = _recover(args)
     with open_gguf(args.file) as source, Bar("merging", quiet=args.quiet) as bar:
-        files = [merged_file(source, args.output)]
+        files = [merged_file(source, args.output, replace=args.force)]
         if not args.dry_run:
             write_files(files, source.paths, bar.start)
     _print_files(args, files, restored)

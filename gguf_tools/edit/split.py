@@ -83,15 +83,16 @@ def split_files(
     ]
 
 
-def merged_file(source: GGUFSet, path: Path) -> NewFile:
+def merged_file(source: GGUFSet, path: Path, *, replace: bool = False) -> NewFile:
     """Return the file to merge a split set into.
 
+    replace  allow that there is something at `path`
     raises  BadRequest if the source isn't part of a set, OutputError if there is something at `path`
     """
     if not any(key in source.shards[0].metadata for key in SPLIT_KEYS):
         raise BadRequest(f"{source.path}: is a whole model, no part of a split set; nothing to merge")
-    if path.exists():
-        raise OutputError(f"{path}: exists already; remove it, or merge to another name")
+    if path.exists() and not replace:
+        raise OutputError(f"{path}: exists already; --force replaces it")
     metadata = {key: value for key, value in source.metadata.items() if key not in SPLIT_KEYS}
     return _new_file(source, path, metadata, source.tensors.values())
 

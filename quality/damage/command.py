@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from forward.arguments import add_context_argument, add_run_arguments, cut_of, forward_options
 from gguf_tools import __version__, command
+from gguf_tools.overwriting import add_force, refuse_to_replace
 
 if TYPE_CHECKING:
     from quality.damage.measure import SensitivityOptions
@@ -65,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         "--seed", type=command.natural, default=0, metavar="N",
         help="decides which labels are drawn from the model's predictions (default: 0)",
     )  # fmt: skip
-    add_run_arguments(parser)
+    add_force(add_run_arguments(parser))
     return parser
 
 
@@ -75,6 +76,7 @@ def _sensitivity(args: argparse.Namespace) -> None:
     from quality.progress import EvaluationBar
 
     model = model_path(args.model, quiet=args.quiet)
+    refuse_to_replace([args.output], force=args.force)
     with EvaluationBar("layers there and back", quiet=args.quiet) as bar:
         losses = sensitivity(model, args.text, args.output, _options(args), bar)
     for line in losses_lines(losses):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +110,25 @@ class OldFiles:
             for path, file, numbers in self._numbers
             if info.name in numbers and file.tensor(info.name) == info
         )
+
+
+def reuse_outlook(
+    old_files: Iterable[Path], tensors: Sequence[TensorInfo], job: FillJob, endian: Endian
+) -> Iterator[str]:
+    """Yield a line for each older file: how many tensors a run may take from it.
+
+    Which of them were made of the same weights only a run can tell, because it reads them.
+    """
+    paths = list(old_files)
+    with OldFiles(paths, endian) as old:
+        yield from (f"note: {note}" for note in old.notes)
+        made = [info for info in tensors if job.is_encoded(info.name, info.type)]
+        counts = Counter(path for info in made for path in {each.path for each in old.find(info)})
+        for path in old.usable:
+            yield (
+                f"{path} may serve {counts[path]} of {len(tensors)} tensors: those of the same weights and"
+                " importances, which a run finds out"
+            )
 
 
 class Candidate:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from gguf_tools import command
+from gguf_tools.overwriting import add_force, refuse_to_replace
 from gguf_tools.text import json_text
 from quantize.arguments import (
     add_matrix_arguments,
@@ -59,6 +60,7 @@ def add_to(commands: command.Subcommands) -> None:
     sub.add_argument("--threads", type=int, metavar="N", help="how many threads (default: one per core)")
     sub.add_argument("--dry-run", action="store_true", help="print what would be done; write nothing")
     add_restart_argument(sub)
+    add_force(sub)
     add_matrix_arguments(sub)
 
 
@@ -81,12 +83,14 @@ def mla_layout(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Non
         importances=read_importances(args),
         keep_split=args.keep_split,
     )
+    with open_gguf(args.source) as source:
+        output = args.output or args.source.with_name(f"{args.source.stem}-{args.to}.gguf")
+        change = prepare(source, output, args.to, options)
     if args.dry_run:
-        with open_gguf(args.source) as source:
-            output = args.output or args.source.with_name(f"{args.source.stem}-{args.to}.gguf")
-            change = prepare(source, output, args.to, options)
         lines, data = change_lines(change), describe(change, written=False)
     else:
+        outputs = change.preparation.outputs if change.is_needed else ()
+        refuse_to_replace((each.path for each in outputs if each.path not in source.paths), force=args.force)
         with ProgressBar(f"laying out as {args.to}", quiet=args.quiet) as bar:
             run = RunOptions(args.threads, args.restart, compiling=bar.compiling, progress=bar.start)
             result = change_layout(args.source, args.output, args.to, options, run)

@@ -169,6 +169,54 @@ def test_a_replaced_file_is_named(
     assert f"replaced {tmp_path / 'out.gguf'}, which was there before\n" in capsys.readouterr().out
 
 
+WRITING = [
+    "convert-hf-to-gguf FOLDER --outfile OUT",
+    "convert-hf-to-gguf FOLDER --outfile OUT --outtype Q8_0",
+    "convert-hf-to-gguf FOLDER --outfile OUT --vocab-only",
+    "gguf-tools set FILE general.name=New -o OUT",
+    "gguf-tools remove-key FILE general.name -o OUT",
+    "gguf-tools rename FILE output.weight=lm_head.weight -o OUT",
+    "gguf-tools merge PARTS OUT",
+    "gguf-tools mla-layout FILE OUT --to both",
+    "imatrix convert MATRIX OUT",
+    "imatrix merge MATRIX MATRIX -o OUT",
+    "imatrix repair MATRIX -o OUT",
+    "imatrix --in-file MATRIX -o OUT",
+]
+
+
+@pytest.mark.parametrize("words", WRITING)
+def test_an_output_that_is_there_is_replaced_by_force_alone(
+    words: str, tiny_gguf: Callable[[str], Path], tiny_folder: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file, out = tiny_gguf("bf16"), tmp_path / "out.gguf"
+    out.write_bytes(b"the old file")
+    places = {"FILE": str(file), "OUT": str(out), "FOLDER": str(tiny_folder), "MATRIX": str(MATRIX)}
+    if "PARTS" in words:
+        assert gguf_tools.cli.main(["split", str(file), str(tmp_path / "part"), "-q"]) == 0
+        places["PARTS"] = str(next(tmp_path.glob("part-*")))
+    program, *rest = (places.get(word, word) for word in words.split())
+    main = {
+        "convert-hf-to-gguf": convert.cli.main, "gguf-tools": gguf_tools.cli.main, "imatrix": imatrix.cli.main
+    }[program]  # fmt: skip
+    capsys.readouterr()
+    assert main(rest) == 1
+    assert f"{out}: exists already; --force replaces it\n" in capsys.readouterr().err
+    assert out.read_bytes() == b"the old file"
+    assert main([*rest, "--force"]) == 0
+    assert out.read_bytes() != b"the old file"
+
+
+def test_what_a_run_has_left_is_its_own(tiny_folder: Path, tmp_path: Path) -> None:
+    """The first part is published, the journal of the others is there: the next run goes on."""
+    words = [str(tiny_folder), "--outfile", str(tmp_path / "m.gguf"), "--split-max-tensors", "30", "-q"]
+    assert convert.cli.main(words) == 0
+    assert convert.cli.main(words) == 1
+    (tmp_path / "m-00002-of-00002.gguf").rename(tmp_path / "m-00002-of-00002.gguf.partial")
+    assert convert.cli.main(words) == 0
+
+
 @pytest.mark.parametrize("flag", ["-q", "--quiet"])
 def test_quiet(
     flag: str,

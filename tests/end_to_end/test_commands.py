@@ -237,7 +237,7 @@ def test_damaged_checkpoints(damage: str, broken: Path, capsys: pytest.CaptureFi
     spoil(broken)
     output = broken.parent / "out.gguf"
     output.write_bytes(b"the old file")
-    assert convert.cli.main([str(broken), "--outfile", str(output)]) == 1
+    assert convert.cli.main([str(broken), "--outfile", str(output), "--force"]) == 1
     message = one_line_error(capsys, "convert-hf-to-gguf")
     for part in expected:
         assert part in message

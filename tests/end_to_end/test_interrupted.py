@@ -37,8 +37,8 @@ N_CHUNKS = 160
 COMMANDS = {
     "quantize": "quantize --imatrix MATRIX IN OUT IQ2_XXS THREADS",
     "keep split": "quantize --imatrix MATRIX --keep-split SPLIT OUT Q2_K THREADS",
-    "one pass": "convert FOLDER --outfile OUT --outtype Q4_K_M --imatrix MATRIX --threads THREADS",
-    "parts": "convert FOLDER --outfile OUT --outtype q8_0 --split-max-tensors 15 --threads THREADS",
+    "one pass": "convert FOLDER --outfile OUT --outtype Q4_K_M --imatrix MATRIX --threads THREADS --force",
+    "parts": "convert FOLDER --outfile OUT --outtype q8_0 --split-max-tensors 15 --threads THREADS --force",
 }
 
 

@@ -5,6 +5,7 @@ Only provenance differs: F32 and BF16 are different sources.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,6 +80,29 @@ def test_in_parts(tiny_folder: Path, tmp_path: Path) -> None:
     with open_gguf(parts.paths[0]) as split, open_gguf(whole.paths[0]) as file:
         assert split.metadata == file.metadata
         assert all((split.raw(name) == file.raw(name)).all() for name in file.tensors)
+
+
+def test_the_converter_s_plan_and_outcome(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sums alone, as JSON, and with the older file that a run could reuse."""
+    words = [str(tiny_folder), "--outfile", str(tmp_path / "m.gguf"), "--outtype", "Q8_0"]
+    assert convert.cli.main([*words, "--dry-run", "--summary"]) == 0
+    summary = capsys.readouterr().out.splitlines()
+    assert convert.cli.main([*words, "--dry-run", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert convert.cli.main([*words, "--json"]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert done["paths"] == [str(tmp_path / "m.gguf")]
+    assert {key: done[key] for key in planned} == planned
+    assert any(f"({planned['total_bytes']:,} bytes)" in line for line in summary)
+    assert len(summary) < 10
+    older = ["--dry-run", "--summary", "--reuse", str(tmp_path / "m.gguf")]
+    assert convert.cli.main([*words, *older]) == 0
+    assert "m.gguf may serve 52 of 52 tensors" in capsys.readouterr().out
+    older[-1] = str(tmp_path / "none.gguf")
+    assert convert.cli.main([*words, *older]) == 1
+    assert convert.cli.main([*words, "--summary"]) == 2
 
 
 def test_dry_run_shows_stored_types_and_what_would_stop_a_run(

@@ -107,7 +107,7 @@ def test_the_converter_makes_several_too(
     assert convert.cli.main([*words, "bf16,Q4_K_M"]) == 0
     together = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     for name in ("bf16", "Q4_K_M"):
-        assert convert.cli.main([*words, name]) == 0
+        assert convert.cli.main([*words, name, "--force"]) == 0
         assert (tmp_path / f"m-{name.lower()}.gguf").read_bytes() == together[f"m-{name.lower()}.gguf"]
     assert len(together) == 2
 

@@ -207,7 +207,7 @@ def test_half_a_model_in_the_cache(
 ) -> None:
     assert convert.cli.main(["-q", NAME, "--vocab-only"]) == 0
     with hub.client(tmp_path / "cache", HF_HUB_OFFLINE="1"):
-        assert convert.cli.main(["-q", NAME, "--vocab-only"]) == 0
+        assert convert.cli.main(["-q", NAME, "--vocab-only", "--force"]) == 0
         code, err = says([NAME], capsys)
         assert (code, "no weights" in err) == (1, True)
 
