@@ -23,6 +23,7 @@ from typing import Any, Literal
 from gguf_tools import keys
 from gguf_tools.edit import in_place
 from gguf_tools.edit.header_edits import Change, Edit, Edited
+from gguf_tools.edit.rename_rounds import rename_rounds
 from gguf_tools.edit.rewrite import NewFile, Origin, write_files, written
 from gguf_tools.errors import BadRequest, FormatError, OutputError
 from gguf_tools.header import DEFAULT_ALIGNMENT, alignment_of
@@ -91,20 +92,35 @@ def edit_model(
               OUTPUT-00001-of-0000N.gguf, and the files stay as they are
     dry_run   find out what would be done, and do nothing
     raises    GGUFError, BadRequest; nothing is changed then
+
+    Tensors that take names from other files are renamed in rounds (rename_rounds.py). A run that is killed
+    between two of them leaves those of the first renamed.
     """
     with open_gguf(path) as source:
         first = _real(source.shards[0].path)
+        edited = _edited(source, edit)
+        rounds = [] if output is not None else _rounds(source, edited)
         if dry_run or output is not None:
-            outcome = _plan(source, edit, None if output is None else Path(output))
+            outcome = _plan(source, edited, None if output is None else Path(output))
             if not dry_run:
                 write_files([file.new_file for file in outcome.files], source.paths, progress)
             return outcome
-    # Only now is it known which file to lock. Whoever held the lock until then has changed the files, so
-    # they are opened anew.
+    if len(rounds) < 2:
+        return _edit_in_place(path, first, edit, progress)
+    outcomes = [_edit_in_place(path, first, _renaming(names), progress) for names in rounds]
+    changed = {file.path: file for outcome in outcomes for file in outcome.files if file.how != "unchanged"}
+    return Outcome(edited.changes, tuple(changed.get(file.path, file) for file in outcomes[-1].files))
+
+
+def _edit_in_place(
+    path: str | os.PathLike[str], first: Path, edit: Edit, progress: StartProgress
+) -> Outcome:
+    """Change the files of `path`, the first of which is `first`; see `edit_model`."""
+    # Whoever held the lock until now has changed the files, so they are opened anew.
     with ExitStack() as opened:
         locks = {first: opened.enter_context(in_place.locked(first))}
         source = opened.enter_context(open_gguf(path))
-        outcome = _plan(source, edit, None)
+        outcome = _plan(source, _edited(source, edit), None)
         for file in outcome.files:
             if file.how == "in place" and file.path not in locks:
                 locks[file.path] = opened.enter_context(in_place.locked(file.path))
@@ -149,13 +165,27 @@ def _files_by_name(path: Path) -> list[Path]:
     return [shard_path(prefix, index, count) for index in range(count)]
 
 
-def _plan(source: GGUFSet, edit: Edit, output: Path | None) -> Outcome:
-    """Find out what an edit does, and how; nothing is written."""
+def _edited(source: GGUFSet, edit: Edit) -> Edited:
     try:
-        edited = edit(source.shards[0].metadata, list(source.tensors))
-        _refuse_moving_names(source, edited)
+        return edit(source.shards[0].metadata, list(source.tensors))
     except BadRequest as error:
         raise BadRequest(f"{source.path}: {error}") from None
+
+
+def _rounds(source: GGUFSet, edited: Edited) -> list[dict[str, str]]:
+    try:
+        return rename_rounds(source, edited.new_names)
+    except BadRequest as error:
+        raise BadRequest(f"{source.path}: {error}") from None
+
+
+def _renaming(new_names: dict[str, str]) -> Edit:
+    """Return the edit of one round of a renaming."""
+    return lambda metadata, _names: Edited(dict(metadata), new_names)
+
+
+def _plan(source: GGUFSet, edited: Edited, output: Path | None) -> Outcome:
+    """Find out what an edit does, and how; nothing is written."""
     if output is None:
         paths = [_real(file.path) for file in source.shards]
     else:
@@ -211,13 +241,3 @@ def _metadata_of_files(source: GGUFSet, edited: Edited) -> list[Metadata]:
     own: dict[str, Value] = {} if after == DEFAULT_ALIGNMENT else {keys.ALIGNMENT: Value.u32(after)}
     rest = [{key: value for key, value in metadata.items() if key != keys.ALIGNMENT} for metadata in others]
     return [edited.metadata, *(own | metadata for metadata in rest)]
-
-
-def _refuse_moving_names(source: GGUFSet, edited: Edited) -> None:
-    """Raise if another file has a tensor's new name: between two renamings, both would have it."""
-    for old, new in edited.new_names.items():
-        if new in source.tensors and source.file_of(new) is not source.file_of(old):
-            raise BadRequest(
-                f"tensor {old!r} can't become {new!r} while there is one in {source.file_of(new).path.name}; "
-                "rename that one first, in a run of its own"
-            )

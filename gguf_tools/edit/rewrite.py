@@ -10,10 +10,11 @@ from pathlib import Path
 
 from gguf_tools.copying import copy_range
 from gguf_tools.errors import OutputError
+from gguf_tools.journal import journal_path
 from gguf_tools.layout import FileLayout
 from gguf_tools.progress import Progress, StartProgress, no_start
 from gguf_tools.reader import GGUFFile
-from gguf_tools.writer import GGUFWriter
+from gguf_tools.writer import PARTIAL_SUFFIX, GGUFWriter
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ def written(
     inputs  files that must not be overwritten
     raises  OutputError, TruncatedError, OSError; see GGUFWriter and copy_range
     """
+    for file in files:
+        _refuse_unfinished(file.path)
     with ExitStack() as opened:
         writers = [opened.enter_context(GGUFWriter(file.path, file.layout, inputs)) for file in files]
         advance = progress(sum(file.data_bytes for file in files))
@@ -75,6 +78,16 @@ def written(
         yield
         for writer in reversed(writers):
             writer.publish()
+
+
+def _refuse_unfinished(path: Path) -> None:
+    """Raise OutputError where an interrupted run has left its work in the partial that would be written."""
+    journal = journal_path(path)
+    if journal.exists():
+        raise OutputError(
+            f"{path}: an interrupted run keeps its work in {path.name}{PARTIAL_SUFFIX}; let it end first, or"
+            f" remove {journal.name}"
+        )
 
 
 def _copy_data(file: NewFile, writer: GGUFWriter, progress: Progress) -> None:

@@ -329,6 +329,46 @@ def test_a_name_that_another_file_has_is_refused(shards: list[Path], tmp_path: P
     assert content(tmp_path) == before
 
 
+def test_names_move_on_through_the_files_in_one_run(shards: list[Path], tmp_path: Path) -> None:
+    """Each name is free only when the next file has given it up: three rounds."""
+    with open_gguf(shards[0]) as source:
+        data = {name: source.raw(name).tobytes() for name in NAMES}
+    pairs = [(0, NAMES[2]), (2, NAMES[5]), (5, "last"), (4, NAMES[3]), (3, "x")]
+    moved = [(NAMES[index], new) for index, new in pairs]
+    outcome = edit_model(shards[1], renaming(*moved))
+    assert {change.name for change in outcome.changes} == {old for old, _ in moved}
+    assert set(hows(outcome)) <= {"in place", "rewritten"}
+    with open_gguf(shards[0]) as source:
+        assert {name: source.raw(name).tobytes() for name in source.tensors} == {
+            dict(moved).get(name, name): content for name, content in data.items()
+        }
+
+
+def test_names_are_exchanged_where_the_files_are_new(shards: list[Path], tmp_path: Path) -> None:
+    exchange = renaming((NAMES[0], NAMES[5]), (NAMES[5], NAMES[0]))
+    folder = tmp_path / "other"
+    folder.mkdir()
+    edit_model(shards[0], exchange, output=folder / "out.gguf")
+    with open_gguf(shards[0]) as before, open_gguf(folder / "out-00001-of-00003.gguf") as after:
+        assert after.raw(NAMES[5]).tobytes() == before.raw(NAMES[0]).tobytes()
+        assert after.raw(NAMES[0]).tobytes() == before.raw(NAMES[5]).tobytes()
+
+
+def test_the_work_of_an_interrupted_run_is_left_alone(path: Path, tmp_path: Path) -> None:
+    """It keeps its work under the name that a rewritten file would have for a while."""
+    before = path.read_bytes()
+    partial, journal = tmp_path / "m.gguf.partial", tmp_path / "m.gguf.journal"
+    partial.write_bytes(b"hours of work")
+    journal.write_bytes(b"which of it is done")
+    with pytest.raises(OutputError, match=r"an interrupted run keeps its work in m\.gguf\.partial; let it"):
+        edit_model(path, removing("a.strings"))
+    assert (path.read_bytes(), partial.read_bytes()) == (before, b"hours of work")
+    assert hows(edit_model(path, setting("a.u8=7"))) == ["in place"]
+    journal.unlink()
+    assert hows(edit_model(path, removing("a.strings"))) == ["rewritten"]
+    assert not partial.exists()
+
+
 # --- what is refused ------------------------------------------------------------------------
 
 
