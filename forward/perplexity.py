@@ -32,7 +32,7 @@ class Perplexity:
     count: int = 0
     total: float = 0.0
     squares: float = 0.0
-    by_chunk: list[float] = field(default_factory=list)
+    by_chunk: list[float] = field(default_factory=list, repr=False)
 
     def add_chunk(self, losses: torch.Tensor) -> None:
         """Take in one chunk's negative log probabilities, float64."""

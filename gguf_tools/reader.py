@@ -20,6 +20,7 @@ from gguf_tools.header import Endian, check_data, read_header
 from gguf_tools.system.files import read_at, read_into
 from gguf_tools.tensor_arrays import as_array
 from gguf_tools.tensors import TensorInfo
+from gguf_tools.text import types_table
 from gguf_tools.values import Value
 
 if TYPE_CHECKING:  # numpy takes longer to import than a header to read
@@ -102,6 +103,9 @@ class GGUFFile:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.path}: {len(self.tensors)} tensors, {len(self.metadata)} keys>"
+
+    def _repr_html_(self) -> str:
+        return types_table(repr(self), self.tensors.values())
 
     def __enter__(self) -> Self:
         return self

@@ -23,7 +23,7 @@ from gguf_tools.header import DEFAULT_ALIGNMENT, VERSION, Endian, alignment_of
 from gguf_tools.layout import FileLayout
 from gguf_tools.reader import GGUFFile
 from gguf_tools.tensors import TensorInfo
-from gguf_tools.text import html_table, quoted, value_text
+from gguf_tools.text import quoted, types_table, value_text
 from gguf_tools.values import Metadata, Value
 
 if TYPE_CHECKING:
@@ -222,13 +222,7 @@ class GGUFSet:
         return f"<GGUFSet {self.path}: {len(self.tensors)} tensors, {len(self.metadata)} keys{files}>"
 
     def _repr_html_(self) -> str:
-        totals: dict[str, list[int]] = {}
-        for info in self.tensors.values():
-            total = totals.setdefault(info.type.name, [0, 0])
-            total[0] += 1
-            total[1] += info.n_bytes
-        rows = [(name, f"{count:,}", f"{n_bytes:,}") for name, (count, n_bytes) in totals.items()]
-        return html_table(repr(self), ("type", "tensors", "bytes"), rows)
+        return types_table(repr(self), self.tensors.values())
 
     def __enter__(self) -> Self:
         return self

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
+from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Kind, Value
 
 MAX_ITEMS = 6
@@ -99,6 +100,17 @@ def html_table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]
     ]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f"<table><caption>{escape(caption)}</caption>{body}</table>"
+
+
+def types_table(caption: str, tensors: Iterable[TensorInfo]) -> str:
+    """Return a table for notebooks: how many tensors there are of each type, and what they take."""
+    totals: dict[str, list[int]] = {}
+    for info in tensors:
+        total = totals.setdefault(info.type.name, [0, 0])
+        total[0] += 1
+        total[1] += info.n_bytes
+    rows = [(name, f"{count:,}", f"{n_bytes:,}") for name, (count, n_bytes) in totals.items()]
+    return html_table(caption, ("type", "tensors", "bytes"), rows)
 
 
 def json_text(data: Any) -> str:

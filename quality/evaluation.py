@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.ggml_types import GGMLType
+from gguf_tools.text import html_table, size_text
 from quality.divergence import Divergence, Estimate, TokenValues
 from quality.drift import LayerDrift
 from quality.worst_layer import WorstLayer
@@ -82,6 +83,20 @@ class Evaluation:
             f"{model.path.name}: KLD {model.divergence.kld.mean.value:.6f}" for model in self.models
         )
         return f"<Evaluation of {self.base_path.name} on {self.text.n_tokens_measured} tokens: {models}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                model.path.name,
+                size_text(model.n_bytes),
+                f"{model.bits_per_weight:.2f}",
+                f"{model.divergence.ppl.value:.4f}",
+                f"{model.divergence.kld.mean.value:.6f}",
+                f"{model.divergence.same_top.value:.2%}",
+            )
+            for model in self.models
+        ]
+        return html_table(repr(self), ("model", "size", "bpw", "PPL", "KLD", "same top"), rows)
 
     def to_json(self) -> dict[str, Any]:
         """Return all but the values of single tokens as JSON data: ratios as fractions, sizes in bytes."""

@@ -33,7 +33,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.errors import BadArgument, BadImportance
+from gguf_tools.layer_names import in_layer_ranges
 from gguf_tools.tensors import TensorInfo
+from gguf_tools.text import html_table
 from quantize.roles import Role, sibling_with_same_activations, tensor_role
 from quantize.weighting import ColumnWeights, Weighting
 
@@ -145,6 +147,17 @@ class ImportanceFile:
 
     def __repr__(self) -> str:
         return f"<ImportanceFile: {len(self.entries)} entries, {self.chunk_count} chunks>"
+
+    def _repr_html_(self) -> str:
+        kinds: dict[tuple[int, int], list[str]] = {}
+        for name, entry in self.entries.items():
+            kinds.setdefault(entry.shape, []).append(name)
+        rows = [
+            (folded, str(n_mats), f"{n_cols:,}")
+            for (n_mats, n_cols), names in kinds.items()
+            for folded in in_layer_ranges(names)
+        ]
+        return html_table(repr(self), ("weights", "matrices", "columns"), rows)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from gguf_tools.errors import PlanError, QuantError
 from gguf_tools.findings import Finding
-from gguf_tools.text import size_text
+from gguf_tools.text import html_table, size_text
 from quantize.importance_files import ImportanceSource
 from quantize.options import QuantizeOptions
 from quantize.pipeline import plan_run
@@ -33,6 +33,10 @@ class LintReport:
 
     def __repr__(self) -> str:
         return f"<LintReport of {self.mixture.name}: {len(self.findings)} findings>"
+
+    def _repr_html_(self) -> str:
+        rows = [(_level(finding), finding.text) for finding in self.findings]
+        return html_table(repr(self), ("level", "finding"), rows)
 
     @property
     def stops(self) -> bool:

@@ -15,6 +15,7 @@ from gguf_tools.ggml_types import GGMLType
 from gguf_tools.header import Endian
 from gguf_tools.shards import SPLIT_KEYS, layouts_of, shard_paths
 from gguf_tools.tensors import TensorInfo
+from gguf_tools.text import types_table
 from gguf_tools.values import Metadata, Value
 from quantize.calibration import PromisedImportance
 from quantize.fill.digests import UNKNOWN
@@ -49,6 +50,9 @@ class Preparation:
 
     def __repr__(self) -> str:
         return f"<Preparation of {self.outputs[0].path}: {self.plan.file_type}, {self.total_bytes:,} bytes>"
+
+    def _repr_html_(self) -> str:
+        return types_table(repr(self), self.plan.infos)
 
     @property
     def total_bytes(self) -> int:

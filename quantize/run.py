@@ -11,6 +11,7 @@ from typing import Any
 
 from gguf_tools.errors import BadArgument
 from gguf_tools.progress import no_progress
+from gguf_tools.text import types_table
 from quantize.calibration import Calibrating
 from quantize.fill.encode import FillJob
 from quantize.fill.outputs import OutputSet, Written, write_sets
@@ -36,6 +37,9 @@ class Result:
         done = self.preparation
         where = f"{self.paths[0]}{' ...' if len(self.paths) > 1 else ''}"
         return f"<Result: {where}, {done.plan.file_type}, {done.total_bytes:,} bytes in {self.seconds:.1f} s>"
+
+    def _repr_html_(self) -> str:
+        return types_table(repr(self), self.preparation.plan.infos)
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -76,6 +80,9 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<Run to {self.preparation.outputs[0].path}: {self.preparation.plan!r}>"
+
+    def _repr_html_(self) -> str:
+        return types_table(repr(self), self.preparation.plan.infos)
 
     def execute(self, run: RunOptions | None = None) -> Result:
         """Write and publish the outputs; raises ToolkitError, see `write_outputs`."""

@@ -15,7 +15,7 @@ from gguf_tools.errors import BadImportance
 from gguf_tools.findings import Finding
 from gguf_tools.ggml_types import I8, I16, I32, I64, GGMLType
 from gguf_tools.tensors import TensorInfo
-from gguf_tools.text import html_table
+from gguf_tools.text import types_table
 from quantize.formats.codecs import requires_importances
 from quantize.importance import Importances, ResolvedImportance, resolve
 from quantize.plan.decide import Candidate, Decision, PlanOptions, decide
@@ -51,13 +51,7 @@ class Plan:
         return f"<Plan {self.file_type}: {len(self.tensors)} tensors, {self.total_bytes:,} bytes>"
 
     def _repr_html_(self) -> str:
-        totals: dict[str, list[int]] = {}
-        for info in self.infos:
-            total = totals.setdefault(info.type.name, [0, 0])
-            total[0] += 1
-            total[1] += info.n_bytes
-        rows = [(name, f"{count:,}", f"{n_bytes:,}") for name, (count, n_bytes) in totals.items()]
-        return html_table(repr(self), ("type", "tensors", "bytes"), rows)
+        return types_table(repr(self), self.infos)
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -13,7 +13,8 @@ from scripts.record_first_ten_minutes import HEAD, PAGE, STEPS, record
 def without_measures(page: str) -> list[str]:
     """Return the words of each line, without what differs between machines: times, speeds and measures."""
     page = re.sub(r" s, [\d.]+ s of them for compiling kernels, once", " s", page)
-    page = re.sub(r"(layer \d+ ).*blk\..*", r"\1", page)  # the worst tensors, which may be near to each other
+    # The worst tensors may be near to each other.
+    page = re.sub(r"(?m)^ +blk\.\S+ \w+ \([\d.]+\)$", "a tensor", page)
     return [" ".join(re.sub(r"-?\d+\.\d+", "#", line).split()) for line in page.splitlines()]
 
 

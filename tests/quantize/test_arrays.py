@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from pathlib import Path
 
 import ml_dtypes
@@ -19,6 +20,8 @@ from gguf_tools.layout import FileLayout
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.writer import GGUFWriter
 from quantize.formats import get_format
+from quantize.importance import Importance, ImportanceFile
+from quantize.linting import lint
 from quantize.pipeline import plan_run
 from quantize.weighting import ColumnWeights
 from tests.support import samples
@@ -103,8 +106,18 @@ def test_reprs_are_one_line(tmp_path: Path) -> None:
     with gguf_tools.open_gguf(tmp_path / "a.gguf") as file:
         shown = [file, file.shards[0], file.metadata, file.metadata["tokens"], layout]
         html = file._repr_html_()
+        assert file.shards[0]._repr_html_().count("<tr>") == 2
     with plan_run(tmp_path / "a.gguf", tmp_path / "b.gguf", "Q8_0") as run:
-        shown += [run, run.preparation, run.preparation.plan, run.execute()]
+        planned = [run, run.preparation, run.preparation.plan, run.execute()]
+    for value in planned:
+        assert "<td>F32</td><td>1</td><td>512</td>" in value._repr_html_()
+    idle = quantize.PlanOptions(overrides=quantize.parse_overrides(["nothing=Q8_0"]))
+    report = lint("Q8_0", tmp_path / "a.gguf", options=idle)
+    assert f"<td>{escape(report.findings[0].text)}</td>" in report._repr_html_()
+    rows = [np.ones((2, 8), np.float32), np.ones(2, np.float32)]
+    matrix = ImportanceFile({f"blk.{layer}.a.weight": Importance(*rows) for layer in range(3)})
+    assert "<td>blk.0-2.a.weight</td><td>2</td><td>8</td>" in matrix._repr_html_()
+    shown += [*planned, report, matrix]
     assert [text for value in shown if len(text := repr(value)) > 300 or "\n" in text] == []
     assert "1 tensors" in repr(file)
     assert "<td>F32</td><td>1</td><td>512</td>" in html
