@@ -39,8 +39,8 @@ The second half of every chunk is measured, so each prediction has half a chunk 
 Weights are what the file says, decoded exactly, and activations stay float. So the divergence is the file's
 own, not that of one engine's kernels: llama.cpp also rounds activations to 8 bits, which adds about 0.0005
 to KLD on a small trained model. Compare files by numbers from one tool. --like llama.cpp rounds as its CPU
-kernels do, the base's activations too: then the mean is llama-perplexity's to about 1 %, as long as few
-tokens change experts.
+kernels and its cache do, the base's activations too: then the mean is llama-perplexity's to 1 to 3 %. A last
+bit may send a token to other experts.
 
 the base without the base:
   --keep DIR keeps what later runs need of it, when they are called with the same BASE, text and --keep. BASE

@@ -1,10 +1,11 @@
 """Time collecting importances beside a plain loop over chunks: tokens per second and peak memory.
 
     python scripts/bench_imatrix.py [--layers 10] [--chunks 64] [--plain-chunks 2] [--llama-chunks 0]
-                                    [--threads 2] [--dtype both] [--folder DIR] [--json]
+                                    [--threads 2] [--dtype both] [--family deepseek] [--folder DIR] [--json]
 
 The model is DeepSeek-V3-style with 32 experts a layer, of which 4 are used, and random BF16 weights: about
-2 billion in 10 layers. Each run is a process of its own, on the same files, chunks of 512 tokens:
+2 billion in 10 layers. With --family llama or qwen2 it is a dense one with 4 heads to a key, of 0.45 billion
+weights in 10 layers. Each run is a process of its own, on the same files, chunks of 512 tokens:
 
     layer by layer   what `imatrix -m -f` does: a layer's weights are read once for all chunks
     plain loop       the same arithmetic a chunk at a time, as in a program whose memory holds only one layer:
@@ -24,18 +25,28 @@ import datetime
 import json
 import platform
 import resource
+import shutil
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from scripts.bench_pipeline import make_model, run
+from scripts.bench_pipeline import make_model, run, write_random
 
 CONTEXT = 512
+GOLDEN = Path(__file__).parents[1] / "tests" / "golden" / "arch" / "models"
+DENSE = {"llama": "llama-r1-distill", "qwen2": "qwen2-r1-distill"}
+"""Dense family -> the recorded small model whose configuration and tokenizer are scaled up."""
+
+DENSE_SIZES = {
+    "hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 4,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,6 +73,36 @@ def write_text(path: Path, n_chunks: int) -> None:
         "".join(letters[rng.integers(0, 12, rng.integers(2, 8))]) for _ in range((n_chunks + 1) * CONTEXT)
     )
     path.write_text(" ".join(words))
+
+
+def make_dense(folder: Path, family: str, n_layers: int) -> None:
+    """Write a BF16 checkpoint of a dense family."""
+    small = GOLDEN / DENSE[family]
+    config = json.loads((small / "config.json").read_text()) | DENSE_SIZES | {"num_hidden_layers": n_layers}
+    write_random(folder, config, dense_shapes(config))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(small / name, folder / name)
+
+
+def dense_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the tensors of a dense decoder; Qwen 2 has biases."""
+    hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
+    kv_rows = hidden // heads * config["num_key_value_heads"]
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        yield f"{prefix}.input_layernorm.weight", (hidden,)
+        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
+        for part, rows in (("q", hidden), ("k", kv_rows), ("v", kv_rows)):
+            yield f"{prefix}.self_attn.{part}_proj.weight", (rows, hidden)
+            if config["model_type"] == "qwen2":
+                yield f"{prefix}.self_attn.{part}_proj.bias", (rows,)
+        yield f"{prefix}.self_attn.o_proj.weight", (hidden, hidden)
+        yield f"{prefix}.mlp.gate_proj.weight", (inner, hidden)
+        yield f"{prefix}.mlp.up_proj.weight", (inner, hidden)
+        yield f"{prefix}.mlp.down_proj.weight", (hidden, inner)
+    yield "model.norm.weight", (hidden,)
+    yield "lm_head.weight", (config["vocab_size"], hidden)
 
 
 def plain_loop(model: str, text: str, n_chunks: str, n_threads: str, dtype: str) -> None:
@@ -111,7 +152,9 @@ def llama(gguf: str, n_chunks: str, n_threads: str) -> None:
 def measure(folder: Path, args: argparse.Namespace) -> list[Speed]:
     """Make the model in `folder`, and time every run on it."""
     model, text = args.model or folder / "model", folder / "text.txt"
-    if args.model is None:
+    if args.model is None and args.family in DENSE:
+        make_dense(model, args.family, args.layers)
+    elif args.model is None:
         make_model(model, args.layers)
         config = json.loads((model / "config.json").read_text())
         (model / "config.json").write_text(json.dumps(config | {"num_experts_per_tok": 4}))
@@ -158,6 +201,7 @@ def main() -> None:
     parser.add_argument("--llama-chunks", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "both"], default="both")
+    parser.add_argument("--family", choices=["deepseek", *DENSE], default="deepseek")
     parser.add_argument("--model", type=Path, help="an existing model to use")
     parser.add_argument("--folder", type=Path, help="where the files go (removed afterwards)")
     parser.add_argument("--json", action="store_true")

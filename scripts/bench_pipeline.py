@@ -32,11 +32,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -99,15 +100,22 @@ def run(what: str, words: Sequence[str]) -> Run:
 
 
 def make_model(folder: Path, n_layers: int) -> None:
-    """Write a BF16 checkpoint in shards of a gigabyte."""
-    folder.mkdir(parents=True)
+    """Write a BF16 checkpoint of DeepSeek-V3's style."""
     config = STYLES["v3"] | SIZES | {"num_hidden_layers": n_layers}
-    (folder / "config.json").write_text(json.dumps(config))
+    write_random(folder, config, shapes(config))
     copy_tokenizer("tiny", folder)
+
+
+def write_random(
+    folder: Path, config: Mapping[str, Any], tensors: Iterable[tuple[str, tuple[int, ...]]]
+) -> None:
+    """Write a configuration, and random BF16 tensors in shards of a gigabyte."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
     noise = (np.random.default_rng(0).standard_normal(1 << 22) * 0.02).astype(ml_dtypes.bfloat16)
     shards: list[dict[str, tuple[int, ...]]] = [{}]
     n_bytes = 0
-    for name, shape in shapes(config):
+    for name, shape in tensors:
         n_bytes += 2 * int(np.prod(shape))
         if n_bytes > SHARD_BYTES:
             shards.append({})
@@ -116,11 +124,11 @@ def make_model(folder: Path, n_layers: int) -> None:
     places = {}
     for number, shard in enumerate(shards, 1):
         file_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        tensors = {
+        shard_tensors = {
             name: np.resize(np.roll(noise, 7 * i), int(np.prod(shape))).reshape(shape)
             for i, (name, shape) in enumerate(shard.items())
         }
-        write_safetensors(folder / file_name, tensors)
+        write_safetensors(folder / file_name, shard_tensors)
         places |= dict.fromkeys(shard, file_name)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
 
