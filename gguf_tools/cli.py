@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from convert.card import cli as card
 from gguf_tools import __version__, command
-from gguf_tools.commands import edit, look, scan
+from gguf_tools.commands import edit, look, scan, upload
 from gguf_tools.completion import SHELLS, completion_script
 from gguf_tools.shards import GGUFSet
 from gguf_tools.text import json_text
@@ -34,6 +34,7 @@ examples:
   gguf-tools card model-Q4_K_M.gguf --base-model OWNER/NAME   README.md for the Hub
   gguf-tools repack model.gguf model-r4.gguf          rows interleaved for ik_llama.cpp, and back with --undo
   gguf-tools cook DeepSeek-V2-Lite -f calibration.txt --types Q2_K,Q4_K_M,3.2bpw -o lite   all in one run
+  gguf-tools upload lite me/lite-GGUF        files or a folder to the Hub
   gguf-tools checkpoint DeepSeek-V3          weights of a Hugging Face folder, and how they are stored
 
 Each subcommand explains itself: gguf-tools show --help
@@ -61,6 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
     repack.add_to(commands)
     card.add_to(commands)
     cook.add_to(commands)
+    upload.add_to(commands)
     _add_checkpoint(commands)
     _add_completion(commands)
     return parser

@@ -33,6 +33,7 @@ LARGE = (
     "imatrix/test_memory.py",
     "quality",
     "gguf_tools/edit/test_in_place.py",
+    "gguf_tools/hub/test_upload.py",
     "gguf_tools/scan/test_scan_templates.py",
     "quantize/fill/test_error_ranges.py",
     "quantize/fill/test_precompile.py",

@@ -10,6 +10,7 @@ a token that turns up there is an error. `hub.troubles` says what goes wrong, `h
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -52,6 +53,9 @@ class HubServer:
     sent_bytes     of all bodies
     gated, tokens  models whose files are for holders of one of the tokens alone
     leaked_tokens  addresses of the large storage that were asked with a token
+    uploads        folder in which new models get theirs
+    stored         contents of large files by their SHA-256
+    made           requests for repositories and branches
     ignores_ranges whether whole files are sent to those who ask for a range
     """
 
@@ -64,6 +68,9 @@ class HubServer:
         self.tokens: set[str] = set()
         self.leaked_tokens: list[str] = []
         self.ignores_ranges = False
+        self.uploads = Path()
+        self.stored: dict[str, bytes] = {}
+        self.made: list[dict[str, Any]] = []
         self.lock = threading.Lock()
         hub = self
 
@@ -164,6 +171,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
+    def do_POST(self) -> None:
+        self._answer()
+
+    def do_PUT(self) -> None:
+        self._answer()
+
     def do_HEAD(self) -> None:
         self._answer()
 
@@ -174,6 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
         with hub.lock:
             hub.requests.append(request if asked_range is None else f"{request} {asked_range}")
         self.broken_at: int | None = None
+        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         trouble = hub.trouble(request)
         if trouble is not None:
             self.broken_at = trouble.broken_at
@@ -181,6 +195,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(trouble.status, b'{"error": "in trouble"}', dict(trouble.headers))
                 return
         parts = path.strip("/").split("/")
+        if self.command in ("POST", "PUT"):
+            self._take(parts)
+            return
         if parts[0] == "cdn":
             self._large_file(parts[1:], asked_range)
         elif parts[:2] == ["api", "models"]:
@@ -189,6 +206,66 @@ class _Handler(BaseHTTPRequestHandler):
             self._resolve("/".join(parts[:2]), parts[3], "/".join(parts[4:]), asked_range)
         else:
             self._send(404, b"no such route")
+
+    def _take(self, parts: list[str]) -> None:
+        """Answer a request that brings something: a repository, a branch, a file's content, a commit."""
+        hub = self.server_hub
+        if parts[0] == "storage":
+            hub.stored[parts[1]] = self.body
+            if hashlib.sha256(self.body).hexdigest() != parts[1]:
+                self._send(400, b"{}")
+                return
+            self._send(200, b"{}")
+            return
+        token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+        if token not in hub.tokens:
+            self._send(401, b'{"error": "Invalid username or password."}')
+            return
+        if parts == ["api", "validate-yaml"]:
+            self._send(200, b'{"errors": [], "warnings": []}')
+            return
+        asked = [json.loads(line) for line in self.body.splitlines() if line.strip()]
+        if parts == ["api", "repos", "create"]:
+            repo = f"{asked[0]['organization']}/{asked[0]['name']}"
+            hub.made.append(asked[0])
+            status = 409 if repo in hub.models else 200
+            place = hub.models.setdefault(repo, hub.uploads / repo.replace("/", "--"))
+            place.mkdir(parents=True, exist_ok=True)
+            self._json({"url": f"{hub.endpoint}/{repo}", "id": repo}, status)
+        elif "branch" in parts:
+            hub.made.append({"branch": parts[-1]})
+            self._json({})
+        elif "preupload" in parts:
+            files = [
+                {
+                    "path": each["path"], "shouldIgnore": False, "oid": None,
+                    "uploadMode": "lfs" if each["size"] >= LARGE_BYTES else "regular",
+                }
+                for each in asked[0]["files"]
+            ]  # fmt: skip
+            self._json({"files": files})
+        elif parts[-1] == "batch":
+            objects = []
+            for each in asked[0]["objects"]:
+                href = f"http://localhost:{hub.port}/storage/{each['oid']}"
+                known = each["oid"] in hub.stored
+                objects.append(each if known else {**each, "actions": {"upload": {"href": href}}})
+            self._json({"transfer": "basic", "objects": objects})
+        elif "commit" in parts:
+            self._commit("/".join(parts[2:4]), asked)
+
+    def _commit(self, repo: str, lines: list[dict[str, Any]]) -> None:
+        hub = self.server_hub
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "file":
+                (hub.models[repo] / value["path"]).write_bytes(base64.b64decode(value["content"]))
+            elif line["key"] == "lfsFile":
+                (hub.models[repo] / value["path"]).write_bytes(hub.stored[value["oid"]])
+        self._json({"commitUrl": f"{hub.endpoint}/{repo}/commit/x", "commitOid": hub.commit(repo)})
+
+    def _json(self, data: Any, status: int = 200) -> None:
+        self._send(status, json.dumps(data).encode(), {"Content-Type": "application/json"})
 
     def _refused(self, repo: str, *, files: bool = False) -> bool:
         """Answer a request for a model that isn't there, or for files that aren't for everyone; return

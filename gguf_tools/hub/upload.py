@@ -1,0 +1,107 @@
+"""Files of this machine to a repository on the Hub, one commit for each.
+
+The client does the work: it asks the Hub how each file is to be stored, sends large ones in parts or in
+chunks that the storage doesn't have yet, and commits. What an interrupted upload has stored is not sent again
+when the same call is made again, and a file that is there already makes no commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gguf_tools.errors import BadRequest
+from gguf_tools.hub.client import call, quiet_client
+from gguf_tools.hub.names import HubName
+from gguf_tools.shards import open_gguf
+from gguf_tools.writer import PARTIAL_SUFFIX
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+_UNFINISHED = (PARTIAL_SUFFIX, ".journal")
+_LAST = ("README.md", "SHA256SUMS")
+"""Files that speak of others, which should be there before them."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A file to upload, and its name in the repository."""
+
+    path: Path
+    name: str
+    n_bytes: int
+
+
+def plan_upload(paths: Iterable[Path]) -> tuple[Upload, ...]:
+    """Return what is to be uploaded: files, parts of split sets, contents of folders; small ones first.
+
+    Hidden files and unfinished outputs are left out of folders.
+
+    raises  BadRequest for what is not there, is unfinished, or has the name of another; GGUFError for a split
+            set that is not whole
+    """
+    files: dict[str, Path] = {}
+    for path in paths:
+        for each in _files_of(path):
+            if files.setdefault(each.name, each).absolute() != each.absolute():
+                raise BadRequest(f"{each}: {files[each.name]} has the same name, and is to be uploaded too")
+    uploads = [Upload(path, name, path.stat().st_size) for name, path in files.items()]
+    return tuple(sorted(uploads, key=lambda each: (each.name in _LAST, each.n_bytes, each.name)))
+
+
+def upload(
+    uploads: Sequence[Upload],
+    name: HubName,
+    *,
+    private: bool = False,
+    bars: bool = True,
+    done: Callable[[Upload], object] = lambda each: None,
+) -> None:
+    """Upload files to a repository, which is made if it isn't there, and to a branch, likewise.
+
+    private  a new repository is for its owner alone; one that is there stays as it is
+    done     called after each file
+    raises   HubError. Files that are done stay there, and the same call goes on with the others
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    with quiet_client(bars=bars):
+        call(name.repo, lambda: api.create_repo(name.repo, private=private or None, exist_ok=True))
+        if name.revision is not None:
+            branch = name.revision
+            call(str(name), lambda: api.create_branch(name.repo, branch=branch, exist_ok=True))
+        for each in uploads:
+            call(str(name), partial(_send, api, each, name))
+            done(each)
+
+
+def _send(api: HfApi, each: Upload, name: HubName) -> None:
+    api.upload_file(
+        path_or_fileobj=str(each.path),
+        path_in_repo=each.name,
+        repo_id=name.repo,
+        revision=name.revision,
+        commit_message=f"Upload {each.name}",
+    )
+
+
+def _files_of(path: Path) -> Iterable[Path]:
+    if path.is_dir():
+        return sorted(
+            each
+            for each in path.iterdir()
+            if each.is_file() and not each.name.startswith(".") and not each.name.endswith(_UNFINISHED)
+        )
+    if not path.is_file():
+        raise BadRequest(f"{path}: no such file or folder")
+    if path.name.endswith(_UNFINISHED):
+        raise BadRequest(f"{path}: is unfinished; the command that was writing it goes on with it")
+    if path.suffix == ".gguf":
+        with open_gguf(path) as file:
+            return list(file.paths)
+    return [path]

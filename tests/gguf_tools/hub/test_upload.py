@@ -1,0 +1,119 @@
+"""Uploads: the real client against a server on the loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gguf_tools.cli
+from gguf_tools.hub import client
+from tests.gguf_tools.sample_files import write_file
+from tests.support.hub_server import HubServer, Trouble
+
+REPO = "me/lite-GGUF"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr(client, "TRIES", 3)
+    with HubServer({}) as server, server.client(tmp_path / "cache", HF_TOKEN="hf_mine"):
+        server.uploads = tmp_path / "uploads"
+        server.tokens.add("hf_mine")
+        yield server
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of outputs: a small file, a large one, a card, and what is not for others."""
+    made = tmp_path / "lite"
+    (made / ".cook").mkdir(parents=True)
+    write_file(made / "small.gguf")
+    (made / "large.bin").write_bytes(bytes(range(256)) * 8192)
+    (made / "README.md").write_text("---\nlicense: mit\n---\n# Lite\n")
+    (made / "next.gguf.partial").write_text("unfinished")
+    (made / ".hidden").write_text("mine")
+    return made
+
+
+def run(*words: str | Path) -> int:
+    return gguf_tools.cli.main(["upload", *map(str, words)])
+
+
+def test_a_folder(hub: HubServer, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder, REPO, "--private") == 0
+    there = {path.name: path.read_bytes() for path in hub.models[REPO].iterdir()}
+    assert there == {name: (folder / name).read_bytes() for name in ("small.gguf", "large.bin", "README.md")}
+    assert hub.made[0]["visibility"] == "private"
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["small.gguf", "large.bin", "README.md"]
+    assert hub.leaked_tokens == []
+
+
+def test_an_upload_that_broke_off_goes_on(
+    hub: HubServer, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The large file is stored when its commit fails; the next call commits it without sending it."""
+    hub.troubles.append(Trouble("POST /api/models/me/lite-GGUF/commit", times=100, status=500))
+    assert run(folder / "large.bin", REPO) == 1
+    err = capsys.readouterr().err
+    assert (err.count("\n"), "the Hub answered 500" in err) == (1, True)
+    assert len(hub.asked("PUT /storage/")) == 1
+    hub.troubles.clear()
+    assert run(folder / "large.bin", REPO) == 0
+    assert len(hub.asked("PUT /storage/")) == 1
+    assert (hub.models[REPO] / "large.bin").read_bytes() == (folder / "large.bin").read_bytes()
+
+
+def test_a_busy_hub_is_asked_again(hub: HubServer, folder: Path) -> None:
+    for where in ("POST /api/repos", "POST /api/models/me/lite-GGUF/commit", "PUT /storage"):
+        hub.troubles.append(Trouble(where, times=1, status=429, headers={"Retry-After": "0"}))
+    assert run(folder / "large.bin", REPO) == 0
+    assert (hub.models[REPO] / "large.bin").exists()
+
+
+def test_a_branch(hub: HubServer, folder: Path) -> None:
+    assert run(folder / "README.md", REPO, "--revision", "draft", "-q") == 0
+    assert {"branch": "draft"} in hub.made
+    assert hub.asked("commit/draft")
+
+
+def test_a_dry_run_asks_nobody(hub: HubServer, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder, REPO, "--dry-run") == 0
+    assert "would upload 3 files, 2.0" in capsys.readouterr().out
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["none.gguf", REPO], "none.gguf: no such file or folder"),
+        (["next.gguf.partial", REPO], "is unfinished"),
+        (["README.md", "small.gguf"], "expected OWNER/NAME"),
+    ],
+)
+def test_refusals(
+    words: list[str], part: str, hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(folder)
+    assert run(*words) == 1
+    assert part in capsys.readouterr().err
+    assert hub.requests == []
+
+
+def test_two_files_of_one_name(
+    hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "README.md").write_text("another")
+    assert run(folder, tmp_path / "README.md", REPO) == 1
+    assert "has the same name" in capsys.readouterr().err
+
+
+def test_without_a_token(hub: HubServer, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.tokens.clear()
+    assert run(folder, REPO) == 1
+    err = capsys.readouterr().err
+    assert (err.count("\n"), "log in" in err) == (1, True), err
