@@ -4,6 +4,7 @@
 
 Rows are random normal weights, and importances are random. Ours and the reference take turns on the same
 rows, and the best turn of each counts. Compiling is not counted. F32, which passes through, is left out.
+Types that ggml lacks are timed alone.
 Needs the xllamacpp wheel: pip install ".[test]".
 """
 
@@ -31,6 +32,7 @@ from quantize.formats import available, get_format
 from quantize.formats.base import QuantFormat
 from quantize.formats.codecs import ignores_importances, requires_importances
 from quantize.weighting import ColumnWeights
+from tests.quantize.codecs import OF_LLAMA
 from tests.support import oracle
 
 OURS_ROWS = 512
@@ -40,17 +42,20 @@ SLOW = 100
 
 @dataclass(frozen=True)
 class Timing:
-    """Speeds in million weights a second."""
+    """Speeds in million weights a second.
+
+    reference  ggml's; None: it lacks the type
+    """
 
     type: str
     task: str
     importances: bool
     ours: float
-    reference: float
+    reference: float | None
 
     @property
-    def ratio(self) -> float:
-        return self.ours / self.reference
+    def ratio(self) -> float | None:
+        return self.ours / self.reference if self.reference else None
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -60,13 +65,18 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def speeds(
-    ours: Callable[[int], object], reference: Callable[[int], object], n_cols: int, budget: float
-) -> tuple[float, float]:
+    ours: Callable[[int], object], reference: Callable[[int], object] | None, n_cols: int, budget: float
+) -> tuple[float, float | None]:
     """Return the best speed of each in million weights a second, taking turns for `budget` seconds.
 
-    ours, reference  are called with a number of rows
+    ours, reference  are called with a number of rows; None: there is no reference
     """
     ours(OURS_ROWS)  # compiles
+    if reference is None:
+        end, best_ours = time.perf_counter() + budget, math.inf
+        while time.perf_counter() < end or best_ours == math.inf:
+            best_ours = min(best_ours, seconds(lambda: ours(OURS_ROWS)) / OURS_ROWS)
+        return n_cols / best_ours / 1e6, None
     probe = 16 * n_cols / seconds(lambda: reference(16)) / 1e6
     reference_rows = OURS_ROWS // 8 if probe < SLOW else OURS_ROWS
     best_ours = best_reference = math.inf
@@ -77,13 +87,17 @@ def speeds(
     return n_cols / best_ours / 1e6, n_cols / best_reference / 1e6
 
 
+def has_reference(codec: QuantFormat) -> bool:
+    return codec.type.name in OF_LLAMA
+
+
 def time_encoding(
     codec: QuantFormat, rows: npt.NDArray[np.float32], weights: npt.NDArray[np.float32] | None, budget: float
 ) -> Timing:
     weighting = None if weights is None else ColumnWeights(weights)
     ours, reference = speeds(
         lambda n: codec.encode(rows[:n], weighting),
-        lambda n: oracle.quantize(codec.type.id, rows[:n], weights),
+        (lambda n: oracle.quantize(codec.type.id, rows[:n], weights)) if has_reference(codec) else None,
         rows.shape[1],
         budget,
     )
@@ -95,7 +109,7 @@ def time_decoding(codec: QuantFormat, rows: npt.NDArray[np.float32], budget: flo
     data = codec.encode(rows, even if requires_importances(codec.type.name) else None)
     ours, reference = speeds(
         lambda n: codec.decode(data[:n], rows.shape[1]),
-        lambda n: oracle.dequantize(codec.type.id, data[:n]),
+        (lambda n: oracle.dequantize(codec.type.id, data[:n])) if has_reference(codec) else None,
         rows.shape[1],
         budget,
     )
@@ -158,22 +172,19 @@ def main() -> None:
         measured.append(timing)
         if not args.json:
             kind = "with" if timing.importances else "without"
-            print(
-                f"{timing.type:8} {kind:12} {timing.ours:8.0f} {timing.reference:8.1f} {timing.ratio:7.2f}",
-                flush=True,
-            )
+            theirs = f"{timing.reference:8.1f} {timing.ratio:7.2f}" if timing.reference else ""
+            print(f"{timing.type:8} {kind:12} {timing.ours:8.1f} {theirs}".rstrip(), flush=True)
     means = {}
     for kind, weighted in (("without", False), ("with", True)):
-        ratios = [timing.ratio for timing in measured if timing.importances == weighted]
+        ratios = [t.ratio for t in measured if t.ratio is not None and t.importances == weighted]
         if ratios:
             means[kind] = geometric_mean(ratios)
     if args.json:
         rows = [{**asdict(t), "ratio": t.ratio} for t in measured]
         print(json.dumps({"machine": facts, "timings": rows, "geometric_mean_ratio": means}, indent=1))
     else:
-        print(
-            "geometric mean of the ratios:", ", ".join(f"{k} importances {v:.2f}" for k, v in means.items())
-        )
+        mean = ", ".join(f"{kind} importances {ratio:.2f}" for kind, ratio in means.items())
+        print("geometric mean of the ratios:", mean or "none")
 
 
 if __name__ == "__main__":
