@@ -162,8 +162,9 @@ class LayersWorker:
         block = self._block(item.layer, piece.expert, experts)
         with closing(self._open(item.files.middle, sweep.dtype)) as middle:
             _, output = take_piece(sweep, experts, block, piece, middle, item.observer)
-        with closing(self._open(item.files.outer, sweep.dtype)) as outer:
-            outer.write(item.at, output)
+        if len(output):
+            with closing(self._open(item.files.outer, sweep.dtype)) as outer:
+                outer.write(item.at, output)
 
     def _layer_of(self, number: int) -> Layer:
         with self._building:
@@ -248,9 +249,10 @@ class ClusterSweeps:
         def take(item: PieceItem, nothing: None) -> None:
             piece = item.piece
             weighted = torch.nonzero(piece.weights)[:, 0]
-            with closing(FileStates(files.outer, *size, sweep.dtype, create=False)) as outer:
-                output = outer.read(item.at, item.at + len(weighted))
-            after.add(piece.tokens[weighted], output, piece.weights[weighted])
+            if len(weighted):
+                with closing(FileStates(files.outer, *size, sweep.dtype, create=False)) as outer:
+                    output = outer.read(item.at, item.at + len(weighted))
+                after.add(piece.tokens[weighted], output, piece.weights[weighted])
             sweep.advance(share * len(piece.tokens))
 
         self._compute(items, observer, take)

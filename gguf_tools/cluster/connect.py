@@ -127,7 +127,7 @@ def open_cluster(address: str) -> Iterator[Cluster]:
                         n_workers=n_local,
                         threads_per_worker=1,
                         memory_limit=None,
-                        dashboard_address=None,
+                        dashboard_address=":0",
                         silence_logs=logging.CRITICAL + 1,
                     )
                 )

@@ -117,10 +117,8 @@ def test_a_worker_with_other_code_is_refused_by_name(
     assert not job_path(tmp_path / "out.gguf").exists()
 
 
-@pytest.mark.parametrize(
-    "memory_bytes",
-    [pytest.param(4 << 30, id="in memory", marks=pytest.mark.slow), pytest.param(0, id="in files")],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("memory_bytes", [4 << 30, 0], ids=["in memory", "in files"])
 def test_importances_are_equal_to_the_last_bit(
     processes: Processes, tiny_folder: Path, tmp_path: Path, memory_bytes: int
 ) -> None:

@@ -19,7 +19,7 @@ def cluster() -> Iterator[Cluster]:
             n_workers=2,
             processes=False,
             threads_per_worker=1,
-            dashboard_address=None,
+            dashboard_address=":0",
             silence_logs=logging.CRITICAL,
         ) as local,
         distributed.Client(local, set_as_default=False) as client,
