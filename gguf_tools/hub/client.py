@@ -120,6 +120,9 @@ def _explained(subject: str, error: Exception) -> Exception:
     if isinstance(error, HubError):
         return error
     reason = _reason(error)
+    if reason is None and isinstance(error, RuntimeError | ValueError) and _is_of_client(error):
+        # How the client tells of storage that refuses a file, and its part in Rust of anything.
+        reason = _last_line(error)
     return error if reason is None else HubError(f"{subject}: {reason}")
 
 
@@ -165,6 +168,20 @@ def _of_status(status: int, error: BaseException, login: str) -> str:
 def subject_of(error: BaseException) -> str:
     """Return the OWNER/NAME that an error of the client knows of, or nothing."""
     return str(getattr(error, "repo_id", None) or "")
+
+
+def _is_of_client(error: BaseException) -> bool:
+    """Whether the client raised an error, and not what called it."""
+    trace, module = error.__traceback__, ""
+    while trace is not None:
+        module = trace.tb_frame.f_globals.get("__name__", "")
+        trace = trace.tb_next
+    return module.partition(".")[0] in ("huggingface_hub", "hf_xet")
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
 
 
 def _first_line(error: BaseException) -> str:

@@ -88,7 +88,7 @@ def cook(args: argparse.Namespace) -> None:
 
 
 def _request(args: argparse.Namespace) -> CookRequest:
-    from convert.source_path import model_path
+    from convert.source_path import source_folder
     from forward.text import Cut
     from gguf_tools.hub.names import parse_hub_name
     from quality.cook.request import CookRequest, model_name, parse_wanted
@@ -99,7 +99,8 @@ def _request(args: argparse.Namespace) -> CookRequest:
         raise BadRequest(f"--base-model {args.base_model}: expected OWNER/NAME")
     if args.name is not None and (Path(args.name).name != args.name or args.name.startswith(".")):
         raise BadRequest(f"--name {args.name}: expected the beginning of a file's name")
-    source = model_path(args.model, quiet=args.quiet)
+    opened = source_folder(args.model, dry_run=args.dry_run, quiet=args.quiet)
+    source = Path(opened)
     return CookRequest(
         source=source,
         text=args.text,
@@ -116,6 +117,7 @@ def _request(args: argparse.Namespace) -> CookRequest:
         typed=args.typed,
         repo=None if hub_name is None else hub_name.repo,
         quantized_by=args.quantized_by,
+        streamed=None if isinstance(opened, Path) else opened,
     )
 
 

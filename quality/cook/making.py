@@ -33,7 +33,7 @@ def plan(
         calibration = Calibration(request.text, cut=request.cut, forward=request.forward)
     if request.source.is_dir():
         options = ConvertOptions(outtype=mixture, importances=matrix, calibration=calibration)
-        return plan_folder(request.source, output, options, allow_problems=allow_problems)
+        return plan_folder(request.streamed or request.source, output, options, allow_problems=allow_problems)
     quantized = QuantizeOptions(importances=matrix, calibration=calibration)
     return plan_file(request.source, output, mixture, quantized, allow_problems=allow_problems)
 

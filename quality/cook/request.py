@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from convert.checkpoint.streamed import StreamedFolder
 from forward.options import ForwardOptions
 from forward.text import Cut
 from gguf_tools.errors import BadRequest
@@ -52,6 +53,7 @@ class CookRequest:
     held_out_cut   the part of `held_out` that is used
     typed          the command line, for the card
     repo           OWNER/NAME of the model on the Hub, None: what the source knows
+    streamed       the same model with its weights on the Hub, for a plan; None: it is here
     """
 
     source: Path
@@ -69,6 +71,7 @@ class CookRequest:
     typed: tuple[str, ...] = ()
     repo: str | None = None
     quantized_by: str | None = None
+    streamed: StreamedFolder | None = None
 
     @property
     def has_sizes(self) -> bool:

@@ -53,6 +53,7 @@ class HubServer:
     sent_bytes     of all bodies
     gated, tokens  models whose files are for holders of one of the tokens alone
     leaked_tokens  addresses of the large storage that were asked with a token
+    refuses_content  whether the storage has no room for large files
     uploads        folder in which new models get theirs
     stored         contents of large files by their SHA-256
     made           requests for repositories and branches
@@ -68,6 +69,7 @@ class HubServer:
         self.tokens: set[str] = set()
         self.leaked_tokens: list[str] = []
         self.ignores_ranges = False
+        self.refuses_content = False
         self.uploads = Path()
         self.stored: dict[str, bytes] = {}
         self.made: list[dict[str, Any]] = []
@@ -248,6 +250,9 @@ class _Handler(BaseHTTPRequestHandler):
             objects = []
             for each in asked[0]["objects"]:
                 href = f"http://localhost:{hub.port}/storage/{each['oid']}"
+                if hub.refuses_content:
+                    objects.append({**each, "error": {"code": 413, "message": "no room left for this file"}})
+                    continue
                 known = each["oid"] in hub.stored
                 objects.append(each if known else {**each, "actions": {"upload": {"href": href}}})
             self._json({"transfer": "basic", "objects": objects})

@@ -117,3 +117,12 @@ def test_without_a_token(hub: HubServer, folder: Path, capsys: pytest.CaptureFix
     assert run(folder, REPO) == 1
     err = capsys.readouterr().err
     assert (err.count("\n"), "log in" in err) == (1, True), err
+
+
+def test_storage_that_refuses_a_file(
+    hub: HubServer, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.refuses_content = True
+    assert run(folder / "large.bin", REPO) == 1
+    err = capsys.readouterr().err
+    assert (err.count("\n"), "no room left for this file" in err) == (1, True), err

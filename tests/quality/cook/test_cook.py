@@ -17,6 +17,7 @@ import pytest
 import gguf_tools.cli
 from convert import convert
 from quality.cook.record import sha256
+from tests.support.hub_server import HubServer
 from tests.support.trained_model import EXAMPLE, calibration_text
 
 pytest.importorskip("torch")
@@ -160,3 +161,13 @@ def start(line: list[str], place: Path) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "gguf_tools", *line, "-q"]
     return subprocess.Popen(command, cwd=place, env=environment)
+
+
+def test_a_plan_of_a_model_on_the_hub_fetches_no_weights(
+    texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with HubServer({"owner/tiny-deepseek-v3": EXAMPLE}) as hub, hub.client(texts / "cache"):
+        line = ["owner/tiny-deepseek-v3", *words("Q8_0", "-o", "out", "--dry-run")[2:]]
+        assert gguf_tools.cli.main(["cook", *line]) == 0
+    assert "tiny-deepseek-v3-Q8_0.gguf" in capsys.readouterr().out
+    assert 0 < sum("model.safetensors" in request for request in hub.asked("GET /cdn/")) < 5
