@@ -108,3 +108,25 @@ def test_any_rows_of_a_group_can_be_read(tmp_path: Path) -> None:
         for start, stop in ((0, 16), (3, 4), (3, 10), (8, 12), (15, 16), (5, 5)):
             np.testing.assert_array_equal(tensor.read_rows(start, stop), rows[start:stop])
         assert bytes(tensor.raw_rows(4, 12)) == data[4:12].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("type_name", "instead"),
+    [("IQ4_KS", "IQ4_NL"), ("IQ3_K", "IQ4_NL"), ("IQ5_K", "Q6_0"), ("IQ4_KSS", "IQ4_NL")],
+)
+def test_their_types_are_written_whatever_the_number_of_threads(
+    tmp_path: Path, type_name: str, instead: str
+) -> None:
+    rows = np.random.default_rng(5).standard_normal((40, 512), np.float32)
+    path = write_model(tmp_path / "in.gguf", "F32", rows, (40, 512))
+    options = PlanOptions(overrides=quantize.parse_overrides([f"ffn_up={type_name.lower()}"]))
+    for n_threads in (1, 3):
+        out = tmp_path / f"{n_threads}.gguf"
+        quantize.quantize(path, out, "Q8_0", options=options, verify=True, n_threads=n_threads)
+        with open_gguf(out) as file:
+            assert file.tensors[NAME].type.name == type_name
+            assert bytes(file.raw(NAME)) == encode(type_name, rows, None).tobytes()
+    short = write_model(tmp_path / "short.gguf", "F32", rows, (40 * 16, 32))
+    quantize.quantize(short, tmp_path / "out.gguf", "Q8_0", options=options, verify=True)
+    with open_gguf(tmp_path / "out.gguf") as file:
+        assert file.tensors[NAME].type.name == instead

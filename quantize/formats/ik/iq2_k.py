@@ -65,14 +65,15 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
 
 _SHIFT = 5
 _CELLS = cut(LEVELS_2[:4])
-_CODING = level_coding(_CELLS, nearest_of_four(_CELLS), _SHIFT, 16)
+_CODING = level_coding(_CELLS, nearest_of_four(_CELLS, IQ2_K.name), _SHIFT, 16, IQ2_K.name)
 _SEARCH = Search(
+    name=IQ2_K.name,
     size=16,
     sets=2,
     integers=Integers(-8, 7, 1),
     reach=31,
     factors=np.geomspace(0.44, 1.6, 12).astype(np.float32),
-    spreads=np.array([0.95, 1.05], np.float32),
+    spreads=np.array([0.93, 1.03], np.float32),
     signs=2,
     has_half=True,
 )

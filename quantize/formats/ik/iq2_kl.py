@@ -70,11 +70,12 @@ def _decode(
 
 
 _SEARCH = Search(
+    name=IQ2_KL.name,
     size=SIZE,
     sets=1,
     integers=Integers(-32, 31, 1),
     reach=63,
-    factors=np.geomspace(0.5, 1.5, 12).astype(np.float32),
+    factors=np.geomspace(0.5, 1.5, 10).astype(np.float32),
     spreads=np.array([1.05], np.float32),
     signs=1,
     has_half=True,

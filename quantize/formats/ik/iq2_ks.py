@@ -69,14 +69,15 @@ def _decode(
 
 _SHIFT = 5
 _CELLS = cut(LEVELS_2[:4])
-_CODING = level_coding(_CELLS, nearest_of_four(_CELLS), _SHIFT, 32)
+_CODING = level_coding(_CELLS, nearest_of_four(_CELLS, IQ2_KS.name), _SHIFT, 32, IQ2_KS.name)
 _SEARCH = Search(
+    name=IQ2_KS.name,
     size=32,
     sets=2,
     integers=Integers(-16, 15, 1),
     reach=31,
     factors=np.geomspace(0.45, 1.4, 10).astype(np.float32),
-    spreads=np.array([1.05], np.float32),
+    spreads=np.array([1.0], np.float32),
     signs=1,
     has_half=True,
 )

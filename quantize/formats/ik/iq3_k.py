@@ -80,14 +80,15 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
 
 _SHIFT = 4
 _CELLS = cut(LEVELS_3[:8])
-_CODING = level_coding(_CELLS, nearest_of(_CELLS), _SHIFT, 16)
+_CODING = level_coding(_CELLS, nearest_of(_CELLS, IQ3_K.name), _SHIFT, 16, IQ3_K.name)
 _SEARCH = Search(
+    name=IQ3_K.name,
     size=16,
     sets=2,
     integers=Integers(-31, 31, 2),
     reach=63,
     factors=np.geomspace(0.62, 1.65, 12).astype(np.float32),
-    spreads=np.array([1.05], np.float32),
+    spreads=np.array([1.0, 1.1], np.float32),
     signs=1,
     has_half=True,
 )

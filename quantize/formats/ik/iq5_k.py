@@ -80,14 +80,15 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
 
 _SHIFT = 2
 _CELLS = cut(LEVELS_5[:32])
-_CODING = level_coding(_CELLS, nearest_of(_CELLS), _SHIFT, 16)
+_CODING = level_coding(_CELLS, nearest_of(_CELLS, IQ5_K.name), _SHIFT, 16, IQ5_K.name)
 _SEARCH = Search(
+    name=IQ5_K.name,
     size=16,
     sets=2,
     integers=Integers(-32, 31, 1),
     reach=126,
     factors=np.geomspace(0.9, 1.65, 18).astype(np.float32),
-    spreads=np.array([1.05], np.float32),
+    spreads=np.array([1.05, 1.16], np.float32),
     signs=1,
     has_half=True,
 )

@@ -98,14 +98,15 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
 
 _SHIFT = 1
 _CELLS = cut(LEVELS_6[:64])
-_CODING = level_coding(_CELLS, nearest_of(_CELLS), _SHIFT, 16)
+_CODING = level_coding(_CELLS, nearest_of(_CELLS, IQ6_K.name), _SHIFT, 16, IQ6_K.name)
 _SEARCH = Search(
+    name=IQ6_K.name,
     size=16,
     sets=2,
     integers=Integers(-127, 127, 1),
     reach=127,
     factors=np.geomspace(0.98, 1.65, 24).astype(np.float32),
-    spreads=np.array([1.05], np.float32),
+    spreads=np.array([1.15], np.float32),
     signs=1,
     has_half=True,
 )
