@@ -73,7 +73,7 @@ def make_files(folder: Path, args: argparse.Namespace) -> tuple[Path, list[Path]
     config = json.loads((folder / "model" / "config.json").read_text())
     (folder / "model" / "config.json").write_text(json.dumps(config | {"num_experts_per_tok": 4}))
     base = folder / "base.gguf"
-    to_gguf = ["--outfile", str(base), "--outtype", "bf16"]
+    to_gguf = ["--outfile", str(base), "--outtype", "bf16", "--force"]
     run("convert", [sys.executable, "-m", "convert.cli", str(folder / "model"), *to_gguf])
     files = [folder / f"{file_type}.gguf" for file_type in args.types]
     for path, file_type in zip(files, args.types, strict=True):
@@ -91,7 +91,7 @@ def measure(folder: Path, args: argparse.Namespace) -> list[Speed]:
         words = [
             sys.executable, "-m", "quality.cli", str(base), *map(str, files), "-f", str(text),
             "--chunks", str(args.chunks), "--threads", threads, "--dtype", dtype,
-            "--json", str(folder / f"{dtype}.json"),
+            "--force", "--json", str(folder / f"{dtype}.json"),
         ]  # fmt: skip
         speeds.append(timed(f"evaluate, {dtype}", 1 + len(files), args.chunks, words))
     if args.llama_chunks:

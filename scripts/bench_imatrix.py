@@ -166,12 +166,12 @@ def measure(folder: Path, args: argparse.Namespace) -> list[Speed]:
         ours = [
             sys.executable, "-m", "imatrix.cli", "-m", str(model), "-f", str(text),
             "-o", str(folder / f"{dtype}.gguf"), "--chunks", str(args.chunks), "--threads", threads,
-            "--dtype", dtype, "--no-ppl",
+            "--dtype", dtype, "--no-ppl", "--force",
         ]  # fmt: skip
         loop = [*this, "--plain", str(model), str(text), str(args.plain_chunks), threads, dtype]
         runs += [("layer by layer", dtype, args.chunks, ours), ("plain loop", dtype, args.plain_chunks, loop)]
     if args.llama_chunks:
-        to_gguf = ["--outfile", str(gguf), "--outtype", "bf16"]
+        to_gguf = ["--outfile", str(gguf), "--outtype", "bf16", "--force"]
         run("convert", [sys.executable, "-m", "convert.cli", str(model), *to_gguf])
         decode = [*this, "--llama", str(gguf), str(args.llama_chunks), threads]
         runs.append(("llama.cpp", "bfloat16", args.llama_chunks, decode))

@@ -223,7 +223,8 @@ def measure(folder: Path, n_layers: int, n_threads: int, seconds: float) -> Iter
         dat = folder / f"{layers}.imatrix.dat"
         imatrix.save(dat, imatrix.load(matrix))
         out = folder / "out.gguf"
-        convert_ = ["convert", str(model), "--outfile", str(out), "--threads", str(n_threads), "--outtype"]
+        convert_ = ["convert", str(model), "--force", "--outfile", str(out)]
+        convert_ += ["--threads", str(n_threads), "--outtype"]
         end = [str(gguf), str(out)]
         commands = {
             "checkpoint to Q4_K_M, --dry-run": [*convert_, "Q4_K_M", "--dry-run"],

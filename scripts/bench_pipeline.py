@@ -188,7 +188,7 @@ def measure(folder: Path, n_layers: int, n_threads: int, file_types: Sequence[st
     model, gguf, matrix = folder / "model", folder / "model.gguf", folder / "matrix.gguf"
     make_model(model, n_layers)
     python = [sys.executable, "-m"]
-    convert = [*python, "convert.cli", str(model), "--threads", str(n_threads), "--outfile"]
+    convert = [*python, "convert.cli", str(model), "--force", "--threads", str(n_threads), "--outfile"]
     runs = copy_and_convert(folder, [*convert, str(gguf)])
     make_matrix(gguf, matrix)
     for file_type in file_types:
@@ -239,7 +239,7 @@ def threads_and_workers(
     model, gguf, matrix = folder / "model", folder / "model.gguf", folder / "matrix.gguf"
     make_model(model, n_layers)
     python = [sys.executable, "-m"]
-    run("convert", [*python, "convert.cli", str(model), "--outfile", str(gguf)])
+    run("convert", [*python, "convert.cli", str(model), "--force", "--outfile", str(gguf)])
     make_matrix(gguf, matrix)
     best = []
     with dask_cluster(folder / "dask", n_threads, "--no-nanny") as processes:

@@ -19,13 +19,13 @@ SPECIAL = TEXT + "<｜User｜>Hello<｜Assistant｜>, <｜end▁of▁sentence｜
 
 
 @pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
-@pytest.mark.parametrize("parse_special", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_tokens_are_llama_cpps(name: str, parse_special: bool, tmp_path: Path) -> None:
+def test_tokens_are_llama_cpps(name: str, tmp_path: Path) -> None:
     tokenizer = read_tokenizer(copy_tokenizer(name, tmp_path), {"vocab_size": VOCAB_SIZES[name]})
-    encoder = make_encoder(tokenizer.metadata(), parse_special=parse_special)
     with oracle.Model(write_vocab_file(tmp_path / "vocab.gguf", tokenizer), vocab_only=True) as model:
-        assert encoder.encode(SPECIAL) == model.tokenize(SPECIAL, parse_special=parse_special)
+        for parse_special in (False, True):
+            encoder = make_encoder(tokenizer.metadata(), parse_special=parse_special)
+            assert encoder.encode(SPECIAL) == model.tokenize(SPECIAL, parse_special=parse_special)
 
 
 def test_chunks_begin_with_bos() -> None:
