@@ -162,7 +162,8 @@ def one_line(error: BaseException) -> str:
     """Return an error and its notes as one line of text, without anything that controls a terminal."""
     if isinstance(error, OSError) and error.strerror:
         name = error.filename if error.filename is not None else error.filename2
-        text = f"{os.fsdecode(name)}: {error.strerror}" if isinstance(name, str | bytes) else error.strerror
+        reason = "is a folder, expected a file" if isinstance(error, IsADirectoryError) else error.strerror
+        text = f"{os.fsdecode(name)}: {reason}" if isinstance(name, str | bytes) else reason
     elif isinstance(error, MemoryError):
         text = "out of memory"
     else:

@@ -149,6 +149,14 @@ def test_places_that_cannot_be(
     assert (code, f"{source}: is a file, expected a folder with config.json" in err) == (1, True)
 
 
+@pytest.mark.parametrize("words", ["show FOLDER", "verify FOLDER", "diff FOLDER FOLDER"])
+def test_a_folder_in_place_of_a_file(
+    words: str, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, err = says(gguf_tools.cli.main, words.replace("FOLDER", str(tiny_folder)), capsys)
+    assert (code, err) == (1, f"gguf-tools: error: {tiny_folder}: is a folder, expected a file\n")
+
+
 def test_missing_importances_are_folded(
     tiny_gguf: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
