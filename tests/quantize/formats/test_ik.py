@@ -165,7 +165,7 @@ def test_any_group_is_regrouped_there_and_back(name: str) -> None:
         np.testing.assert_array_equal(to_base(type_, from_base(type_, data, N_COLS), N_COLS), data)
 
 
-@pytest.mark.parametrize("name", ["Q4_0_R8", "Q4_K_R4", "IQ2_XXS_R4", "BF16_R16"])
+@pytest.mark.parametrize("name", ["Q4_0_R8", "Q4_K_R4", "IQ2_XXS_R4", "BF16_R16", "Q8_KV_R8"])
 def test_rows_are_encoded_as_the_base_type_and_regrouped(name: str) -> None:
     type_, codec = by_name(name), get_format(name)
     base = get_format(base_of(type_))
