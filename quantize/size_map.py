@@ -14,18 +14,22 @@ from collections.abc import Iterator, Mapping
 
 from gguf_tools.ggml_types import by_name
 from quantize.plan.choose_types import ChosenTypes
-from quantize.plan.expected import FACTOR, N_FILES, expected_divergence
+from quantize.plan.expected import N_FILES, expected_divergence, is_routed
+from quantize.plan.losses import Losses
 from quantize.roles import layer_of
 
 _CHARACTERS = "123456789abcdefghijklmnopqrstuvwxyz"
 
 
-def expected_lines(chosen: ChosenTypes) -> Iterator[str]:
-    """Yield what divergence to expect of the file, and how sure that is."""
-    expected = expected_divergence(chosen.predicted)
+def expected_lines(chosen: ChosenTypes, losses: Losses) -> Iterator[str]:
+    """Yield what divergence to expect of the file, and how sure that is.
+
+    losses  of the model
+    """
+    expected = expected_divergence(chosen.predicted, routed=is_routed(losses))
     yield (
-        f"expected divergence {expected} nats a token: on the sample model {N_FILES} files came out"
-        f" {FACTOR:g} times as far as predicted, 19 of 20 in this range"
+        f"expected divergence {expected} nats a token: the range has 19 of 20 files, going by {N_FILES} of"
+        " the sample model"
     )
 
 

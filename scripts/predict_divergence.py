@@ -4,8 +4,9 @@
     python scripts/predict_divergence.py MODEL.gguf losses.json TEXT --imatrix MATRIX [--chunks 40]
 
 Each file type is made with the importance matrix and evaluated on TEXT, which should be neither the text of
-the losses nor that of the matrix. What is printed last is the standard deviation of the logarithm of real
-over predicted: 0.1 says that files are told apart to 10 %, up to one factor for all of them.
+the losses nor that of the matrix. Predicted is the sum of the damages, with what they do to the routes of a
+model with experts (quantize/plan/expected.py). What is printed last is the standard deviation of the
+logarithm of real over predicted: 0.1 says that files are told apart to 10 %, up to one factor for all.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import quantize
 from forward.text import Cut
 from gguf_tools.shards import open_gguf
 from imatrix import load
+from quantize.plan.expected import is_routed, level_of
 from quantize.plan.losses import read_losses
 
 RECIPES = (
@@ -52,7 +54,8 @@ def main() -> None:
             quantize.quantize(args.model, path, recipe, importances=importances)
         options = quality.EvaluateOptions(cut=Cut(n_chunks=args.chunks))
         evaluation = quality.evaluate(args.model, args.text, files, options)
-        predicted = [losses.predict(types_of(path)) for path in files]
+        routed = is_routed(losses)
+        predicted = [level_of(losses.predict(types_of(path)), routed=routed) for path in files]
     ratios = []
     for recipe, each, guess in zip(RECIPES, evaluation.models, predicted, strict=True):
         real = each.divergence.kld.mean.value

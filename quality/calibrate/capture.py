@@ -17,7 +17,8 @@ class Capture(Silent):
     """Keeps the inputs of the wanted matrices of one chunk.
 
     wanted  names of matrices
-    stop    raise Seen when another matrix is shown after the wanted ones
+    stop    raise Seen as soon as the wanted ones have been shown; after stacks of heads, which are shown in
+            pieces, when another matrix is
     """
 
     def __init__(self, wanted: Collection[str], *, stop: bool = False) -> None:
@@ -30,6 +31,8 @@ class Capture(Silent):
         wanted = [name for name in names if name in self._wanted]
         if self._takes(wanted):
             self._shown[tuple(wanted)] = x[:, None].clone()
+            if self._stop and not self._heads and self._seen.issuperset(self._wanted):
+                raise Seen
 
     def heads(self, name: str, first: int, n_heads: int, x: torch.Tensor) -> None:
         if self._takes([name] if name in self._wanted else []):

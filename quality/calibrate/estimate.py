@@ -1,8 +1,8 @@
 """What a calibrated run will need: memory, disk and time, told from shapes and one short measurement.
 
 Time is that of the arithmetic: products of the forward and the backward pass, of second moments and of their
-factors at the speed that this machine multiplies at, and rounding at the rates of docs/calibrated.md. Expect
-it to be right within a factor of two.
+factors at the speed that this machine multiplies at, and rounding at rates that scripts/bench_compensate.py
+measures. Expect it to be right within a factor of 1.5 on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -14,27 +14,59 @@ from dataclasses import dataclass
 import torch
 
 from forward.families import Network
+from forward.products import fast_products
 from forward.text import Text
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.text import size_text
 from quality.calibrate.choices import Choices
 from quality.calibrate.covariances import BLOCK_ROWS
+from quality.calibrate.expert_run import experts_at_once
+from quality.calibrate.inputs import HELD_ROWS
+from quality.calibrate.moments import PAIR_BYTES
 from quality.calibrate.output_side import gradient_text
 from quality.calibrate.streams import state_bytes
 from quantize.roles import Role, layer_of, tensor_role
 
-_SCALAR_RATE, _GRID_RATE = 2.0e6, 0.4e6
-"""Weights a second that one thread rounds, of types whose weights stand alone and of types with grids."""
+_PROBE, _PROBES = 1024, 4
+"""Number of rows and columns of the matrices whose product is timed, and how often."""
 
-_PROBE = 1024
-"""Number of rows and columns of the matrices whose product is timed."""
+_PROGRAM_BYTES = 400 << 20
+"""Memory of Python, torch and the kernels."""
 
-_PASSES = 3
-"""How often a layer is computed where the model that is being written is followed: attention up to its last
-matrix, attention as a whole, and what follows, once for each stage."""
+_EFFICIENCY = 0.6
+"""Speed of a pass over that of one large product: chunks are small, and there is more to do than products."""
+
+_ATTENTION_PASSES = 4
+"""How often the attention of a layer is computed where the model that is being written is followed: up to its
+first matrices, up to those of heads, up to the last one, and as a whole."""
+
+_OTHER_PASSES = 4 / 3
+"""The same for what follows: once in the original, and in the other gate and up once, then all of them."""
 
 _BACKWARD = 4
 """Cost of gradients, in forward passes."""
+
+_HELD_PRODUCTS = 5
+"""Products with the rows that are held back, for each matrix."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What rounding takes: microseconds for each weight, and those for each of its row's columns, per thread.
+
+    Measured on an AMD EPYC with AVX-512, one core.
+    """
+
+    weight: float
+    column: float
+
+    def seconds(self, info: TensorInfo) -> float:
+        return 1e-6 * info.n_elems * (self.weight + self.column * info.n_cols)
+
+
+_ONE_SIDED = {"scalar": Rounding(0.13, 5e-5), "grid": Rounding(0.73, 2.5e-5)}
+_TWO_SIDED = {"scalar": Rounding(0.20, 1e-4), "grid": Rounding(0.86, 1e-4)}
+"""Rates of types whose weights stand alone and of types with grids, from one side and from both."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +105,14 @@ class Work:
     flops: float
     seconds: float
 
+    def seconds_on(self, n_threads: int, speed: float, rounding_threads: int) -> float:
+        """Return how long it takes.
+
+        speed             products of one thread, operations a second
+        rounding_threads  how many of the threads have something to round
+        """
+        return self.flops / (_EFFICIENCY * speed * n_threads) + self.seconds / rounding_threads
+
 
 def estimate_lines(choices: Choices, shapes: Shapes, text: Text, n_threads: int) -> Iterator[str]:
     """Yield what a run needs."""
@@ -81,23 +121,26 @@ def estimate_lines(choices: Choices, shapes: Shapes, text: Text, n_threads: int)
     dtype = getattr(torch, choices.forward.dtype)
     in_memory, on_disk = state_bytes(text, network.hidden_size, dtype, n_models)
     fits = in_memory <= choices.forward.memory_bytes
-    memory = layer_bytes(infos, made, n_models) + (in_memory if fits else 0)
+    memory = _PROGRAM_BYTES + layer_bytes(infos, made, n_models, n_threads) + (in_memory if fits else 0)
     disk = on_disk if fits else in_memory
     if choices.two_sided or choices.embedding:
         n_values = gradient_text(text).inputs.size * network.hidden_size
         disk += 4 * n_values * (network.n_layers + 6) + _covariance_bytes(made)
     work = work_of(choices, shapes, text)
-    seconds = (work.flops / flops_per_second() + work.seconds) / n_threads
+    seconds = work.seconds_on(n_threads, flops_per_second(), _rounding_threads(shapes, n_threads))
     yield f"calibration: {text.inputs.size:,} tokens in {text.n_chunks} chunks"
     yield f"  memory  about {size_text(memory)}"
     yield f"  disk    {size_text(disk)} beside the output, until it is done"
     yield f"  time    about {time_text(seconds)} on {n_threads} threads"
 
 
-def layer_bytes(infos: Sequence[TensorInfo], made: Sequence[TensorInfo], n_models: int) -> int:
+def layer_bytes(
+    infos: Sequence[TensorInfo], made: Sequence[TensorInfo], n_models: int, n_threads: int = 1
+) -> int:
     """Return about how much memory the largest layer takes.
 
-    That is its weights, of routed experts one, and the moments of one input with what is made of them
+    That is its weights, of routed experts one, and the moments of one input with what is made of them; of
+    experts, as many as are made at a time
     """
     weights: dict[int | None, int] = {}
     for info in infos:
@@ -105,31 +148,48 @@ def layer_bytes(infos: Sequence[TensorInfo], made: Sequence[TensorInfo], n_model
         layer = layer_of(info.name)
         if layer is not None:
             weights[layer] = weights.get(layer, 0) + 4 * n_models * n_elems
-    # Sums in float64, crossed ones and the correction where two models go, and a factor of two in float32.
-    per_value = 8 * (4 if n_models > 1 else 2) + 8
-    stacks = [1 if is_expert(info) else info.n_mats for info in made]
-    moments = [n * info.n_cols**2 * per_value for n, info in zip(stacks, made, strict=True)]
+    moments = []
+    for info in made:
+        n_made = experts_at_once(info.n_cols, n_threads) if is_expert(info) else 1
+        # Heads have sums of their own, and are made one after the other.
+        n_more = 0 if is_expert(info) else info.n_mats - 1
+        moments.append(info.n_cols**2 * (PAIR_BYTES * n_made + 4 * n_models * n_more))
     return max(weights.values(), default=0) + max(moments, default=0)
+
+
+def _rounding_threads(shapes: Shapes, n_threads: int) -> int:
+    """Return how many threads have something to round: gate and up of the experts that are made together."""
+    experts = [info.n_cols for info in shapes.made if is_expert(info)]
+    most = 2 * experts_at_once(max(experts), n_threads) if experts else n_threads
+    return min(n_threads, most)
 
 
 def work_of(choices: Choices, shapes: Shapes, text: Text) -> Work:
     """Return what a run computes, all products and all rounding."""
     n_tokens, followed = text.inputs.size, choices.sequential
-    layers = (info for info in shapes.infos if layer_of(info.name) is not None)
-    active = sum(info.n_elems * shapes.share(info) for info in layers)
-    forward = 2 * active * n_tokens * (2 * _PASSES if followed else 1)
+    active, attention = 0.0, 0.0
+    for info in shapes.infos:
+        if layer_of(info.name) is not None:
+            active += info.n_elems * shapes.share(info)
+            attention += info.n_elems if ".attn_" in info.name else 0
+    if followed:
+        passes = _ATTENTION_PASSES * attention + _OTHER_PASSES * (active - attention)
+        flops = 2 * 2 * passes * n_tokens
+    else:
+        flops = 2 * active * n_tokens
     if choices.two_sided or choices.embedding:
-        forward += 2 * active * gradient_text(text).inputs.size * _BACKWARD
-    moments = seconds = 0.0
+        flops += 2 * active * gradient_text(text).inputs.size * (1 + _BACKWARD)
+    rates, rounding = _TWO_SIDED if choices.two_sided else _ONE_SIDED, 0.0
     for info in shapes.made:
-        n_mats = info.n_mats
-        moments += 2 * info.n_cols**2 * n_tokens * shapes.share(info) * n_mats * (2 if followed else 1)
-        # Factor, its inverse, and the correction where the model is followed.
-        moments += (6 if followed else 3) * info.n_cols**3 * n_mats
-        moments += 2 * info.n_elems * info.n_cols
-        rate = _GRID_RATE if info.type.name.startswith(("IQ1", "IQ2", "IQ3")) else _SCALAR_RATE
-        seconds += info.n_elems / rate
-    return Work(forward + moments, seconds)
+        n_mats, n_cols = info.n_mats, info.n_cols
+        flops += 2 * n_cols**2 * n_tokens * shapes.share(info) * n_mats * (2 if followed else 1)
+        # Factor and its inverse; where the model is followed, the step towards W t and what it adds.
+        flops += (5 if followed else 1) * n_cols**3 * n_mats
+        flops += 2 * info.n_elems * (n_cols if followed else 0)
+        flops += 2 * info.n_elems * HELD_ROWS * _HELD_PRODUCTS
+        grid = info.type.name.startswith(("IQ1", "IQ2", "IQ3"))
+        rounding += rates["grid" if grid else "scalar"].seconds(info)
+    return Work(flops, rounding)
 
 
 def _covariance_bytes(made: Sequence[TensorInfo]) -> int:
@@ -144,10 +204,12 @@ def flops_per_second() -> float:
     torch.set_num_threads(1)
     try:
         a = torch.ones((_PROBE, _PROBE))
-        a @ a
-        started = time.perf_counter()
-        a @ a
-        return 2 * _PROBE**3 / (time.perf_counter() - started)
+        with fast_products("cpu"):
+            a @ a
+            started = time.thread_time()  # what others take of a busy machine is another matter
+            for _ in range(_PROBES):
+                a @ a
+            return _PROBES * 2 * _PROBE**3 / (time.thread_time() - started)
     finally:
         torch.set_num_threads(threads)
 
