@@ -26,8 +26,9 @@ from quantize.fill.options import FillOptions
 from quantize.formats.base import Floats32
 from quantize.roles import layer_of
 
-_TOKENS = 32768
-"""Number of tokens that gradients are taken of, at most: one costs four times as much as going forward."""
+_TOKENS = 16384
+"""Number of tokens that gradients are taken of, at most: one costs five times as much as going forward. With
+28672 the sample model at Q2_K came out the same: KLD 0.0111 and 0.0113 in two runs, 0.0113 with these."""
 
 
 @dataclass(frozen=True)
