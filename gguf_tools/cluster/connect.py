@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -122,15 +123,15 @@ def open_cluster(address: str) -> Iterator[Cluster]:
         try:
             where: Any = address
             if n_local:
-                where = stack.enter_context(
-                    LocalCluster(
+                with _deaf_children():
+                    local = LocalCluster(
                         n_workers=n_local,
                         threads_per_worker=1,
                         memory_limit=None,
                         dashboard_address=":0",
                         silence_logs=logging.CRITICAL + 1,
                     )
-                )
+                where = stack.enter_context(local)
             client = stack.enter_context(
                 Client(where, timeout=CONNECT_SECONDS, set_as_default=False, name="gguf-tools")
             )
@@ -156,6 +157,19 @@ def _local_workers(address: str) -> int:
     if not number.isdecimal() or not 1 <= int(number) <= 4096:
         raise BadRequest(f"--scheduler {address}: expected local:N, N processes, such as local:4")
     return int(number)
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Have processes that are started in this block ignore ctrl-C, which is for who keeps the journal."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 @contextmanager

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -109,6 +112,36 @@ def test_a_worker_that_hangs_or_is_told_to_stop(
     assert output.read_bytes() == expected
 
 
+def test_ctrl_c_is_for_the_command_alone(tiny_gguf: MakeFile, tmp_path: Path, expected: bytes) -> None:
+    output = tmp_path / "out.gguf"
+    command = [sys.executable, "-m", "quantize", str(tiny_gguf("bf16")), str(output), TYPE, "-q"]
+    command += ["--imatrix", str(MATRIX), "--scheduler", "local:2"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=hear_ctrl_c
+    ) as process:
+        wait_for_chunks(output, 30)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes of the command
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert said.startswith("quantize: interrupted; ")
+    assert said.endswith(" chunks are done and kept: the same command resumes from there\n")
+    assert said.count("\n") == 1
+    assert quantize_main(command[3:-2]) == 0
+    assert output.read_bytes() == expected
+
+
+def hear_ctrl_c() -> None:
+    """Undo what a shell does to commands in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def wait_for_chunks(output: Path, n_chunks: int) -> None:
+    """Wait until a run has done so many chunks, about."""
+    journal = output.with_name(output.name + ".journal")
+    while not journal.exists() or len(journal.read_bytes().partition(b"\n")[2]) < 20 * n_chunks:
+        time.sleep(0.01)
+
+
 def test_a_scheduler_that_dies(
     processes: Processes,
     tiny_gguf: MakeFile,
@@ -117,11 +150,10 @@ def test_a_scheduler_that_dies(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     output = tmp_path / "out.gguf"
-    partial, journal = output.with_name("out.gguf.partial"), output.with_name("out.gguf.journal")
+    partial = output.with_name("out.gguf.partial")
 
     def kill(over: threading.Event) -> None:
-        while not journal.exists() or journal.read_bytes().partition(b"\n")[2].count(b"") < 400:
-            time.sleep(0.01)  # until some chunks are done
+        wait_for_chunks(output, 20)
         processes.scheduler.kill()
 
     command = words(tiny_gguf("bf16"), output, processes)
