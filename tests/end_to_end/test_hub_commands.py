@@ -42,6 +42,7 @@ def test_every_command_asks_the_hub(
     assert hub.requests == ["GET /api/models/owner/none"]
 
 
+@pytest.mark.slow
 def test_quantize_in_one_pass(hub: HubServer, tiny_folder: Path, tmp_path: Path) -> None:
     assert quantize.cli.main(["-q", str(tiny_folder), "local.gguf", "Q8_0"]) == 0
     assert quantize.cli.main(["-q", f"hf://{NAME}", "hub.gguf", "Q8_0"]) == 0

@@ -143,7 +143,7 @@ def test_a_fetch_that_broke_off_goes_on_with_the_next_file(
 @pytest.mark.parametrize(
     "where", ["GET /api/models/owner", "HEAD /owner/tiny-deepseek-v3/resolve", "GET /cdn/"], ids=str
 )
-@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("status", [429, pytest.param(503, marks=pytest.mark.slow)])
 def test_a_busy_hub_is_asked_again(hub: HubServer, where: str, status: int) -> None:
     hub.troubles.append(Trouble(where, times=2, status=status, headers={"Retry-After": "0"}))
     assert (model_path(NAME, quiet=True) / "model.safetensors").exists()
@@ -235,6 +235,7 @@ def test_a_disk_that_is_too_small(
     assert hub.asked("GET /cdn/") == []
 
 
+@pytest.mark.slow
 def test_the_name_in_the_file(hub: HubServer, tmp_path: Path) -> None:
     assert convert.cli.main(["-q", NAME, "--outfile", "m.gguf"]) == 0
     with open_gguf(tmp_path / "m.gguf") as file:

@@ -70,6 +70,7 @@ def test_a_streamed_model_becomes_what_its_folder_becomes(
     assert hub.leaked_tokens == []
 
 
+@pytest.mark.slow
 def test_quantize_and_verify(hub: HubServer, folder: Path) -> None:
     assert quantize.cli.main(["-q", str(folder), "local.gguf", "Q8_0"]) == 0
     assert quantize.cli.main(["-q", "--stream", "--verify", NAME, "streamed.gguf", "Q8_0"]) == 0
@@ -141,6 +142,7 @@ def test_a_run_that_failed_goes_on(
     assert Path("streamed.gguf").read_bytes() == Path("local.gguf").read_bytes()
 
 
+@pytest.mark.slow
 def test_another_commit_s_weights_are_not_mixed_in(
     hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
