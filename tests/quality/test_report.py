@@ -244,12 +244,14 @@ def test_the_command_writes_the_page(
     assert f"wrote {page}" in capsys.readouterr().out
     assert main([*words, "--compare-with", str(stock)]) == 2
     assert "--compare-with is for the page: --html is missing" in capsys.readouterr().err
-    assert main([*words[:-3], "32", "--html", str(page), "--compare-with", str(stock)]) == 1
+    assert main([*words, "--html", str(page)]) == 1
+    assert f"{page}: exists already; --force replaces it" in capsys.readouterr().err
+    assert main([*words[:-3], "32", "--html", str(page), "--compare-with", str(stock), "--force"]) == 1
     assert "measured on another context (tokens 64, here 32)" in capsys.readouterr().err
     monkeypatch.setattr(
         "quality.report.charts.find_spec", lambda name: None if name == "matplotlib" else find_spec(name)
     )
-    assert main([*words, "--html", str(page)]) == 1
+    assert main([*words, "--html", str(page), "--force"]) == 1
     assert capsys.readouterr().err.strip() == (
         "evaluate: error: --html needs matplotlib: pip install 'gguf-tools[report]'"
     )
