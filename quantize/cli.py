@@ -217,9 +217,7 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
             return
         card = prepare_card(args, source, [output for run in runs for output in run.output_paths])
         with ProgressBar(f"quantizing to {names}", quiet=args.quiet) as bar:
-            options = RunOptions(
-                n_threads, args.restart, args.reuse, args.verify, scheduler=args.scheduler
-            )
+            options = RunOptions(n_threads, args.restart, args.reuse, args.verify, scheduler=args.scheduler)
             results = execute_together(runs, bar.shows(options))
     for result in () if args.quiet and not args.json else results:
         for line in [json_line(result.to_json())] if args.json else result_lines(result):

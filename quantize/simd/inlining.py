@@ -5,10 +5,16 @@ become part of the kernels that call them, so nobody ever runs that code. Here a
 code, optimised by itself, which the kernels link and optimise whole. They are compiled in 0.6 times the time,
 and are as fast as before. (Without optimising the functions by themselves it is 0.5 times, but IQ2_XXS loses
 15 % of its speed.)
+
+Where LLVM has not inlined such a function, a kernel keeps it under its symbol: the qualified name and a
+counter of the process. A kernel from the cache brings the symbols of the process that compiled it. So two
+functions that one factory made, for two formats, could meet under the same symbol, and one would be called in
+the place of the other. A mark of the process in the name prevents that.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -17,6 +23,9 @@ from numba import njit
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.registry import CPUDispatcher
+
+_PROCESS = secrets.token_hex(8)
+"""The mark of this process in symbols."""
 
 
 class _IntermediateLibrary(JITCodeLibrary):
@@ -54,6 +63,7 @@ class InlinedFunction(CPUDispatcher):
 
     def __init__(self, function: Callable[..., Any], **options: Any) -> None:
         self._options = options
+        function.__qualname__ += f".{_PROCESS}"
         super().__init__(
             py_func=function,
             targetoptions={

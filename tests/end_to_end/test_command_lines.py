@@ -195,7 +195,10 @@ WRITING = [
 
 @pytest.mark.parametrize("words", WRITING)
 def test_an_output_that_is_there_is_replaced_by_force_alone(
-    words: str, tiny_gguf: Callable[[str], Path], tiny_folder: Path, tmp_path: Path,
+    words: str,
+    tiny_gguf: Callable[[str], Path],
+    tiny_folder: Path,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     file, out = tiny_gguf("bf16"), tmp_path / "out.gguf"

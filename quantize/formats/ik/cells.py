@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from quantize.simd.kernel import inlinable
 from quantize.simd.lanes import Floats, Ints, maximum, minimum, select, splat, to_int
-from quantize.simd.naming import inlinable_for
 from quantize.simd.wide_tables import look_up_in
 
 Table = npt.NDArray[np.float32]
@@ -81,9 +81,8 @@ class Nearest(NamedTuple):
     code: Any
 
 
-def nearest_of(cells: Cells, name: str) -> Nearest:
-    """Return the functions that look levels up; `name` is that of the type (see simd.naming)."""
-    inlinable = inlinable_for(name)
+def nearest_of(cells: Cells) -> Nearest:
+    """Return the functions that look levels up."""
     lower, upper, codes = cells.lower, cells.upper, cells.codes
     size = len(lower)
     last = np.float32(size - 1)
@@ -115,9 +114,8 @@ def nearest_of(cells: Cells, name: str) -> Nearest:
     return Nearest(square, level, code)
 
 
-def nearest_of_four(cells: Cells, name: str) -> Nearest:
+def nearest_of_four(cells: Cells) -> Nearest:
     """Return functions that compare with three edges, which is faster than look-ups for four levels."""
-    inlinable = inlinable_for(name)
     levels = np.unique(np.concatenate([cells.lower, cells.upper]))
     zeroth, first, second, third = (np.float32(level) for level in levels)
     edges = (levels[:-1] + levels[1:]) / np.float32(2)

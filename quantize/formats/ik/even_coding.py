@@ -47,8 +47,8 @@ def _part(parity: int) -> _Part:
 
 _EVEN, _ODD = _part(0), _part(1)
 _EVEN_CODES, _ODD_CODES = _EVEN.codes, _ODD.codes
-_even_square, _even_level, _even_code = nearest_of(_EVEN.cells, "IQ4_KSS.even")
-_odd_square, _odd_level, _odd_code = nearest_of(_ODD.cells, "IQ4_KSS.odd")
+_even_square, _even_level, _even_code = nearest_of(_EVEN.cells)
+_odd_square, _odd_level, _odd_code = nearest_of(_ODD.cells)
 
 _DENSITY = np.float32(_EVEN.cells.density)
 _UNIT = np.float32(1 / _EVEN.cells.density)

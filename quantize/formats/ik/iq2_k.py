@@ -65,9 +65,8 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
 
 _SHIFT = 5
 _CELLS = cut(LEVELS_2[:4])
-_CODING = level_coding(_CELLS, nearest_of_four(_CELLS, IQ2_K.name), _SHIFT, 16, IQ2_K.name)
+_CODING = level_coding(_CELLS, nearest_of_four(_CELLS), _SHIFT, 16)
 _SEARCH = Search(
-    name=IQ2_K.name,
     size=16,
     sets=2,
     integers=Integers(-8, 7, 1),

@@ -70,7 +70,6 @@ def _decode(
 
 
 _SEARCH = Search(
-    name=IQ2_KL.name,
     size=SIZE,
     sets=1,
     integers=Integers(-32, 31, 1),

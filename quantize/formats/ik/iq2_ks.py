@@ -69,9 +69,8 @@ def _decode(
 
 _SHIFT = 5
 _CELLS = cut(LEVELS_2[:4])
-_CODING = level_coding(_CELLS, nearest_of_four(_CELLS, IQ2_KS.name), _SHIFT, 32, IQ2_KS.name)
+_CODING = level_coding(_CELLS, nearest_of_four(_CELLS), _SHIFT, 32)
 _SEARCH = Search(
-    name=IQ2_KS.name,
     size=32,
     sets=2,
     integers=Integers(-16, 15, 1),

@@ -80,9 +80,8 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
 
 _SHIFT = 4
 _CELLS = cut(LEVELS_3[:8])
-_CODING = level_coding(_CELLS, nearest_of(_CELLS, IQ3_K.name), _SHIFT, 16, IQ3_K.name)
+_CODING = level_coding(_CELLS, nearest_of(_CELLS), _SHIFT, 16)
 _SEARCH = Search(
-    name=IQ3_K.name,
     size=16,
     sets=2,
     integers=Integers(-31, 31, 2),

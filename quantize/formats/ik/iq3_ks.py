@@ -72,9 +72,8 @@ def _decode(
 
 _SHIFT = 4
 _CELLS = cut(LEVELS_3[:8])
-_CODING = level_coding(_CELLS, nearest_of(_CELLS, IQ3_KS.name), _SHIFT, 32, IQ3_KS.name)
+_CODING = level_coding(_CELLS, nearest_of(_CELLS), _SHIFT, 32)
 _SEARCH = Search(
-    name=IQ3_KS.name,
     size=32,
     sets=2,
     integers=Integers(-16, 15, 1),

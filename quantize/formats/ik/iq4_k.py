@@ -70,9 +70,8 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
 
 _SHIFT = 4
 _CELLS = cut(LEVELS_4[:16])
-_CODING = level_coding(_CELLS, nearest_of(_CELLS, IQ4_K.name), _SHIFT, 16, IQ4_K.name)
+_CODING = level_coding(_CELLS, nearest_of(_CELLS), _SHIFT, 16)
 _SEARCH = Search(
-    name=IQ4_K.name,
     size=16,
     sets=2,
     integers=Integers(-32, 31, 1),

@@ -67,9 +67,8 @@ def _decode(
 
 _SHIFT = 4
 _CELLS = cut(LEVELS_4[:16])
-_CODING = level_coding(_CELLS, nearest_of(_CELLS, IQ4_KS.name), _SHIFT, 32, IQ4_KS.name)
+_CODING = level_coding(_CELLS, nearest_of(_CELLS), _SHIFT, 32)
 _SEARCH = Search(
-    name=IQ4_KS.name,
     size=32,
     sets=2,
     integers=Integers(-127, 127, 2),

@@ -69,7 +69,6 @@ def _decode(
 
 
 _SEARCH = Search(
-    name=IQ4_KSS.name,
     size=SIZE,
     sets=2,
     integers=Integers(-127, 127, 2),

@@ -80,9 +80,8 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
 
 _SHIFT = 2
 _CELLS = cut(LEVELS_5[:32])
-_CODING = level_coding(_CELLS, nearest_of(_CELLS, IQ5_K.name), _SHIFT, 16, IQ5_K.name)
+_CODING = level_coding(_CELLS, nearest_of(_CELLS), _SHIFT, 16)
 _SEARCH = Search(
-    name=IQ5_K.name,
     size=16,
     sets=2,
     integers=Integers(-32, 31, 1),

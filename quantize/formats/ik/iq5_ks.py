@@ -69,9 +69,8 @@ def _decode(
 
 _SHIFT = 2
 _CELLS = cut(LEVELS_5[:32])
-_CODING = level_coding(_CELLS, nearest_of(_CELLS, IQ5_KS.name), _SHIFT, 32, IQ5_KS.name)
+_CODING = level_coding(_CELLS, nearest_of(_CELLS), _SHIFT, 32)
 _SEARCH = Search(
-    name=IQ5_KS.name,
     size=32,
     sets=2,
     integers=Integers(-127, 127, 2),

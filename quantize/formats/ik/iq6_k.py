@@ -98,9 +98,8 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
 
 _SHIFT = 1
 _CELLS = cut(LEVELS_6[:64])
-_CODING = level_coding(_CELLS, nearest_of(_CELLS, IQ6_K.name), _SHIFT, 16, IQ6_K.name)
+_CODING = level_coding(_CELLS, nearest_of(_CELLS), _SHIFT, 16)
 _SEARCH = Search(
-    name=IQ6_K.name,
     size=16,
     sets=2,
     integers=Integers(-127, 127, 1),

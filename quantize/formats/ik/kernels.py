@@ -20,7 +20,6 @@ from quantize.simd.half import to_half_bits
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import IntTile, float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, Ints, splat, to_int
-from quantize.simd.naming import inlinable_for
 from quantize.simd.tiles import load_columns, padded_words
 
 
@@ -34,7 +33,6 @@ def row_quantizer(
     meta_bytes  bytes in front of a row
     pack_block  called as pack_block(codes, integers, seconds, words), to fill `words` with a super-block
     """
-    inlinable = inlinable_for(search.name)
     fit_group, code_super_block = fitting(search, coding), _super_block_coder(search, coding)
     n_words, size = padded_words(block_bytes), search.size
 
@@ -76,7 +74,6 @@ def block_quantizer(search: Search, coding: Coding, block_bytes: int, pack_block
 
     pack_block  called as pack_block(half_d, codes, integers, seconds, words)
     """
-    inlinable = inlinable_for(search.name)
     fit_group, code_super_block = fitting(search, coding), _super_block_coder(search, coding)
     n_words, n_subs = padded_words(block_bytes), SUPER_ELEMS // search.size
 
@@ -116,7 +113,6 @@ def _super_block_coder(search: Search, coding: Coding) -> Any:
     group   what `fit_group` returned for the group that it is in; fitted and sets are what it filled
     sub     number of the super-block's first sub-block in that group
     """
-    inlinable = inlinable_for(search.name)
     codes_of, size = coding.codes_of, search.size
 
     @inlinable

@@ -8,19 +8,17 @@ import numpy.typing as npt
 from quantize.formats.blocks_of_32.scales import ZERO
 from quantize.formats.ik.cells import Cells, Nearest
 from quantize.formats.ik.scale_search import Coding
+from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, IntTile
 from quantize.simd.lanes import Floats, splat
-from quantize.simd.naming import inlinable_for
 
 
-def level_coding(cells: Cells, nearest: Nearest, shift: float, size: int, name: str) -> Coding:
+def level_coding(cells: Cells, nearest: Nearest, shift: float, size: int) -> Coding:
     """Return how sub-blocks of `size` weights are coded on one of two sets of levels.
 
     cells, nearest  of the first set
     shift           what the levels of the second set are higher by
-    name            of the type
     """
-    inlinable = inlinable_for(name)
     square, level_of, code_of = nearest
     density = np.float32(cells.density)
     unit = np.float32(1 / cells.density)

@@ -37,7 +37,6 @@ from quantize.simd.lanes import (
     select,
     splat,
 )
-from quantize.simd.naming import inlinable_for
 from quantize.simd.rounding import MAGIC
 from quantize.simd.tiles import load_columns
 
@@ -73,7 +72,6 @@ class Coding(NamedTuple):
 class Search(NamedTuple):
     """What is tried for one type.
 
-    name      of the type
     size      weights of a sub-block
     sets      number of sets of levels
     integers  what the scales can be
@@ -84,7 +82,6 @@ class Search(NamedTuple):
     has_half  whether d is stored as a float16
     """
 
-    name: str
     size: int
     sets: int
     integers: Integers
@@ -128,7 +125,6 @@ def fitting(search: Search, coding: Coding) -> Any:
     It fills `scales` and `sets`, float32 of at least count // size * LANES items, with the integers and sets
     of the sub-blocks in columns column .. column + count - 1 of rows first .. first + LANES - 1.
     """
-    inlinable = inlinable_for(search.name)
     error_of, sums_of, _codes_of = coding
     size, n_sets, n_signs = search.size, search.sets, search.signs
     low, high, step = (np.float32(number) for number in search.integers)

@@ -153,10 +153,3 @@ def test_importances_of_zero_leave_a_sub_block_its_weights(name: str) -> None:
     weights[:32] = 0
     decoded = decode(name, encode(name, rows, weights))
     assert lost(rows[:, :32], decoded[:, :32], 1) < (2 * CODECS[name].error_range.relative) ** 2
-
-
-def test_no_two_types_share_a_symbol() -> None:
-    """A cached kernel would be given the functions of another type (see simd.naming)."""
-    modules = [import_module(CODECS[name].module, "quantize.formats") for name in LEVELS]
-    names = [function.py_func.__qualname__ for module in modules for function in module._CODING]
-    assert len(names) == 3 * len(LEVELS) == len(set(names))
