@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from quantize.plan.expected import DEVIATION, FACTOR, expected_divergence, is_routed, level_of
+from quantize.plan.expected import DENSE_FACTOR, DEVIATION, FACTOR, expected_divergence, is_routed, level_of
 from quantize.plan.losses import Losses, TensorLosses
 
 MEASURED = {
@@ -31,7 +31,7 @@ def test_files_of_the_sample_model_are_told_apart() -> None:
 
 def test_the_range_is_as_wide_as_two_deviations_and_what_thirteen_files_leave_open() -> None:
     expected = expected_divergence(0.01, routed=False)
-    assert expected.middle == pytest.approx(0.01 * FACTOR)
+    assert expected.middle == pytest.approx(0.01 * DENSE_FACTOR)
     up, down = math.log(expected.high / expected.middle), math.log(expected.middle / expected.low)
     assert up == pytest.approx(down)
     assert 2 * DEVIATION < up < 2.5 * DEVIATION
