@@ -1,8 +1,8 @@
 """What a calibrated run will need: memory, disk and time, told from shapes and one short measurement.
 
 Time is that of the arithmetic: products of the forward and the backward pass, of second moments and of their
-factors at the speed that this machine multiplies at, and rounding at rates that scripts/bench_compensate.py
-measures. Expect it to be right within a factor of 1.5 on a machine that does nothing else.
+factors at the speed that this machine multiplies at, and rounding at the rates below. Expect it to be right
+within a factor of 1.5 on a machine that does nothing else.
 """
 
 from __future__ import annotations
