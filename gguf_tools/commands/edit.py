@@ -206,9 +206,11 @@ def rename(args: argparse.Namespace) -> None:
 def _edit(args: argparse.Namespace, edit: Edit) -> None:
     from gguf_tools.edit.model_edits import edit_model
     from gguf_tools.progress import Bar
+    from gguf_tools.writer import refuse_inputs
 
     restored = _recover(args)
     if args.output is not None and not args.dry_run:
+        refuse_inputs(Path(args.output), [args.file])
         refuse_to_replace([Path(args.output)], force=args.force)
     with Bar("copying", quiet=args.quiet) as bar:
         outcome = edit_model(

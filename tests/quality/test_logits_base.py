@@ -96,7 +96,10 @@ def test_the_command_reads_with_kl_divergence(
     found = json.loads(out.read_text())
     assert [Path(model["path"]).name for model in found["models"]] == ["Q8_0.gguf", "Q2_K.gguf"]
     assert found["base"]["path"] == str(written)
-    assert main([*words, str(made("Q8_0")), "-f", str(text), "--chunks", "2", "--json", str(out)]) == 0
+    assert (
+        main([*words, str(made("Q8_0")), "-f", str(text), "--chunks", "2", "--json", str(out), "--force"])
+        == 0
+    )
     found = json.loads(out.read_text())
     assert (found["text"]["path"], found["text"]["n_chunks"]) == (str(text), 2)
 

@@ -20,7 +20,7 @@ from quantize.cli import main
 from quantize.fill import encode as filling
 from quantize.fill.sources import GGUFTensor
 from quantize.formats import available, get_format
-from quantize.formats.codecs import CODECS, DECODERS
+from quantize.formats.codecs import CODECS, DECODERS, REGROUPED
 from quantize.importance import Importance
 from quantize.plan.decide import PlanOptions
 from quantize.plan.overrides import parse_overrides
@@ -39,6 +39,7 @@ OPTIONS = PlanOptions(overrides=parse_overrides([f"blk.*={NAME}"]))
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CODECS, NAME, toy_codec.ROW)
     monkeypatch.delitem(DECODERS, NAME)
+    monkeypatch.delitem(REGROUPED, NAME)
 
 
 @pytest.fixture
