@@ -59,15 +59,8 @@ _encode_rows = rows_of(_TRELLIS)
 
 
 @kernel
-def _search(
-    x: Any, costs: Any, steps: Any, roots: Any, units: Any, levels: Any, factors: Any, trees: Any,
-    points: Any, leaf_boxes: Any, node_boxes: Any, numbers: Any,
-    scales: Any, codes: Any, starts: Any, indices: Any,
-) -> None:  # fmt: skip
-    _encode_rows(
-        x, costs, steps, roots, units, levels, factors, trees, points, leaf_boxes, node_boxes, numbers,
-        scales, codes, starts, indices,
-    )  # fmt: skip
+def _search(*arrays: Any) -> None:
+    _encode_rows(*arrays)
 
 
 def _pack(choices: Choices, weights: Floats32, out: Bytes) -> None:
