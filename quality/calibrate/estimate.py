@@ -126,8 +126,7 @@ def estimate_lines(choices: Choices, shapes: Shapes, text: Text, n_threads: int)
     if choices.two_sided or choices.embedding:
         n_values = gradient_text(text).inputs.size * network.hidden_size
         disk += 4 * n_values * (network.n_layers + 6) + _covariance_bytes(made)
-    work = work_of(choices, shapes, text)
-    seconds = work.seconds_on(n_threads, flops_per_second(), _rounding_threads(shapes, n_threads))
+    seconds = calibration_seconds(choices, shapes, text, n_threads, flops_per_second())
     yield f"calibration: {text.inputs.size:,} tokens in {text.n_chunks} chunks"
     yield f"  memory  about {size_text(memory)}"
     yield f"  disk    {size_text(disk)} beside the output, until it is done"
@@ -155,6 +154,13 @@ def layer_bytes(
         n_more = 0 if is_expert(info) else info.n_mats - 1
         moments.append(info.n_cols**2 * (PAIR_BYTES * n_made + 4 * n_models * n_more))
     return max(weights.values(), default=0) + max(moments, default=0)
+
+
+def calibration_seconds(
+    choices: Choices, shapes: Shapes, text: Text, n_threads: int, speed: float
+) -> float:
+    """Return how long a run takes, if one thread multiplies at `speed` operations a second."""
+    return work_of(choices, shapes, text).seconds_on(n_threads, speed, _rounding_threads(shapes, n_threads))
 
 
 def _rounding_threads(shapes: Shapes, n_threads: int) -> int:

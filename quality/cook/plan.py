@@ -19,7 +19,7 @@ from gguf_tools.system.locks import usable_cores
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.text import size_text, table
 from quality.calibrate.choices import Choices
-from quality.calibrate.estimate import Shapes, flops_per_second, time_text, work_of
+from quality.calibrate.estimate import Shapes, Work, calibration_seconds, flops_per_second, time_text
 from quality.calibrate.sight import Sight
 from quality.cook.making import plans
 from quality.cook.request import CookRequest
@@ -88,9 +88,9 @@ def _lines(request: CookRequest, runs: Mapping[str, Run]) -> list[_Line]:
     sight = Sight.of(request.source, metadata, infos)
     used = metadata.get(keys.EXPERT_USED_COUNT.format(arch=metadata[keys.ARCHITECTURE].data))
     shapes = Shapes(sight.network, infos, (), 1 if used is None else used.data)
-    speed = flops_per_second() * _n_threads(request)
+    speed = flops_per_second()
     text = Choices(request.text, request.cut).read(metadata, sight)
-    forward = _forward_flops(shapes, text) / speed
+    forward = _forward_seconds(request, shapes, text, speed)
     lines = []
     matrix = matrix_of(request)
     if matrix is not None:
@@ -108,7 +108,7 @@ def _lines(request: CookRequest, runs: Mapping[str, Run]) -> list[_Line]:
         lines.append(_Line(each.label, request.output(each), n_bytes, seconds, is_exact))
     if request.held_out is not None:
         held_out = Choices(request.held_out, request.held_out_cut).read(metadata, sight)
-        seconds = _forward_flops(shapes, held_out) / speed * (1 + len(request.wanted))
+        seconds = _forward_seconds(request, shapes, held_out, speed) * (1 + len(request.wanted))
         lines.append(_Line("divergence", report_of(request)[0], 1 << 20, seconds))
     lines.append(_Line("card", request.folder / "README.md", 4096, 0.0))
     n_bytes = sum(line.n_bytes for line in lines)
@@ -125,18 +125,19 @@ def _making_seconds(
         return sum(info.n_elems / _rate(info) for info in plan.infos) / n_threads
     made = [each for each in plan.infos if layer_of(each.name) is not None and len(each.shape) > 1]
     choices = Choices(request.text, request.cut, forward=request.forward)
-    work = work_of(choices, replace(shapes, infos=plan.infos, made=made), text)
-    return work.flops / speed + work.seconds / n_threads
+    shapes = replace(shapes, infos=plan.infos, made=made)
+    return calibration_seconds(choices, shapes, text, n_threads, speed)
 
 
 def _rate(info: TensorInfo) -> float:
     return next((rate for start, rate in _RATES if info.type.name.startswith(start)), _OTHER_RATE)
 
 
-def _forward_flops(shapes: Shapes, text: Text) -> float:
-    """Return the operations of a pass through all layers and the output matrix."""
+def _forward_seconds(request: CookRequest, shapes: Shapes, text: Text, speed: float) -> float:
+    """Return how long a pass through all layers and the output matrix takes."""
     active = sum(info.n_elems * shapes.share(info) for info in shapes.infos if len(info.shape) > 1)
-    return 2 * active * text.inputs.size
+    n_threads = _n_threads(request)
+    return Work(2 * active * text.inputs.size, 0.0).seconds_on(n_threads, speed, n_threads)
 
 
 def _matrix_bytes(infos: Sequence[TensorInfo]) -> int:
