@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-from gguf_tools.errors import OutputError
+from gguf_tools.errors import BadRequest, OutputError
 from gguf_tools.journal import JOURNAL_SUFFIX
 from gguf_tools.writer import PARTIAL_SUFFIX
 
@@ -22,6 +22,13 @@ _UNFINISHED = (JOURNAL_SUFFIX, PARTIAL_SUFFIX, ".work")
 def add_force(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Give a parser --force, for what `refuse_to_replace` refuses."""
     parser.add_argument("--force", action="store_true", help="replace outputs that are there already")
+
+
+def refuse_to_overwrite_inputs(output: Path, inputs: Iterable[Path]) -> None:
+    """Raise BadRequest, before anything is computed, if `output` is one of `inputs`."""
+    for path in inputs:
+        if output.exists() and path.exists() and output.samefile(path):
+            raise BadRequest(f"{output}: is an input, expected another file to write")
 
 
 def refuse_to_replace(outputs: Iterable[Path | None], *, force: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from forward.arguments import add_context_argument, add_run_arguments, forward_options
 from gguf_tools import __version__, command
-from gguf_tools.overwriting import add_force, refuse_to_replace
+from gguf_tools.overwriting import add_force, refuse_to_overwrite_inputs, refuse_to_replace
 from gguf_tools.parser import add_foreign_flags
 from imatrix.foreign_flags import FOREIGN_FLAGS
 
@@ -202,7 +202,8 @@ def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     from imatrix.store import not_held, save
 
     args.model = model_path(args.model, quiet=args.quiet)
-    _refuse_overwriting(args)
+    refuse_to_overwrite_inputs(args.output, (args.model, args.text))
+    refuse_to_replace([args.output], force=args.force)
     options = _collect_options(args, [load(path) for path in args.in_file])
 
     def write(contents: ImportanceFile) -> None:
@@ -223,15 +224,6 @@ def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     print(f"wrote {args.output}: {len(contents.entries)} entries, {contents.chunk_count} chunks{older}")
     for note in (*collected.notes, *not_held(contents, _form(args.output, args.output_format))):
         print(f"note: {note}")
-
-
-def _refuse_overwriting(args: argparse.Namespace) -> None:
-    from gguf_tools.errors import BadRequest
-
-    for path in (args.model, args.text):
-        if args.output.exists() and path.exists() and args.output.samefile(path):
-            raise BadRequest(f"{args.output}: is an input, expected another file to write")
-    refuse_to_replace([args.output], force=args.force)
 
 
 def _collect_options(args: argparse.Namespace, earlier: Sequence[ImportanceFile]) -> CollectOptions:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from forward.arguments import add_context_argument, add_run_arguments, cut_of, forward_options
 from gguf_tools import __version__, command
-from gguf_tools.overwriting import add_force, refuse_to_replace
+from gguf_tools.overwriting import add_force, refuse_to_overwrite_inputs, refuse_to_replace
 
 if TYPE_CHECKING:
     from quality.options import EvaluateOptions, LogitsFile
@@ -245,13 +245,11 @@ def _options(args: argparse.Namespace, logits: Path | None) -> EvaluateOptions:
 
 def _refuse_output(output: Path, inputs: Sequence[Path]) -> None:
     """Refuse, before hours of computing, what would overwrite an input or can't be written."""
-    from gguf_tools.errors import BadRequest, OutputError
+    from gguf_tools.errors import OutputError
 
     if not output.parent.is_dir():
         raise OutputError(f"{output}: can't be written (no such folder)")
-    for path in inputs:
-        if output.exists() and path.exists() and output.samefile(path):
-            raise BadRequest(f"{output}: is an input, expected another file to write")
+    refuse_to_overwrite_inputs(output, inputs)
 
 
 def _write(path: Path, text: str) -> None:
