@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 from convert.card import cli as card
@@ -11,7 +12,6 @@ from gguf_tools.commands import edit, look, scan, upload
 from gguf_tools.completion import SHELLS, completion_script
 from gguf_tools.shards import GGUFSet
 from gguf_tools.text import json_text
-from quality.cook import cli as cook
 from quantize.mla_layout import cli as mla_layout
 from quantize.repack import cli as repack
 
@@ -48,8 +48,15 @@ examples:
 """
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of `gguf-tools` and its subcommands."""
+_COOK = "make importances, quantized files, their divergence, card and checksums in one run"
+
+
+def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """Return the parser of `gguf-tools` and its subcommands.
+
+    words  those of the command line, if that is all it has to understand: the arguments of `cook` come with
+           other packages, which take time to load, and are left out where it is not among the words
+    """
     parser = command.make_parser(
         "gguf-tools", "Look at GGUF files, compare them, check them, change them.",
         epilog=_EXAMPLES, version=__version__,
@@ -61,7 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
     mla_layout.add_to(commands)
     repack.add_to(commands)
     card.add_to(commands)
-    cook.add_to(commands)
+    _add_cook(commands, words)
     upload.add_to(commands)
     _add_checkpoint(commands)
     _add_completion(commands)
@@ -74,6 +81,15 @@ def _compare_values(a: GGUFSet, b: GGUFSet, quiet: bool) -> look.FileErrors:
 
     with Bar("comparing values", quiet=quiet) as bar:
         return compare_values(a, b, bar.start)
+
+
+def _add_cook(commands: command.Subcommands, words: Sequence[str] | None) -> None:
+    if words is not None and "cook" not in words:
+        commands.name("cook", _COOK)
+        return
+    from quality.cook import cli
+
+    cli.add_to(commands, _COOK)
 
 
 def _add_checkpoint(commands: command.Subcommands) -> None:
@@ -118,7 +134,8 @@ def checkpoint(args: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return command.run(make_parser(), lambda args: args.body(args), argv)
+    words = sys.argv[1:] if argv is None else argv
+    return command.run(make_parser(words), lambda args: args.body(args), argv)
 
 
 if __name__ == "__main__":

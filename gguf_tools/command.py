@@ -97,6 +97,10 @@ class Subcommands:
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self._commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
+    def name(self, name: str, text: str) -> None:
+        """List a subcommand that this command line does not call."""
+        self._commands.add_parser(name, help=text)
+
     def add(
         self, name: str, body: Body, text: str, detail: str, *, epilog: str = "", json: bool = True
     ) -> argparse.ArgumentParser:

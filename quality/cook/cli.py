@@ -28,12 +28,9 @@ examples:
 """
 
 
-def add_to(commands: command.Subcommands) -> None:
-    """Add the subcommand."""
-    sub = commands.add(
-        "cook", cook, "make importances, quantized files, their divergence, card and checksums in one run",
-        DETAIL, epilog=EPILOG, json=False,
-    )  # fmt: skip
+def add_to(commands: command.Subcommands, text: str) -> None:
+    """Add the subcommand; `text` is its line in the list of commands."""
+    sub = commands.add("cook", cook, text, DETAIL, epilog=EPILOG, json=False)
     sub.add_argument("model", metavar="MODEL", help="folder, GGUF file, or OWNER/NAME[@REVISION] on the Hub")
     sub.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FOLDER", help="where everything goes"
