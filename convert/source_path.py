@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gguf_tools.errors import BadRequest
+from gguf_tools.errors import BadRequest, HubError
+from gguf_tools.hub.client import is_unknown
 from gguf_tools.hub.names import SCHEME, HubName, parse_hub_name
 
 if TYPE_CHECKING:
@@ -24,8 +27,7 @@ def hub_name(text: str) -> HubName | None:
     if os.path.exists(text):
         return None
     name = parse_hub_name(text)
-    is_plain = not text.startswith((SCHEME, "http://", "https://"))
-    return None if is_plain and Path(text).parent.is_dir() else name
+    return None if _is_plain(text) and Path(text).parent.is_dir() else name
 
 
 def model_path(text: str, *, quiet: bool = False) -> Path:
@@ -38,7 +40,8 @@ def model_path(text: str, *, quiet: bool = False) -> Path:
         return Path(text)
     from convert.checkpoint.hub import fetch
 
-    return fetch(name, quiet=quiet)
+    with _here_neither(text):
+        return fetch(name, quiet=quiet)
 
 
 def source_folder(
@@ -65,6 +68,22 @@ def source_folder(
         return Path(text)
     from convert.checkpoint import hub
 
-    if weights and (stream or (dry_run and not allow_pickle and not hub.is_offline())):
-        return hub.stream(name, quiet=quiet)
-    return hub.fetch(name, hub.Wanted(weights, allow_pickle), quiet=quiet)
+    with _here_neither(text):
+        if weights and (stream or (dry_run and not allow_pickle and not hub.is_offline())):
+            return hub.stream(name, quiet=quiet)
+        return hub.fetch(name, hub.Wanted(weights, allow_pickle), quiet=quiet)
+
+
+@contextmanager
+def _here_neither(text: str) -> Iterator[None]:
+    """Let an error of the Hub say that `text`, which may be a mistyped path, is no path either."""
+    try:
+        yield
+    except HubError as error:
+        if _is_plain(text) and is_unknown(error):
+            error.add_note(f"nor is there a file or folder {text} on this machine")
+        raise
+
+
+def _is_plain(text: str) -> bool:
+    return not text.startswith((SCHEME, "http://", "https://"))

@@ -34,6 +34,9 @@ SMALL_NAMES = ("*.json", "*.jinja", "*.model", "*.txt", "README.md")
 MAX_SMALL_BYTES = 256 << 20
 """Maximum size of such a file; the largest tokenizer.json are a tenth of it."""
 
+ANSWER_SECONDS = 10.0
+"""Seconds to wait for a connection to the Hub, and for the list of a model's files."""
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -97,12 +100,14 @@ def list_files(name: HubName) -> Listing:
     from huggingface_hub import HfApi
 
     def ask() -> Listing:
-        info = HfApi().model_info(name.repo, revision=name.revision, files_metadata=True)
+        info = HfApi().model_info(
+            name.repo, revision=name.revision, files_metadata=True, timeout=ANSWER_SECONDS
+        )
         files = info.siblings or ()
         sha256s = {file.rfilename: file.lfs.sha256 for file in files if file.lfs is not None}
         return Listing(info.sha or "main", {file.rfilename: file.size for file in files}, sha256s)
 
-    return call(str(name), ask)
+    return call(str(name), ask, is_first=True)
 
 
 def stream(name: HubName, *, quiet: bool = False) -> StreamedFolder:

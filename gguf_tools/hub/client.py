@@ -47,17 +47,19 @@ def quiet_client(*, bars: bool) -> Iterator[None]:
             enable_progress_bars()
 
 
-def call(subject: str, action: Callable[[], T]) -> T:
+def call(subject: str, action: Callable[[], T], *, is_first: bool = False) -> T:
     """Return what `action` does; try again what passes: rate limits, servers that are busy, broken lines.
 
-    subject  what the error names, OWNER/NAME or OWNER/NAME@REVISION
-    raises   HubError
+    subject   what the error names, OWNER/NAME or OWNER/NAME@REVISION
+    is_first  nothing has been asked yet, and the name may be a mistyped path: without a way to the Hub there
+              is no second try
+    raises    HubError
     """
     for number in range(TRIES):
         try:
             return action()
         except Exception as error:
-            if number == TRIES - 1 or not is_passing(error):
+            if number == TRIES - 1 or not is_passing(error) or (is_first and _is_unreachable(error)):
                 raise _explained(subject, error) from error
             asked = _asked_wait(error)
             wait = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2**number if asked is None else asked)
@@ -78,6 +80,16 @@ def is_passing(error: BaseException) -> bool:
         if _is_of_transport(cause):
             return type(cause).__name__ not in ("UnsupportedProtocol", "InvalidURL")
     return False
+
+
+def is_unknown(error: BaseException) -> bool:
+    """Whether it is open if there is such a model: the Hub knows none, or could not or must not be asked."""
+    from huggingface_hub import errors
+
+    unknown = (errors.RepositoryNotFoundError, errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError)
+    causes = list(_causes(error))
+    is_gated = any(isinstance(cause, errors.GatedRepoError) for cause in causes)
+    return not is_gated and (_is_unreachable(error) or any(isinstance(cause, unknown) for cause in causes))
 
 
 def endpoint() -> str:
@@ -113,6 +125,14 @@ def _is_of_transport(error: BaseException) -> bool:
     """Whether an error comes from below the client: httpx in its several generations, requests, urllib3."""
     package = type(error).__module__.partition(".")[0]
     return package.startswith(("httpx", "httpcore", "requests", "urllib3"))
+
+
+def _is_unreachable(error: BaseException) -> bool:
+    """Whether no connection was made: no network, no such host, nobody listening there."""
+    return any(
+        type(cause).__name__ in ("ConnectError", "ConnectTimeout") and _is_of_transport(cause)
+        for cause in _causes(error)
+    )
 
 
 def _explained(subject: str, error: Exception) -> Exception:

@@ -202,6 +202,27 @@ def test_without_the_hub(hub: HubServer, tmp_path: Path, capsys: pytest.CaptureF
         assert (code, "http://127.0.0.1:9 can't be reached" in err) == (1, True)
 
 
+@pytest.mark.parametrize("where", ["away", "offline", "there"])
+def test_a_mistyped_path(
+    where: str, hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """It looks like a name on the Hub. The answer speaks of this machine too, and comes at the first try."""
+    waits: list[float] = []
+    monkeypatch.setattr("time.sleep", waits.append)
+    settings = {"away": {"HF_ENDPOINT": "http://127.0.0.1:9"}, "offline": {"HF_HUB_OFFLINE": "1"}}
+    with hub.client(tmp_path / "cache", **settings.get(where, {})):
+        code, err = says(["modles/lite"], capsys)
+    assert (code, "nor is there a file or folder modles/lite on this machine" in err) == (1, True)
+    assert waits == []
+
+
+def test_what_the_hub_knows_is_no_mistyped_path(hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.gated.add(NAME)
+    code, err = says([NAME], capsys)
+    assert (code, "nor is there" in err) == (1, False)
+
+
 def test_half_a_model_in_the_cache(
     hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
