@@ -99,7 +99,9 @@ def _add_checkpoint(commands: command.Subcommands) -> None:
         "quantized checkpoint are listed as the model has them, not as the files do. Only headers and a few "
         "small tensors are read.",
     )
-    sub.add_argument("folder", metavar="FOLDER", help="folder with config.json")
+    sub.add_argument(
+        "folder", metavar="FOLDER", help="folder with config.json, or OWNER/NAME[@REVISION] on the Hub"
+    )
     sub.add_argument(
         "--allow-pickle", action="store_true",
         help="read .bin and .pt checkpoints, with torch 2.10 or newer and as weights only",
@@ -127,9 +129,11 @@ def completion(args: argparse.Namespace) -> None:
 
 def checkpoint(args: argparse.Namespace) -> None:
     from convert import open_checkpoint
+    from convert.source_path import source_folder
     from convert.weights.listing import checkpoint_text, describe
 
-    with open_checkpoint(args.folder, allow_pickle=args.allow_pickle) as weights:
+    folder = source_folder(args.folder, dry_run=True, allow_pickle=args.allow_pickle)
+    with open_checkpoint(folder, allow_pickle=args.allow_pickle) as weights:
         print(json_text(describe(weights)) if args.json else "\n".join(checkpoint_text(weights)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from quantize.plan.model_facts import ModelFacts
 from quantize.plan.plan import build_plan
 from quantize.plan.recipe_files import find_mixture
 from quantize.roles import Role, in_layer_ranges, tensor_role
+
+if TYPE_CHECKING:
+    from convert.checkpoint.streamed import StreamedFolder
 
 
 @dataclass(frozen=True)
@@ -129,17 +133,20 @@ def _by_type(names: Iterable[str], types: Mapping[str, str]) -> Iterator[str]:
             yield f"{text} becomes {type_name}"
 
 
-def read_model(path: Path) -> CheckedModel:
-    """Return the headers of a Hugging Face folder, as it would be converted, or of a GGUF file."""
-    if path.is_dir():
-        return _read_folder(path)
+def read_model(model: Path | StreamedFolder) -> CheckedModel:
+    """Return the headers of a Hugging Face folder, as it would be converted, or of a GGUF file.
+
+    model  its path, or a folder whose weights are on the Hub
+    """
+    if Path(model).is_dir():
+        return _read_folder(model)
     from gguf_tools.shards import open_gguf
 
-    with open_gguf(path) as file:
+    with open_gguf(model) as file:
         return CheckedModel(tuple(file.tensors.values()), ModelFacts.from_metadata(file.metadata))
 
 
-def _read_folder(folder: Path) -> CheckedModel:
+def _read_folder(folder: Path | StreamedFolder) -> CheckedModel:
     from convert.architectures import find_architecture
     from convert.architectures.base import build
     from convert.checkpoint.checkpoint import Checkpoint

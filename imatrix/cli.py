@@ -14,6 +14,7 @@ from gguf_tools.parser import add_foreign_flags
 from imatrix.foreign_flags import FOREIGN_FLAGS
 
 if TYPE_CHECKING:
+    from convert.checkpoint.streamed import StreamedFolder
     from forward.perplexity import Perplexity
     from imatrix.options import CollectOptions
     from quantize.importance import ImportanceFile, ImportanceFormat
@@ -40,6 +41,7 @@ A run that was interrupted goes on after its last whole layer when it is called 
 it needs for that is in OUT.work until OUT is written."""
 
 _STEPS_A_LINE = 6
+_KINDS_OF_MODEL = "folder, GGUF file, or OWNER/NAME on the Hub"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,8 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     add_force(convert)
     _add_layout(convert)
     convert.add_argument(
-        "--model", dest="for_model", type=Path, metavar="MODEL",
-        help="folder or GGUF file; with --mla both it says how many heads there are",
+        "--model", dest="for_model", metavar="MODEL",
+        help=f"{_KINDS_OF_MODEL}; with --mla both it says how many heads there are",
     )  # fmt: skip
     convert.set_defaults(body=lambda args: _convert(args, convert))
     merge = commands.add_parser(
@@ -95,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         " warnings are only told.",
     )
     check.add_argument("file", type=Path, metavar="FILE")
-    check.add_argument("--model", dest="for_model", type=Path, metavar="MODEL", help="folder or GGUF file")
+    check.add_argument("--model", dest="for_model", metavar="MODEL", help=_KINDS_OF_MODEL)
     check.add_argument(
         "--recipe", metavar="TYPE", help="file type or recipe file: what it lacks data for; needs --model"
     )
@@ -110,8 +112,9 @@ def _parser() -> argparse.ArgumentParser:
     repair.add_argument("-o", "--output", dest="repaired", type=Path, required=True, metavar="OUT")
     add_force(repair)
     repair.add_argument(
-        "--model", dest="for_model", type=Path, metavar="MODEL", help="says how many heads there are"
-    )
+        "--model", dest="for_model", metavar="MODEL",
+        help=f"{_KINDS_OF_MODEL}; says how many heads there are",
+    )  # fmt: skip
     repair.set_defaults(body=_repair)
     for subparser in commands.choices.values():
         command.add_verbose(subparser)
@@ -201,9 +204,9 @@ def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     from imatrix.progress import LayerBar
     from imatrix.store import not_held, save
 
-    args.model = model_path(args.model, quiet=args.quiet)
-    refuse_to_overwrite_inputs(args.output, (args.model, args.text))
+    refuse_to_overwrite_inputs(args.output, (Path(args.model), args.text))
     refuse_to_replace([args.output], force=args.force)
+    args.model = model_path(args.model, quiet=args.quiet)
     options = _collect_options(args, [load(path) for path in args.in_file])
 
     def write(contents: ImportanceFile) -> None:
@@ -265,10 +268,20 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
     if args.mla == "both" and args.for_model is None:
         parser.error("--mla both needs --model, which says how many heads there are")
-    _write(_in_layout(load(args.input), args.mla, args.for_model), args.output, None, args.force)
+    contents = load(args.input)
+    if args.mla == "both":
+        contents = _in_layout(contents, args.mla, _headers_of(args.for_model))
+    _write(contents, args.output, None, args.force)
 
 
-def _in_layout(contents: ImportanceFile, mla: str, model: Path) -> ImportanceFile:
+def _headers_of(model: str) -> Path | StreamedFolder:
+    """Return the model that --model names; of one on the Hub, headers are enough."""
+    from convert.source_path import source_folder
+
+    return source_folder(model, dry_run=True)
+
+
+def _in_layout(contents: ImportanceFile, mla: str, model: Path | StreamedFolder) -> ImportanceFile:
     """Return the importances for files with that layout of attention."""
     if mla == "split":
         return contents
@@ -308,7 +321,7 @@ def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.recipe is not None and args.for_model is None:
         parser.error("--recipe needs --model")
     contents = load(args.file)
-    model = None if args.for_model is None else read_model(args.for_model)
+    model = None if args.for_model is None else read_model(_headers_of(args.for_model))
     findings = check(contents, model, args.recipe)
     for finding in findings:
         print(as_text(finding))
@@ -323,7 +336,7 @@ def _repair(args: argparse.Namespace) -> None:
     from imatrix.store import load
 
     contents = load(args.file)
-    n_heads = None if args.for_model is None else read_model(args.for_model).facts.n_heads
+    n_heads = None if args.for_model is None else read_model(_headers_of(args.for_model)).facts.n_heads
     done = repair(contents, n_heads)
     for change in done.changes:
         print(change)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from quantize.run import Run
 
 USAGE = """quantize [options] INPUT [OUTPUT.gguf] TYPE [THREADS]
-       quantize lint [options] TYPE MODEL.gguf"""
+       quantize lint [options] TYPE MODEL"""
 
 DESCRIPTION = """\
 Quantize a GGUF file (or a split one, given any of its parts): the bytes that llama-quantize writes.
@@ -98,6 +98,7 @@ examples:
   quantize lint Q4_K_M model-bf16.gguf
   quantize lint --imatrix model.imatrix mine.yaml model-bf16.gguf
   quantize lint --json --fallback attn_k_b=Q8_0 IQ2_XXS model-bf16.gguf
+  quantize lint Q4_K_M deepseek-ai/DeepSeek-V2-Lite       a folder or a model of the Hub, as converted
 """
 
 FOREIGN_FLAGS = (
@@ -160,7 +161,9 @@ def _parser() -> argparse.ArgumentParser:
 def _lint_parser() -> argparse.ArgumentParser:
     parser = command.make_parser("quantize lint", LINT_DESCRIPTION, epilog=LINT_EPILOG, version=__version__)
     parser.add_argument("type", metavar="TYPE", help="file type, or recipe file")
-    parser.add_argument("model", type=Path, metavar="MODEL", help="GGUF file")
+    parser.add_argument(
+        "model", metavar="MODEL", help="GGUF file, folder, or OWNER/NAME[@REVISION] on the Hub"
+    )
     parser.add_argument("--json", action="store_true", help="the report as one JSON object")
     add_matrix_arguments(parser)
     add_type_arguments(parser)
@@ -169,9 +172,25 @@ def _lint_parser() -> argparse.ArgumentParser:
 
 
 def _lint(args: argparse.Namespace) -> int:
-    from quantize.linting import lint, lint_lines
+    from convert.options import ConvertOptions
+    from convert.pipeline import plan_run as plan_folder
+    from convert.source_path import source_folder
+    from quantize.linting import lint, lint_lines, lint_plan
 
-    report = lint(args.type, args.model, importances=read_importances(args), options=plan_options(args))
+    source = source_folder(args.model, dry_run=True)
+    importances, types = read_importances(args), plan_options(args)
+    if Path(source).is_dir():
+        report = lint_plan(
+            args.type,
+            lambda mixture: plan_folder(
+                source,
+                None,
+                ConvertOptions(outtype=mixture, importances=importances, types=types),
+                allow_problems=True,
+            ),
+        )
+    else:
+        report = lint(args.type, source, importances=importances, options=types)
     lines = [json_line(report.to_json())] if args.json else lint_lines(report)
     for line in lines:
         print(line)
@@ -244,7 +263,7 @@ def _repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         parser.error("--repack needs OUTPUT")
     patterns = tuple(args.repack_pattern.split(",")) if args.repack_pattern else ()
     options = RepackOptions(only=patterns, keep_split=args.keep_split)
-    carry_out(args, model_path(named, quiet=args.quiet), output, options, n_threads)
+    carry_out(args, model_path(named, quiet=args.quiet), output, options, n_threads, force=True)
 
 
 def _choose_types(args: argparse.Namespace, source: Path, output: Path | None, type_: str | None) -> Mixture:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from quantize.plan.findings import Kind
 from quantize.plan.recipe_files import Mixture, find_mixture
 from quantize.prepare import Preparation
 from quantize.roles import in_layer_ranges
+from quantize.run import Run
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,17 @@ def lint(
     options      on top of the recipe's own, as in `quantize`
     raises  ToolkitError for files that can't be read; whatever would stop a run is a finding
     """
-    mixture = file_type if isinstance(file_type, Mixture) else find_mixture(file_type)
     choices = QuantizeOptions(importances=importances, types=options)
+    return lint_plan(file_type, lambda mixture: plan_run(model, None, mixture, choices, allow_problems=True))
+
+
+def lint_plan(
+    file_type: str | Mixture, plan: Callable[[Mixture], AbstractContextManager[Run]]
+) -> LintReport:
+    """Return what `file_type` would do to a model, which `plan` plans with all problems allowed."""
+    mixture = file_type if isinstance(file_type, Mixture) else find_mixture(file_type)
     try:
-        with plan_run(model, None, mixture, choices, allow_problems=True) as run:
+        with plan(mixture) as run:
             preparation = run.preparation
     except (PlanError, QuantError) as error:
         refusal = Finding.stopping(Kind.REFUSED, str(error), type(error))

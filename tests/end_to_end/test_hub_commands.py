@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import convert.cli
+import gguf_tools.cli
 import imatrix.cli
 import quality.cli
 import quantize.cli
+from imatrix.store import save
+from quantize.importance import Importance, ImportanceFile
 from tests.support.hub_server import HubServer
 
 Main = Callable[[list[str]], int]
@@ -22,6 +26,11 @@ COMMANDS: list[tuple[Main, str]] = [
     (imatrix.cli.main, "-m MODEL -f text.txt -o m.gguf"),
     (quality.cli.main, "MODEL -f text.txt m.gguf"),
     (quality.cli.sensitivity, "MODEL -f text.txt -o m.json"),
+    (quantize.cli.main, "lint Q4_K_M MODEL"),
+    (gguf_tools.cli.main, "checkpoint MODEL"),
+    (imatrix.cli.main, "check m.imatrix.gguf --model MODEL"),
+    (imatrix.cli.main, "repair m.imatrix.gguf -o m.dat --model MODEL"),
+    (imatrix.cli.main, "convert m.imatrix.gguf m.dat --mla both --model MODEL"),
 ]
 
 
@@ -37,9 +46,30 @@ def test_every_command_asks_the_hub(
     main: Main, words: str, hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text.txt").write_text("Once upon a time")
+    entry = Importance(np.ones((1, 256), np.float32), np.ones(1, np.float32))
+    save(tmp_path / "m.imatrix.gguf", ImportanceFile({"blk.0.ffn_up.weight": entry}, ("text",), 1, 512))
     assert main(words.replace("MODEL", "owner/none").split()) == 1
     assert "owner/none: not found at http://127.0.0.1" in capsys.readouterr().err
     assert hub.requests == ["GET /api/models/owner/none"]
+
+
+def test_headers_of_a_model_on_the_hub_are_enough(
+    hub: HubServer, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lint and checkpoint say of it what they say of the folder, and fetch no weights."""
+    for main, *words in (
+        (quantize.cli.main, "lint", "Q4_K_M"), (quantize.cli.main, "lint", "IQ2_XS", "--json"),
+        (gguf_tools.cli.main, "checkpoint"),
+    ):  # fmt: skip
+        told = []
+        for model in (f"hf://{NAME}", str(tiny_folder)):
+            code = main([*words, model])
+            out = capsys.readouterr().out
+            told.append((code, out.splitlines()[1 if main is gguf_tools.cli.main else 0 :]))
+        assert told[0] == told[1]
+        assert told[0][1]
+    weights = sum(path.stat().st_size for path in tiny_folder.glob("*.safetensors"))
+    assert hub.sent_bytes < weights
 
 
 @pytest.mark.slow
