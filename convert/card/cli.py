@@ -7,12 +7,13 @@ from pathlib import Path
 
 from convert.card.arguments import add_card_facts, card_request
 from gguf_tools import command
+from gguf_tools.overwriting import add_force
 
 DETAIL = """
 The card is a README.md with the front matter that the Hub expects (base_model, license, tags), a table of the
 files with sizes, bits per weight, types and importances, and their measured quality when there is a report.
 What you write below its last line is kept when it is written anew, and so are the commands that `quantize
---card` has noted in it. A README.md that is no such card is never replaced."""
+--card` has noted in it. A README.md that is no such card is replaced with --force alone."""
 
 EPILOG = """\
 examples:
@@ -39,10 +40,11 @@ def add_to(commands: command.Subcommands) -> None:
         help="folder or file that the files were made of: its card has license, languages and tags",
     )  # fmt: skip
     add_card_facts(sub)
+    add_force(sub)
 
 
 def card(args: argparse.Namespace) -> None:
     from convert.card.write import write_card
 
-    path = write_card(args.files, card_request(args, args.source), output=args.output)
+    path = write_card(args.files, card_request(args, args.source), output=args.output, force=args.force)
     print(f"wrote {path}")

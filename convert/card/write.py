@@ -45,17 +45,20 @@ def write_card(
     commands: Mapping[str, Sequence[str]] | None = None,
     *,
     output: Path | None = None,
+    force: bool = False,
 ) -> Path:
     """Write the card of `files`, and of those that an older card at its place lists; return its path.
 
     commands  file name -> the command that made it; an older card knows those of other files
     output    None: README.md beside the files
+    force     replace a card that is not ours
     raises    BadRequest for a card that is not ours, a report on other files, or files of several folders
     """
     paths = list(files)
     path = paths[0].parent / CARD_NAME if output is None else output
-    refuse_foreign(path)
-    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    if not force:
+        refuse_foreign(path)
+    old = path.read_text(encoding="utf-8") if path.exists() and _is_ours(path) else ""
     entries = read_model_card(path)[0] if old else {}
     facts = read_all([*paths, *_still_there(old, paths)])
     repo = request.repo or _text(entries.get("base_model"))
@@ -75,17 +78,20 @@ def write_card(
 
 def refuse_foreign(path: Path) -> None:
     """Raise BadRequest for a card that was written by somebody else, which a new one would replace."""
-    if not path.exists():
-        return
-    try:
-        ours = path.read_text(encoding="utf-8").count(f"{MARK}\n") == 2
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest(f"{path}: can't be read ({error})") from error
-    if not ours:
+    if path.exists() and not _is_ours(path):
         raise BadRequest(
             f"{path}: is no card of gguf-tools, and a card would replace it; write the files to a folder of"
-            " their own"
+            " their own, or replace it with gguf-tools card --force"
         )
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return path.read_text(encoding="utf-8").count(f"{MARK}\n") == 2
+    except UnicodeDecodeError:
+        return False
+    except OSError as error:
+        raise BadRequest(f"{path}: can't be read ({error})") from error
 
 
 def _commands(card: str) -> dict[str, Sequence[str]]:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from gguf_tools import command
 from gguf_tools.errors import BadRequest
+from gguf_tools.overwriting import add_force
 from gguf_tools.text import size_text
 
 _DETAIL = """
 Each file is a commit, small ones first, and the card last. FILE may be a folder, as `gguf-tools cook` leaves
-it. What an interrupted upload has stored is not sent again by the same command. You must be logged in
+it. What an interrupted upload has stored is not sent again by the same command. A file that is there with
+another content is replaced with --force alone. You must be logged in
 (`hf auth login`, or HF_TOKEN)."""
 
 _EPILOG = """\
@@ -34,6 +36,7 @@ def add_to(commands: command.Subcommands) -> None:
     sub.add_argument("--private", action="store_true", help="make a new repository private")
     sub.add_argument("--revision", metavar="BRANCH", help="branch, made if it isn't there (default: main)")
     sub.add_argument("--dry-run", action="store_true", help="print what would be uploaded; ask nobody")
+    add_force(sub)
     command.add_quiet(sub)
 
 
@@ -54,8 +57,10 @@ def upload(args: argparse.Namespace) -> None:
         print(f"would upload {len(uploads)} files, {total}, to {name}")
         return
 
-    def done(each: Upload) -> None:
+    def done(each: Upload, is_new: bool) -> None:
         if not args.quiet:
-            print(f"{each.name}: uploaded, {size_text(each.n_bytes)}", flush=True)
+            how = "uploaded" if is_new else "there already"
+            print(f"{each.name}: {how}, {size_text(each.n_bytes)}", flush=True)
 
-    send(uploads, name, private=args.private, bars=not args.quiet and sys.stderr.isatty(), done=done)
+    bars = not args.quiet and sys.stderr.isatty()
+    send(uploads, name, private=args.private, force=args.force, bars=bars, done=done)

@@ -21,9 +21,10 @@ from pathlib import Path
 
 from gguf_tools import keys
 from gguf_tools.edit.rewrite import NewFile, Origin
-from gguf_tools.errors import BadRequest, FormatError, OutputError
+from gguf_tools.errors import BadRequest, FormatError
 from gguf_tools.header import align_up
 from gguf_tools.layout import FileLayout
+from gguf_tools.overwriting import refuse_to_replace
 from gguf_tools.shards import MAX_SHARDS, SPLIT_KEYS, GGUFSet, shard_metadata, shard_path
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
@@ -86,13 +87,12 @@ def split_files(
 def merged_file(source: GGUFSet, path: Path, *, replace: bool = False) -> NewFile:
     """Return the file to merge a split set into.
 
-    replace  allow that there is something at `path`
-    raises  BadRequest if the source isn't part of a set, OutputError if there is something at `path`
+    replace  allow that there is a file at `path`
+    raises  BadRequest if the source isn't part of a set, OutputError if there is a file at `path`
     """
     if not any(key in source.shards[0].metadata for key in SPLIT_KEYS):
         raise BadRequest(f"{source.path}: is a whole model, no part of a split set; nothing to merge")
-    if path.exists() and not replace:
-        raise OutputError(f"{path}: exists already; --force replaces it")
+    refuse_to_replace([path], force=replace)
     metadata = {key: value for key, value in source.metadata.items() if key not in SPLIT_KEYS}
     return _new_file(source, path, metadata, source.tensors.values())
 

@@ -2,18 +2,20 @@
 
 The client does the work: it asks the Hub how each file is to be stored, sends large ones in parts or in
 chunks that the storage doesn't have yet, and commits. What an interrupted upload has stored is not sent again
-when the same call is made again, and a file that is there already makes no commit.
+when the same call is made again, and a file that is there already makes no commit. One that is there with
+another content is replaced only if that is asked for.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gguf_tools.errors import BadRequest
+from gguf_tools.errors import BadRequest, OutputError
 from gguf_tools.hub.client import call, quiet_client
 from gguf_tools.hub.names import HubName
 from gguf_tools.shards import open_gguf
@@ -21,10 +23,13 @@ from gguf_tools.writer import PARTIAL_SUFFIX
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoSibling
 
 _UNFINISHED = (PARTIAL_SUFFIX, ".journal")
 _LAST = ("README.md", "SHA256SUMS")
 """Files that speak of others, which should be there before them."""
+
+_BLOCK_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -58,14 +63,17 @@ def upload(
     name: HubName,
     *,
     private: bool = False,
+    force: bool = False,
     bars: bool = True,
-    done: Callable[[Upload], object] = lambda each: None,
+    done: Callable[[Upload, bool], object] = lambda each, is_new: None,
 ) -> None:
     """Upload files to a repository, which is made if it isn't there, and to a branch, likewise.
 
     private  a new repository is for its owner alone; one that is there stays as it is
-    done     called after each file
-    raises   HubError. Files that are done stay there, and the same call goes on with the others
+    force    replace files that are there with another content
+    done     called with each file, and whether it was not there already
+    raises   HubError, after which files that are done stay there, and the same call goes on with the others;
+             OutputError, before anything is sent, for a file that is there with another content
     """
     from huggingface_hub import HfApi
 
@@ -75,9 +83,47 @@ def upload(
         if name.revision is not None:
             branch = name.revision
             call(str(name), lambda: api.create_branch(name.repo, branch=branch, exist_ok=True))
+        there = {} if force else _files_there(api, name)
+        same = [each for each in uploads if each.name in there and _is_same(each, there[each.name])]
+        other = [each.name for each in uploads if each.name in there and each not in same]
+        if other:
+            more = f" (and {len(other) - 1} other files)" if len(other) > 1 else ""
+            raise OutputError(
+                f"{name}: {other[0]} is there with another content{more}; --force replaces it, and the"
+                " repository's history keeps the old one"
+            )
         for each in uploads:
-            call(str(name), partial(_send, api, each, name))
-            done(each)
+            if each not in same:
+                call(str(name), partial(_send, api, each, name))
+            done(each, each not in same)
+
+
+def _files_there(api: HfApi, name: HubName) -> dict[str, RepoSibling]:
+    """Return the files of a repository by name."""
+
+    def ask() -> dict[str, RepoSibling]:
+        info = api.model_info(name.repo, revision=name.revision, files_metadata=True)
+        return {file.rfilename: file for file in info.siblings or ()}
+
+    return call(str(name), ask)
+
+
+def _is_same(each: Upload, there: RepoSibling) -> bool:
+    """Whether a file has the content that is there. The Hub knows SHA-256 of large files, git's of others."""
+    if each.n_bytes != there.size:
+        return False
+    if there.lfs is not None:
+        return _digest(each.path, hashlib.sha256()) == there.lfs.sha256
+    # SHA-1 is git's name of a content; nothing is kept secret by it
+    blob = hashlib.sha1(f"blob {each.n_bytes}\0".encode(), usedforsecurity=False)
+    return _digest(each.path, blob) == there.blob_id
+
+
+def _digest(path: Path, digest: hashlib._Hash) -> str:
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _send(api: HfApi, each: Upload, name: HubName) -> None:

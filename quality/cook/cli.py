@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from forward.arguments import add_context_argument, add_run_arguments, forward_options
 from gguf_tools import command
 from gguf_tools.errors import BadRequest
+from gguf_tools.overwriting import add_force
 
 if TYPE_CHECKING:
     from quality.cook.request import CookRequest
@@ -65,7 +66,7 @@ def add_to(commands: command.Subcommands, text: str) -> None:
     sub.add_argument("--base-model", metavar="OWNER/NAME", help="for the card: the model on the Hub")
     sub.add_argument("--quantized-by", metavar="NAME", help="for the card: who has made the files")
     sub.add_argument("--dry-run", action="store_true", help="print steps, sizes and times; write nothing")
-    add_run_arguments(sub)
+    add_force(add_run_arguments(sub))
 
 
 def cook(args: argparse.Namespace) -> None:
@@ -110,6 +111,7 @@ def _request(args: argparse.Namespace) -> CookRequest:
         held_out_cut=Cut(args.ctx_size, n_chunks=None if args.evaluate_chunks < 0 else args.evaluate_chunks),
         forward=forward_options(args),
         restart=args.restart,
+        force=args.force,
         quiet=args.quiet,
         typed=args.typed,
         repo=None if hub_name is None else hub_name.repo,

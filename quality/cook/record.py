@@ -59,8 +59,8 @@ class Record:
         begun = self._steps.get(step)
         if there and begun is None:
             raise BadRequest(
-                f"{there[0]}: is there and was not cooked here; name another folder, or make it anew with"
-                " --restart"
+                f"{there[0]}: exists already and was not cooked here; --force replaces it, or name another"
+                " folder"
             )
         if begun is None:
             return False
@@ -71,6 +71,10 @@ class Record:
                 f" {difference.new}); name another folder, or make all anew with --restart"
             )
         return len(there) == len(outputs)
+
+    def knows(self, step: str) -> bool:
+        """Return whether a step was begun in this folder."""
+        return step in self._steps
 
     def differs(self, step: str, decided_by: Mapping[str, Any]) -> bool:
         """Return whether a step was begun, and by other decisions."""

@@ -51,6 +51,7 @@ class CookRequest:
     calibrate      encode under the activations of `text`, which also gives importances
     cut            the part of `text` that is used
     held_out_cut   the part of `held_out` that is used
+    force          replace files in the folder that were not cooked there
     typed          the command line, for the card
     repo           OWNER/NAME of the model on the Hub, None: what the source knows
     streamed       the same model with its weights on the Hub, for a plan; None: it is here
@@ -67,6 +68,7 @@ class CookRequest:
     held_out_cut: Cut = field(default_factory=Cut)
     forward: ForwardOptions = field(default_factory=ForwardOptions)
     restart: bool = False
+    force: bool = False
     quiet: bool = False
     typed: tuple[str, ...] = ()
     repo: str | None = None

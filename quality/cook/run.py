@@ -28,9 +28,10 @@ def cook(request: CookRequest, collect: Collect) -> None:
         steps = steps_of(request, record, collect)
         if request.restart:
             record.clear()
-            for step in steps:
-                if step.decided_by is not None:
-                    record.forget(step.name, step.outputs)
+        for step in steps:
+            is_foreign = request.force and not record.knows(step.name)
+            if step.decided_by is not None and (request.restart or is_foreign):
+                record.forget(step.name, step.outputs)
         _refuse_small_disk(request)
         number = 0
         for group in _together(steps, request):
@@ -47,7 +48,8 @@ def refuse(request: CookRequest) -> None:
         raise BadRequest(f"{request.folder}: is a file, expected a folder for the outputs")
     if request.source.is_dir() and request.folder.exists() and request.folder.samefile(request.source):
         raise BadRequest(f"{request.folder}: is the model's own folder; name another one for the outputs")
-    refuse_foreign(request.folder / CARD_NAME)
+    if not request.force:
+        refuse_foreign(request.folder / CARD_NAME)
     for text in (request.text, request.held_out):
         if text is not None and not text.is_file():
             raise BadRequest(f"{text}: no such file, expected a text")

@@ -176,7 +176,8 @@ def _write_card(request: CookRequest) -> None:
         report=numbers if measured else None,
         remarks=remarks if measured else (),
     )
-    write_card(files, card, {file.name: request.typed for file in files} if request.typed else None)
+    commands = {file.name: request.typed for file in files} if request.typed else None
+    write_card(files, card, commands, force=request.force)
 
 
 def _write_sums(request: CookRequest, record: Record) -> None:

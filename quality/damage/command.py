@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from forward.arguments import add_context_argument, add_run_arguments, cut_of, forward_options
 from gguf_tools import __version__, command
-from gguf_tools.overwriting import add_force, refuse_to_replace
+from gguf_tools.overwriting import add_force, refuse_to_overwrite_inputs, refuse_to_replace
 
 if TYPE_CHECKING:
     from quality.damage.measure import SensitivityOptions
@@ -75,8 +75,9 @@ def _sensitivity(args: argparse.Namespace) -> None:
     from quality.damage.measure import sensitivity
     from quality.progress import EvaluationBar
 
-    model = model_path(args.model, quiet=args.quiet)
+    refuse_to_overwrite_inputs(args.output, (Path(args.model), args.text))
     refuse_to_replace([args.output], force=args.force)
+    model = model_path(args.model, quiet=args.quiet)
     with EvaluationBar("layers there and back", quiet=args.quiet) as bar:
         losses = sensitivity(model, args.text, args.output, _options(args), bar)
     for line in losses_lines(losses):

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from gguf_tools import command
+from gguf_tools.overwriting import add_force, refuse_to_replace
 from gguf_tools.text import json_text
 from quantize.arguments import add_restart_argument
 from quantize.repack.rules import RepackOptions
@@ -55,6 +56,7 @@ def add_to(commands: command.Subcommands) -> None:
         "--verify", action="store_true", help="before OUT gets its name, compare a sample of it with IN"
     )
     add_restart_argument(sub)
+    add_force(sub)
 
 
 def _repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -64,7 +66,7 @@ def _repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         parser.error(f"--threads {args.threads}: expected 1 or more")
     to = () if args.to is None else tuple(args.to.split(","))
     options = RepackOptions(to, args.undo, tuple(args.only), args.keep_split)
-    carry_out(args, args.source, args.output, options, args.threads)
+    carry_out(args, args.source, args.output, options, args.threads, force=args.force)
 
 
 def carry_out(
@@ -73,10 +75,13 @@ def carry_out(
     output: Path | None,
     options: RepackOptions,
     n_threads: int | None,
+    *,
+    force: bool,
 ) -> None:
     """Regroup a file, or say what would be done, and print the outcome.
 
-    args  dry_run, json, quiet, restart, verify
+    args   dry_run, json, quiet, restart, verify
+    force  replace outputs that are there already
     """
     from gguf_tools.shards import open_gguf
     from quantize.progress import ProgressBar
@@ -88,6 +93,10 @@ def carry_out(
             change = prepare(opened, output or source.with_name(f"{source.stem}-repacked.gguf"), options)
         lines, is_written, wrote = list(change.lines()), False, ""
     else:
+        with open_gguf(source) as opened:
+            change = prepare(opened, output, options)
+            outputs = change.preparation.outputs if change.is_needed else ()
+            refuse_to_replace((each.path for each in outputs if each.path not in opened.paths), force=force)
         with ProgressBar("regrouping", quiet=args.quiet) as bar:
             run = RunOptions(n_threads, args.restart, (), args.verify, bar.compiling, progress=bar.start)
             result = repack(source, output, options, run)

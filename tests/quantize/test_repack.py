@@ -225,6 +225,21 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert not (tmp_path / "c.gguf").exists()
 
 
+def test_an_output_that_is_there_is_replaced_by_force_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As by all commands but `quantize`, which replaces as llama-quantize does."""
+    source, out = write(tmp_path / "in.gguf"), tmp_path / "out.gguf"
+    out.write_text("mine")
+    code, _, err = run(capsys, gguf_tools.cli.main, "repack", source, out)
+    assert (code, "out.gguf: exists already; --force replaces it" in err) == (1, True)
+    assert out.read_text() == "mine"
+    assert run(capsys, gguf_tools.cli.main, "repack", source, out, "--force")[0] == 0
+    made = out.read_bytes()
+    assert run(capsys, quantize.cli.main, "--repack", source, out, "Q4_0_R8")[0] == 0
+    assert out.read_bytes() == made
+
+
 def test_options_that_do_not_go_with_it_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

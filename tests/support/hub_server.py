@@ -290,7 +290,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         hub = self.server_hub
         commit = hub.commit(repo)
-        if len(rest) > 1 and rest[1] not in ("main", commit):
+        branches = [made["branch"] for made in hub.made if "branch" in made]
+        if len(rest) > 1 and rest[1] not in ("main", commit, *branches):
             self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
             return
         files = [_entry(name, path) for name, path in hub.files(repo).items()]
@@ -363,7 +364,10 @@ def _entry(name: str, path: Path) -> tuple[str, dict[str, Any]]:
     """Return what the Hub says of a file."""
     status = path.stat()
     digest = _digest(path, status.st_mtime_ns)
-    entry: dict[str, Any] = {"size": status.st_size, "oid": digest[:40], "blobId": digest[:40]}
+    blob = digest[:40]
+    if status.st_size < LARGE_BYTES:
+        blob = hashlib.sha1(f"blob {status.st_size}\0".encode() + path.read_bytes()).hexdigest()
+    entry: dict[str, Any] = {"size": status.st_size, "oid": blob, "blobId": blob}
     if status.st_size >= LARGE_BYTES:
         entry["lfs"] = {"oid": digest, "sha256": digest, "size": status.st_size, "pointerSize": 134}
     return name, entry

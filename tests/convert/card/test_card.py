@@ -160,6 +160,17 @@ def test_somebody_else_s_card_is_not_replaced(tmp_path: Path, capsys: pytest.Cap
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
+def test_a_stranger_s_card_is_replaced_by_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, card = tmp_path / "t.gguf", tmp_path / "README.md"
+    assert make(["-q", str(EXAMPLE), "--outfile", str(model)], convert.cli.main) == 0
+    card.write_bytes(b"# Mine\n\xff")
+    assert make(["card", str(model)]) == 1
+    assert "gguf-tools card --force" in capsys.readouterr().err
+    assert make(["card", str(model), "--force"]) == 0
+    page = card.read_text()
+    assert (page.count(MARK), "Mine" in page, "t.gguf" in page) == (2, False, True)
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [

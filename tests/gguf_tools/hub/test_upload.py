@@ -67,6 +67,29 @@ def test_an_upload_that_broke_off_goes_on(
     assert (hub.models[REPO] / "large.bin").read_bytes() == (folder / "large.bin").read_bytes()
 
 
+def test_what_is_there_is_replaced_by_force_alone(
+    hub: HubServer, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(folder, REPO) == 0
+    (folder / "more.gguf").write_bytes((folder / "small.gguf").read_bytes())
+    hub.requests.clear()
+    assert run(folder, REPO) == 0
+    assert len(hub.asked("/commit/")) == 1
+    lines = capsys.readouterr().out.splitlines()[-4:]
+    assert [line for line in lines if ": uploaded" in line] == [line for line in lines if "more.gguf" in line]
+    large = hub.models[REPO] / "large.bin"
+    changed = bytes(folder.joinpath("large.bin").read_bytes()[::-1])
+    folder.joinpath("large.bin").write_bytes(changed)
+    folder.joinpath("README.md").write_text("---\nlicense: MIT\n---\n# Lite\n")
+    hub.requests.clear()
+    assert run(folder, REPO) == 1
+    err = capsys.readouterr().err
+    assert "large.bin is there with another content (and 1 other files); --force replaces it" in err
+    assert (err.count("\n"), hub.asked("/commit/"), large.read_bytes() == changed) == (1, [], False)
+    assert run(folder, REPO, "--force") == 0
+    assert large.read_bytes() == changed
+
+
 def test_a_busy_hub_is_asked_again(hub: HubServer, folder: Path) -> None:
     for where in ("POST /api/repos", "POST /api/models/me/lite-GGUF/commit", "PUT /storage"):
         hub.troubles.append(Trouble(where, times=1, status=429, headers={"Retry-After": "0"}))

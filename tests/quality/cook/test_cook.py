@@ -113,6 +113,25 @@ def test_another_text_is_refused(texts: Path, capsys: pytest.CaptureFixture[str]
     assert contents(texts / "out") == before
 
 
+def test_files_of_others_are_replaced_by_force_alone(
+    texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (texts / "out").mkdir()
+    strangers = [texts / "out" / name for name in ("README.md", "tiny-deepseek-v3.imatrix.gguf")]
+    for number, stranger in enumerate(strangers):
+        stranger.write_text("mine")
+        assert gguf_tools.cli.main(words("F16", "-o", "out", "-q")) == 1
+        err = capsys.readouterr().err
+        assert (err.count("\n"), f"{stranger.relative_to(texts)}: " in err) == (1, True)
+        assert "--force" in err
+        if number == 0:
+            stranger.unlink()
+    strangers[0].write_text("mine")
+    assert gguf_tools.cli.main(words("F16", "-o", "out", "-q", "--force")) == 0
+    assert sums_agree(texts / "out")
+    assert b"mine" not in [stranger.read_bytes() for stranger in strangers]
+
+
 def test_a_disk_that_is_too_small(
     texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
