@@ -6,6 +6,7 @@ relative in the core. Nothing needs to be marked: what a test reaches decides.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -55,6 +56,15 @@ OUTSIDE = frozenset(
 
 CODECS = frozenset({"F32", "F16", "Q4_0", "Q4_K", "IQ2_XXS", "MXFP4", "TQ1_0"})
 """Codecs that stand for their families."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let Ctrl-C reach the commands under test, though a shell may have started this suite in the background.
+
+    A process that starts with SIGINT ignored hands that on to its children, and Python respects it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
