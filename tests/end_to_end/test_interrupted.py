@@ -200,6 +200,14 @@ def test_killed_at_many_random_moments(made: Made, tmp_path: Path) -> None:
 # ---- interrupted, terminated
 
 
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Take ctrl-C as a terminal has it: a shell starts what runs in the background with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def start(
     made: Made, command: str, folder: Path, chunk: int, signal_name: str
 ) -> subprocess.CompletedProcess[str]:

@@ -7,6 +7,7 @@ import os
 import struct
 import tracemalloc
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -240,7 +241,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, form: str) -> None:
         assert code == 9
         assert path.read_bytes() == before
     for n in itertools.count():
-        killed = killed_at(n, lambda: save(path, new, form))  # type: ignore[arg-type]
+        killed = killed_at(n, partial(save, path, new, form))
         assert path.read_bytes() in (before, after)
         if not killed:
             break

@@ -15,8 +15,9 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import pytest
 from tqdm import tqdm
@@ -25,6 +26,7 @@ import gguf_tools.writer
 from gguf_tools.errors import GGUFError
 from gguf_tools.journal import JOURNAL_SUFFIX
 from gguf_tools.reader import GGUFFile
+from tests.support.kill_server import in_served_child
 
 OLD = b"what was there before"
 
@@ -99,33 +101,41 @@ def in_child(work: Callable[[], object], *, kill_after: float | None = None) -> 
     """
     pid = os.fork()
     if not pid:
-        code = 1
-        try:
-            # All forks share tqdm's default lock, and one that is killed while holding it keeps it forever.
-            tqdm.set_lock(threading.RLock())
-            signal.alarm(_PATIENCE_SECONDS)
-            work()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
+        finish_child(work)
     if kill_after is not None:
         time.sleep(kill_after)
         os.kill(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def finish_child(work: Callable[[], object]) -> NoReturn:
+    """Call `work` in a child, and end it."""
+    code = 1
+    try:
+        # All forks share tqdm's default lock, and one that is killed while holding it keeps it forever.
+        tqdm.set_lock(threading.RLock())
+        signal.alarm(_PATIENCE_SECONDS)
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
 def killed_at(n: int | None, work: Callable[[], object], mode: Mode = "before") -> bool:
-    """Call `work` in a child that is killed at its `n`-th call. Return False if it finished before that."""
+    """Call `work` in a child that is killed at its `n`-th call. Return False if it finished before that.
 
-    def work_until_killed() -> None:
-        with Fuse(n, mode).armed():
-            work()
-
-    code = in_child(work_until_killed)
+    work  as `in_served_child` needs it
+    """
+    code = in_served_child(partial(_work_until_killed, work, n, mode))
     assert code in (0, -signal.SIGKILL), f"the child ended with {code}"
     return code != 0
+
+
+def _work_until_killed(work: Callable[[], object], n: int | None, mode: Mode) -> None:
+    with Fuse(n, mode).armed():
+        work()
 
 
 class WatchedOutputs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -190,7 +191,7 @@ def test_every_command_restores_what_was_interrupted(
 ) -> None:
     old = path.read_bytes()
     change = ["set", "a.gguf", "a.u8=7", "general.name=ärÖßeG 深度 🐳"]
-    n = next(n for n in range(50) if killed_at(n, lambda: main(change), "torn") and path.read_bytes() != old)
+    n = next(n for n in range(50) if killed_at(n, partial(main, change), "torn") and path.read_bytes() != old)
     assert n
     capsys.readouterr()
     dry = [*arguments, "--dry-run"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def names(path: Path) -> list[str]:
 
 def leave_undo(path: Path) -> bytes:
     """Leave NAME.undo of an edit that was killed before it wrote the header; returns its content."""
-    assert any(killed_at(n, lambda: replace(path)) and in_place.undo_path(path).exists() for n in range(20))
+    assert any(killed_at(n, partial(replace, path)) and in_place.undo_path(path).exists() for n in range(20))
     return in_place.undo_path(path).read_bytes()
 
 
@@ -89,7 +90,7 @@ def test_killed_at_any_call_the_file_is_old_or_new(path: Path, mode: Mode) -> No
     for n in range(100):
         path.write_bytes(OLD + REST)
         in_place.undo_path(path).unlink(missing_ok=True)
-        killed = killed_at(n, lambda: replace(path), mode)
+        killed = killed_at(n, partial(replace, path), mode)
         left = path.read_bytes()
         states.add(left)
         restored = in_place.restore(path)
@@ -112,7 +113,7 @@ def test_killed_while_restoring(path: Path, mode: Mode) -> None:
     for n in range(100):
         path.write_bytes(NEW[:5000] + OLD[5000:] + REST)
         in_place.undo_path(path).write_bytes(undo)
-        killed = killed_at(n, lambda: in_place.restore(path), mode)
+        killed = killed_at(n, partial(in_place.restore, path), mode)
         in_place.restore(path)
         assert path.read_bytes() == OLD + REST
         assert not in_place.undo_path(path).exists()

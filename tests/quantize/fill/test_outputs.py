@@ -8,6 +8,7 @@ import itertools
 import os
 import random
 import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,12 @@ def run(
     groups = [infos] if n_parts == 1 else [infos[:2], infos[2:3], infos[3:]]
     outputs = lay_out(folder / "out.gguf", {"general.name": Value.string("x" * 100)}, groups)
     return write_outputs(outputs, job, inputs, FillOptions(n_threads, restart), progress)
+
+
+def warm_up() -> None:
+    """Load what a run needs into the process that forks children."""
+    with tempfile.TemporaryDirectory() as folder:
+        run(Path(folder))
 
 
 @pytest.fixture(scope="module")

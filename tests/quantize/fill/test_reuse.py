@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -102,6 +103,14 @@ SETUP = Setup(
     {**{name: Rows(name, i) for i, name in enumerate(NAMES)}, COPIED: Rows(COPIED, 9, (64,))},
     {name: importance(i) for i, name in enumerate(NAMES)},
 )
+
+
+def warm_up() -> None:
+    """Load what a run needs into the process that forks children."""
+    with tempfile.TemporaryDirectory() as folder:
+        old = Path(folder) / "old.gguf"
+        SETUP.write(old, verify=True)
+        SETUP.write(Path(folder) / "new.gguf", [old], verify=True)
 
 
 @pytest.fixture
