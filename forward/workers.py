@@ -16,6 +16,8 @@ from typing import Self, TypeVar
 
 import torch
 
+from forward.memory import give_back_surplus
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -50,8 +52,10 @@ class Workers:
             begun.append(self._pool.submit(with_or_without, item))
             if len(begun) > n_ahead:
                 yield begun.popleft().result()
+                give_back_surplus()
         while begun:
             yield begun.popleft().result()
+            give_back_surplus()
 
 
 @contextmanager
