@@ -154,7 +154,7 @@ class LayerStates:
         opened: ExitStack,
     ) -> None:
         self.in_memory = in_memory
-        self._folder, self._size, self._opened = folder, size, opened
+        self._folder, self._size, self._dtype, self._opened = folder, size, dtype, opened
         self._files: dict[Path, FileStates] = {}
         self._sets = (MemoryStates(*size), MemoryStates(*size)) if in_memory else None
         self._middle: States
@@ -194,6 +194,11 @@ class LayerStates:
         if self.in_memory:
             copy(self.after(layer), stored)
         stored.sync()
+
+    def let_go(self) -> None:
+        """Free what is in memory; from now on layers' outputs are those in their files."""
+        self.in_memory, self._sets = False, None
+        self._middle = self._open(self._folder.middle_path, self._dtype)
 
     def _open(self, path: Path, dtype: torch.dtype) -> FileStates:
         if path not in self._files:

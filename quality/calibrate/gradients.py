@@ -39,6 +39,7 @@ import torch
 
 from forward.backward import BackwardPass
 from forward.hidden_states import States
+from forward.memory import give_back
 from forward.observe import Arrays
 from forward.open import ModelSource
 from forward.options import ForwardOptions
@@ -46,6 +47,7 @@ from forward.text import Text
 from forward.work_folder import EMBEDDING, WorkFolder
 from quality.calibrate.covariances import BLOCK_ROWS, Covariances, Floats64, LayerGradients
 from quality.calibrate.there_and_back import (
+    Folders,
     forget_folders,
     refuse_small_disk,
     state_bytes,
@@ -144,12 +146,19 @@ def collect_gradients(
         refuse_small_disk(folders, disk_bytes(source, text, options))
         gradients = Gradients(source.network.n_layers, text.inputs.size, folders.back)
         if folders.back.done < gradients.n_layers:
-            passes = source, text, options.forward, options.seed, folders, report or NoReport()
-            with there_and_back(*passes) as backward:
-                for _ in backward.layers(lambda layer: Covariances(options.expert_bytes)):
-                    pass
-                backward.finish_embeddings(lambda states: embedding_arrays(backward, states))
+            _collect(source, text, options, folders, report or NoReport())
+            give_back()
         yield gradients
+
+
+def _collect(
+    source: ModelSource, text: Text, options: GradientOptions, folders: Folders, report: Reporter
+) -> None:
+    """Fill the folders. Nothing that was needed for it stays in memory."""
+    with there_and_back(source, text, options.forward, options.seed, folders, report) as backward:
+        for _ in backward.layers(lambda layer: Covariances(options.expert_bytes)):
+            pass
+        backward.finish_embeddings(lambda states: embedding_arrays(backward, states))
 
 
 def embedding_arrays(backward: BackwardPass, states: States) -> Arrays:

@@ -116,6 +116,7 @@ def there_and_back(
         there = opened.enter_context(forward_pass(source, text, forward, folders.there, report.advance))
         for _ in there.layers(observe):
             give_back()
+        there.states.let_go()  # the way back takes as much again, and reads files
         sweep = replace(there.sweep, advance=lambda share: report.advance(_BACKWARD_WORK * share))
         there = replace(there, sweep=sweep)
         yield opened.enter_context(backward_pass(there, folders.back, seed, forward.memory_bytes))

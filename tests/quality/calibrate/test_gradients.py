@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -129,6 +130,29 @@ def test_threads_and_where_states_are_kept_change_no_bit(model: Path, tmp_path: 
     torch.set_num_threads(1)
     in_files = ForwardOptions(device="cpu", n_threads=1, memory_bytes=0)
     same(collect(model, tmp_path / "c", forward=in_files), expected)
+
+
+def test_states_are_in_memory_while_they_are_needed(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forward.hidden_states import MemoryStates
+
+    def n_alive() -> int:
+        gc.collect()
+        return sum(type(each) is MemoryStates for each in gc.get_objects())
+
+    on_the_way_back: list[int] = []
+
+    def observer(expert_bytes: int) -> Covariances:
+        on_the_way_back.append(n_alive())
+        return Covariances(expert_bytes)
+
+    before = n_alive()
+    monkeypatch.setattr(collecting, "Covariances", observer)
+    with open_model(model) as source, collect_gradients(source, TEXT, tmp_path / "out", OPTIONS):
+        # Gradients before and after a layer, and two of scratch. Hidden states are read from files by then.
+        assert on_the_way_back == [before + 4] * 2
+        assert n_alive() == before
 
 
 def test_slices_of_the_vocabulary_change_no_label(
