@@ -6,20 +6,23 @@ import codecs
 from pathlib import Path
 from typing import Any
 
-from convert.checkpoint.small_files import parse_json, read_small_file
+from convert.checkpoint.small_files import MAX_MEMORY, parse_json, read_small_file
 from gguf_tools.errors import BadConfig, CheckpointError
 
 MAX_BYTES = 64 << 20
 
 
-def read_json_object(path: Path, error: type[CheckpointError] = BadConfig) -> dict[str, Any]:
+def read_json_object(
+    path: Path, error: type[CheckpointError] = BadConfig, *, most_memory: int = MAX_MEMORY
+) -> dict[str, Any]:
     """Return the JSON object in `path`.
 
-    raises  `error` when the file can't be read, is not JSON, or holds something else than an object
+    most_memory  bytes that the object may take
+    raises       `error` when the file can't be read, is not JSON, or holds something else than an object
     """
     data = read_small_file(path, MAX_BYTES, error)
     try:
-        value = parse_json(data.removeprefix(codecs.BOM_UTF8))
+        value = parse_json(data.removeprefix(codecs.BOM_UTF8), most_memory=most_memory)
     except ValueError as cause:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise error(f"{path}: not JSON: {cause}") from cause
     if not isinstance(value, dict):
@@ -27,6 +30,8 @@ def read_json_object(path: Path, error: type[CheckpointError] = BadConfig) -> di
     return value
 
 
-def read_json_object_if_there(path: Path, error: type[CheckpointError] = BadConfig) -> dict[str, Any]:
+def read_json_object_if_there(
+    path: Path, error: type[CheckpointError] = BadConfig, *, most_memory: int = MAX_MEMORY
+) -> dict[str, Any]:
     """Return the JSON object in `path`, or an empty one when there is no such file."""
-    return read_json_object(path, error) if path.exists() else {}
+    return read_json_object(path, error, most_memory=most_memory) if path.exists() else {}

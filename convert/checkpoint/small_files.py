@@ -19,7 +19,7 @@ from gguf_tools.errors import CheckpointError
 from gguf_tools.system.files import NO_WAIT, open_file
 
 MAX_MEMORY = 160 << 20
-"""Bytes that what a file says may take in memory. DeepSeek's tokenizer.json takes half of it."""
+"""Bytes that what a file says may take in memory, but for tokenizers."""
 
 MAX_NESTING = 100
 
@@ -50,15 +50,21 @@ def read_small_file(path: Path, most: int, error: type[CheckpointError]) -> byte
         raise error(f"{path}: can't be read: {cause}") from cause
 
 
-def parse_json(data: bytes, objects: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+def parse_json(
+    data: bytes,
+    objects: Callable[[list[tuple[str, Any]]], Any] | None = None,
+    *,
+    most_memory: int = MAX_MEMORY,
+) -> Any:
     """Return the value of JSON in UTF-8.
 
-    objects  makes an object of its pairs, as in json.loads
-    raises   ValueError for anything else, for JSON that would take more memory than MAX_MEMORY, and for lists
-             and objects nested deeper than MAX_NESTING
+    objects      makes an object of its pairs, as in json.loads
+    most_memory  bytes that the value may take
+    raises       ValueError for anything else, for JSON that would take more memory, and for lists and objects
+                 nested deeper than MAX_NESTING
     """
     if not data.isascii():
-        _check_memory(5 * len(data))
+        _check_memory(5 * len(data), most_memory)
     text = data.decode("utf-8")
     # The content is held as bytes, as one text, and as the texts in it, which a single \u widens throughout.
     in_texts = 4 * len(text) if b"\\u" in data else sys.getsizeof(text)
@@ -69,7 +75,8 @@ def parse_json(data: bytes, objects: Callable[[list[tuple[str, Any]]], Any] | No
         + _OBJECT_MEMORY * data.count(b"{")
         + _LIST_MEMORY * data.count(b"[")
         + _PAIR_MEMORY * data.count(b":")
-        + _ITEM_MEMORY * data.count(b",")
+        + _ITEM_MEMORY * data.count(b","),
+        most_memory,
     )
     try:
         value = json.loads(text, object_pairs_hook=objects)
@@ -98,6 +105,6 @@ def _check_nesting(value: Any) -> None:
     raise ValueError(_TOO_DEEP)
 
 
-def _check_memory(n_bytes: int) -> None:
-    if n_bytes > MAX_MEMORY:
-        raise ValueError(f"would take more than {MAX_MEMORY >> 20} MiB of memory")
+def _check_memory(n_bytes: int, most: int) -> None:
+    if n_bytes > most:
+        raise ValueError(f"would take more than {most >> 20} MiB of memory")

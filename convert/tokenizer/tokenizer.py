@@ -55,6 +55,10 @@ _NORMALIZER_SETTINGS = ("lowercase", "strip_accents")
 # Two names of one cutting: llama.cpp tells DeepSeek's distills of Qwen by the token that they begin with.
 _QWEN, _QWEN_WITH_BOS = "qwen2", "deepseek-r1-qwen"
 
+MAX_MEMORY = 400 << 20
+"""Bytes that tokenizer.json or tekken.json may take in memory. The largest, gpt-oss's with 446,189 pairs of
+merges, is counted as 289 MiB, and takes half of that."""
+
 _OTHER_TOKENIZER_FILES = ("tiktoken.model", "tekken.json", "vocab.json", "merges.txt", "spiece.model")
 
 
@@ -65,6 +69,7 @@ class Tokenizer:
     model             "gpt2" (byte-level BPE) or "llama" (SentencePiece)
     pre               name of the pre-tokenizer; "default" for SentencePiece
     add_space_prefix  False when a SentencePiece text gets no leading space; None: llama.cpp's default
+    tokens_last       whether tokens stand behind merges and special ids, as in files made of tekken.json
     normalizer        the two settings that have keys: lowercase, strip_accents
     notes             one line for each thing that is not carried over as it stands, or had to be decided
     """
@@ -75,6 +80,7 @@ class Tokenizer:
     special: SpecialTokens
     chat_templates: ChatTemplates
     add_space_prefix: bool | None = None
+    tokens_last: bool = False
     normalizer: Mapping[str, bool] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -85,15 +91,15 @@ class Tokenizer:
     def _entries(self) -> Iterator[tuple[str, Value]]:
         yield keys.TOKENIZER_MODEL, Value.string(self.model)
         yield keys.TOKENIZER_PRE, Value.string(self.pre)
-        yield keys.TOKENIZER_TOKENS, Value.strings(self.vocab.tokens)
-        if self.vocab.scores is not None:
-            yield keys.TOKENIZER_SCORES, Value.f32s(self.vocab.scores)
-        yield keys.TOKENIZER_TOKEN_TYPE, Value.i32s(self.vocab.types)
+        if not self.tokens_last:
+            yield from self._tokens()
         if self.vocab.merges:
             yield keys.TOKENIZER_MERGES, Value.strings(self.vocab.merges)
         for kind, token_id in self.special.ids.items():
             if kind in _ID_KEYS:
                 yield _ID_KEYS[kind], Value.u32(token_id)
+        if self.tokens_last:
+            yield from self._tokens()
         for kind, adds in self.special.adds.items():
             if kind in _ADD_KEYS:
                 yield _ADD_KEYS[kind], Value.bool_(adds)
@@ -108,6 +114,15 @@ class Tokenizer:
             yield _NORMALIZER_KEY.format(name=name), Value.bool_(value)
         if self.add_space_prefix is not None:
             yield keys.TOKENIZER_ADD_PREFIX, Value.bool_(self.add_space_prefix)
+
+    def _tokens(self) -> Iterator[tuple[str, Value]]:
+        yield keys.TOKENIZER_TOKENS, Value.strings(self.vocab.tokens)
+        scores = self.vocab.scores
+        if scores is not None:
+            # Those of tekken.json are zeros, which llama.cpp's converter writes as integers.
+            of_pieces = self.model == "llama"
+            yield keys.TOKENIZER_SCORES, Value.f32s(scores) if of_pieces else Value.i32s(map(int, scores))
+        yield keys.TOKENIZER_TOKEN_TYPE, Value.i32s(self.vocab.types)
 
 
 def read_tokenizer(
@@ -156,7 +171,7 @@ def _read(
 ) -> Tokenizer:
     vocab_size = _vocab_size(config, folder / "config.json")
     json_path, model_path = folder / "tokenizer.json", folder / "tokenizer.model"
-    tokenizer_json = read_json_object_if_there(json_path, BadTokenizer)
+    tokenizer_json = read_json_object_if_there(json_path, BadTokenizer, most_memory=MAX_MEMORY)
     is_sentencepiece = habits.sentencepiece and model_path.is_file()
     if is_byte_level_bpe(tokenizer_json) and not is_sentencepiece:
         return _read_byte_level(
@@ -223,16 +238,18 @@ def _read_byte_level(
     lost = [str(normalizer.get("type")) for normalizer in normalizers]
     notes = [f"normalizer {name} is not applied: llama.cpp's BPE takes text as it is" for name in lost]
     known = find_known(pre)
+    if pre == _QWEN and pre_tokenizer is None and special.adds.get("bos") and "bos" in special.ids:
+        pre = _QWEN_WITH_BOS
+    if pre_tokenizer is None:
+        pre = habits.pre_tokenizers.get(pre, pre)
     if known is not None and known.ignore_merges != ignore_merges:
         notes.append(
             f"ignore_merges is {str(ignore_merges).lower()} in tokenizer.json, llama.cpp's {pre} does the"
             " opposite: a word that is a token itself may be cut otherwise"
         )
-    if pre == _QWEN and pre_tokenizer is None and special.adds.get("bos") and "bos" in special.ids:
-        pre = _QWEN_WITH_BOS
     return Tokenizer(
         model="gpt2",
-        pre=pre if pre_tokenizer else habits.pre_tokenizers.get(pre, pre),
+        pre=pre,
         vocab=vocab,
         special=special,
         chat_templates=templates,
@@ -264,7 +281,8 @@ def _read_tiktoken(
 
 
 def _read_tekken(path: Path, vocab_size: int | None, pre_tokenizer: str | None) -> Tokenizer:
-    tekken = vocab_tekken.read_tekken_vocab(path, read_json_object(path, BadTokenizer), vocab_size)
+    content = read_json_object(path, BadTokenizer, most_memory=MAX_MEMORY)
+    tekken = vocab_tekken.read_tekken_vocab(path, content, vocab_size)
     split = {"type": "Split", "pattern": {"Regex": tekken.pattern}, "behavior": "Isolated", "invert": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     pipeline = {"type": "Sequence", "pretokenizers": [split, byte_level]}
@@ -275,6 +293,7 @@ def _read_tekken(path: Path, vocab_size: int | None, pre_tokenizer: str | None) 
         vocab=tekken.vocab,
         special=SpecialTokens(tekken.special_ids, {"bos": True, "eos": False}),
         chat_templates=templates,
+        tokens_last=True,
         notes=(*tekken.vocab.notes, *templates.notes),
     )
 

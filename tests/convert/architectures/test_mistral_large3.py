@@ -17,6 +17,7 @@ from convert.architectures.mistral_large3.names import logical
 from convert.tokenizer.pretokenizers import find_known
 from gguf_tools import open_gguf
 from gguf_tools.errors import BadConfig, BadTokenizer, MissingTensor, UnsupportedCheckpoint
+from gguf_tools.values import Kind
 from tests.support import oracle
 from tests.support.checkpoints import formula, write_safetensors
 
@@ -123,12 +124,19 @@ def test_tekken_json(tmp_path: Path) -> None:
     convert.convert(write(tmp_path / "m"), tmp_path / "m.gguf", vocab_only=True)
     with open_gguf(tmp_path / "m.gguf") as file:
         keys = {key.removeprefix("tokenizer.ggml."): value.plain for key, value in file.metadata.items()}
+        item_of_scores = file.metadata["tokenizer.ggml.scores"].item
     assert (keys["model"], keys["pre"]) == ("gpt2", "tekken")
     assert keys["tokens"][:7] == ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<pad>", "<SPECIAL_6>")
     assert keys["token_type"][15:17] == (3, 1)
     assert set(keys["scores"]) == {0.0}
     assert [keys[f"{kind}_token_id"] for kind in ("bos", "eos", "unknown", "padding")] == [1, 2, 0, 5]
     assert (keys["add_bos_token"], keys["add_eos_token"]) == (True, False)
+    # As llama.cpp's converter has it: tokens stand behind merges and ids, and their scores are integers.
+    assert list(keys)[-10:] == [
+        "merges", "bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id", "tokens", "scores",
+        "token_type", "add_bos_token", "add_eos_token",
+    ]  # fmt: skip
+    assert item_of_scores is Kind.INT32
     # All ways of making a token, best first: "t he" before "th e", because t comes before th.
     assert keys["merges"][:6] == ("t h", "h e", "t he", "th e", "Ġ t", "Ġ the")
 
