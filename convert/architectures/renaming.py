@@ -32,6 +32,11 @@ class Renaming:
     def dropped(self) -> Mapping[str, str]:
         return self._weights.dropped
 
+    @property
+    def last(self) -> frozenset[str]:
+        last = self._weights.last
+        return frozenset(name for name, stored in self._stored.items() if stored in last)
+
     def names(self) -> tuple[str, ...]:
         """Return the new names, in the order of the stored ones."""
         return tuple(self._stored)

@@ -16,7 +16,7 @@ exactly one rule, or dropped by a `Drop` that says why, or reported.
 
 The outputs of a rule stand together, where the last of its weights stands in the checkpoint. That is the
 order of llama.cpp's converter, which goes through the checkpoint once and can write a stack only when it has
-all of its experts.
+all of its experts. Weights that it makes of packed integers come after all others (`Weights.last`).
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ def match(
     raises  MissingTensor, UnexpectedTensors listing names; CheckpointError for a wrong shape, naming tensor,
             found, expected
     """
-    position = {name: index for index, name in enumerate(model.names())}
+    last = model.last
+    in_order = sorted(model.names(), key=last.__contains__)
+    position = {name: index for index, name in enumerate(in_order)}
     placed = [
         place
         for place in _place(rules, position, config, options, n_experts)

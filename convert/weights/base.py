@@ -15,7 +15,7 @@ A new format is a module with a Weight of its own, `LOADERS`, and one line in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, Protocol, runtime_checkable
@@ -75,6 +75,11 @@ class Weights(Protocol):
 
     def names(self) -> tuple[str, ...]:
         """Return the logical names, each where its main stored tensor stands in the checkpoint."""
+        ...
+
+    @property
+    def last(self) -> Collection[str]:
+        """Those of the names that llama.cpp's converter comes to when it is through with all others."""
         ...
 
     @property
@@ -142,6 +147,8 @@ class WeightsLoader:
     fits     whether a module with `main` is stored in this way, by names, dtypes and shapes; reads no data
     load     module -> Weight
     logical  suffix of the weight's name
+    last     whether llama.cpp's converter comes to these weights after all others. It gives a weight that it
+             makes of packed integers a new name, behind those of the checkpoint
     """
 
     format: str
@@ -151,6 +158,7 @@ class WeightsLoader:
     fits: Callable[[Module], bool]
     load: Callable[[Module], Weight]
     logical: str = ".weight"
+    last: bool = False
 
 
 def rows_and_cols(shape: tuple[int, ...]) -> tuple[int, int]:

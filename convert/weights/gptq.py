@@ -218,5 +218,5 @@ def _fits(module: Module) -> bool:
 
 
 LOADERS: tuple[WeightsLoader, ...] = (
-    WeightsLoader("GPTQ", ("gptq",), ".qweight", SIDES, _fits, _load),
+    WeightsLoader("GPTQ", ("gptq",), ".qweight", SIDES, _fits, _load, last=True),
 )  # fmt: skip

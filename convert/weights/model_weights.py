@@ -96,6 +96,11 @@ class ModelWeights:
         """Return the logical names, each where its main stored tensor stands in the checkpoint."""
         return tuple(self._names)
 
+    @property
+    def last(self) -> frozenset[str]:
+        """Those of the names that llama.cpp's converter comes to when it is through with all others."""
+        return frozenset(name for name, claim in self._claims.items() if claim.loader.last)
+
     def weight(self, name: str) -> Weight:
         """Return the weight with the logical `name`, unread.
 

@@ -223,5 +223,6 @@ LOADERS = (
         sides=(".weight_scale", ".weight_shape", ".weight_zero_point", ".weight_g_idx"),
         fits=_fits,
         load=_load,
+        last=True,
     ),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from convert.architectures.decoder.places import (
     dense_layers,
     layers,
@@ -102,13 +104,19 @@ def shared_experts(where: Where) -> tuple[Rule, ...]:
 
 
 def mtp() -> tuple[Rule, ...]:
-    """Return the rules of what an MTP layer has besides those of any other layer."""
-    return (
-        in_layer(mtp_layers, "nextn.eh_proj.weight", "eh_proj.weight", "hidden_size concat_size"),
+    """Return the rules of what an MTP layer has besides those of any other layer.
+
+    Its embeddings and its output matrix are those of the model, and may be stored again or not (GLM-4.6).
+    """
+    of_model = (
         in_layer(mtp_layers, "nextn.embed_tokens.weight", "embed_tokens.weight", "vocab_size hidden_size"),
-        in_layer(mtp_layers, "nextn.enorm.weight", "enorm.weight", "hidden_size"),
-        in_layer(mtp_layers, "nextn.hnorm.weight", "hnorm.weight", "hidden_size"),
         in_layer(mtp_layers, "nextn.shared_head_head.weight", "shared_head.head.weight",
                  "vocab_size hidden_size"),
-        in_layer(mtp_layers, "nextn.shared_head_norm.weight", "shared_head.norm.weight", "hidden_size"),
     )  # fmt: skip
+    return (
+        *(replace(rule, optional=True) for rule in of_model),
+        in_layer(mtp_layers, "nextn.eh_proj.weight", "eh_proj.weight", "hidden_size concat_size"),
+        in_layer(mtp_layers, "nextn.enorm.weight", "enorm.weight", "hidden_size"),
+        in_layer(mtp_layers, "nextn.hnorm.weight", "hnorm.weight", "hidden_size"),
+        in_layer(mtp_layers, "nextn.shared_head_norm.weight", "shared_head.norm.weight", "hidden_size"),
+    )

@@ -224,7 +224,8 @@ class DeepseekConfig:
                 most=MAX_LAYERS,
             ),
             # transformers 4.57, which that converter reads config.json with, knows these two alone.
-            lengths_first="head_dim" in raw or raw.get("model_type") in ("deepseek_v2", "deepseek_v3"),
+            lengths_first="head_dim" in raw
+            or (architecture in (V2, V3) and raw.get("model_type") in ("deepseek_v2", "deepseek_v3")),
         )
 
     @property

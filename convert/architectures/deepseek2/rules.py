@@ -85,6 +85,11 @@ def _in_layer(where: Where, name: str, source: str, sizes: str) -> Rule:
     return _one(where, f"blk.{{layer}}.{name}", f"model.layers.{{layer}}.{source}", sizes)
 
 
+def _of_model(name: str, source: str) -> Rule:
+    """Return the rule of a matrix of the model that MTP layers may have again, or not (GLM-4.6)."""
+    return replace(_in_layer(mtp_layers, name, source, "vocab_size hidden_size"), optional=True)
+
+
 def _experts(where: Where, *parts: tuple[str, str, str]) -> Rule:
     """Return a rule that stacks the experts of a layer; its stacks are complete at the same moment."""
     prefix = "model.layers.{layer}.mlp.experts.{expert}"
@@ -140,13 +145,12 @@ RULES: tuple[Rule, ...] = (
     _in_layer(moe_layers, "ffn_down_shexp.weight", "mlp.shared_experts.down_proj.weight",
               "hidden_size shared_intermediate_size"),
 
-    _in_layer(mtp_layers, "nextn.embed_tokens.weight", "embed_tokens.weight", "vocab_size hidden_size"),
+    _of_model("nextn.embed_tokens.weight", "embed_tokens.weight"),
     _in_layer(mtp_layers, "nextn.enorm.weight", "enorm.weight", "hidden_size"),
     _in_layer(mtp_layers, "nextn.hnorm.weight", "hnorm.weight", "hidden_size"),
     _in_layer(mtp_layers, "nextn.eh_proj.weight", "eh_proj.weight", "hidden_size concat_size"),
     _in_layer(mtp_layers, "nextn.shared_head_norm.weight", "shared_head.norm.weight", "hidden_size"),
-    _in_layer(mtp_layers, "nextn.shared_head_head.weight", "shared_head.head.weight",
-              "vocab_size hidden_size"),
+    _of_model("nextn.shared_head_head.weight", "shared_head.head.weight"),
 )  # fmt: skip
 
 

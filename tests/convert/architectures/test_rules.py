@@ -47,6 +47,7 @@ class FakeLoader:
 
     checkpoint: Any = FakeCheckpoint()
     dropped: Mapping[str, str] = {}
+    last: frozenset[str] = frozenset()
 
     def __init__(self, **arrays: np.ndarray) -> None:
         self.weights = {name.replace("__", "."): ArrayWeight(name, array) for name, array in arrays.items()}

@@ -1,0 +1,286 @@
+"""Small checkpoints of published models that have no recorded folder: names, shapes and configurations.
+
+Their weights are a formula on integers, the same bits everywhere. `write(name, folder)` makes one, with the
+tokenizer of a recorded model.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tests.support.checkpoints import Tensors, formula, write_checkpoint
+from tests.support.packers import pack_low_first
+
+MODELS = Path(__file__).parents[1] / "golden" / "arch" / "models"
+
+Config = dict[str, Any]
+Shapes = Iterator[tuple[str, tuple[int, ...]]]
+
+_COMMON: Config = {
+    "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+    "rope_theta": 10000, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 576,
+    "bos_token_id": 556, "eos_token_id": 557, "attention_bias": False,
+}  # fmt: skip
+_LATENT: Config = {
+    **_COMMON, "q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+    "v_head_dim": 16, "moe_intermediate_size": 32, "moe_layer_freq": 1, "n_routed_experts": 6,
+    "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+    "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0,
+}  # fmt: skip
+_ABOUT_EXPERTS = (
+    "moe_intermediate_size", "moe_layer_freq", "n_routed_experts", "n_shared_experts", "num_experts_per_tok",
+    "n_group", "topk_group", "topk_method", "scoring_func", "norm_topk_prob", "routed_scaling_factor",
+    "first_k_dense_replace", "num_nextn_predict_layers",
+)  # fmt: skip
+_DENSE: Config = {key: value for key, value in _LATENT.items() if key not in _ABOUT_EXPERTS}
+_KIMI: Config = {"vocab_size": 812, "bos_token_id": 556, "eos_token_id": 558, "pad_token_id": 811}
+_GLM: Config = {"vocab_size": 640, "bos_token_id": None, "eos_token_id": [556, 563, 565], "pad_token_id": 556,
+                "rms_norm_eps": 1e-5}  # fmt: skip
+_YARN = {"beta_fast": 1.0, "beta_slow": 1.0, "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+         "original_max_position_embeddings": 4096, "type": "yarn"}  # fmt: skip
+_PACKED = {
+    "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
+    "ignore": ["re:.*self_attn.*", "re:.*shared_experts.*", "lm_head"],
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+        "num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True,
+    }}},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Published:
+    """A model as it is published, small.
+
+    config     config.json, or the part of it that is about the text
+    shapes     config -> name and shape of every tensor
+    tokenizer  name of the recorded model whose tokenizer it gets
+    edit       what is done to the tensors before they are written
+    around     the rest of a config.json whose text_config is `config`; None: `config` is all of it
+    prefix     of all names
+    extra      name and shape of tensors that have no prefix
+    """
+
+    config: Config
+    shapes: Callable[[Config], Shapes]
+    tokenizer: str
+    edit: Callable[[Tensors], Tensors] = lambda tensors: tensors
+    around: Config | None = None
+    prefix: str = ""
+    extra: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+def _mlp(prefix: str, width: int, hidden: int, names: tuple[str, str, str]) -> Shapes:
+    gate, up, down = names
+    yield f"{prefix}.{gate}.weight", (width, hidden)
+    yield f"{prefix}.{up}.weight", (width, hidden)
+    yield f"{prefix}.{down}.weight", (hidden, width)
+
+
+_PROJ = ("gate_proj", "up_proj", "down_proj")
+
+
+def _ends(config: Config) -> Shapes:
+    vocab, hidden = config["vocab_size"], config["hidden_size"]
+    yield "model.embed_tokens.weight", (vocab, hidden)
+    yield "model.norm.weight", (hidden,)
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight", (vocab, hidden)
+
+
+def _mtp(prefix: str, hidden: int) -> Shapes:
+    """Yield what an MTP layer has besides the rest, without embeddings and output matrix, as in GLM-4.6."""
+    yield f"{prefix}.eh_proj.weight", (hidden, 2 * hidden)
+    for norm in ("enorm", "hnorm", "shared_head.norm"):
+        yield f"{prefix}.{norm}.weight", (hidden,)
+
+
+def _experts(prefix: str, config: Config) -> Shapes:
+    hidden, width = config["hidden_size"], config["moe_intermediate_size"]
+    yield f"{prefix}.gate.weight", (config["n_routed_experts"], hidden)
+    yield f"{prefix}.gate.e_score_correction_bias", (config["n_routed_experts"],)
+    for expert in range(config["n_routed_experts"]):
+        yield from _mlp(f"{prefix}.experts.{expert}", width, hidden, _PROJ)
+    yield from _mlp(f"{prefix}.shared_experts", config["n_shared_experts"] * width, hidden, _PROJ)
+
+
+def latent(config: Config) -> Shapes:
+    """Yield the tensors of a relative of DeepSeek V3."""
+    yield from _ends(config)
+    heads, hidden, q_lora = config["num_attention_heads"], config["hidden_size"], config["q_lora_rank"]
+    nope, rope, value = (config[f"{part}_head_dim"] for part in ("qk_nope", "qk_rope", "v"))
+    kv_lora, n_layers = config["kv_lora_rank"], config["num_hidden_layers"]
+    kinds = config.get("indexer_types")
+    for layer in range(n_layers + config.get("num_nextn_predict_layers", 0)):
+        prefix = f"model.layers.{layer}"
+        attention = f"{prefix}.self_attn"
+        yield f"{prefix}.input_layernorm.weight", (hidden,)
+        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
+        if q_lora is None:
+            yield f"{attention}.q_proj.weight", (heads * (nope + rope), hidden)
+        else:
+            yield f"{attention}.q_a_proj.weight", (q_lora, hidden)
+            yield f"{attention}.q_a_layernorm.weight", (q_lora,)
+            yield f"{attention}.q_b_proj.weight", (heads * (nope + rope), q_lora)
+        yield f"{attention}.kv_a_proj_with_mqa.weight", (kv_lora + rope, hidden)
+        yield f"{attention}.kv_a_layernorm.weight", (kv_lora,)
+        yield f"{attention}.kv_b_proj.weight", (heads * (nope + value), kv_lora)
+        yield f"{attention}.o_proj.weight", (hidden, heads * value)
+        if kinds is not None and (layer >= len(kinds) or kinds[layer] == "full"):
+            n_heads, n_cols = config["index_n_heads"], config["index_head_dim"]
+            yield f"{attention}.indexer.wq_b.weight", (n_heads * n_cols, q_lora)
+            yield f"{attention}.indexer.wk.weight", (n_cols, hidden)
+            yield f"{attention}.indexer.k_norm.weight", (n_cols,)
+            yield f"{attention}.indexer.k_norm.bias", (n_cols,)
+            yield f"{attention}.indexer.weights_proj.weight", (n_heads, hidden)
+        if "n_routed_experts" not in config or layer < config["first_k_dense_replace"]:
+            yield from _mlp(f"{prefix}.mlp", config["intermediate_size"], hidden, _PROJ)
+        else:
+            yield from _experts(f"{prefix}.mlp", config)
+        if layer >= n_layers:
+            yield from _mtp(prefix, hidden)
+
+
+def decoder(config: Config) -> Shapes:
+    """Yield the tensors of an ordinary decoder: Mistral, GLM-4.6, MiniMax-M2."""
+    yield from _ends(config)
+    heads, kv_heads, hidden = (config[key] for key in (
+        "num_attention_heads", "num_key_value_heads", "hidden_size",
+    ))  # fmt: skip
+    cols, n_layers = config["head_dim"], config["num_hidden_layers"]
+    for layer in range(n_layers + config.get("num_nextn_predict_layers", 0)):
+        prefix = f"model.layers.{layer}"
+        yield f"{prefix}.input_layernorm.weight", (hidden,)
+        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
+        for part, rows in (("q", heads * cols), ("k", kv_heads * cols), ("v", kv_heads * cols)):
+            yield f"{prefix}.self_attn.{part}_proj.weight", (rows, hidden)
+            if config["attention_bias"]:
+                yield f"{prefix}.self_attn.{part}_proj.bias", (rows,)
+        yield f"{prefix}.self_attn.o_proj.weight", (hidden, heads * cols)
+        if config.get("use_qk_norm"):
+            every = config.get("qk_norm_type") == "per_layer"
+            yield f"{prefix}.self_attn.q_norm.weight", (heads * cols if every else cols,)
+            yield f"{prefix}.self_attn.k_norm.weight", (kv_heads * cols if every else cols,)
+        if "num_local_experts" in config:
+            block = f"{prefix}.block_sparse_moe"
+            yield f"{block}.gate.weight", (config["num_local_experts"], hidden)
+            yield f"{block}.e_score_correction_bias", (config["num_local_experts"],)
+            for expert in range(config["num_local_experts"]):
+                width = config["intermediate_size"]
+                yield from _mlp(f"{block}.experts.{expert}", width, hidden, ("w1", "w3", "w2"))
+        elif layer < config.get("first_k_dense_replace", n_layers):
+            yield from _mlp(f"{prefix}.mlp", config["intermediate_size"], hidden, _PROJ)
+        else:
+            yield from _experts(f"{prefix}.mlp", config)
+        if layer >= n_layers:
+            yield from _mtp(prefix, hidden)
+
+
+def _with_int4_experts(tensors: Tensors) -> Tensors:
+    """Return the tensors with routed experts as int4 in groups of 32 columns, as in Kimi K2-Thinking."""
+    packed: Tensors = {}
+    for name, weight in tensors.items():
+        if ".experts." not in name:
+            packed[name] = weight
+            continue
+        rows, cols = weight.shape
+        groups = weight.astype(np.float32).reshape(rows, cols // 32, 32)
+        scale = (np.abs(groups).max(-1, keepdims=True) / 7).astype(ml_dtypes.bfloat16)
+        codes = (np.clip(np.rint(groups / scale.astype(np.float32)), -8, 7) + 8).astype(np.uint8)
+        packed[f"{name}_packed"] = pack_low_first(codes.reshape(rows, cols), 4).view(np.int32)
+        packed[f"{name}_scale"] = scale[..., 0]
+        packed[f"{name}_shape"] = np.array(weight.shape, np.int64)
+    return packed
+
+
+_VISION = {"vision_tower.patch_embed.weight": (4, 4), "multi_modal_projector.linear_1.weight": (4, 4)}
+
+PUBLISHED: Mapping[str, Published] = {
+    "moonlight": Published(
+        {**_LATENT, **_KIMI, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3",
+         "q_lora_rank": None, "num_hidden_layers": 27, "rms_norm_eps": 1e-5, "rope_theta": 50000.0,
+         "n_shared_experts": 2, "routed_scaling_factor": 2.446},
+        latent, "kimi-k2",
+    ),
+    "gigachat3": Published(
+        {**_LATENT, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3",
+         "q_lora_rank": None, "num_hidden_layers": 26, "rope_theta": 100000, "num_nextn_predict_layers": 1,
+         "rope_scaling": {**_YARN, "beta_fast": 32}},
+        latent, "deepseek-v3.2",
+    ),
+    "kimi-k2-thinking": Published(
+        {**_LATENT, **_KIMI, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2",
+         "rope_theta": 50000.0, "routed_scaling_factor": 2.827, "rope_scaling": _YARN,
+         "quantization_config": _PACKED},
+        latent, "kimi-k2", _with_int4_experts,
+    ),
+    "kimi-vl": Published(
+        {**_LATENT, **_KIMI, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3",
+         "q_lora_rank": None, "num_hidden_layers": 27, "rope_theta": 800000.0},
+        latent, "kimi-k2",
+        around={"architectures": ["KimiVLForConditionalGeneration"], "model_type": "kimi_vl",
+                "torch_dtype": "bfloat16", "vision_config": {"model_type": "moonvit"}, **_KIMI},
+        prefix="language_model.", extra=_VISION,
+    ),
+    "youtu": Published(
+        {**_DENSE, "architectures": ["YoutuForCausalLM"], "model_type": "youtu", "tie_word_embeddings": True,
+         "rope_theta": 1600000, "mlp_bias": False, "rope_interleave": True},
+        latent, "deepseek-v3.2",
+    ),
+    "glm-5": Published(
+        {**_LATENT, **_GLM, "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa",
+         "num_hidden_layers": 4, "num_nextn_predict_layers": 1, "head_dim": 8, "index_n_heads": 4,
+         "index_head_dim": 16, "index_topk": 16, "indexer_types": ["full", "shared", "full", "shared"],
+         "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"}},
+        latent, "glm-4.7-flash",
+    ),
+    "glm-4.6": Published(
+        {**_COMMON, **_GLM, "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe",
+         "moe_intermediate_size": 32, "n_routed_experts": 6, "n_shared_experts": 1, "num_experts_per_tok": 2,
+         "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+         "first_k_dense_replace": 1, "attention_bias": True, "head_dim": 16, "partial_rotary_factor": 0.5,
+         "num_key_value_heads": 2, "num_nextn_predict_layers": 1, "use_qk_norm": True, "rope_theta": 1000000},
+        decoder, "glm4moe-air",
+    ),
+    "minimax-m2": Published(
+        {**_COMMON, "architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2", "head_dim": 32,
+         "num_key_value_heads": 2, "rotary_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2,
+         "scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True,
+         "qk_norm_type": "per_layer", "use_mtp": True, "num_mtp_modules": 3, "rope_theta": 5000000,
+         "rms_norm_eps": 1e-6},
+        decoder, "gpt-oss",
+    ),
+    "mistral": Published(
+        {**_COMMON, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "head_dim": 32,
+         "num_key_value_heads": 2, "sliding_window": None, "rope_theta": 1000000.0, "rms_norm_eps": 1e-5},
+        decoder, "llama-r1-distill",
+    ),
+}  # fmt: skip
+"""Models by name: what the recorded ones lack."""
+
+
+def write(name: str, folder: Path) -> Path:
+    """Write the checkpoint called `name` in PUBLISHED to a folder, and return that."""
+    model = PUBLISHED[name]
+    config = {key: value for key, value in model.config.items() if value is not None or key == "q_lora_rank"}
+    tensors: Tensors = {}
+    for seed, (tensor, shape) in enumerate(model.shapes(model.config)):
+        values = formula(shape, seed)
+        is_bias = tensor.endswith("e_score_correction_bias")
+        tensors[tensor] = values if is_bias else values.astype(ml_dtypes.bfloat16)
+    tensors = {model.prefix + tensor: values for tensor, values in model.edit(tensors).items()}
+    tensors |= {tensor: formula(shape, 1) for tensor, shape in model.extra.items()}
+    whole = config if model.around is None else {**model.around, "text_config": config}
+    write_checkpoint(folder, whole, tensors)
+    for path in (MODELS / model.tokenizer).iterdir():
+        if path.name not in ("config.json", "model.safetensors"):
+            shutil.copy(path, folder / path.name)
+    return folder
