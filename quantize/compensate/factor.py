@@ -81,68 +81,100 @@ class Factor:
         """
         if moments.ndim != 2 or moments.shape[0] != moments.shape[1]:
             raise BadMoments(f"second moments must be a square matrix, found shape {moments.shape}")
-        if not np.isfinite(moments).all():
-            row, column = np.argwhere(~np.isfinite(moments))[0]
-            raise BadMoments(f"second moments of columns {row} and {column} are {moments[row, column]}")
-        scaled, mean = _scaled(moments, damp)
-        hessian = scaled.astype(np.float32)
-        # The root needs float64. Its inverse does not: damping keeps the root's condition below 1e3.
-        upper = _inverse_of_upper(_upper_root(scaled))
+        scaled = _Scaled.of(moments, damp)
+        upper = _upper_root(scaled)
+        _invert_upper(upper)
         costs = 1 / np.diag(upper).astype(np.float64) ** 2
-        return cls(hessian, upper, (costs / costs.mean()).astype(np.float32), mean)
+        return cls(scaled.rounded(), upper, (costs / costs.mean()).astype(np.float32), scaled.mean)
 
 
-def _scaled(moments: AnyMoments, damp: float) -> tuple[Moments, float]:
-    """Return moments with a mean diagonal of 1 and `damp` on top; dead columns count as the mean.
+@dataclass(frozen=True)
+class _Scaled:
+    """Moments with a mean diagonal of 1 and damping on top, computed in float64 a strip at a time.
 
-    The second is what they were divided by.
+    moments   floats (n, n), as they are given
+    diagonal  float64 (n,), scaled and damped
+    mean      what moments are divided by
     """
-    scaled = np.array(moments, np.float64)
-    diagonal = np.diagonal(scaled).copy()
-    if (diagonal < 0).any():
-        column = int(np.argmax(diagonal < 0))
-        raise BadMoments(f"the second moment of column {column} is {diagonal[column]}, below 0")
-    seen = diagonal > 0
-    diagonal[~seen] = diagonal[seen].mean() if seen.any() else 1.0
-    mean = diagonal.mean()
-    scaled /= mean
-    np.fill_diagonal(scaled, diagonal / mean + damp)
-    return scaled, float(mean)
+
+    moments: AnyMoments
+    diagonal: npt.NDArray[np.float64]
+    mean: float
+
+    @classmethod
+    def of(cls, moments: AnyMoments, damp: float) -> _Scaled:
+        """Scale and damp; dead columns count as the mean."""
+        for start in range(0, len(moments), _STRIP):
+            finite = np.isfinite(moments[start : start + _STRIP])
+            if not finite.all():
+                row, column = np.argwhere(~finite)[0]
+                value = moments[start + row, column]
+                raise BadMoments(f"second moments of columns {start + row} and {column} are {value}")
+        diagonal = np.diagonal(moments).astype(np.float64)
+        if (diagonal < 0).any():
+            column = int(np.argmax(diagonal < 0))
+            raise BadMoments(f"the second moment of column {column} is {diagonal[column]}, below 0")
+        seen = diagonal > 0
+        diagonal[~seen] = diagonal[seen].mean() if seen.any() else 1.0
+        mean = diagonal.mean()
+        return cls(moments, diagonal / mean + damp, float(mean))
+
+    def rounded(self) -> Floats32:
+        """Return all of them, float32 (n, n)."""
+        rounded = np.empty(self.moments.shape, np.float32)
+        for start in range(0, len(rounded), _STRIP):
+            rows = slice(start, start + _STRIP)
+            rounded[rows] = self.moments[rows].astype(np.float64) / self.mean
+        np.fill_diagonal(rounded, self.diagonal)
+        return rounded
+
+    def backwards(self, start: int, stop: int) -> Moments:
+        """Return columns of the matrix read backwards, from the diagonal down: (n - start, stop - start)."""
+        strip: Moments = self.moments[::-1, ::-1][start:, start:stop].astype(np.float64, order="C")
+        strip /= self.mean
+        np.fill_diagonal(strip, self.diagonal[::-1][start:stop])
+        return strip
 
 
-def _upper_root(scaled: Moments) -> Floats32:
-    """Return R, upper triangular, with scaled = R R^T; `scaled` is lost.
+def _upper_root(scaled: _Scaled) -> Floats32:
+    """Return R, upper triangular, with scaled = R R^T.
 
-    That is Cholesky's factor of the matrix read backwards. It is made in place and in strips of columns: the
-    library's takes three times the memory, and three times as long.
+    That is Cholesky's factor of the matrix read backwards. It is made in strips of columns, of which only
+    those that are done are in memory: half of the matrix in float64. The library's takes six times as much.
+    The root needs float64. Its inverse does not: damping keeps the root's condition below 1e3.
     """
-    rest = scaled[::-1, ::-1]
-    n = len(rest)
+    n = len(scaled.moments)
+    root = np.zeros((n, n), np.float32)
+    backwards = root[::-1, ::-1]
+    strips: list[Moments] = []  # below the corners
     for start in range(0, n, _STRIP):
         stop = min(start + _STRIP, n)
+        rest = scaled.backwards(start, stop)
+        for before in strips:
+            below = before[start - n :]
+            rest -= below @ below[: stop - start].T
         try:
-            corner = np.linalg.cholesky(rest[start:stop, start:stop])
+            corner = np.linalg.cholesky(rest[: stop - start])
         except np.linalg.LinAlgError:
             raise BadMoments(
                 "second moments are not positive definite, even damped; give a longer text or more damping"
             ) from None
-        rest[start:stop, start:stop] = corner
-        strip = rest[stop:, start:stop] @ np.linalg.inv(corner).T
-        rest[stop:, start:stop] = strip
-        for first in range(stop, n, _STRIP):
-            own = strip[first - stop : first - stop + _STRIP]
-            rest[first:, first : first + _STRIP] -= strip[first - stop :] @ own.T
-    return np.triu(scaled.astype(np.float32))
+        backwards[start:stop, start:stop] = corner
+        strips.append(rest[stop - start :] @ np.linalg.inv(corner).T)
+    for start in range(0, n, _STRIP):
+        stop = min(start + _STRIP, n)
+        backwards[stop:, start:stop] = strips.pop(0)
+    return root
 
 
-def _inverse_of_upper(root: Floats32) -> Floats32:
-    """Return the inverse of an upper triangular matrix, made of those of its halves."""
+def _invert_upper(root: Floats32) -> None:
+    """Invert an upper triangular matrix in its place: its halves, and what is beside them."""
     size = len(root)
     if size <= _SMALL:
-        return np.triu(np.linalg.inv(root))
+        root[:] = np.triu(np.linalg.inv(root))
+        return
     half = size // 2
-    inverse = np.zeros_like(root)
-    inverse[:half, :half] = _inverse_of_upper(root[:half, :half])
-    inverse[half:, half:] = _inverse_of_upper(root[half:, half:])
-    inverse[:half, half:] = -inverse[:half, :half] @ root[:half, half:] @ inverse[half:, half:]
-    return inverse
+    left, right, beside = root[:half, :half], root[half:, half:], root[:half, half:]
+    _invert_upper(left)
+    _invert_upper(right)
+    beside[:] = -left @ beside @ right
