@@ -1,16 +1,20 @@
 """Time collecting importances beside a plain loop over chunks: tokens per second and peak memory.
 
     python scripts/bench_imatrix.py [--layers 10] [--chunks 64] [--plain-chunks 2] [--llama-chunks 0]
-                                    [--threads 2] [--dtype both] [--family deepseek] [--folder DIR] [--json]
+                                    [--observed-chunks 0] [--threads 2] [--dtype both] [--family deepseek]
+                                    [--folder DIR] [--json]
 
 The model is DeepSeek-V3-style with 32 experts a layer, of which 4 are used, and random BF16 weights: about
-2 billion in 10 layers. With --family llama or qwen2 it is a dense one with 4 heads to a key, of 0.45 billion
-weights in 10 layers. Each run is a process of its own, on the same files, chunks of 512 tokens:
+2 billion in 10 layers. With --family llama, qwen2 or qwen3 it is a dense one with 4 heads to a key, of 0.45
+billion weights in 10 layers, and 1 billion in 22. Each run is a process of its own, on the same files, with
+chunks of 512 tokens:
 
     layer by layer   what `imatrix -m -f` does: a layer's weights are read once for all chunks
     plain loop       the same arithmetic a chunk at a time, as in a program whose memory holds only one layer:
                      every weight is read for every chunk
     llama.cpp        decodes a chunk at a time in BF16 and collects nothing (needs the xllamacpp wheel)
+    llama.cpp, observed  the same, with the callback that llama-imatrix has: it is shown what each matrix
+                     multiplies, and adds up the squares
 
 The first two run in both dtypes, unless --dtype names one.
 
@@ -41,7 +45,7 @@ from scripts.bench_pipeline import make_model, run, write_random
 
 CONTEXT = 512
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden" / "arch" / "models"
-DENSE = {"llama": "llama-r1-distill", "qwen2": "qwen2-r1-distill"}
+DENSE = {"llama": "llama-r1-distill", "qwen2": "qwen2-r1-distill", "qwen3": "qwen3-r1-0528"}
 """Dense family -> the recorded small model whose configuration and tokenizer are scaled up."""
 
 DENSE_SIZES = {
@@ -79,15 +83,16 @@ def make_dense(folder: Path, family: str, n_layers: int) -> None:
     """Write a BF16 checkpoint of a dense family."""
     small = GOLDEN / DENSE[family]
     config = json.loads((small / "config.json").read_text()) | DENSE_SIZES | {"num_hidden_layers": n_layers}
+    config |= {"head_dim": config["hidden_size"] // config["num_attention_heads"]}
     write_random(folder, config, dense_shapes(config))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(small / name, folder / name)
 
 
 def dense_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the tensors of a dense decoder; Qwen 2 has biases."""
-    hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
-    kv_rows = hidden // heads * config["num_key_value_heads"]
+    """Yield the tensors of a dense decoder; Qwen 2 has biases, Qwen 3 norms of queries and keys."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    kv_rows = config["head_dim"] * config["num_key_value_heads"]
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
@@ -97,12 +102,16 @@ def dense_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ..
             yield f"{prefix}.self_attn.{part}_proj.weight", (rows, hidden)
             if config["model_type"] == "qwen2":
                 yield f"{prefix}.self_attn.{part}_proj.bias", (rows,)
+        if config["model_type"] == "qwen3":
+            yield f"{prefix}.self_attn.q_norm.weight", (config["head_dim"],)
+            yield f"{prefix}.self_attn.k_norm.weight", (config["head_dim"],)
         yield f"{prefix}.self_attn.o_proj.weight", (hidden, hidden)
         yield f"{prefix}.mlp.gate_proj.weight", (inner, hidden)
         yield f"{prefix}.mlp.up_proj.weight", (inner, hidden)
         yield f"{prefix}.mlp.down_proj.weight", (hidden, inner)
     yield "model.norm.weight", (hidden,)
-    yield "lm_head.weight", (config["vocab_size"], hidden)
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight", (config["vocab_size"], hidden)
 
 
 def plain_loop(model: str, text: str, n_chunks: str, n_threads: str, dtype: str) -> None:
@@ -139,14 +148,18 @@ def plain_loop(model: str, text: str, n_chunks: str, n_threads: str, dtype: str)
                 here, there = there, here
 
 
-def llama(gguf: str, n_chunks: str, n_threads: str) -> None:
-    """Decode random tokens a chunk at a time."""
+def llama(gguf: str, n_chunks: str, n_threads: str, observes: str) -> None:
+    """Decode random tokens a chunk at a time, as llama.cpp does without any option."""
     from tests.support import oracle
+    from tests.support.oracle.activations import observed
 
-    with oracle.Model(gguf) as model:
+    with oracle.Model(gguf, plain=False) as model:
         for chunk in range(int(n_chunks)):
             tokens = np.random.default_rng(chunk).integers(0, model.n_vocab, CONTEXT).tolist()
-            model.logits(tokens, n_threads=int(n_threads))
+            if observes == "observed":
+                observed(model, tokens, n_threads=int(n_threads), as_shipped=True)
+            else:
+                model.logits(tokens, n_threads=int(n_threads), as_shipped=True)
 
 
 def measure(folder: Path, args: argparse.Namespace) -> list[Speed]:
@@ -170,11 +183,12 @@ def measure(folder: Path, args: argparse.Namespace) -> list[Speed]:
         ]  # fmt: skip
         loop = [*this, "--plain", str(model), str(text), str(args.plain_chunks), threads, dtype]
         runs += [("layer by layer", dtype, args.chunks, ours), ("plain loop", dtype, args.plain_chunks, loop)]
-    if args.llama_chunks:
+    if args.llama_chunks or args.observed_chunks:
         to_gguf = ["--outfile", str(gguf), "--outtype", "bf16", "--force"]
         run("convert", [sys.executable, "-m", "convert.cli", str(model), *to_gguf])
-        decode = [*this, "--llama", str(gguf), str(args.llama_chunks), threads]
-        runs.append(("llama.cpp", "bfloat16", args.llama_chunks, decode))
+        for n_chunks, observes in ((args.llama_chunks, ""), (args.observed_chunks, "observed")):
+            decode = [*this, "--llama", str(gguf), str(n_chunks), threads, observes]
+            runs.append((", ".join(filter(None, ("llama.cpp", observes))), "bfloat16", n_chunks, decode))
     speeds = []
     for what, dtype, n_chunks, words in runs:
         if n_chunks:
@@ -199,6 +213,7 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=64)
     parser.add_argument("--plain-chunks", type=int, default=2)
     parser.add_argument("--llama-chunks", type=int, default=0)
+    parser.add_argument("--observed-chunks", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "both"], default="both")
     parser.add_argument("--family", choices=["deepseek", *DENSE], default="deepseek")
@@ -206,7 +221,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the files go (removed afterwards)")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--plain", nargs=5, help=argparse.SUPPRESS)
-    parser.add_argument("--llama", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--llama", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.plain:
         plain_loop(*args.plain)

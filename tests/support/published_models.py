@@ -238,7 +238,7 @@ PUBLISHED: Mapping[str, Published] = {
     "glm-5": Published(
         {**_LATENT, **_GLM, "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa",
          "num_hidden_layers": 4, "num_nextn_predict_layers": 1, "head_dim": 8, "index_n_heads": 4,
-         "index_head_dim": 16, "index_topk": 16, "indexer_types": ["full", "shared", "full", "shared"],
+         "index_head_dim": 64, "index_topk": 16, "indexer_types": ["full", "shared", "full", "shared"],
          "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"}},
         latent, "glm-4.7-flash",
     ),

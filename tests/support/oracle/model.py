@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -137,12 +138,14 @@ class Model:
         n_threads: int = 2,
         yarn_beta_fast: float | None = None,
         as_shipped: bool = False,
+        observe: Any = None,
     ) -> npt.NDArray[np.float32]:
         """Return the logits after each token, float32 (n_tokens, n_vocab).
 
         The cache is float32 and attention is the plain one: llama.cpp at its most exact.
         as_shipped      leave cache and attention as they are without any option: F16, and flash attention
         yarn_beta_fast  as --yarn-beta-fast, in place of the model's
+        observe         is shown nodes, see activations.CALLBACK; None for nobody
         """
         lib = library()
         n_tokens = len(token_ids)
@@ -154,6 +157,8 @@ class Model:
             params.type_k = params.type_v = 0
         if yarn_beta_fast is not None:
             params.yarn_beta_fast = yarn_beta_fast
+        if observe is not None:
+            params.cb_eval = c.cast(observe, c.c_void_p)
         context = lib.llama_init_from_model(self._model, params)
         if not context:
             raise RuntimeError(f"llama.cpp can't make a context: {''.join(LOG[-10:]).strip()}")

@@ -1,0 +1,78 @@
+"""Published models without a recorded folder: matrices are what llama.cpp multiplies, and files complete."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import convert
+import imatrix
+import imatrix.cli
+from forward.open import open_model
+from forward.text import Cut, read_text
+from gguf_tools import open_gguf
+from tests.end_to_end.test_complete import complete
+from tests.support import oracle
+from tests.support.oracle.activations import Sums, observed
+from tests.support.published_models import PUBLISHED, write
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
+
+CHUNK = {"glm-5": 16}
+"""Model -> tokens of a chunk where they are not 128: as many as the layers of GLM-5 choose."""
+
+TEXT = 'The quick brown fox 12345 jumps; {"a": [1, 2.5]} über Stöcke, 他 и так далее.\n' * 30
+YARN_BETA_FAST = {"kimi-k2-thinking": 1.0}
+QUICK = ("glm-5", "minimax-m2")
+"""Models that every run of the suite computes: one of each kind of attention."""
+
+MODELS = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED]
+
+
+def collect(folder: Path, size: int) -> tuple[Path, list[int]]:
+    """Collect importances of one chunk of `size` tokens; return the matrix and the tokens."""
+    text, matrix = folder / "text.txt", folder / "matrix.gguf"
+    text.write_text(TEXT, encoding="utf-8")
+    words = ["-m", str(folder), "-f", str(text), "-o", str(matrix), "-c", str(size), "--chunks", "1"]
+    assert imatrix.cli.main([*words, "--no-ppl", "--dtype", "float32"]) == 0
+    with open_model(folder) as source:
+        vocab_size = source.network.vocab_size
+        chunks = read_text(text, source.vocab(), vocab_size, Cut(size, n_chunks=1))
+    return matrix, chunks.inputs[0].tolist()
+
+
+def difference(entry: imatrix.Importance, sums: Sums) -> float:
+    """Return the largest difference of sums, relative to the largest one; the counts must be the same."""
+    found = entry.read().reshape(sums.squares.shape)
+    assert (np.broadcast_to(entry.counts, sums.counts.shape) == sums.counts).all()
+    return float(np.abs(found - sums.squares).max() / np.abs(sums.squares).max())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_importances_are_what_llama_cpp_multiplies(name: str, tmp_path: Path) -> None:
+    folder = write(name, tmp_path / "model")
+    matrix, tokens = collect(folder, CHUNK.get(name, 128))
+    convert.convert(folder, tmp_path / "f32.gguf", outtype="f32")
+    with oracle.Model(tmp_path / "f32.gguf") as model:
+        sums = observed(model, tokens, yarn_beta_fast=YARN_BETA_FAST.get(name))
+    entries = imatrix.load(matrix).entries
+    in_layers = {name for name in sums if name.startswith("blk.")}
+    # attn_kv_b is what both of its halves are made of; files of this layout don't have it.
+    assert {name for name in entries if not name.endswith("attn_kv_b.weight")} == in_layers
+    assert max(difference(entries[name], sums[name]) for name in in_layers) < 1e-4
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_mixed_files_complete_a_prompt(name: str, tmp_path: Path) -> None:
+    folder = write(name, tmp_path / "model")
+    matrix, tokens = collect(folder, CHUNK.get(name, 128))
+    for file, importances in (("plain.gguf", None), ("matrix.gguf", imatrix.load(matrix))):
+        out = tmp_path / file
+        convert.convert(folder, out, outtype="Q4_K_M", importances=importances)
+        with open_gguf(out) as opened:
+            n_tokens = len(opened.metadata["tokenizer.ggml.tokens"].plain)
+        completed = complete(out, tokens[:12])
+        assert all(0 <= token < n_tokens for token in completed)
