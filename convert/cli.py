@@ -14,6 +14,7 @@ from convert.architectures import declared_options
 from convert.architectures.options import add_flags, read_flags
 from convert.card.arguments import add_card_arguments, finish_card, prepare_card
 from gguf_tools import __version__, command
+from gguf_tools.completion import completes
 from gguf_tools.overwriting import add_force, refuse_to_replace
 from gguf_tools.parser import ForeignFlag, add_foreign_flags
 from gguf_tools.text import json_line
@@ -28,6 +29,7 @@ from quantize.arguments import (
     plan_options,
     read_importances,
 )
+from quantize.plan.recipes import FILE_TYPES
 
 if TYPE_CHECKING:
     from convert.options import ConvertOptions
@@ -91,13 +93,14 @@ def _parser() -> argparse.ArgumentParser:
         help="where to write; {ftype} stands for the type, a folder gets a name made of the model's"
         " (default: into MODEL_DIR, or here for a model of the Hub)",
     )  # fmt: skip
-    parser.add_argument(
+    outtype = parser.add_argument(
         "--outtype", default="auto", metavar="TYPE",
         help="f32, f16, bf16 or q8_0 for the large matrices; auto: the 16-bit type of the checkpoint, bf16"
         " for a quantized one (default); or a file type of quantize (Q4_K_M ...) or a recipe file: quantized"
         " in the same pass, with the bytes of converting to f32 and quantizing that. Several with commas"
         " between them are made at once; --outfile then needs {ftype}",
     )  # fmt: skip
+    completes(outtype, ("auto", "f32", "f16", "bf16", "q8_0", *FILE_TYPES))
     add_flags(parser, declared_options())
     parser.add_argument(
         "--no-nextn", dest="mtp", action="store_false", default=None, help="another name of --no-mtp"

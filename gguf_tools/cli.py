@@ -48,6 +48,12 @@ examples:
 """
 
 
+_CHECKPOINT = """\
+examples:
+  gguf-tools checkpoint DeepSeek-V3
+  gguf-tools checkpoint deepseek-ai/DeepSeek-V3 | grep kv_b_proj      by headers, which are fetched
+"""
+
 _COOK = "make importances, quantized files, their divergence, card and checksums in one run"
 
 
@@ -98,6 +104,7 @@ def _add_checkpoint(commands: command.Subcommands) -> None:
         "Of each: name, shape, bits per weight with scales and all, and how it is stored. Those of a "
         "quantized checkpoint are listed as the model has them, not as the files do. Only headers and a few "
         "small tensors are read.",
+        epilog=_CHECKPOINT,
     )
     sub.add_argument(
         "folder", metavar="FOLDER", help="folder with config.json, or OWNER/NAME[@REVISION] on the Hub"
@@ -120,10 +127,11 @@ def completion(args: argparse.Namespace) -> None:
     import convert.cli
     import imatrix.cli
     import quality.cli
+    import quality.damage.command
     import quantize.cli
 
-    others = (convert.cli, imatrix.cli, quality.cli, quantize.cli)
-    parsers = [make_parser(), *(module._parser() for module in others)]
+    others = (convert.cli, imatrix.cli, quality.cli, quality.damage.command, quantize.cli)
+    parsers = [make_parser(), *(module._parser() for module in others), quantize.cli._lint_parser()]
     print(completion_script(parsers, args.shell), end="")
 
 

@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from gguf_tools.errors import BadArgument, ToolkitError
-from gguf_tools.parser import HelpFormatter, Parser, WrappingFormatter
+from gguf_tools.parser import HelpFormatter, Parser
 
 BAD_ARGUMENTS = 2
 INTERRUPTED = 130
@@ -108,6 +108,7 @@ class Subcommands:
 
         text    one line for the list of commands, lower case, without a full stop
         detail  what else its own --help says, in whole sentences
+        epilog  what it ends with: examples
         json    give it --json
         """
         sub = self._commands.add_parser(
@@ -115,7 +116,7 @@ class Subcommands:
             help=text,
             description=f"{text[0].upper()}{text[1:]}. {detail}",
             epilog=epilog,
-            formatter_class=HelpFormatter if epilog else WrappingFormatter,
+            formatter_class=HelpFormatter,
         )
         sub.set_defaults(body=body)
         if json:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from forward.arguments import add_context_argument, add_run_arguments, forward_options
 from gguf_tools import __version__, command
 from gguf_tools.overwriting import add_force, refuse_to_overwrite_inputs, refuse_to_replace
-from gguf_tools.parser import add_foreign_flags
+from gguf_tools.parser import HelpFormatter, add_foreign_flags
 from imatrix.foreign_flags import FOREIGN_FLAGS
 
 if TYPE_CHECKING:
@@ -39,6 +39,20 @@ examples:
 
 A run that was interrupted goes on after its last whole layer when it is called again in the same way; what
 it needs for that is in OUT.work until OUT is written."""
+
+_EXAMPLES = {
+    name: f"examples:\n  imatrix {lines}"
+    for name, lines in {
+        "show": "show lite.imatrix.gguf",
+        "convert": "convert lite.imatrix.dat lite.imatrix.gguf\n"
+        "  imatrix convert --mla both --model DeepSeek-V2-Lite lite.imatrix.gguf ik.dat    for ik_llama.cpp",
+        "merge": "merge code.gguf prose.gguf -o both.gguf",
+        "stats": "stats lite.imatrix.gguf\n  imatrix stats --plot lite.png lite.imatrix.gguf",
+        "check": "check lite.imatrix.gguf --model DeepSeek-V2-Lite --recipe IQ2_XS",
+        "repair": "repair lite.imatrix.gguf -o whole.imatrix.gguf --model DeepSeek-V2-Lite",
+    }.items()
+}
+"""What the help of each command ends with."""
 
 _STEPS_A_LINE = 6
 _KINDS_OF_MODEL = "folder, GGUF file, or OWNER/NAME on the Hub"
@@ -116,7 +130,8 @@ def _parser() -> argparse.ArgumentParser:
         help=f"{_KINDS_OF_MODEL}; says how many heads there are",
     )  # fmt: skip
     repair.set_defaults(body=_repair)
-    for subparser in commands.choices.values():
+    for name, subparser in commands.choices.items():
+        subparser.epilog, subparser.formatter_class = _EXAMPLES[name], HelpFormatter
         command.add_verbose(subparser)
     return parser
 

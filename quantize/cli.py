@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from convert.card.arguments import add_card_arguments, finish_card, prepare_card
 from gguf_tools import __version__, command
+from gguf_tools.completion import completes
 from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.parser import ForeignFlag, add_foreign_flags
 from gguf_tools.text import json_line
@@ -38,6 +39,7 @@ from quantize.command_words import command_words
 from quantize.list_of_types import recipe_lines
 from quantize.mla_layout.names import LAYOUTS
 from quantize.plan.recipe_files import is_recipe_file
+from quantize.plan.recipes import FILE_TYPES
 from quantize.size_arguments import add_size_arguments, is_sized
 
 if TYPE_CHECKING:
@@ -121,7 +123,8 @@ def _parser() -> argparse.ArgumentParser:
     epilog = EPILOG + "\n".join(recipe_lines())
     parser = command.make_parser("quantize", DESCRIPTION, epilog=epilog, version=__version__)
     parser.usage = USAGE
-    parser.add_argument("words", nargs="+", metavar="INPUT [OUTPUT] TYPE [THREADS]")
+    words = parser.add_argument("words", nargs="+", metavar="INPUT [OUTPUT] TYPE [THREADS]")
+    completes(words, FILE_TYPES)
     add_matrix_arguments(parser)
     add_type_arguments(parser)
     add_requantize_argument(parser)
@@ -160,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _lint_parser() -> argparse.ArgumentParser:
     parser = command.make_parser("quantize lint", LINT_DESCRIPTION, epilog=LINT_EPILOG, version=__version__)
-    parser.add_argument("type", metavar="TYPE", help="file type, or recipe file")
+    completes(parser.add_argument("type", metavar="TYPE", help="file type, or recipe file"), FILE_TYPES)
     parser.add_argument(
         "model", metavar="MODEL", help="GGUF file, folder, or OWNER/NAME[@REVISION] on the Hub"
     )

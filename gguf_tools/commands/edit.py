@@ -36,6 +36,11 @@ examples:
   gguf-tools set model.gguf deepseek2.context_length=u32:65536
   gguf-tools set model.gguf tokenizer.chat_template=str@chat.jinja -o other.gguf
 """
+_REMOVE_EXAMPLES = """\
+examples:
+  gguf-tools remove-key model.gguf tokenizer.chat_template
+  gguf-tools remove-key model.gguf general.url general.source.url -o other.gguf
+"""
 _RENAME_EXAMPLES = """\
 examples:
   gguf-tools rename model.gguf output.weight=lm_head.weight
@@ -46,6 +51,10 @@ _SPLIT_EXAMPLES = """\
 examples:
   gguf-tools split model.gguf model                    model-00001-of-00008.gguf, ...
   gguf-tools split model.gguf model --max-size 50G --dry-run
+"""
+_MERGE_EXAMPLES = """\
+examples:
+  gguf-tools merge model-00001-of-00008.gguf model.gguf
 """
 
 
@@ -60,7 +69,9 @@ def add_to(commands: command.Subcommands) -> None:
     _add_force(sub, "allow a type that llama.cpp doesn't read the key as, and another architecture")
     _add_output(sub)
 
-    sub = commands.add("remove-key", remove_key, "remove metadata keys", _IN_PLACE)
+    sub = commands.add(
+        "remove-key", remove_key, "remove metadata keys", _IN_PLACE, epilog=_REMOVE_EXAMPLES
+    )
     _add_file(sub)
     sub.add_argument("keys", metavar="KEY", nargs="+")
     add_force(sub)
@@ -106,6 +117,7 @@ def add_to(commands: command.Subcommands) -> None:
     sub = commands.add(
         "merge", merge, "put the files of a split set together",
         "The result is the file that was split, byte for byte, if it was laid out as llama.cpp does.",
+        epilog=_MERGE_EXAMPLES,
     )
     _add_file(sub)
     sub.add_argument("output", metavar="OUT", type=Path, help="the new file")

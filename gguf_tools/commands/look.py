@@ -22,6 +22,25 @@ class FileErrors(Protocol):
 CompareValues = Callable[[GGUFSet, GGUFSet, bool], FileErrors]
 """Compares the values of two files: (A, B, quiet)."""
 
+_SHOW_EXAMPLES = """\
+examples:
+  gguf-tools show model-Q4_K_M.gguf
+  gguf-tools show --full model.gguf | grep chat_template
+  gguf-tools show --json model-00001-of-00004.gguf | jq .types      a split set opens by any of its files
+"""
+
+_VERIFY_EXAMPLES = """\
+examples:
+  gguf-tools verify model.gguf
+  gguf-tools verify model-00001-of-00004.gguf && echo sound
+"""
+
+_HASH_EXAMPLES = """\
+examples:
+  gguf-tools hash model.gguf
+  gguf-tools hash --json model-00001-of-00004.gguf | jq -r .content     equal to that of the merged file
+"""
+
 _DIFF_EXAMPLES = """\
 examples:
   gguf-tools diff old.gguf new.gguf
@@ -38,6 +57,7 @@ def add_to(commands: command.Subcommands, compare_values: CompareValues) -> None
         "show", show, "print metadata, tensors and totals",
         "Shapes are rows first; llama.cpp prints columns first. "
         "Only the header is read, so it takes a moment for a file of any size.",
+        epilog=_SHOW_EXAMPLES,
     )
     sub.add_argument("file", help="a GGUF file, or any file of a split set")
     sub.add_argument("--full", action="store_true", help="print long arrays and texts whole")
@@ -60,6 +80,7 @@ def add_to(commands: command.Subcommands, compare_values: CompareValues) -> None
     sub = commands.add(
         "verify", verify, "check offsets, sizes, and floats and scales for NaN and infinity",
         "All data are read. The exit code is 1 if anything is bad.",
+        epilog=_VERIFY_EXAMPLES,
     )
     sub.add_argument("file", help="a GGUF file, or any file of a split set")
 
@@ -67,6 +88,7 @@ def add_to(commands: command.Subcommands, compare_values: CompareValues) -> None
         "hash", hash_, "print SHA-256 of every tensor's data, of the files, and of the content",
         "The content hash covers names, types, shapes and data of all tensors, not metadata: "
         "it is the same for a file and for the split set made of it.",
+        epilog=_HASH_EXAMPLES,
     )
     sub.add_argument("file", help="a GGUF file, or any file of a split set")
 

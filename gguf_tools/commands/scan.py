@@ -12,6 +12,10 @@ from gguf_tools.shards import open_gguf
 from gguf_tools.text import json_text, printable
 
 _EPILOG = """\
+examples:
+  gguf-tools scan model.gguf
+  gguf-tools scan --strict --data model-00001-of-00004.gguf && echo clean
+
 levels:
   note     common in honest files, and worth knowing: links, paths, types of ik_llama.cpp
   warning  rare in honest files: look at it before you load the file

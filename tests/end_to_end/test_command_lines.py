@@ -13,6 +13,7 @@ import convert.cli
 import gguf_tools.cli
 import imatrix.cli
 import quality.cli
+import quality.damage.command
 import quantize.cli
 from gguf_tools import open_gguf
 from tests.end_to_end.test_commands import MATRIX
@@ -277,7 +278,7 @@ def parsers() -> Iterator[argparse.ArgumentParser]:
     """Yield the parsers of all commands and subcommands."""
     made = [
         convert.cli._parser(), gguf_tools.cli.make_parser(), imatrix.cli._parser(), quality.cli._parser(),
-        quantize.cli._lint_parser(), quantize.cli._parser(),
+        quality.damage.command._parser(), quantize.cli._lint_parser(), quantize.cli._parser(),
     ]  # fmt: skip
     for parser in made:
         yield parser
@@ -292,6 +293,12 @@ def test_help_fits_100_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(texts) > 20
     wide = [(prog, line) for prog, text in texts.items() for line in text.splitlines() if len(line) > 100]
     assert wide == []
+
+
+def test_every_help_has_examples() -> None:
+    texts = {parser.prog: parser.epilog or "" for parser in parsers()}
+    lacking = [prog for prog, text in texts.items() if f"  {prog}" not in text.partition("examples:")[2]]
+    assert lacking == []
 
 
 def test_help_says_all_that_was_written() -> None:
