@@ -15,6 +15,7 @@ def without_measures(page: str) -> list[str]:
     page = re.sub(r" s, [\d.]+ s of them for compiling kernels, once", " s", page)
     # The worst tensors may be near to each other.
     page = re.sub(r"(?m)^ +blk\.\S+ \w+ \([\d.]+\)$", "a tensor", page)
+    page = re.sub(r"\b[KMG]iB a second", "MiB a second", page)
     return [" ".join(re.sub(r"-?\d+\.\d+", "#", line).split()) for line in page.splitlines()]
 
 
