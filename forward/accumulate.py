@@ -76,6 +76,9 @@ class Accumulator:
         # All heads see the same rows, so those of the first head are counted for all.
         self._add(name, first, n_heads, sums_of_squares(x.transpose(0, 1)), 0 if first else len(x))
 
+    def row_groups(self, name: str, x: torch.Tensor) -> None:
+        self.heads(name, 0, x.shape[1], x)
+
     def expert(self, names: Sequence[str], expert: int, n_experts: int, x: torch.Tensor) -> None:
         (squares,) = sums_of_squares(x[None])
         for name in names:

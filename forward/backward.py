@@ -83,22 +83,25 @@ def backward_pass(
     raises        BadActivation for NaN or infinity in the logits
     """
     source, dtype = forward.source, forward.load.dtype
-    size = forward.text.inputs.size, source.network.hidden_size
-    in_memory = size[0] * size[1] * (12 + dtype.itemsize) <= memory_bytes
+    network, n_tokens = source.network, forward.text.inputs.size
+    size, inner = (n_tokens, network.state_size), (n_tokens, network.hidden_size)
+    in_memory = 8 * size[0] * size[1] + (4 + dtype.itemsize) * inner[0] * inner[1] <= memory_bytes
 
     def draw(gradients: States) -> Arrays:
-        last = forward.states.stored(source.network.n_layers - 1)
-        head = Head(forward.load, last, forward.output_norm(), source.network.output)
+        last = forward.states.stored(network.n_layers - 1)
+        head = Head(forward.load, last, forward.output_norm(), network.output)
         drawn = draw_labels(head, forward.text.chunk_size, seed, gradients, forward.n_workers)
         return drawn.arrays()
 
     with ExitStack() as opened:
-        states = LayerStates(folder, size, dtype, in_memory=in_memory, opened=opened)
+        states = LayerStates(
+            folder, size, dtype, in_memory=in_memory, opened=opened, n_strands=network.n_strands
+        )
         states.begin(draw)
         scratch: States
         if in_memory:
-            scratch = MemoryStates(*size)
+            scratch = MemoryStates(*inner)
         else:
             path = folder.middle_path.with_name("middle.gradients")
-            scratch = opened.enter_context(closing(FileStates(path, *size)))
+            scratch = opened.enter_context(closing(FileStates(path, *inner)))
         yield BackwardPass(forward, folder, states, scratch)

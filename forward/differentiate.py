@@ -35,7 +35,10 @@ again."""
 
 @dataclass(frozen=True)
 class BackwardStates:
-    """What there is per token while a layer is differentiated, (n_tokens, hidden_size) each.
+    """What there is per token while a layer is differentiated.
+
+    Hidden states and their gradients have (n_tokens, n_strands * hidden_size), the scratch has (n_tokens,
+    hidden_size).
 
     before            hidden states before the layer, float32
     after_gradients   gradients at the hidden states after it, float32
@@ -74,7 +77,10 @@ def differentiate_layer(sweep: Sweep, number: int, states: BackwardStates, obser
 
 @dataclass(frozen=True)
 class _Routes:
-    """Where tokens go: experts, int64, and weights, float32, both (n_tokens, n_used) on the CPU."""
+    """Where tokens go: experts, int64 (n_tokens, n_used), and weights, float32; on the CPU.
+
+    weights  (n_tokens, n_used), or (n_tokens, n_used, n_strands); see forward.layer.Passed
+    """
 
     experts: torch.Tensor
     weights: torch.Tensor
@@ -137,7 +143,7 @@ class _Backward:
 
         def take_chunk(start: int) -> _Routes:
             hidden = states.before.read(start, start + sweep.chunk_size).to(sweep.device)
-            passed = layer.through(hidden, sweep.dtype, Silent())
+            passed = layer.through(hidden, sweep.dtype, Silent(), sweep.chosen_by_token(layer, start))
             assert passed.chosen is not None
             assert passed.weights is not None
             states.middle.write(start, passed.x.cpu())
@@ -153,9 +159,9 @@ class _Backward:
         )
 
     def through_experts(self, experts: Experts, routes: _Routes) -> torch.Tensor:
-        """Fill `middle_gradients`, and return the gradients at the weights, (n_tokens, n_used)."""
+        """Fill `middle_gradients`, and return the gradients at the weights, of their shape."""
         states, sweep = self.states, self.sweep
-        zeros = torch.zeros((sweep.chunk_size, states.before.n_cols))
+        zeros = torch.zeros((sweep.chunk_size, states.middle.n_cols))
         for start in self._starts():
             states.middle_gradients.write(start, zeros)
 
@@ -167,9 +173,8 @@ class _Backward:
             above = states.after_gradients.rows(piece.tokens).to(sweep.device)
             weights = routes.weights[piece.tokens, piece.slots].to(sweep.device)
             output = piece.block.outer(piece.block.inner(x, observer, *place), observer, *place)
-            at_weights = (output.detach().float() * above).sum(-1)
-            at_output = (above * weights[:, None]).to(output.dtype)
-            (at_x,) = torch.autograd.grad(output, x, at_output)
+            at_weights, at_output = _weighted_back(output.detach().float(), above, weights)
+            (at_x,) = torch.autograd.grad(output, x, at_output.to(output.dtype))
             return task, at_x.cpu(), at_weights.cpu()
 
         gradients = torch.zeros_like(routes.weights)
@@ -224,6 +229,21 @@ class _Backward:
 
     def _starts(self) -> range:
         return range(0, self.states.before.n_rows, self.sweep.chunk_size)
+
+
+def _weighted_back(
+    output: torch.Tensor, above: torch.Tensor, weights: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradients at the weights of an expert's output, and at the output.
+
+    output   (n_tokens, hidden_size)
+    above    gradients at the hidden states that it is added to, (n_tokens, n_strands * hidden_size)
+    weights  (n_tokens,), or (n_tokens, n_strands)
+    """
+    if weights.dim() == 1:
+        return (output * above).sum(-1), above * weights[:, None]
+    strands = above.unflatten(-1, (weights.shape[1], -1))
+    return (output[:, None] * strands).sum(-1), (strands * weights[:, :, None]).sum(1)
 
 
 def _tell_tokens(observer: Observer, numbers: torch.Tensor) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.functional import pad
 
 from forward.hidden_states import States
 from forward.logits import Head, Positions, slices, sweep_vocabulary
@@ -132,9 +133,13 @@ class _Drawing:
         self.losses, self.squares = torch.zeros_like(numbers), torch.zeros_like(numbers)
         self.by_row = torch.zeros(head.vocab_size, dtype=torch.float64)
         self._sums = torch.zeros_like(numbers)  # of p over the slices so far
+        self._n_behind = head.load.tensor(head.matrix).shape[-1]
 
     def sweep(self, workers: Workers) -> None:
-        """Find the labels, and put the gradients at what the output matrix multiplies in `gradients`."""
+        """Find the labels, and put the gradients at what the output matrix multiplies in `gradients`.
+
+        Where hidden states have several strands, they stand in the first columns.
+        """
         for first, stop in slices(self.head.vocab_size):
             weight = self.head.read(first, stop)
 
@@ -150,7 +155,7 @@ class _Drawing:
         def take_chunk(chunk: int) -> None:
             start, stop = self.positions.rows(chunk)
             hidden = self.head.states.read(start, stop).to(self.numbers.device).detach().requires_grad_()
-            behind = self.gradients.read(start, stop).to(self.numbers.device)
+            behind = self._behind(start, stop).to(self.numbers.device)
             (gradient,) = torch.autograd.grad(self.head.norm(hidden), hidden, behind)
             self.gradients.write(start, gradient.cpu())
 
@@ -174,5 +179,10 @@ class _Drawing:
         squares = at_logits.square()
         self.squares[rows] += squares.sum(-1)
         at_x = (at_logits.to(weight.dtype) @ weight).float().cpu()
-        self.gradients.write(start, at_x if first == 0 else at_x + self.gradients.read(start, stop))
+        at_x = at_x if first == 0 else at_x + self._behind(start, stop)
+        self.gradients.write(start, pad(at_x, (0, self.gradients.n_cols - self._n_behind)))
         return squares.sum(0).cpu()
+
+    def _behind(self, start: int, stop: int) -> torch.Tensor:
+        """Return the gradients at what the output matrix multiplies, float32 (stop - start, n_cols)."""
+        return self.gradients.read(start, stop)[:, : self._n_behind]

@@ -94,16 +94,34 @@ class PieceItem:
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """Sizes of what stands in files.
+
+    states  hidden states, (n_tokens, n_strands * hidden_size)
+    middle  what experts multiply, and what they make of it, (n_tokens, hidden_size)
+    """
+
+    states: tuple[int, int]
+    middle: tuple[int, int]
+
+    @property
+    def n_tokens(self) -> int:
+        return self.states[0]
+
+
+@dataclass(frozen=True)
 class LayersJob:
     """How a process comes to compute items of a forward pass; picklable.
 
-    size  (n_tokens, hidden_size)
+    sizes   of hidden states and of what experts multiply, (n_tokens, n_cols) each
+    tokens  ids of the whole text, int64 (n_tokens,)
     """
 
     model: Path
     options: ForwardOptions
     chunk_size: int
-    size: tuple[int, int]
+    sizes: Sizes
+    tokens: torch.Tensor
 
     @contextmanager
     def open(self) -> Iterator[LayersWorker]:
@@ -115,7 +133,7 @@ class LayersWorker:
     """Computes items; all threads of a process share one, and the layer that it has read."""
 
     def __init__(self, job: LayersJob, source: ModelSource) -> None:
-        self._size = job.size
+        self._sizes = job.sizes
         load, network = source.loader_for(job.options), source.network
         rotate = network.rope.rotation(job.chunk_size, load.device)
         self._sweep = Sweep(
@@ -125,6 +143,7 @@ class LayersWorker:
             chunk_size=job.chunk_size,
             all_experts=job.options.all_experts,
             advance=lambda share: None,
+            tokens=job.tokens,
         )
         self._layer: tuple[int, Layer] | None = None
         self._building = Lock()
@@ -150,9 +169,9 @@ class LayersWorker:
     def _take_chunk(self, item: ChunkItem, layer: Layer) -> Routes | None:
         sweep, files = self._sweep, item.files
         with (
-            closing(self._open(files.before)) as before,
-            closing(self._open(files.middle, sweep.dtype)) as middle,
-            closing(self._open(files.first)) as first,
+            closing(self._open(files.before, self._sizes.states)) as before,
+            closing(self._open(files.middle, self._sizes.middle, sweep.dtype)) as middle,
+            closing(self._open(files.first, self._sizes.states)) as first,
         ):
             hidden = before.read(item.start, item.start + sweep.chunk_size)
             return take_chunk(sweep, layer, item.start, hidden, middle, first, item.observer)
@@ -160,10 +179,11 @@ class LayersWorker:
     def _take_piece(self, item: PieceItem, experts: Experts) -> None:
         sweep, piece = self._sweep, item.piece
         block = self._block(item.layer, piece.expert, experts)
-        with closing(self._open(item.files.middle, sweep.dtype)) as middle:
+        size = self._sizes.middle
+        with closing(self._open(item.files.middle, size, sweep.dtype)) as middle:
             _, output = take_piece(sweep, experts, block, piece, middle, item.observer)
         if len(output):
-            with closing(self._open(item.files.outer, sweep.dtype)) as outer:
+            with closing(self._open(item.files.outer, size, sweep.dtype)) as outer:
                 outer.write(item.at, output)
 
     def _layer_of(self, number: int) -> Layer:
@@ -182,8 +202,8 @@ class LayersWorker:
         block: FeedForward = self._expert.block
         return block
 
-    def _open(self, path: Path, dtype: torch.dtype = torch.float32) -> FileStates:
-        return FileStates(path, *self._size, dtype, create=False)
+    def _open(self, path: Path, size: tuple[int, int], dtype: torch.dtype = torch.float32) -> FileStates:
+        return FileStates(path, *size, dtype, create=False)
 
 
 class ClusterSweeps:
@@ -192,8 +212,8 @@ class ClusterSweeps:
     folder  for files that all workers see
     """
 
-    def __init__(self, cluster: Cluster, job: PostedJob, folder: Path, size: tuple[int, int]) -> None:
-        self._cluster, self._job, self._folder, self._size = cluster, job, folder, size
+    def __init__(self, cluster: Cluster, job: PostedJob, folder: Path, sizes: Sizes) -> None:
+        self._cluster, self._job, self._folder, self._sizes = cluster, job, folder, sizes
         self._name = os.urandom(4).hex()
 
     def run_layer(self, sweep: Sweep, number: int, before: States, after: States, observer: Observer) -> None:
@@ -204,7 +224,7 @@ class ClusterSweeps:
             share = share_of_first_sweep(layer, sweep)
             experts, routes = layer.experts, self._first_sweep(sweep, number, files, observer, share)
             observer.refuse_nonfinite()
-            with closing(FileStates(files.first, *self._size, create=False)) as first:
+            with closing(FileStates(files.first, *self._sizes.states, create=False)) as first:
                 copy(first, after)
             if experts is not None and routes is not None:
                 self._second_sweep(sweep, number, files, observer, experts, routes, after, 1 - share)
@@ -216,7 +236,7 @@ class ClusterSweeps:
     def _first_sweep(
         self, sweep: Sweep, number: int, files: LayerFiles, observer: Observer, share: float
     ) -> Routes | None:
-        starts = range(0, self._size[0], sweep.chunk_size)
+        starts = range(0, self._sizes.n_tokens, sweep.chunk_size)
         items = [ChunkItem(i, number, start, files, observer.fresh()) for i, start in enumerate(starts)]
         by_chunk: list[Routes] = []
 
@@ -242,13 +262,14 @@ class ClusterSweeps:
         for expert in range(experts.n_experts):
             for piece in pieces_of(expert, routes, all_tokens=sweep.all_experts):
                 items.append(PieceItem(len(items), number, piece, n_rows, files, observer.fresh()))
-                n_rows += int(torch.count_nonzero(piece.weights))
-        size, share = (n_rows, self._size[1]), share / (self._size[0] * experts_shown(experts, sweep))
+                n_rows += len(piece.weighted)
+        size = n_rows, self._sizes.middle[1]
+        share /= self._sizes.n_tokens * experts_shown(experts, sweep)
         FileStates(files.outer, *size, sweep.dtype).close()
 
         def take(item: PieceItem, nothing: None) -> None:
             piece = item.piece
-            weighted = torch.nonzero(piece.weights)[:, 0]
+            weighted = piece.weighted
             if len(weighted):
                 with closing(FileStates(files.outer, *size, sweep.dtype, create=False)) as outer:
                     output = outer.read(item.at, item.at + len(weighted))
@@ -297,10 +318,10 @@ class ClusterSweeps:
         if isinstance(before, FileStates):
             before.sync()
         else:
-            with closing(FileStates(files.before, *self._size)) as stored:
+            with closing(FileStates(files.before, *self._sizes.states)) as stored:
                 copy(before, stored)
-        FileStates(files.middle, *self._size, dtype).close()
-        FileStates(files.first, *self._size).close()
+        FileStates(files.middle, *self._sizes.middle, dtype).close()
+        FileStates(files.first, *self._sizes.states).close()
 
 
 @contextmanager
@@ -314,8 +335,10 @@ def open_elsewhere(
     if options.scheduler is None:
         yield None
         return
-    size = text.inputs.size, source.network.hidden_size
+    network, n_tokens = source.network, text.inputs.size
+    sizes = Sizes((n_tokens, network.state_size), (n_tokens, network.hidden_size))
     plain = replace(options, scheduler=None, device=device_name(options.device))
-    job = LayersJob(source.path, plain, text.chunk_size, size)
+    tokens = torch.from_numpy(text.inputs).flatten()
+    job = LayersJob(source.path, plain, text.chunk_size, sizes, tokens)
     with open_cluster(options.scheduler) as cluster, cluster.offer(job, folder.folder / "layers") as place:
-        yield ClusterSweeps(cluster, place, folder.folder, size)
+        yield ClusterSweeps(cluster, place, folder.folder, sizes)

@@ -1,11 +1,12 @@
 """Routed experts: which of them a token goes to, and with which weight.
 
-Scores are a softmax or sigmoids of the router's output, in float32. The experts with the highest scores are
-chosen; a model may add a bias per expert for choosing only. The weights of the chosen experts are their
-scores without bias, normalised to a sum of one where the model does that, and scaled.
+Scores are a softmax of the router's output, sigmoids, or roots of softplus, in float32. The experts with the
+highest scores are chosen; a model may add a bias per expert for choosing only. The weights of the chosen
+experts are their scores without bias, normalised to a sum of one where the model does that, and scaled.
 
 Where experts are in groups, only the experts of the best groups can be chosen. A group's score is the sum of
-its best one (DeepSeek-V2) or two (V3).
+its best one (DeepSeek-V2) or two (V3). In the first layers of DeepSeek V4 a table says which experts a token
+goes to; scores are their weights all the same.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch.nn.functional import linear
+from torch.nn.functional import linear, softplus
 
 from forward.ffn import BlockNames, FeedForward
 from forward.load import Loader
 
-Scoring = Literal["softmax", "sigmoid"]
+Scoring = Literal["softmax", "sigmoid", "sqrtsoftplus"]
 
 _TINY = 1e-20
 """The number that DeepSeek-V3 adds to the sum that it divides by."""
@@ -66,6 +67,7 @@ class Router:
     weight  float32 (n_experts, hidden_size)
     bias    float32 (n_experts,): added to scores for choosing alone; None where there is none
     offset  float32 (n_experts,): added to what the matrix makes; None where there is none
+    table   int64 (vocab_size, n_used): the experts of each token of the vocabulary; None where scores choose
     """
 
     name: str
@@ -73,6 +75,14 @@ class Router:
     weight: torch.Tensor
     bias: torch.Tensor | None
     offset: torch.Tensor | None = None
+    table: torch.Tensor | None = None
+
+    def chosen_by(self, tokens: torch.Tensor | None) -> torch.Tensor | None:
+        """Return the experts that the table has for tokens, (n_tokens, n_used); None where there is none."""
+        if self.table is None:
+            return None
+        assert tokens is not None, f"{self.name}: goes by the ids of tokens"
+        return self.table[tokens.to(self.table.device)]
 
     def __call__(
         self, x: torch.Tensor, chosen: torch.Tensor | None = None
@@ -83,7 +93,7 @@ class Router:
         """
         routing = self.routing
         logits = linear(x.float(), self.weight, self.offset)
-        scores = torch.softmax(logits, -1) if routing.scoring == "softmax" else torch.sigmoid(logits)
+        scores = _scores(logits, routing.scoring)
         if chosen is None:
             choice = scores if self.bias is None else scores + self.bias
             if routing.groups is not None:
@@ -93,6 +103,12 @@ class Router:
         if routing.normalise:
             weights = weights / (weights.sum(-1, keepdim=True) + _TINY)
         return chosen, weights * routing.scale
+
+
+def _scores(logits: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+    if scoring == "sqrtsoftplus":
+        return softplus(logits).sqrt()
+    return torch.softmax(logits, -1) if scoring == "softmax" else torch.sigmoid(logits)
 
 
 def _within_groups(choice: torch.Tensor, groups: Groups) -> torch.Tensor:
@@ -110,6 +126,7 @@ class Experts:
 
     names    of the stacks, (n_experts, width, hidden_size) and for down (n_experts, hidden_size, width)
     clamped  whether an expert has gpt-oss's gate
+    limit    see FeedForward
     """
 
     load: Loader
@@ -119,6 +136,7 @@ class Experts:
     hidden_size: int
     width: int
     clamped: bool = False
+    limit: float | None = None
 
     @property
     def work(self) -> int:
@@ -137,6 +155,7 @@ class Experts:
             self._bias(names.up, expert, width),
             self._bias(names.down, expert, hidden),
             self.clamped,
+            self.limit,
         )
 
     def _bias(self, name: str, expert: int, n_rows: int) -> torch.Tensor | None:
@@ -164,17 +183,22 @@ def load_experts(
     width: int,
     *,
     clamped: bool = False,
+    limit: float | None = None,
 ) -> Experts:
-    """Return the experts of a layer with its router; of the experts, no weight is read."""
+    """Return the experts of a layer with its router; of the experts, no weight is read.
+
+    raises  FormatError for a table of other experts
+    """
     name, bias = f"blk.{layer}.ffn_gate_inp.weight", f"blk.{layer}.exp_probs_b.bias"
     weight = load.float32(name, n_experts, hidden_size)
-    offset = f"blk.{layer}.ffn_gate_inp.bias"
+    offset, table = f"blk.{layer}.ffn_gate_inp.bias", f"blk.{layer}.ffn_gate_tid2eid.weight"
     router = Router(
         name,
         routing,
         weight,
         load.float32(bias, n_experts) if load.has(bias) else None,
         load.float32(offset, n_experts) if load.has(offset) else None,
+        load.table(table, routing.n_used, n_experts) if load.has(table) else None,
     )
     names = BlockNames.of(layer, "_exps")
-    return Experts(load, router, names, n_experts, hidden_size, width, clamped)
+    return Experts(load, router, names, n_experts, hidden_size, width, clamped, limit)

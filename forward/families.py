@@ -20,6 +20,7 @@ from convert.architectures.mistral_large3.metadata import read_metadata
 from forward.attention.indexer import Indexer, IndexerSizes, load_indexer
 from forward.attention.mla import LatentSizes, load_latent_attention
 from forward.decoders import DECODERS
+from forward.deepseek4 import DEEPSEEK4
 from forward.experts import Groups, Routing, load_experts
 from forward.ffn import BlockNames, load_ffn
 from forward.layer import Layer
@@ -158,6 +159,7 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek2": Family(read_metadata, _deepseek2, _NO_LAYOUT),
     "deepseek32": Family(metadata_reader("deepseek32", V32), _deepseek2, _NO_LAYOUT),
     "glm-dsa": Family(metadata_reader("glm-dsa", GLM_DSA), _deepseek2, _NO_LAYOUT),
+    "deepseek4": DEEPSEEK4,
     **DECODERS,
 }
 """Families that can be computed, by the name that general.architecture gives them."""

@@ -1,7 +1,8 @@
 """A feed-forward block: down(silu(gate(x)) * up(x)).
 
 Dense blocks, shared experts and each routed expert are such blocks. Some have biases. gpt-oss clamps what
-gate and up give and has another gate: gate * sigmoid(1.702 * gate) * (up + 1).
+gate and up give and has another gate: gate * sigmoid(1.702 * gate) * (up + 1). DeepSeek V4 clamps both and
+has the usual gate.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class FeedForward:
 
     gate_bias, up_bias, down_bias  None where there is none
     clamped                        whether it has gpt-oss's gate
+    limit                          what gate is clamped to from above, up from both sides; None: not at all
     """
 
     names: BlockNames
@@ -49,6 +51,7 @@ class FeedForward:
     up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
     clamped: bool = False
+    limit: float | None = None
 
     @property
     def work(self) -> int:
@@ -62,13 +65,15 @@ class FeedForward:
         """
         gate = linear(x, self.gate, self.gate_bias)
         watch(observer, self.names.gate, x, gate, index, n_mats)
-        if not gate.requires_grad and not self.clamped:
+        if not gate.requires_grad and not self.clamped and self.limit is None:
             return silu(gate, inplace=True).mul_(linear(x, self.up, self.up_bias))
         up = linear(x, self.up, self.up_bias)
         watch(observer, self.names.up, x, up, index, n_mats)
         if self.clamped:
             gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
             return gate * torch.sigmoid(SHARPNESS * gate) * (up + 1)
+        if self.limit is not None:
+            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
         return silu(gate) * up
 
     def outer(self, inner: torch.Tensor, observer: Observer, index: int = 0, n_mats: int = 1) -> torch.Tensor:
@@ -85,7 +90,9 @@ class FeedForward:
         return self.outer(inner, observer).float()
 
 
-def load_ffn(load: Loader, names: BlockNames, hidden_size: int, width: int) -> FeedForward:
+def load_ffn(
+    load: Loader, names: BlockNames, hidden_size: int, width: int, *, limit: float | None = None
+) -> FeedForward:
     """Return a block made of three matrices, and biases where the model has them."""
     return FeedForward(
         names,
@@ -95,4 +102,5 @@ def load_ffn(load: Loader, names: BlockNames, hidden_size: int, width: int) -> F
         load.bias(names.gate, width),
         load.bias(names.up, width),
         load.bias(names.down, hidden_size),
+        limit=limit,
     )

@@ -40,7 +40,10 @@ class States(Rows, Protocol):
         ...
 
     def add(self, numbers: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor) -> None:
-        """Add `rows`, each times its weight, to the rows of float32 with these ascending numbers."""
+        """Add `rows`, each times its weight, to the rows of float32 with these ascending numbers.
+
+        weights  (n_rows,), or (n_rows, n_strands) where rows have several strands of `rows` side by side
+        """
         ...
 
 

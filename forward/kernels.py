@@ -45,12 +45,20 @@ def add_weighted(
 ) -> None:
     """Add `rows`, each times its weight, to the rows of `target` with these numbers.
 
-    target   float32 (n_targets, n_cols), on the CPU like the others
+    target   float32 (n_targets, n_cols), on the CPU like the others. Its rows may have several strands of
+             n_cols side by side, (n_targets, n_strands * n_cols), to each of which the rows are added
     numbers  int64 (n_rows,), all different
     rows     float32 or bfloat16 (n_rows, n_cols)
-    weights  float32 (n_rows,)
+    weights  float32 (n_rows,), or (n_rows, n_strands)
     """
-    _add(target.numpy(), numbers.numpy(), _as_items(rows), weights.numpy())
+    items = _as_items(rows)
+    if weights.dim() == 1:
+        _add(target.numpy(), numbers.numpy(), items, weights.numpy())
+        return
+    strands, n_strands = target.view(-1, rows.shape[1]), weights.shape[1]
+    for strand in range(n_strands):
+        places = numbers * n_strands + strand
+        _add(strands.numpy(), places.numpy(), items, weights[:, strand].contiguous().numpy())
 
 
 def _as_items(rows: torch.Tensor) -> np.ndarray:

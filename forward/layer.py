@@ -22,6 +22,7 @@ from forward.ffn import FeedForward
 from forward.hidden_states import States
 from forward.norm import RMSNorm
 from forward.observe import Observer
+from forward.residual import PLAIN, Passage, Residual
 from forward.workers import Workers
 from gguf_tools.errors import BadActivation
 
@@ -33,7 +34,7 @@ class Attention(Protocol):
     """The attention of one layer, with its norm."""
 
     def __call__(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
-        """Return what attention adds to one chunk's hidden states, float32 (n_tokens, hidden_size)."""
+        """Return what attention makes of one chunk's hidden states, float32 (n_tokens, hidden_size)."""
         ...
 
     def work(self, n_tokens: int) -> int:
@@ -45,10 +46,14 @@ class Attention(Protocol):
 class Layer:
     """One layer with its weights; those of routed experts are read when it is their turn.
 
-    name     "blk.3", the beginning of its tensors' names
-    norm     of what the block and the experts multiply
-    block    what every token goes through: a dense block, or shared experts; None where there is neither
-    experts  routed experts, None where the layer is dense
+    name               "blk.3", the beginning of its tensors' names
+    norm               of what the block and the experts multiply
+    block              what every token goes through: a dense block, or shared experts; None where there is
+                       neither
+    experts            routed experts, None where the layer is dense
+    around_attention   how hidden states go past the attention
+    around_block       how they go past block and experts together
+    attention_end      what the last tensor of the attention is called in the layer
     """
 
     name: str
@@ -56,28 +61,49 @@ class Layer:
     norm: RMSNorm
     block: FeedForward | None
     experts: Experts | None
+    around_attention: Residual = PLAIN
+    around_block: Residual = PLAIN
+    attention_end: str = "attn_output.weight"
+
+    def attend(self, hidden: torch.Tensor, observer: Observer) -> Passage:
+        """Take one chunk's hidden states through the attention; return their way past the block.
+
+        hidden  float32 (n_tokens, n_strands * hidden_size); may be differentiated
+        raises  BadActivation naming layer and tensor for NaN or infinity
+        """
+        passage = self.around_attention.enter(hidden, observer)
+        hidden = passage.joined(self.attention(passage.x, observer))
+        refuse_nonfinite(hidden, f"{self.name}.{self.attention_end}")
+        return self.around_block.enter(hidden, observer)
+
+    def chosen_by(self, tokens: torch.Tensor | None) -> torch.Tensor | None:
+        """Return the experts that these tokens go to whatever their hidden states, (n_tokens, n_used).
+
+        None where hidden states decide.
+        """
+        return None if self.experts is None else self.experts.router.chosen_by(tokens)
 
     def through(
         self, hidden: torch.Tensor, dtype: torch.dtype, observer: Observer, chosen: torch.Tensor | None = None
     ) -> Passed:
         """Return what the layer makes of one chunk's hidden states, all but the routed experts' part.
 
-        hidden  float32 (n_tokens, hidden_size); may be differentiated
+        hidden  float32 (n_tokens, n_strands * hidden_size); may be differentiated
         dtype   the type that matrices are multiplied in
         chosen  experts that have been chosen before; None: the router chooses
         raises  BadActivation naming layer and tensor for NaN or infinity
         """
-        hidden = self.attention(hidden, observer).add_(hidden)
-        refuse_nonfinite(hidden, f"{self.name}.attn_output.weight")
-        x = self.norm(hidden)
+        passage = self.attend(hidden, observer)
+        x, hidden = self.norm(passage.x), passage.rest
         weights = None
         if self.experts is not None:
             router = self.experts.router
             observer.rows((router.name,), x)
             chosen, weights = router(x, chosen)
+            weights = passage.spread(weights)
         x = x.to(dtype)
         if self.block is not None:
-            hidden = self.block(x, observer).add_(hidden)
+            hidden = passage.joined(self.block(x, observer))
             refuse_nonfinite(hidden, self.block.names.down)
         return Passed(hidden, x, chosen, weights)
 
@@ -86,9 +112,11 @@ class Layer:
 class Passed:
     """What a layer makes of a chunk before its routed experts.
 
-    hidden           float32 (n_tokens, hidden_size): the sum so far
-    x                (n_tokens, hidden_size): what the routed experts multiply
-    chosen, weights  of the router, (n_tokens, n_used); None for a layer without routed experts
+    hidden   float32 (n_tokens, n_strands * hidden_size): the sum so far
+    x        (n_tokens, hidden_size): what the routed experts multiply
+    chosen   experts, (n_tokens, n_used); None for a layer without routed experts
+    weights  what their outputs are multiplied by, of the same shape; with several strands that for each,
+             (n_tokens, n_used, n_strands)
     """
 
     hidden: torch.Tensor
@@ -109,6 +137,7 @@ class Sweep:
     advance      called with the share of a layer, 0 to 1, that has been computed since the last call
     n_workers    threads that take chunks and pieces
     elsewhere    computes layers in place of these threads; None: they do
+    tokens       ids of the whole text, int64 (n_tokens,), for routers that go by them; None: no router does
     """
 
     build: Callable[[int], Layer]
@@ -119,6 +148,16 @@ class Sweep:
     advance: Callable[[float], None]
     n_workers: int = 1
     elsewhere: Elsewhere | None = None
+    tokens: torch.Tensor | None = None
+
+    def chosen_by_token(self, layer: Layer, start: int) -> torch.Tensor | None:
+        """Return the experts of a chunk's tokens where their ids decide, (chunk_size, n_used).
+
+        None where they don't
+        start  number of the chunk's first token
+        """
+        tokens = None if self.tokens is None else self.tokens[start : start + self.chunk_size]
+        return layer.chosen_by(tokens)
 
 
 class Elsewhere(Protocol):
@@ -152,7 +191,7 @@ def run_layer(
 
 @dataclass(frozen=True)
 class Routes:
-    """Where tokens go: experts, int64, and weights, float32, both (n_tokens, n_used) on the CPU."""
+    """Where tokens go: experts, int64 (n_tokens, n_used), and weights, float32, see `Passed`; on the CPU."""
 
     experts: torch.Tensor
     weights: torch.Tensor
@@ -175,12 +214,19 @@ class Piece:
     """Some of the tokens that an expert sees.
 
     tokens   their numbers, ascending
-    weights  of the expert's output for each token; 0 where the observer alone is to see the token
+    weights  of the expert's output for each token, and for each strand where there are several; 0 where the
+             observer alone is to see the token
     """
 
     expert: int
     tokens: torch.Tensor
     weights: torch.Tensor
+
+    @property
+    def weighted(self) -> torch.Tensor:
+        """Return which of the tokens have a weight, int64."""
+        has_weight = self.weights != 0
+        return torch.nonzero(has_weight if has_weight.dim() == 1 else has_weight.any(1))[:, 0]
 
 
 @dataclass(frozen=True)
@@ -274,10 +320,10 @@ def take_chunk(
     """Take a chunk through a layer, all but its routed experts; return where it goes, None without experts.
 
     start   number of the chunk's first token
-    hidden  float32 (chunk_size, hidden_size)
+    hidden  float32 (chunk_size, n_strands * hidden_size)
     """
-    routes = None
-    passed = layer.through(hidden.to(sweep.device), sweep.dtype, observer)
+    routes, chosen = None, sweep.chosen_by_token(layer, start)
+    passed = layer.through(hidden.to(sweep.device), sweep.dtype, observer, chosen)
     if layer.experts is not None and passed.chosen is not None and passed.weights is not None:
         routes = Routes(passed.chosen.cpu(), passed.weights.cpu())
         observer.routes(layer.experts.router.name, routes.experts)
@@ -295,7 +341,7 @@ def pieces_of(expert: int, routes: Routes, *, all_tokens: bool) -> Iterator[Piec
     weights = routes.weights[tokens, slots]
     if all_tokens:
         n_tokens = len(routes.experts)
-        weights = torch.zeros(n_tokens).index_copy_(0, tokens, weights)
+        weights = torch.zeros((n_tokens, *weights.shape[1:])).index_copy_(0, tokens, weights)
         tokens = torch.arange(n_tokens)
     for some, theirs in zip(tokens.split(PIECE_ROWS), weights.split(PIECE_ROWS), strict=True):
         yield Piece(expert, some, theirs)
@@ -310,7 +356,7 @@ def take_piece(
     inner = block.inner(x, observer, piece.expert, experts.n_experts)
     observer.expert((names.gate, names.up), piece.expert, experts.n_experts, x)
     observer.expert((names.down,), piece.expert, experts.n_experts, inner)
-    weighted = torch.nonzero(piece.weights)[:, 0]
+    weighted = piece.weighted
     if len(weighted) < len(inner):
         inner = inner[weighted.to(sweep.device)]
     output = block.outer(inner, observer, piece.expert, experts.n_experts).cpu()

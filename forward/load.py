@@ -16,8 +16,8 @@ import torch
 
 from forward.like_llama import Rounding, RoundingMatrix, rounding_of
 from forward.shared_weights import SharedWeights
-from gguf_tools.errors import MissingTensor, ShapeError
-from gguf_tools.ggml_types import BF16
+from gguf_tools.errors import FormatError, MissingTensor, ShapeError
+from gguf_tools.ggml_types import BF16, I32
 from quantize.fill.sources import SourceTensor
 
 _RUN_BYTES = 32 << 20
@@ -74,6 +74,26 @@ class Loader:
         """Return the bias beside the matrix `name`, in the dtype of matrices; None where there is none."""
         bias = f"{name.removesuffix('.weight')}.bias"
         return self.matrix(bias, *shape) if self.has(bias) else None
+
+    def table(self, name: str, n_cols: int, limit: int) -> torch.Tensor:
+        """Return a table of whole numbers from 0 to below `limit`, int64 (n_rows, n_cols).
+
+        raises  MissingTensor, ShapeError; FormatError for another type or other numbers
+        """
+        tensor = self.tensor(name)
+        if len(tensor.shape) != 2 or tensor.shape[1] != n_cols:
+            raise ShapeError(
+                f"{self.path}: {name}: found shape {_shown(tensor.shape)}, expected N x {n_cols}"
+            )
+        if tensor.type != I32:
+            raise FormatError(f"{self.path}: {name}: found type {tensor.type}, expected {I32}")
+        numbers = tensor.raw_rows(0, tensor.shape[0]).view("<i4").reshape(tensor.shape)
+        if numbers.size and not 0 <= numbers.min() <= numbers.max() < limit:
+            raise FormatError(
+                f"{self.path}: {name}: has numbers from {numbers.min()} to {numbers.max()},"
+                f" expected 0 to {limit - 1}"
+            )
+        return torch.from_numpy(numbers.astype(np.int64)).to(self.device)
 
     def stacked(self, name: str, index: int, n_mats: int, n_rows: int, n_cols: int) -> torch.Tensor:
         """Return one matrix, (n_rows, n_cols), of a stack of n_mats."""

@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 
 from forward.hidden_states import Rows
 from forward.load import Loader
-from forward.norm import RMSNorm
+from forward.network import End
 from forward.workers import Workers
 from gguf_tools.errors import BadRequest
 
@@ -29,12 +29,13 @@ _SLICE_ROWS = 8192
 class Head:
     """The end of a model: its last hidden states, and what makes logits of them.
 
+    norm    makes of them what the output matrix multiplies
     matrix  name of the output matrix, (vocab_size, hidden_size)
     """
 
     load: Loader
     states: Rows
-    norm: RMSNorm
+    norm: End
     matrix: str
 
     @property

@@ -5,14 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import torch
 
 from forward.layer import Layer
 from forward.load import Loader
+from forward.norm import RMSNorm
 from forward.rope import Rope, Rotation
 from gguf_tools.values import Metadata
 
 EMBEDDINGS, OUTPUT, OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"
+
+
+class End(Protocol):
+    """The end of a model, up to its output matrix."""
+
+    def __call__(self, hidden: torch.Tensor, /) -> torch.Tensor:
+        """Return float32 (n_tokens, hidden_size) of the last hidden states, (n_tokens, state_size)."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -24,6 +35,9 @@ class Network:
     norm_eps    epsilon of the norm before it
     build       (loader, layer number, rotation) -> the layer with its weights
     n_chosen    positions that a token attends to at most, where indexers choose them; None: all
+    n_strands   strands of hidden states side by side
+    end         (loader, norm before the output matrix) -> what makes of the last hidden states what that
+                matrix multiplies; None: the norm itself
     """
 
     n_layers: int
@@ -34,6 +48,27 @@ class Network:
     rope: Rope
     build: Callable[[Loader, int, Rotation], Layer]
     n_chosen: int | None = None
+    n_strands: int = 1
+    end: Callable[[Loader, RMSNorm], End] | None = None
+
+    @property
+    def state_size(self) -> int:
+        """Columns of a token's hidden states, those of all strands."""
+        return self.n_strands * self.hidden_size
+
+    def at_embeddings(self, gradients: torch.Tensor) -> torch.Tensor:
+        """Return gradients at embeddings, (n_tokens, hidden_size), for those at the first hidden states.
+
+        gradients  (n_tokens, state_size): every strand begins with the embedding
+        """
+        if self.n_strands == 1:
+            return gradients
+        return gradients.unflatten(-1, (self.n_strands, -1)).sum(1)
+
+    def load_end(self, load: Loader) -> End:
+        """Return what makes of the last hidden states what the output matrix multiplies."""
+        norm = RMSNorm(load.float32(OUTPUT_NORM, self.hidden_size), self.norm_eps)
+        return norm if self.end is None else self.end(load, norm)
 
     @property
     def is_tied(self) -> bool:

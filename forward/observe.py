@@ -42,6 +42,13 @@ class Observer(Protocol):
         """
         ...
 
+    def row_groups(self, name: str, x: torch.Tensor) -> None:
+        """Take what the matrix `name` multiplies, whose rows are in groups of equal size.
+
+        x  (n_tokens, n_groups, n_cols): each group multiplies its own
+        """
+        ...
+
     def expert(self, names: Sequence[str], expert: int, n_experts: int, x: torch.Tensor) -> None:
         """Take the rows `x`, (n_tokens, n_cols), that one expert of each of the stacks `names` multiplies."""
         ...
@@ -133,6 +140,9 @@ class Silent:
         pass
 
     def heads(self, name: str, first: int, n_heads: int, x: torch.Tensor) -> None:
+        pass
+
+    def row_groups(self, name: str, x: torch.Tensor) -> None:
         pass
 
     def expert(self, names: Sequence[str], expert: int, n_experts: int, x: torch.Tensor) -> None:

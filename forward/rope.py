@@ -10,7 +10,7 @@ is rotated may be scaled by `magnitude`, and scores by the square of `attention_
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -91,6 +91,14 @@ class Rotation:
             return torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)
         pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
         return torch.view_as_real(pairs * self.turns[:, None]).flatten(-2)
+
+    def of(self, n_positions: int) -> Rotation:
+        """Return the rotation of the first positions."""
+        return replace(self, turns=self.turns[:n_positions])
+
+    def back(self) -> Rotation:
+        """Return the rotation that undoes this one, but for its magnitude."""
+        return replace(self, turns=self.turns.conj().resolve_conj())
 
 
 def attention_factor(factor: float, weight: float) -> float:

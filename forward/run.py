@@ -19,11 +19,11 @@ import numpy as np
 import torch
 
 from forward.elsewhere import open_elsewhere
-from forward.families import EMBEDDINGS, OUTPUT_NORM
+from forward.families import EMBEDDINGS
 from forward.hidden_states import FileStates, MemoryStates, States, copy
 from forward.layer import Sweep, run_layer
 from forward.load import Loader
-from forward.norm import RMSNorm
+from forward.network import End
 from forward.observe import Arrays, Observer
 from forward.open import ModelSource
 from forward.options import ForwardOptions
@@ -88,10 +88,9 @@ class ForwardPass:
         """Return the hidden states after the last layer."""
         return self.states.after(self.source.network.n_layers - 1)
 
-    def output_norm(self) -> RMSNorm:
-        """Return the norm between the last hidden states and the output matrix."""
-        network = self.source.network
-        return RMSNorm(self.load.float32(OUTPUT_NORM, network.hidden_size), network.norm_eps)
+    def output_norm(self) -> End:
+        """Return what stands between the last hidden states and the output matrix: in most models a norm."""
+        return self.source.network.load_end(self.load)
 
 
 @contextmanager
@@ -116,9 +115,12 @@ def forward_pass(
     with ExitStack() as opened:
         if n_workers is None:
             n_workers = opened.enter_context(threads_for(text.n_chunks, load.device))
-        in_memory = text.inputs.size * network.hidden_size * (8 + load.dtype.itemsize) <= options.memory_bytes
-        size = text.inputs.size, network.hidden_size
-        states = LayerStates(folder, size, load.dtype, in_memory=in_memory, opened=opened)
+        row_bytes = 8 * network.state_size + load.dtype.itemsize * network.hidden_size
+        in_memory = text.inputs.size * row_bytes <= options.memory_bytes
+        size = text.inputs.size, network.state_size
+        states = LayerStates(
+            folder, size, load.dtype, in_memory=in_memory, opened=opened, n_strands=network.n_strands
+        )
         states.begin(lambda first: embed(load, text, first))
         rotate = network.rope.rotation(text.chunk_size, load.device)
         sweep = Sweep(
@@ -130,6 +132,7 @@ def forward_pass(
             advance=advance,
             n_workers=n_workers,
             elsewhere=opened.enter_context(open_elsewhere(source, text, options, folder)),
+            tokens=torch.from_numpy(text.inputs).flatten(),
         )
         yield ForwardPass(source, text, load, folder, sweep, states)
 
@@ -140,8 +143,9 @@ class LayerStates:
     In memory, each layer's output is copied to the work folder's files. Else, layers work on those files
     themselves.
 
-    size   (n_tokens, hidden_size)
-    dtype  of what experts multiply
+    size       (n_tokens, n_strands * hidden_size)
+    dtype      of what experts multiply, (n_tokens, hidden_size)
+    n_strands  strands of hidden states side by side
     """
 
     def __init__(
@@ -152,16 +156,18 @@ class LayerStates:
         *,
         in_memory: bool,
         opened: ExitStack,
+        n_strands: int = 1,
     ) -> None:
         self.in_memory = in_memory
         self._folder, self._size, self._dtype, self._opened = folder, size, dtype, opened
         self._files: dict[Path, FileStates] = {}
         self._sets = (MemoryStates(*size), MemoryStates(*size)) if in_memory else None
         self._middle: States
+        self._middle_size = size[0], size[1] // n_strands
         if in_memory:
-            self._middle = MemoryStates(*size, dtype)
+            self._middle = MemoryStates(*self._middle_size, dtype)
         else:
-            self._middle = self._open(folder.middle_path, dtype)
+            self._middle = self._open_middle()
 
     def begin(self, fill: Callable[[States], Arrays]) -> None:
         """Have `fill` write what the first layer begins with, unless an earlier run has.
@@ -178,7 +184,10 @@ class LayerStates:
 
     def stored(self, layer: int) -> FileStates:
         """Return the file of a layer's output."""
-        return self._open(self._folder.hidden_path(layer), torch.float32)
+        path = self._folder.hidden_path(layer)
+        if path not in self._files:
+            self._files[path] = self._opened.enter_context(closing(FileStates(path, *self._size)))
+        return self._files[path]
 
     def after(self, layer: int) -> States:
         """Return where a layer puts its output, float32."""
@@ -198,23 +207,23 @@ class LayerStates:
     def let_go(self) -> None:
         """Free what is in memory; from now on layers' outputs are those in their files."""
         self.in_memory, self._sets = False, None
-        self._middle = self._open(self._folder.middle_path, self._dtype)
+        self._middle = self._open_middle()
 
-    def _open(self, path: Path, dtype: torch.dtype) -> FileStates:
-        if path not in self._files:
-            self._files[path] = self._opened.enter_context(closing(FileStates(path, *self._size, dtype)))
-        return self._files[path]
+    def _open_middle(self) -> FileStates:
+        files = FileStates(self._folder.middle_path, *self._middle_size, self._dtype)
+        return self._opened.enter_context(closing(files))
 
 
 def embed(load: Loader, text: Text, states: States) -> Arrays:
     """Write the embeddings of all tokens to `states`; each chunk reads the rows of its own tokens.
 
-    Returns what there is to keep beside them: nothing.
+    Several strands of hidden states begin alike. Returns what there is to keep beside them: nothing.
     """
     for chunk, tokens in enumerate(text.inputs):
         unique, places = np.unique(tokens, return_inverse=True)
         rows = load.picked_rows(EMBEDDINGS, unique.tolist()).cpu()
         if not bool(torch.isfinite(rows).all()):
             raise BadActivation(f"{EMBEDDINGS}: has NaN or infinity")
+        rows = rows.repeat(1, states.n_cols // rows.shape[1])
         states.write(chunk * text.chunk_size, rows[torch.from_numpy(places)])
     return {}

@@ -32,6 +32,10 @@ def _is_number(data: object) -> bool:
     return isinstance(data, int | float) and not isinstance(data, bool)
 
 
+def _are_numbers(data: object) -> bool:
+    return all(map(_is_number, data)) if isinstance(data, tuple) else _is_number(data)
+
+
 def _are_flags(data: object) -> bool:
     return isinstance(data, tuple) and all(isinstance(flag, bool) for flag in data)
 
@@ -47,6 +51,7 @@ class _Kind:
 
 _SIZE = _Kind("a whole number", _is_size)
 _NUMBER = _Kind("a number", _is_number, float)
+_NUMBERS = _Kind("a number, or one for each layer", _are_numbers)
 _FLAG = _Kind("true or false", lambda data: isinstance(data, bool))
 _FLAGS = _Kind("true or false for each layer", _are_flags)
 _TEXT = _Kind("a string", lambda data: isinstance(data, str))
@@ -101,6 +106,17 @@ class HParams:
     q_lora_rank: Size = _key(keys.Q_LORA_RANK, _SIZE)
     kv_lora_rank: Size = _key(keys.KV_LORA_RANK, _SIZE)
     layer_norm_rms_epsilon: float | None = _key(keys.LAYERNORM_RMS_EPS, _NUMBER)
+
+    output_group_count: Size = _key(keys.OUTPUT_GROUP_COUNT, _SIZE)
+    output_lora_rank: Size = _key(keys.OUTPUT_LORA_RANK, _SIZE)
+    compress_ratios: Size = _key(keys.COMPRESS_RATIOS, _SIZE)
+    compress_rope_freq_base: float | None = _key(keys.COMPRESS_ROPE_FREQ_BASE, _NUMBER)
+    hyper_connection_count: Size = _key(keys.HYPER_CONNECTION_COUNT, _SIZE)
+    hyper_connection_iterations: Size = _key(keys.HYPER_CONNECTION_ITERATIONS, _SIZE)
+    hyper_connection_epsilon: float | None = _key(keys.HYPER_CONNECTION_EPSILON, _NUMBER)
+    hash_layer_count: Size = _key(keys.HASH_LAYER_COUNT, _SIZE)
+    swiglu_clamp_exp: float | tuple[float, ...] | None = _key(keys.SWIGLU_CLAMP_EXP, _NUMBERS)
+    swiglu_clamp_shexp: float | tuple[float, ...] | None = _key(keys.SWIGLU_CLAMP_SHEXP, _NUMBERS)
 
     sliding_window: Size = _key(keys.SLIDING_WINDOW, _SIZE)
     rope_dimension_count: Size = _key(keys.ROPE_DIMENSION_COUNT, _SIZE)

@@ -132,7 +132,7 @@ class ModelFacts:
         tokens = () if value is None else value.data
         digest = hashlib.sha256("\0".join(tokens).encode("utf-8", "surrogateescape")).hexdigest()
         network = source.network
-        return cls(network.vocab_size, network.n_layers, network.hidden_size, digest)
+        return cls(network.vocab_size, network.n_layers, network.state_size, digest)
 
 
 def refuse_strangers(path: Path, base: ModelFacts, models: Sequence[ModelSource]) -> None:

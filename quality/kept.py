@@ -5,6 +5,7 @@ states.00012           hidden states after layer 12 of the measured tokens, floa
 routes.00012.npz       the experts chosen there
 output                 the output matrix, in the type that matrices were multiplied in
 output_norm.npy        weight of the norm before it, float32
+output_input           what it multiplies, float32; only where more than a norm stands before it
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import ml_dtypes
 import numpy as np
@@ -25,6 +26,7 @@ import torch
 from forward.hidden_states import Rows
 from forward.load import Loader
 from forward.logits import Head, LogitSource, Positions
+from forward.network import End
 from forward.norm import RMSNorm
 from forward.observe import Arrays
 from forward.run import ForwardPass
@@ -135,6 +137,10 @@ class KeptFolder:
     def norm_path(self) -> Path:
         return self.folder / "output_norm.npy"
 
+    @property
+    def input_path(self) -> Path:
+        return self.folder / "output_input"
+
     def finish(self, about: Mapping[str, Any]) -> None:
         """Say that everything is there."""
         self.about = json.loads(json.dumps(about))
@@ -168,8 +174,7 @@ class StatesKeeper:
         partial = path.with_name(path.name + ".partial")
         try:
             with partial.open("wb") as file:
-                for chunk in range(self.positions.n_chunks):
-                    file.write(states.read(*self.positions.rows(chunk)).contiguous().numpy().data)
+                self._write_rows(file, states)
                 file.flush()
                 os.fsync(file.fileno())
             np.savez(self.folder.routes_path(layer), **routes)  # type: ignore[arg-type]
@@ -177,8 +182,14 @@ class StatesKeeper:
         except OSError as error:
             raise OutputError(f"{path}: can't be written ({error.strerror})") from error
 
+    def _write_rows(self, file: IO[bytes], states: Rows, end: End | None = None) -> None:
+        """Write the measured rows, as `end` leaves them."""
+        for chunk in range(self.positions.n_chunks):
+            rows = states.read(*self.positions.rows(chunk))
+            file.write((rows if end is None else end(rows)).contiguous().numpy().data)
+
     def keep_head(self, base: ForwardPass) -> None:
-        load, network = base.load, base.source.network
+        load, network, end = base.load, base.source.network, base.output_norm()
         tensor = load.tensor(network.output)
         n_rows = prod(tensor.shape[:-1])
         step = max(1, _RUN_BYTES // (4 * tensor.shape[-1]))
@@ -190,7 +201,12 @@ class StatesKeeper:
                     file.write(rows.contiguous().view(torch.uint8).numpy().data)
                 file.flush()
                 os.fsync(file.fileno())
-            np.save(self.folder.norm_path, base.output_norm().weight.cpu().numpy())
+            if isinstance(end, RMSNorm):
+                self.folder.input_path.unlink(missing_ok=True)
+                np.save(self.folder.norm_path, end.weight.cpu().numpy())
+            else:
+                with self.folder.input_path.open("wb") as file, torch.inference_mode():
+                    self._write_rows(file, base.last(), lambda rows: end(rows.to(load.device)).cpu())
         except OSError as error:
             raise OutputError(f"{path}: can't be written ({error.strerror})") from error
         self.folder.finish(self.about)
@@ -225,11 +241,21 @@ class KeptBase:
             return dict(stored)
 
     def head(self) -> LogitSource:
-        shape = self.vocab_size, self.hidden_size
+        states, end = self._before_output()
+        shape = self.vocab_size, states.n_cols
         matrix = KeptMatrix(self.folder.matrix_path, shape, _DTYPES[self.dtype])
         load = Loader(self.path, {_MATRIX: matrix}, self.device, self.dtype)
+        return Head(load, states, end, _MATRIX)
+
+    def _before_output(self) -> tuple[KeptStates, End]:
+        """Return the last states that are kept, and what makes of them what the output matrix multiplies."""
+        path, positions = self.folder.input_path, self.positions
+        if path.exists():
+            n_rows = positions.n_chunks * (positions.stop - positions.first)
+            return KeptStates(path, positions, path.stat().st_size // (4 * n_rows)), lambda rows: rows
         weight = torch.from_numpy(np.load(self.folder.norm_path)).to(self.device)
-        return Head(load, self.after(self.n_layers - 1), RMSNorm(weight, self.norm_eps), _MATRIX)
+        last = KeptStates(self.folder.states_path(self.n_layers - 1), positions, self.hidden_size)
+        return last, RMSNorm(weight, self.norm_eps)
 
 
 def about_states(facts: ModelFacts, norm_eps: float, run: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -145,7 +145,7 @@ class ModelBase:
             about = _about_kept(self.source, way.text, self.options, self.facts)
             positions = predicted_positions(way.text)
             keeper = StatesKeeper(self.kept, positions, network.n_layers, about)
-            keeper.refuse_gap(max(0, base.folder.done + 1), network.hidden_size)
+            keeper.refuse_gap(max(0, base.folder.done + 1), network.state_size)
         computed = ComputedBase(base, keeper)
         return Lockstep(computed, computed.head, others)
 

@@ -16,6 +16,7 @@ import torch
 from forward.attention.mla import LatentAttention
 from forward.families import EMBEDDINGS, OUTPUT_NORM
 from forward.run import ForwardPass
+from gguf_tools.ggml_types import I32
 from quality.drift import LayerDrift
 
 _RUN_BYTES = 16 << 20
@@ -79,8 +80,13 @@ def _errors_by_name(base: ForwardPass, model: ForwardPass, layer: int) -> Iterat
 
 
 def _error_of_tensor(base: ForwardPass, model: ForwardPass, name: str) -> float | None:
-    """Return the error of a tensor; None where the rows of both models differ in number or length."""
+    """Return the error of a tensor; None where the rows of both models differ in number or length.
+
+    A table of whole numbers has none, either.
+    """
     reference, tensor = base.load.tensor(name), model.load.tensor(name)
+    if tensor.type == I32:
+        return None
     n_rows, n_cols = prod(tensor.shape[:-1]), tensor.shape[-1]
     if (prod(reference.shape[:-1]), reference.shape[-1]) != (n_rows, n_cols):
         return None

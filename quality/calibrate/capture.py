@@ -38,6 +38,9 @@ class Capture(Silent):
         if self._takes([name] if name in self._wanted else []):
             self._heads.setdefault(name, []).append((first, x.clone()))
 
+    def row_groups(self, name: str, x: torch.Tensor) -> None:
+        self.heads(name, 0, x.shape[1], x)
+
     def _takes(self, wanted: Sequence[str]) -> bool:
         if not wanted and self._stop and self._seen.issuperset(self._wanted):
             raise Seen
@@ -67,6 +70,9 @@ class Order(Silent):
         self._add(tuple(names))
 
     def heads(self, name: str, first: int, n_heads: int, x: torch.Tensor) -> None:
+        self._add((name,))
+
+    def row_groups(self, name: str, x: torch.Tensor) -> None:
         self._add((name,))
 
     def _add(self, names: tuple[str, ...]) -> None:

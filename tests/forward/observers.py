@@ -37,6 +37,9 @@ class NaiveSums:
         if first == 0:
             sums.counts += len(x)
 
+    def row_groups(self, name: str, x: Activations) -> None:
+        self.heads(name, 0, x.shape[1], x)
+
     def expert(self, names: Sequence[str], expert: int, n_experts: int, x: Activations) -> None:
         for name in names:
             sums = self._sums_of(name, n_experts, n_experts, x.shape[1])

@@ -31,10 +31,8 @@ def run_all_layers(
     """Return the logits, (n_chunks, n_tokens, n_vocab), and the sums of squares of all layers."""
     import torch
 
-    from forward.families import OUTPUT_NORM
     from forward.hidden_states import MemoryStates
     from forward.layer import Sweep, run_layer
-    from forward.norm import RMSNorm
     from forward.run import embed
     from forward.text import Text
 
@@ -51,16 +49,18 @@ def run_all_layers(
         chunk_size=chunks.shape[1],
         all_experts=options.pop("all_experts", False),
         advance=lambda share: None,
+        tokens=torch.from_numpy(chunks).flatten(),
     )
-    here, there = (MemoryStates(chunks.size, network.hidden_size) for _ in range(2))
+    here, there = (MemoryStates(chunks.size, network.state_size) for _ in range(2))
+    middle = MemoryStates(chunks.size, network.hidden_size)
     embed(load, Text(chunks, chunks), here)
     sums: dict[str, Sums] = {}
     for layer in range(network.n_layers):
         observer = NaiveSums()
-        run_layer(sweep, layer, here, here, there, observer)
+        run_layer(sweep, layer, here, here if network.n_strands == 1 else middle, there, observer)
         sums |= observer.sums
         here, there = there, here
-    norm = RMSNorm(load.float32(OUTPUT_NORM, network.hidden_size), network.norm_eps)
+    norm = network.load_end(load)
     output = load.float32(network.output, network.vocab_size, network.hidden_size)
     logits = norm(here.read(0, chunks.size)) @ output.T
     return logits.numpy().reshape(*chunks.shape, -1), sums

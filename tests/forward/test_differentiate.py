@@ -82,37 +82,43 @@ def directions(n_tokens: int, hidden: int) -> Any:
     return torch.from_numpy(np.random.default_rng(1).standard_normal((n_tokens, hidden)).astype(np.float32))
 
 
-def differentiate(model: ModelSource, observer: Any, *, n_workers: int = 1, last: Any = None) -> np.ndarray:
+def differentiate(
+    model: ModelSource, observer: Any, *, n_workers: int = 1, last: Any = None, chunks: np.ndarray = CHUNKS
+) -> np.ndarray:
     """Return the gradients at the embeddings, float32 (n_tokens, hidden_size).
 
-    last  gradients at the last hidden states; None: `directions`
+    last  gradients at the last hidden states, those of all strands; None: `directions`
     """
     torch.set_num_threads(1)
-    network, n_tokens = model.network, CHUNKS.size
+    network, n_tokens = model.network, chunks.size
     load = model.loader(torch.device("cpu"), torch.float32)
-    rotate = network.rope.rotation(CHUNKS.shape[1], load.device)
+    rotate = network.rope.rotation(chunks.shape[1], load.device)
     shares: list[float] = []
     sweep = Sweep(
         build=lambda number: network.build(load, number, rotate), device=load.device, dtype=load.dtype,
-        chunk_size=CHUNKS.shape[1], all_experts=False, advance=shares.append, n_workers=n_workers,
+        chunk_size=chunks.shape[1], all_experts=False, advance=shares.append, n_workers=n_workers,
+        tokens=torch.from_numpy(chunks).flatten(),
     )  # fmt: skip
 
-    def states() -> MemoryStates:
-        return MemoryStates(n_tokens, network.hidden_size)
+    def states(n_cols: int = network.state_size) -> MemoryStates:
+        return MemoryStates(n_tokens, n_cols)
+
+    def scratch() -> MemoryStates:
+        return states(network.hidden_size)
 
     borders = [states() for _ in range(network.n_layers + 1)]
-    embed(load, Text(CHUNKS, CHUNKS), borders[0])
+    embed(load, Text(chunks, chunks), borders[0])
     for layer in range(network.n_layers):
-        run_layer(sweep, layer, borders[layer], states(), borders[layer + 1], Silent())
+        run_layer(sweep, layer, borders[layer], scratch(), borders[layer + 1], Silent())
     above, below = states(), states()
-    above.write(0, directions(n_tokens, network.hidden_size) if last is None else last)
+    above.write(0, directions(n_tokens, network.state_size) if last is None else last)
     shares.clear()
     for layer in reversed(range(network.n_layers)):
-        backward = BackwardStates(borders[layer], above, below, states(), states())
+        backward = BackwardStates(borders[layer], above, below, scratch(), scratch())
         differentiate_layer(sweep, layer, backward, observer)
         above, below = below, above
     assert sum(shares) == pytest.approx(network.n_layers)
-    gradients: np.ndarray = above.read(0, n_tokens).numpy()
+    gradients: np.ndarray = network.at_embeddings(above.read(0, n_tokens)).numpy()
     return gradients
 
 

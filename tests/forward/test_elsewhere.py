@@ -12,6 +12,7 @@ import pytest
 
 from gguf_tools.cluster import connect
 from gguf_tools.errors import BadActivation, ExecutionError
+from tests.forward.deepseek4_models import v4_model
 
 torch = pytest.importorskip("torch")
 distributed = pytest.importorskip("distributed")
@@ -49,12 +50,12 @@ def here() -> Iterator[None]:
     torch.set_num_threads(n_threads)
 
 
-def compute(folder: Path, options: ForwardOptions) -> dict[str, np.ndarray]:
+def compute(folder: Path, options: ForwardOptions, model: Path = MODEL) -> dict[str, np.ndarray]:
     """Return what all layers keep, and the last states."""
     text = Text(TOKENS, TOKENS)
     kept: dict[str, np.ndarray] = {}
     with (
-        open_model(MODEL) as source,
+        open_model(model) as source,
         WorkFolder(folder, {}) as work,
         forward_pass(source, text, options, work, lambda share: None) as forward,
     ):
@@ -84,6 +85,17 @@ def test_numbers_are_those_of_threads(
     workers = compute(tmp_path / "workers", replace(options, scheduler="here"))
     assert workers.keys() == threads.keys()
     assert len(threads) > 50
+    for name, array in threads.items():
+        np.testing.assert_array_equal(workers[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 1 << 30])
+def test_strands_and_tables_of_experts(memory_bytes: int, tmp_path: Path) -> None:
+    """DeepSeek V4 has wider hidden states than what experts multiply, and goes by the ids of tokens."""
+    model, options = v4_model(tmp_path / "model"), ForwardOptions(memory_bytes=memory_bytes)
+    threads = compute(tmp_path / "threads", options, model)
+    workers = compute(tmp_path / "workers", replace(options, scheduler="here"), model)
+    assert workers.keys() == threads.keys()
     for name, array in threads.items():
         np.testing.assert_array_equal(workers[name], array, err_msg=name)
 

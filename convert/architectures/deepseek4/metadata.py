@@ -1,4 +1,4 @@
-"""The keys deepseek4.*, in the order of llama.cpp's converter.
+"""The keys deepseek4.*, in the order of llama.cpp's converter; `read_metadata` is the inverse.
 
 Where this differs from it: the ratios and limits of layers are written for the layers that the file has,
 because the loader wants as many.
@@ -7,11 +7,16 @@ because the loader wants as many.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from convert.architectures.base import Key
+from convert.architectures.decoder.rope import RopeConfig
+from convert.architectures.deepseek4.config import OVERLAPPING, V4Config
 from gguf_tools import keys
-from gguf_tools.values import Value
+from gguf_tools.errors import FormatError, MissingTensor, UnsupportedCheckpoint
+from gguf_tools.hparams import HParams, read_hparams
+from gguf_tools.values import Metadata, Value
 
 GATING_FUNCTIONS: Mapping[str, int] = {"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4}
 """Number in expert_gating_func for each scoring function."""
@@ -55,17 +60,127 @@ METADATA: tuple[Key, ...] = (
     Key(keys.EXPERT_SHARED_COUNT, _u32, lambda c, o: c.n_shared_experts),
     Key(keys.EXPERT_WEIGHTS_SCALE, _f32, lambda c, o: c.routed_scaling_factor),
     Key(keys.EXPERT_WEIGHTS_NORM, Value.bool_, lambda c, o: c.norm_topk_prob),
-    Key("{arch}.swiglu_clamp_exp", _f32s, _limits),
-    Key("{arch}.swiglu_clamp_shexp", _f32s, _limits),
+    Key(keys.SWIGLU_CLAMP_EXP, _f32s, _limits),
+    Key(keys.SWIGLU_CLAMP_SHEXP, _f32s, _limits),
     Key(keys.INDEXER_HEAD_COUNT, _u32, lambda c, o: c.index_n_heads),
     Key(keys.INDEXER_KEY_LENGTH, _u32, lambda c, o: c.index_head_dim),
     Key(keys.INDEXER_TOP_K, _u32, lambda c, o: c.index_topk),
-    Key("{arch}.attention.output_group_count", _u32, lambda c, o: c.o_groups),
-    Key("{arch}.attention.output_lora_rank", _u32, lambda c, o: c.o_lora_rank),
-    Key("{arch}.attention.compress_ratios", Value.i32s, lambda c, o: c.compress_ratios),
-    Key("{arch}.attention.compress_rope_freq_base", _f32, lambda c, o: c.compress_rope_theta),
-    Key("{arch}.hyper_connection.count", _u32, lambda c, o: c.hc_mult),
-    Key("{arch}.hyper_connection.sinkhorn_iterations", _u32, lambda c, o: c.hc_sinkhorn_iters),
-    Key("{arch}.hyper_connection.epsilon", _f32, lambda c, o: c.hc_eps),
-    Key("{arch}.hash_layer_count", _u32, lambda c, o: c.num_hash_layers),
+    Key(keys.OUTPUT_GROUP_COUNT, _u32, lambda c, o: c.o_groups),
+    Key(keys.OUTPUT_LORA_RANK, _u32, lambda c, o: c.o_lora_rank),
+    Key(keys.COMPRESS_RATIOS, Value.i32s, lambda c, o: c.compress_ratios),
+    Key(keys.COMPRESS_ROPE_FREQ_BASE, _f32, lambda c, o: c.compress_rope_theta),
+    Key(keys.HYPER_CONNECTION_COUNT, _u32, lambda c, o: c.hc_mult),
+    Key(keys.HYPER_CONNECTION_ITERATIONS, _u32, lambda c, o: c.hc_sinkhorn_iters),
+    Key(keys.HYPER_CONNECTION_EPSILON, _f32, lambda c, o: c.hc_eps),
+    Key(keys.HASH_LAYER_COUNT, _u32, lambda c, o: c.num_hash_layers),
 )
+
+
+def read_metadata(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path) -> V4Config:
+    """Return what the keys and tensors of a GGUF file say about the model.
+
+    shapes  tensor name -> shape, rows first
+    raises  FormatError, MissingTensor, UnsupportedCheckpoint, naming the file and the key
+    """
+    hparams = read_hparams(metadata, "deepseek4", path)
+    size = hparams.size
+    if "token_embd.weight" not in shapes:
+        raise MissingTensor(f"{path}: no tensor token_embd.weight")
+    heads, head_dim, groups = size("head_count"), size("key_length"), size("output_group_count")
+    rotated = size("rope_dimension_count")
+    if not heads or not groups or heads % groups or rotated % 2 or not 0 < rotated <= head_dim:
+        raise FormatError(
+            f"{path}: {heads} heads of {head_dim} columns in {groups} groups, {rotated} columns rotated:"
+            " expected a deepseek4 model"
+        )
+    ratios = _ratios(hparams)
+    intermediate = hparams.first("feed_forward_length")
+    return V4Config(
+        vocab_size=shapes["token_embd.weight"][0],
+        hidden_size=size("embedding_length"),
+        intermediate_size=intermediate,
+        moe_intermediate_size=size("expert_feed_forward_length"),
+        num_hidden_layers=size("block_count"),
+        num_attention_heads=heads,
+        num_key_value_heads=size("head_count_kv", 1),
+        head_dim=head_dim,
+        q_lora_rank=size("q_lora_rank"),
+        o_lora_rank=size("output_lora_rank"),
+        o_groups=groups,
+        qk_rope_head_dim=rotated,
+        max_position_embeddings=size("context_length", 0),
+        sliding_window=size("sliding_window"),
+        rms_norm_eps=hparams.number("layer_norm_rms_epsilon", 1e-6),
+        rope=_rope(hparams),
+        compress_rope_theta=hparams.number("compress_rope_freq_base", 160000.0),
+        compress_ratios=ratios,
+        heavy_ratio=next((ratio for ratio in ratios if ratio not in (0, OVERLAPPING)), 1),
+        n_routed_experts=size("expert_count"),
+        n_shared_experts=size("expert_shared_count"),
+        num_experts_per_tok=size("expert_used_count"),
+        num_hash_layers=size("hash_layer_count"),
+        scoring_func=_scoring_function(hparams),
+        norm_topk_prob=hparams.expert_weights_norm is not False,
+        routed_scaling_factor=hparams.number("expert_weights_scale", 1.0) or 1.0,
+        swiglu_limit=_limit(hparams),
+        index_n_heads=size("indexer_head_count"),
+        index_head_dim=size("indexer_key_length"),
+        index_topk=size("indexer_top_k"),
+        hc_mult=size("hyper_connection_count"),
+        hc_sinkhorn_iters=size("hyper_connection_iterations"),
+        hc_eps=hparams.number("hyper_connection_epsilon", 1e-6),
+        tie_word_embeddings="output.weight" not in shapes,
+    )
+
+
+def _ratios(hparams: HParams) -> tuple[int, ...]:
+    ratios, n_layers = hparams.compress_ratios, hparams.size("block_count")
+    if not isinstance(ratios, tuple) or len(ratios) < n_layers or min(ratios, default=0) < 0:
+        raise FormatError(
+            f"{hparams.path}: {hparams.key('compress_ratios')} is {ratios!r:.60},"
+            f" expected a number for each of {n_layers} layers"
+        )
+    return ratios[:n_layers]
+
+
+def _limit(hparams: HParams) -> float:
+    """Return what gate and up are clamped to, which has to be the same in all layers; 0 for nothing."""
+    limits: set[float] = set()
+    for stated in (hparams.swiglu_clamp_exp, hparams.swiglu_clamp_shexp):
+        if stated is not None:
+            limits |= set(stated if isinstance(stated, tuple) else (stated,))
+    if len(limits) > 1:
+        raise UnsupportedCheckpoint(
+            f"{hparams.path}: {hparams.key('swiglu_clamp_exp')} has {len(limits)} limits,"
+            " expected one for all experts and layers"
+        )
+    return limits.pop() if limits else 0.0
+
+
+def _scoring_function(hparams: HParams) -> str:
+    number = hparams.size("expert_gating_func", 0)
+    for name, known in GATING_FUNCTIONS.items():
+        if number == known:
+            return name
+    raise UnsupportedCheckpoint(
+        f"{hparams.path}: {hparams.key('expert_gating_func')} is {number},"
+        f" expected {' or '.join(f'{known} ({name})' for name, known in GATING_FUNCTIONS.items())}"
+    )
+
+
+def _rope(hparams: HParams) -> RopeConfig:
+    """Return the rotation that the keys describe; as llama.cpp does, yarn_attn_factor is passed over."""
+    kind = {"none": "default"}.get(hparams.rope_scaling_type or "none", hparams.rope_scaling_type or "")
+    if kind not in ("default", "yarn"):
+        raise UnsupportedCheckpoint(
+            f"{hparams.path}: {hparams.key('rope_scaling_type')} is {kind!r:.40}, expected 'none' or 'yarn'"
+        )
+    context = hparams.size("context_length", 4096)
+    return RopeConfig(
+        hparams.number("rope_freq_base", 10000.0),
+        kind,
+        factor=hparams.rope_scaling_factor,
+        original_context=hparams.size("rope_scaling_original_context_length", context) or context,
+        beta_fast=hparams.rope_scaling_yarn_beta_fast,
+        beta_slow=hparams.rope_scaling_yarn_beta_slow,
+    )
