@@ -140,7 +140,8 @@ def _add_layout(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> No
     parser.add_argument(
         "--mla", choices=("split", "both"), default="split",
         help="layout of attention in the files that it is for: split (default), with values for every head;"
-        " both, with one row for all heads, as ik_llama.cpp's llama-quantize wants it",
+        " both, with one row for all heads, as ik_llama.cpp's llama-quantize wants it, and llama.cpp's for"
+        " attn_output_a of deepseek4",
     )  # fmt: skip
 
 
@@ -216,6 +217,7 @@ def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     require_torch("collecting importances")
     from forward.work_folder import forget
     from imatrix.collecting import collect_beside
+    from imatrix.layouts import notes_on_groups
     from imatrix.progress import LayerBar
     from imatrix.store import not_held, save
 
@@ -240,7 +242,10 @@ def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     contents = collected.importances
     older = ", in place of an older file" if replaces else ""
     print(f"wrote {args.output}: {len(contents.entries)} entries, {contents.chunk_count} chunks{older}")
-    for note in (*collected.notes, *not_held(contents, _form(args.output, args.output_format))):
+    notes = [*collected.notes, *not_held(contents, _form(args.output, args.output_format))]
+    if args.mla == "split":
+        notes += notes_on_groups(contents)
+    for note in notes:
         print(f"note: {note}")
 
 

@@ -16,7 +16,9 @@ How a tensor finds its entry, and the multi-head latent attention of DeepSeek in
   3. `attn_k_b`, `attn_v_b` and `attn_kv_b` as one 2-D matrix hold the heads one below the other, so an
      entry with a row per head (for `attn_k_b`: qk_nope_head_dim x n_head values) weighs each head's rows by
      its own.
-  4. A matrix that no token was routed to gets neutral weights (1 everywhere, as in llama-quantize).
+  4. `attn_output_a` of DeepSeek V4 holds the matrices of groups of heads one below the other. An entry with a
+     row per group, as from llama-imatrix, weighs each group's rows by its own.
+  5. A matrix that no token was routed to gets neutral weights (1 everywhere, as in llama-quantize).
 
 A size that fits none of these is an error.
 """
@@ -36,7 +38,7 @@ from gguf_tools.errors import BadArgument, BadImportance
 from gguf_tools.layer_names import in_layer_ranges
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.text import html_table
-from quantize.roles import Role, sibling_with_same_activations, tensor_role
+from quantize.roles import Role, has_row_groups, sibling_with_same_activations, tensor_role
 from quantize.weighting import ColumnWeights, Weighting
 
 ONE_ROW_FOR_ALL = "one row for all"
@@ -207,8 +209,8 @@ def resolve(
     if entry is None or stored is None:
         return None
     role = tensor_role(tensor.name, tensor.shape).role
-    served = _possible_groups(role, tensor, n_heads)
     n_groups, rest = divmod(stored.n_values, tensor.n_cols)
+    served = _possible_groups(role, tensor, n_heads, n_groups)
     if rest or n_groups not in served:
         if role is Role.TOKEN_EMBD:
             return None
@@ -227,13 +229,20 @@ def resolve(
     )
 
 
-def _possible_groups(role: Role, tensor: TensorInfo, n_heads: int | None) -> dict[int, str]:
-    """Return how many rows of values the tensor can use, and for each number what one row is for."""
+def _possible_groups(
+    role: Role, tensor: TensorInfo, n_heads: int | None, n_stored: int
+) -> dict[int, str]:
+    """Return how many rows of values the tensor can use, and for each number what one row is for.
+
+    n_stored  rows that there are; no key that llama-quantize reads says how many groups of rows a matrix has
+    """
     per_matrix = "one row per head" if role in _MLA else "one row per matrix"
     if tensor.n_mats > 1:
         return {1: ONE_ROW_FOR_ALL, tensor.n_mats: per_matrix}
     if role in _MLA and n_heads is not None and n_heads > 1 and tensor.n_rows % n_heads == 0:
         return {1: "" if role is Role.ATTN_KV_B else ONE_ROW_FOR_ALL, n_heads: per_matrix}
+    if has_row_groups(tensor.name) and n_stored > 1 and tensor.n_rows % n_stored == 0:
+        return {1: ONE_ROW_FOR_ALL, n_stored: "one row per group of rows"}
     return {1: ""}
 
 

@@ -161,6 +161,10 @@ _SAME_ACTIVATIONS: tuple[tuple[str, str], ...] = (
 )
 
 
+_IN_GROUPS = ("attn_output_a.weight",)
+"""Ends of names of matrices whose rows are in groups, each of which multiplies its own (deepseek4)."""
+
+
 @dataclass(frozen=True)
 class TensorRole:
     """What a tensor's name, number of dimensions and architecture say about it.
@@ -208,6 +212,11 @@ def _kept_as(name: str, shape: tuple[int, ...], own: _OwnNames) -> str | None:
     if name in _KEPT_NAMES:
         return _KEPT_NAMES[name]
     return next((reason for part, reason in (*own.kept, *_KEPT_PARTS) if part in name), None)
+
+
+def has_row_groups(name: str) -> bool:
+    """Return whether the rows of a tensor are in groups of equal size that multiply different things."""
+    return name.endswith(_IN_GROUPS)
 
 
 def float32_reason(name: str, shape: tuple[int, ...]) -> str | None:
