@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forward.families import OUTPUT_NORM, Network
+from forward.families import Network
 from forward.logits import Head, sweep_vocabulary
-from forward.norm import RMSNorm
 from forward.text import Text
 from quality.calibrate.models import Setting
 from quality.divergence import Estimate, mean_of
@@ -48,7 +47,7 @@ def closing_of(setting: Setting, network: Network, text: Text, n_threads: int) -
         Head(
             model.load,
             model.stream.after(network.n_layers - 1),
-            RMSNorm(model.load.float32(OUTPUT_NORM, network.hidden_size), network.norm_eps),
+            network.load_end(model.load),
             network.output,
         )
         for model in setting.models

@@ -119,12 +119,12 @@ def estimate_lines(choices: Choices, shapes: Shapes, text: Text, n_threads: int)
     infos, made, network = shapes.infos, shapes.made, shapes.network
     n_models = 2 if choices.sequential else 1
     dtype = getattr(torch, choices.forward.dtype)
-    in_memory, on_disk = state_bytes(text, network.hidden_size, dtype, n_models)
+    in_memory, on_disk = state_bytes(text, network, dtype, n_models)
     fits = in_memory <= choices.forward.memory_bytes
     memory = _PROGRAM_BYTES + layer_bytes(infos, made, n_models, n_threads) + (in_memory if fits else 0)
     disk = on_disk if fits else in_memory
     if choices.two_sided or choices.embedding:
-        n_values = gradient_text(text).inputs.size * network.hidden_size
+        n_values = gradient_text(text).inputs.size * network.state_size
         disk += 4 * n_values * (network.n_layers + 6) + _covariance_bytes(made)
     seconds = calibration_seconds(choices, shapes, text, n_threads, flops_per_second())
     yield f"calibration: {text.inputs.size:,} tokens in {text.n_chunks} chunks"

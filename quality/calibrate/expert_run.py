@@ -37,7 +37,10 @@ _THREAD_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Routes:
-    """Where tokens go: experts, int64, and weights, float32, both (n_tokens, n_used) on the CPU."""
+    """Where tokens go: experts, int64 (n_tokens, n_used), and weights, float32; on the CPU.
+
+    weights  (n_tokens, n_used), or (n_tokens, n_used, n_strands); see forward.layer.Passed
+    """
 
     experts: torch.Tensor
     weights: torch.Tensor

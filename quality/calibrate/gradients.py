@@ -164,21 +164,21 @@ def _collect(
 def embedding_arrays(backward: BackwardPass, states: States) -> Arrays:
     """Return what is kept of the embeddings.
 
-    states  the gradients at the embedding of every token
+    states  the gradients at the hidden states before the first layer
     returns covariance, float64 (hidden_size, hidden_size), and counts, int64 (vocab_size,); the sums of
             `Gradients.tied_output` where the embeddings are the output matrix, too
     """
-    forward = backward.forward
-    covariance = np.zeros((states.n_cols, states.n_cols))
+    forward, network = backward.forward, backward.forward.source.network
+    covariance = np.zeros((network.hidden_size, network.hidden_size))
     for chunk, tokens in enumerate(forward.text.inputs):
         start = chunk * forward.text.chunk_size
-        gradients = states.read(start, start + forward.text.chunk_size)
+        gradients = network.at_embeddings(states.read(start, start + forward.text.chunk_size))
         every, places = np.unique(tokens, return_inverse=True)
-        sums = torch.zeros((len(every), states.n_cols)).index_add_(0, torch.from_numpy(places), gradients)
-        sums = sums.to(forward.load.device)
+        sums = torch.zeros((len(every), network.hidden_size))
+        sums = sums.index_add_(0, torch.from_numpy(places), gradients).to(forward.load.device)
         covariance += torch.matmul(sums.T, sums).cpu().numpy()
-    counts = np.bincount(forward.text.inputs.ravel(), minlength=forward.source.network.vocab_size)
-    tied = {"tied output": _at_output(backward)} if forward.source.network.is_tied else {}
+    counts = np.bincount(forward.text.inputs.ravel(), minlength=network.vocab_size)
+    tied = {"tied output": _at_output(backward)} if network.is_tied else {}
     return {"covariance": covariance, "counts": counts, **tied}
 
 

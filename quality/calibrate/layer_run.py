@@ -9,7 +9,7 @@ and experts one by one (see expert_run.py).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,10 +18,29 @@ import torch
 from forward.layer import Layer
 from forward.memory import give_back
 from forward.observe import Observer, Silent
+from forward.residual import joined
 from quality.calibrate.capture import Capture, Order, Seen
 from quality.calibrate.expert_run import MIDDLE, ExpertRun, Routes, refuse_nonfinite
 from quality.calibrate.inputs import Inputs, Shown, gather
 from quality.calibrate.models import Model, Setting
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How a model's tokens go past the block of a layer.
+
+    routes  where they go; None for a layer without routed experts
+    shares  see `forward.residual.Passage`, on the CPU
+    """
+
+    routes: Routes | None
+    shares: torch.Tensor | None
+
+    @classmethod
+    def joined(cls, ways: Sequence[_Way]) -> _Way:
+        routes = [way.routes for way in ways if way.routes is not None]
+        shares = [way.shares for way in ways if way.shares is not None]
+        return cls(Routes.joined(routes) if routes else None, torch.cat(shares) if shares else None)
 
 
 @dataclass(frozen=True)
@@ -44,13 +63,14 @@ class LayerRun:
 
         raises  BadActivation naming layer and tensor for NaN or infinity, and what writing raises
         """
-        routes = self._attend()
+        ways = self._attend()
         give_back()
         shared = self._gather_middle()
-        self._block(shared)
+        self._block(shared, ways)
         give_back()
         if self.original.experts is not None:
             experts = [layer.experts for layer in self._layers() if layer.experts is not None]
+            routes = [way.routes for way in ways if way.routes is not None]
             ExpertRun(self.setting, self.number, experts, routes, shared).run()
             give_back()
 
@@ -64,14 +84,14 @@ class LayerRun:
 
     # ---- attention
 
-    def _attend(self) -> list[Routes]:
-        """Make the matrices of the attention, fill `middle` and `after`, and return each model's routes."""
+    def _attend(self) -> list[_Way]:
+        """Make the matrices up to the block, fill `middle` and `after`; return each model's way past it."""
         setting = self.setting
         if not setting.is_followed:
-            inputs, routes = self._pass(self._missing(self._order()))
+            inputs, ways = self._pass(self._missing(self._order()))
             for names in inputs.moments:
                 setting.make(inputs, names, names)
-            return routes
+            return ways
         for stage in self._stages():
             inputs = self._stage(stage)
             for names in inputs.moments:
@@ -79,18 +99,18 @@ class LayerRun:
         return self._pass(())[1]
 
     def _order(self) -> list[tuple[str, ...]]:
-        """Return the matrices of the attention, those with the same input together, in their order."""
+        """Return the matrices up to the block, those with the same input together, in their order."""
         setting, order = self.setting, Order()
         hidden = setting.original.stream.before(self.number).read(*self._chunk_rows(0))
         with torch.inference_mode():
-            self.original.attention(hidden.to(setting.device), order)
+            self.original.attend(hidden.to(setting.device), order)
         return order.groups
 
     def _missing(self, groups: Iterable[Iterable[str]]) -> list[str]:
         return [name for names in groups for name in names if self.setting.is_missing(name)]
 
     def _stages(self) -> list[list[str]]:
-        """Return the matrices of the attention that are to be made, by stages."""
+        """Return the matrices up to the block that are to be made, by stages."""
         stages = (self._missing([names]) for names in self._order())
         return [stage for stage in stages if stage]
 
@@ -104,46 +124,45 @@ class LayerRun:
                 capture = Capture(wanted, stop=True)
                 hidden = model.stream.before(self.number).read(*self._chunk_rows(chunk))
                 with suppress(Seen):
-                    layer.attention(hidden.to(setting.device), capture)
+                    layer.attend(hidden.to(setting.device), capture)
                 shown.append(capture.inputs())
             return shown
 
         return gather(setting.division, take, setting.workers, crossed=True)
 
-    def _pass(self, wanted: Collection[str]) -> tuple[Inputs, list[Routes]]:
+    def _pass(self, wanted: Collection[str]) -> tuple[Inputs, list[_Way]]:
         """Compute the attention of all models up to `middle`.
 
-        Returns what the wanted matrices multiply, and where each model's tokens go
+        Returns what the wanted matrices multiply, and each model's way past the block
         """
         setting, layers = self.setting, self._layers()
-        by_chunk: list[dict[int, Routes]] = [{} for _ in layers]
+        by_chunk: list[dict[int, _Way]] = [{} for _ in layers]
 
         def take(chunk: int) -> list[Shown]:
             shown: list[Shown] = []
-            for model, layer, routes in zip(setting.models, layers, by_chunk, strict=True):
+            for model, layer, ways in zip(setting.models, layers, by_chunk, strict=True):
                 capture = Capture(wanted)
-                chosen = self._attend_chunk(model, layer, chunk, capture)
-                if chosen is not None:
-                    routes[chunk] = chosen
+                ways[chunk] = self._attend_chunk(model, layer, chunk, capture)
                 shown.append(capture.inputs())
             return shown
 
         inputs = gather(setting.division, take, setting.workers, crossed=False)
-        return inputs, [Routes.joined([own[chunk] for chunk in sorted(own)]) for own in by_chunk if own]
+        return inputs, [_Way.joined([own[chunk] for chunk in sorted(own)]) for own in by_chunk]
 
-    def _attend_chunk(self, model: Model, layer: Layer, chunk: int, observer: Observer) -> Routes | None:
+    def _attend_chunk(self, model: Model, layer: Layer, chunk: int, observer: Observer) -> _Way:
         """Put one chunk's hidden states after the attention in `after`, normalised ones in `middle`."""
         start, stop = self._chunk_rows(chunk)
         hidden = model.stream.before(self.number).read(start, stop).to(self.setting.device)
-        hidden = layer.attention(hidden, observer) + hidden
-        refuse_nonfinite(hidden, f"{layer.name}.attn_output.weight")
-        x = layer.norm(hidden)
+        passage = layer.attend(hidden, observer)
+        x = layer.norm(passage.x)
         model.stream.middle.write(start, x.to(self.setting.dtype).cpu())
-        model.stream.after(self.number).write(start, hidden.cpu())
-        if layer.experts is None:
-            return None
-        chosen, weights = layer.experts.router(x)
-        return Routes(chosen.cpu(), weights.cpu())
+        model.stream.after(self.number).write(start, passage.rest.cpu())
+        routes = None
+        if layer.experts is not None:
+            chosen = layer.chosen_by(self.setting.tokens[start:stop])
+            chosen, weights = layer.experts.router(x, chosen)
+            routes = Routes(chosen.cpu(), passage.spread(weights).cpu())
+        return _Way(routes, None if passage.shares is None else passage.shares.cpu())
 
     # ---- what every token goes through
 
@@ -162,7 +181,7 @@ class LayerRun:
             return Inputs(setting.is_followed)
         return gather(setting.division, take, setting.workers, crossed=setting.is_followed)
 
-    def _block(self, shared: Inputs) -> None:
+    def _block(self, shared: Inputs, ways: Sequence[_Way]) -> None:
         """Make the matrices of the dense block or shared expert, and add its output to the hidden states."""
         setting = self.setting
         if self.original.block is None:
@@ -178,7 +197,7 @@ class LayerRun:
                 capture = Capture((names.down,))
                 output = block(self._middle(model, chunk), capture)
                 if each == 0:
-                    self._add(model, chunk, output, names.down)
+                    self._add(model, ways[0], chunk, output, names.down)
                 shown.append(capture.inputs())
             return shown
 
@@ -192,7 +211,7 @@ class LayerRun:
 
             def finish(chunk: int) -> None:
                 output = own(self._middle(setting.own, chunk), Silent())
-                self._add(setting.own, chunk, output, names.down)
+                self._add(setting.own, ways[-1], chunk, output, names.down)
 
             for _ in setting.workers.each(finish, range(setting.division.n_chunks)):
                 pass
@@ -200,10 +219,11 @@ class LayerRun:
     def _middle(self, model: Model, chunk: int) -> torch.Tensor:
         return model.stream.middle.read(*self._chunk_rows(chunk)).to(self.setting.device)
 
-    def _add(self, model: Model, chunk: int, output: torch.Tensor, name: str) -> None:
+    def _add(self, model: Model, way: _Way, chunk: int, output: torch.Tensor, name: str) -> None:
         """Add the output of a chunk to the hidden states."""
         start, stop = self._chunk_rows(chunk)
         after = model.stream.after(self.number)
-        hidden = after.read(start, stop) + output.cpu()
+        shares = None if way.shares is None else way.shares[start:stop]
+        hidden = joined(after.read(start, stop), output.cpu(), shares)
         refuse_nonfinite(hidden, name)
         after.write(start, hidden)

@@ -39,6 +39,7 @@ class Setting:
     models    the original, and the model that is being written; the original alone where tensors are encoded
               under what the original multiplies
     wanted    the tensors to make, by name
+    tokens    ids of the whole text, int64 (n_tokens,)
     """
 
     models: tuple[Model, ...]
@@ -48,6 +49,7 @@ class Setting:
     wanted: Mapping[str, TensorInfo]
     maker: Maker
     workers: Workers
+    tokens: torch.Tensor
 
     @property
     def is_followed(self) -> bool:

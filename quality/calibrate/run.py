@@ -19,9 +19,8 @@ import torch
 import xxhash
 
 from forward.device import device_name
-from forward.families import EMBEDDINGS, OUTPUT, OUTPUT_NORM
+from forward.families import EMBEDDINGS, OUTPUT
 from forward.load import Loader
-from forward.norm import RMSNorm
 from forward.open import ModelSource
 from forward.products import fast_products
 from forward.work_folder import WorkFolder, forget
@@ -205,11 +204,12 @@ class CalibratedRun:
         loaders = [original]
         if self._choices.sequential:
             loaders.append(replace(original, tensors=tensors))
-        streams = open_streams(loaders, text, network.hidden_size, folder, forward.memory_bytes, opened)
+        streams = open_streams(loaders, text, network, folder, forward.memory_bytes, opened)
         rotate = network.rope.rotation(text.chunk_size, device)
         models = (Model(network, load, rotate, stream) for load, stream in zip(loaders, streams, strict=True))
         division = Division.of(text.n_chunks, text.chunk_size)
-        return Setting(tuple(models), division, device, dtype, self._infos, maker, workers)
+        tokens = torch.from_numpy(text.inputs).flatten()
+        return Setting(tuple(models), division, device, dtype, self._infos, maker, workers, tokens)
 
     def _make_unseen(self, setting: Setting, names: Iterable[str]) -> None:
         """Make tensors that the forward pass does not show, as they are made without importances."""
@@ -224,16 +224,13 @@ class CalibratedRun:
         if not setting.is_missing(OUTPUT):
             return
         network, size = self._sight.network, setting.division.chunk_size
-        norms = [
-            RMSNorm(model.load.float32(OUTPUT_NORM, network.hidden_size), network.norm_eps)
-            for model in setting.models
-        ]
+        ends = [network.load_end(model.load) for model in setting.models]
         states = [model.stream.after(network.n_layers - 1) for model in setting.models]
 
         def take(chunk: int) -> list[Shown]:
             rows = chunk * size, (chunk + 1) * size
-            pairs = zip(states, norms, strict=True)
-            inputs = (norm(each.read(*rows).to(setting.device)).to(setting.dtype) for each, norm in pairs)
+            pairs = zip(states, ends, strict=True)
+            inputs = (end(each.read(*rows).to(setting.device)).to(setting.dtype) for each, end in pairs)
             return [{(OUTPUT,): x[:, None]} for x in inputs]
 
         inputs = gather(setting.division, take, setting.workers, crossed=setting.is_followed)

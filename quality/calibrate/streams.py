@@ -18,6 +18,7 @@ import torch
 
 from forward.hidden_states import FileStates, MemoryStates, States, copy
 from forward.load import Loader
+from forward.network import Network
 from forward.run import embed
 from forward.text import Text
 from forward.work_folder import EMBEDDING, WorkFolder
@@ -53,16 +54,17 @@ class Stream:
         self.files[layer % 2].sync()
 
 
-def state_bytes(text: Text, hidden_size: int, dtype: torch.dtype, n_models: int) -> tuple[int, int]:
+def state_bytes(text: Text, network: Network, dtype: torch.dtype, n_models: int) -> tuple[int, int]:
     """Return what the states of `n_models` models take in memory, and what in the work folder."""
-    n_values = n_models * text.inputs.size * hidden_size
-    return n_values * (4 + 4 + dtype.itemsize), n_values * (4 + 4)
+    n_tokens = n_models * text.inputs.size
+    states, middle = n_tokens * network.state_size, n_tokens * network.hidden_size
+    return states * (4 + 4) + middle * dtype.itemsize, states * (4 + 4)
 
 
 def open_streams(
     loaders: Sequence[Loader],
     text: Text,
-    hidden_size: int,
+    network: Network,
     folder: WorkFolder,
     memory_bytes: int,
     opened: ExitStack,
@@ -72,14 +74,14 @@ def open_streams(
     loaders  of the models; they give the embeddings
     raises   OutputError for a disk without room for the states
     """
-    size = text.inputs.size, hidden_size
+    size, inner = (text.inputs.size, network.state_size), (text.inputs.size, network.hidden_size)
     dtype = loaders[0].dtype
-    in_memory, on_disk = state_bytes(text, hidden_size, dtype, len(loaders))
+    in_memory, on_disk = state_bytes(text, network, dtype, len(loaders))
     fits = in_memory <= memory_bytes
     _refuse_full_disk(folder.folder, on_disk if fits else in_memory)
 
-    def file(name: str, dtype: torch.dtype = torch.float32) -> FileStates:
-        return opened.enter_context(closing(FileStates(folder.folder / name, *size, dtype)))
+    def file(name: str) -> FileStates:
+        return opened.enter_context(closing(FileStates(folder.folder / name, *size)))
 
     streams = []
     for number in range(len(loaders)):
@@ -87,9 +89,10 @@ def open_streams(
         files = file(f"{name}.0"), file(f"{name}.1")
         if fits:
             sets = MemoryStates(*size), MemoryStates(*size)
-            streams.append(Stream(sets, MemoryStates(*size, dtype), files))
+            streams.append(Stream(sets, MemoryStates(*inner, dtype), files))
         else:
-            streams.append(Stream(files, file(middle, dtype), files))
+            scratch = FileStates(folder.folder / middle, *inner, dtype)
+            streams.append(Stream(files, opened.enter_context(closing(scratch)), files))
     if folder.done < EMBEDDING:
         for load, stream in zip(loaders, streams, strict=True):
             embed(load, text, stream.files[EMBEDDING % 2])

@@ -75,9 +75,9 @@ def what_decides(source: ModelSource, text: Text, forward: ForwardOptions, seed:
 
 def state_bytes(source: ModelSource, text: Text) -> int:
     """Return the size of the files of hidden states and gradients, at most."""
-    n_values = text.inputs.size * source.network.hidden_size
+    network, n_tokens = source.network, text.inputs.size
     # Hidden states before and after every layer, two sets of gradients, and three of scratch.
-    return 4 * n_values * (source.network.n_layers + 1 + 2 + 3)
+    return 4 * n_tokens * (network.state_size * (network.n_layers + 1 + 2) + network.hidden_size * 3)
 
 
 def refuse_small_disk(folders: Folders, n_bytes: int) -> None:

@@ -33,6 +33,7 @@ import torch
 from forward.backward import BackwardPass
 from forward.families import EMBEDDINGS
 from forward.hidden_states import States
+from forward.network import Network
 from forward.observe import Arrays, Silent
 from forward.text import Text
 from forward.work_folder import EMBEDDING
@@ -154,7 +155,7 @@ def of_embeddings_and_output(
 ) -> Arrays:
     """Return the damage of the embeddings and of the output matrix.
 
-    states     gradients at the embedding of every token
+    states     gradients at the hidden states before the first layer
     n_sampled  tokens of the text whose rows are encoded
     """
     sums: dict[str, Floats64] = {}
@@ -170,7 +171,7 @@ def of_embeddings_and_output(
         sums[name] = np.zeros(len(can_have[name]))
         parts: list[_Embeddings | _Output] = []
         if name == EMBEDDINGS:
-            parts.append(_Embeddings.of(forward.text, states, n_sampled))
+            parts.append(_Embeddings.of(forward.source.network, forward.text, states, n_sampled))
         if name == forward.source.network.output:
             parts.append(_Output.of(backward, spread(n_tokens, n_sampled)))
         for part in parts:
@@ -192,20 +193,21 @@ class _Embeddings:
     share  of all tokens of the text that have one of the rows
     """
 
+    network: Network
     text: Text
     states: States
     rows: npt.NDArray[np.int64]
     share: float
 
     @classmethod
-    def of(cls, text: Text, states: States, n_sampled: int) -> _Embeddings:
+    def of(cls, network: Network, text: Text, states: States, n_sampled: int) -> _Embeddings:
         """Return at most `n_sampled` rows.
 
-        states  gradients at the embedding of every token
+        states  gradients at the hidden states before the first layer
         """
         every, counts = np.unique(text.inputs, return_counts=True)
         chosen = spread(len(every), n_sampled)
-        return cls(text, states, every[chosen], counts[chosen].sum() / text.inputs.size)
+        return cls(network, text, states, every[chosen], counts[chosen].sum() / text.inputs.size)
 
     def damage(self, errors: Floats32, chunks: range) -> float:
         """Return the mean damage of the errors of the rows over the tokens of some chunks."""
@@ -222,7 +224,7 @@ class _Embeddings:
 
     def moments(self) -> Floats64:
         """Return the sum of g g^T over the tokens of every other chunk."""
-        sums = np.zeros((self.states.n_cols, self.states.n_cols))
+        sums = np.zeros((self.network.hidden_size, self.network.hidden_size))
         for chunk in range(0, self.text.n_chunks, 2):
             gradients = self._gradients(chunk)
             sums += gradients.T @ gradients
@@ -230,7 +232,8 @@ class _Embeddings:
 
     def _gradients(self, chunk: int) -> Floats32:
         start = chunk * self.text.chunk_size
-        gradients: Floats32 = self.states.read(start, start + self.text.chunk_size).numpy()
+        read = self.states.read(start, start + self.text.chunk_size)
+        gradients: Floats32 = self.network.at_embeddings(read).numpy()
         return gradients
 
 
