@@ -67,6 +67,7 @@ FOREIGN_FLAGS = (
         "use --outtype Q8_0, or a recipe file in which --tensor-type says what becomes Q8_0",
     ),
     ForeignFlag(("--fuse-gate-up-exps",), "gate and up stay apart, as llama.cpp reads them too"),
+    ForeignFlag(("--fuse-qkv",), "queries, keys and values stay apart, as llama.cpp reads them too"),
     ForeignFlag(("--mmproj",), "only text models are converted; quantize takes mmproj files"),
     ForeignFlag(("--dspark",), "drafts for speculative decoding are not converted"),
     ForeignFlag(("--target-model-dir",), "drafts for speculative decoding are not converted", 1),
