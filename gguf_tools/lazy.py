@@ -13,7 +13,7 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__getattr__` and the `__dir__` of a package (PEP 562).
 
-    `dir`, `help` and completion find the public names in this way before they are imported.
+    `dir`, `help` and completion find the public names in this way before they are imported, and no others.
     homes  public name -> module that defines it
     """
 
@@ -23,6 +23,7 @@ def lazy_names(
         return getattr(import_module(homes[name]), name)
 
     def dir_() -> list[str]:
-        return sorted({*homes, *vars(sys.modules[package])})
+        hidden = {name for name in vars(sys.modules[package]) if name.startswith("__")}
+        return sorted({*homes, *hidden})
 
     return getattr_, dir_

@@ -36,12 +36,18 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> Any:
         words = sys.argv[1:] if args is None else list(args)
-        known = [name for parser in self._parsers_of(words) for name in parser._option_string_actions]
+        actions = {
+            name: action
+            for parser in self._parsers_of(words)
+            for name, action in parser._option_string_actions.items()
+        }
+        own = [name for name, action in actions.items() if not isinstance(action, _ForeignAction)]
         # Before argparse takes the value of an unknown option for a command.
         for word in words[: words.index("--") if "--" in words else None]:
             flag = word.partition("=")[0]
-            if flag.startswith("--") and not any(name.startswith(flag) for name in known):
-                self.error(f"unknown option {flag}{did_you_mean(flag, known)}")
+            is_known = flag in actions or any(name.startswith(flag) for name in own)
+            if flag.startswith("--") and not is_known:
+                self.error(f"unknown option {flag}{did_you_mean(flag, own)}")
         parsed, unknown = self.parse_known_args(words, namespace)
         if unknown:
             what = "unknown option" if unknown[0].startswith("-") else "unexpected argument"
@@ -54,6 +60,11 @@ class Parser(argparse.ArgumentParser):
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
                 yield from (action.choices[word] for word in words if word in action.choices)
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Return what an abbreviated option may be; flags of other programs have to be written out."""
+        tuples: list[Any] = super()._get_option_tuples(option_string)
+        return [each for each in tuples if not isinstance(each[0], _ForeignAction)]
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:

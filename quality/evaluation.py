@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +12,10 @@ import numpy.typing as npt
 from gguf_tools.ggml_types import GGMLType
 from gguf_tools.text import html_table, size_text
 from quality.divergence import Divergence, Estimate, TokenValues
-from quality.drift import LayerDrift
-from quality.worst_layer import WorstLayer
+
+if TYPE_CHECKING:
+    from quality.drift import LayerDrift
+    from quality.worst_layer import WorstLayer
 
 
 @dataclass(frozen=True)

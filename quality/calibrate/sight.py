@@ -6,14 +6,17 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from forward.families import EMBEDDINGS, OUTPUT, Network, find_family
 from gguf_tools import keys
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata
 from quantize.compensate.rounders import can_compensate
 from quantize.formats.codecs import ignores_importances
 from quantize.plan.tensor_plan import TensorPlan
+
+if TYPE_CHECKING:
+    from forward.network import Network
 
 _MATRIX = re.compile(r"blk\.(\d+)\..*\.weight")
 
@@ -31,6 +34,8 @@ class Sight:
         path    for messages
         raises  UnsupportedCheckpoint for a family that can't be computed
         """
+        from forward.families import find_family
+
         architecture = metadata.get(keys.ARCHITECTURE)
         family = find_family(path, None if architecture is None else architecture.data)
         shapes = {tensor.name: tensor.shape for tensor in tensors}
@@ -46,6 +51,8 @@ class Sight:
 
         embedding  whether gradients at the embedding are known
         """
+        from forward.network import EMBEDDINGS, OUTPUT
+
         target = tensor.target_type
         if tensor.is_copied or not target.is_quantized:
             return False

@@ -24,6 +24,7 @@ def parser() -> argparse.ArgumentParser:
         ForeignFlag(("-ngl",), "--device says where", 1, refused=False),
         ForeignFlag(("-fa", "--flash"), "it is exact", "?", refused=False),
         ForeignFlag(("--remote",), "download it first"),
+        ForeignFlag(("--full-screen", "--imatrix-of"), "there is one window"),
     )
     add_foreign_flags(made, "other-prog", flags)
     return made
@@ -35,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
         (["--imatrx", "a", "show", "f"], "prog: error: unknown option --imatrx; did you mean --imatrix?"),
         (["--imatrx=a", "show", "f"], "prog: error: unknown option --imatrx; did you mean --imatrix?"),
         (["show", "f", "--ful"], None),  # argparse takes the beginning of a name for the name
+        (["--imat", "m", "show", "f", "--full"], None),  # of ours alone
         (["show", "f", "--fulll"], "prog: error: unknown option --fulll; did you mean --full?"),
         (["show", "f", "--xyz"], "prog: error: unknown option --xyz"),
         (["shwo", "f"], "prog: error: argument COMMAND: invalid choice: 'shwo'; did you mean show?"),
