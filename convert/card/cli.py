@@ -41,10 +41,12 @@ def add_to(commands: command.Subcommands) -> None:
     )  # fmt: skip
     add_card_facts(sub)
     add_force(sub)
+    command.add_quiet(sub)
 
 
 def card(args: argparse.Namespace) -> None:
     from convert.card.write import write_card
 
     path = write_card(args.files, card_request(args, args.source), output=args.output, force=args.force)
-    print(f"wrote {path}")
+    if not args.quiet:
+        print(f"wrote {path}")

@@ -80,6 +80,8 @@ def _sensitivity(args: argparse.Namespace) -> None:
     model = model_path(args.model, quiet=args.quiet)
     with EvaluationBar("layers there and back", quiet=args.quiet) as bar:
         losses = sensitivity(model, args.text, args.output, _options(args), bar)
+    if args.quiet:
+        return
     for line in losses_lines(losses):
         print(line)
     print(f"wrote {args.output}")

@@ -205,6 +205,14 @@ def test_the_command_resumes_and_gives_the_same_file(
     assert list(data["tensors"]["blk.1.attn_k_b.weight"]["damage"]) == ["IQ4_NL"]  # rows of 128
 
 
+def test_a_quiet_run(
+    tiny_folder: Path, text_of_tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(tiny_folder), "-f", str(text_of_tiny), "-c", "64", "--chunks", "1", "--rows", "16", "-q"]
+    assert main([*words, "--types", "q2_k", "-o", str(tmp_path / "a.json")]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
 def test_bad_input_is_one_line(
     tiny_folder: Path, text_of_tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
