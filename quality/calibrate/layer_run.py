@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from forward.ffn import BlockNames
 from forward.layer import Layer
 from forward.memory import give_back
 from forward.observe import Observer, Silent
@@ -47,16 +48,21 @@ class _Way:
 class LayerRun:
     """One layer at work.
 
-    original  the layer of the original; that of the model that is being written is read whenever it is needed
+    original  the layer of the original without its block; that of the model that is being written is read
+              whenever it is needed
+    block     names of the block's matrices, which are in memory while something goes through them
     """
 
     setting: Setting
     number: int
     original: Layer
+    block: BlockNames | None
 
     @classmethod
     def of(cls, setting: Setting, number: int) -> LayerRun:
-        return cls(setting, number, setting.original.layer(number))
+        whole = setting.original.layer(number)
+        names = None if whole.block is None else whole.block.names
+        return cls(setting, number, replace(whole, block=None), names)
 
     def run(self) -> None:
         """Make the layer's tensors, and leave the hidden states after it in the streams.
@@ -69,14 +75,16 @@ class LayerRun:
         self._block(shared, ways)
         give_back()
         if self.original.experts is not None:
-            experts = [layer.experts for layer in self._layers() if layer.experts is not None]
+            layers = (model.layer(self.number) for model in self.setting.models)
+            experts = [layer.experts for layer in layers if layer.experts is not None]
             routes = [way.routes for way in ways if way.routes is not None]
             ExpertRun(self.setting, self.number, experts, routes, shared).run()
             give_back()
 
     def _layers(self) -> list[Layer]:
-        """Return the layer of every model, as it is now."""
-        return [self.original, *(model.layer(self.number) for model in self.setting.models[1:])]
+        """Return the layer of every model, as it is now, without its block."""
+        others = (replace(model.layer(self.number), block=None) for model in self.setting.models[1:])
+        return [self.original, *others]
 
     def _chunk_rows(self, chunk: int) -> tuple[int, int]:
         size = self.setting.division.chunk_size
@@ -170,7 +178,8 @@ class LayerRun:
         """Return what gate and up multiply, those of the block and of all experts together; nothing where
         all of them are made."""
         setting = self.setting
-        names = [each.names for each in (self.original.block, self.original.experts) if each is not None]
+        experts = None if self.original.experts is None else self.original.experts.names
+        names = [each for each in (self.block, experts) if each is not None]
 
         def take(chunk: int) -> list[Shown]:
             rows = self._chunk_rows(chunk)
@@ -184,11 +193,11 @@ class LayerRun:
     def _block(self, shared: Inputs, ways: Sequence[_Way]) -> None:
         """Make the matrices of the dense block or shared expert, and add its output to the hidden states."""
         setting = self.setting
-        if self.original.block is None:
+        names = self.block
+        if names is None:
             return
-        names = self.original.block.names
         setting.make(shared, MIDDLE, (names.gate, names.up))
-        blocks = [layer.block for layer in self._layers()]
+        blocks = [model.layer(self.number).block for model in setting.models]
 
         def take(chunk: int) -> list[Shown]:
             shown: list[Shown] = []
