@@ -14,11 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
+import torch
+
 from forward.differentiate import BackwardStates, differentiate_layer
 from forward.drawn_labels import draw_labels
 from forward.hidden_states import FileStates, MemoryStates, States
 from forward.logits import Head
 from forward.memory import give_back
+from forward.network import Network
 from forward.observe import Arrays, Observer
 from forward.run import ForwardPass, LayerStates
 from forward.work_folder import WorkFolder
@@ -72,6 +75,11 @@ class BackwardPass:
             self.folder.finish_layer(n_layers, take(self.states.after(n_layers - 1)))
 
 
+def gradient_bytes(n_tokens: int, network: Network, dtype: torch.dtype) -> int:
+    """Return what gradients take where they are in memory: two sets, and scratch of both kinds."""
+    return n_tokens * (2 * 4 * network.state_size + (4 + dtype.itemsize) * network.hidden_size)
+
+
 @contextmanager
 def backward_pass(
     forward: ForwardPass, folder: WorkFolder, seed: int, memory_bytes: int
@@ -85,7 +93,7 @@ def backward_pass(
     source, dtype = forward.source, forward.load.dtype
     network, n_tokens = source.network, forward.text.inputs.size
     size, inner = (n_tokens, network.state_size), (n_tokens, network.hidden_size)
-    in_memory = 8 * size[0] * size[1] + (4 + dtype.itemsize) * inner[0] * inner[1] <= memory_bytes
+    in_memory = gradient_bytes(n_tokens, network, dtype) <= memory_bytes
 
     def draw(gradients: States) -> Arrays:
         last = forward.states.stored(network.n_layers - 1)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
-_MOST_HELD = 512 << 20
+MOST_HELD = 512 << 20
 """Size of free memory above which it is given back. To ask for it again takes a tenth of a second or two."""
 
 _INTERVAL = 0.05
@@ -67,7 +67,7 @@ class _Surplus:
             if held is not None:
                 if self.floor is None or held < self.floor:
                     self.floor = held
-                if held > self.floor + _MOST_HELD:
+                if held > self.floor + MOST_HELD:
                     give_back()
                     self.floor = _held_bytes()
             self.next_look = time.monotonic() + _INTERVAL

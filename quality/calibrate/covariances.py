@@ -82,7 +82,7 @@ class Covariances(Silent):
         n_tokens, _, n_rows = gradient.shape
         role = tensor_role(name, (n_blocks, n_rows, x.shape[-1])).role
         if n_blocks > 1 and role in (Role.FFN_GATE, Role.FFN_UP):
-            if n_blocks * _stored_bytes(n_rows) > self._expert_bytes:
+            if n_blocks * covariance_bytes(n_rows) > self._expert_bytes:
                 return
         elif n_blocks > 1 and role == Role.FFN_DOWN:
             first, n_blocks = 0, 1
@@ -118,8 +118,7 @@ class Covariances(Silent):
     def arrays(self) -> Arrays:
         """Return the sums for `LayerGradients`."""
         arrays: dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int64]] = {
-            f"covariance:{name}:{start}": sums.cpu().numpy()
-            for (name, start), sums in self._sums.items()
+            f"covariance:{name}:{start}": sums.cpu().numpy() for (name, start), sums in self._sums.items()
         }
         return arrays | {f"rows:{name}": rows for name, rows in self._rows.items()}
 
@@ -195,8 +194,8 @@ class LayerGradients:
         return sorted(int(key.removeprefix(prefix)) for key in self.arrays if key.startswith(prefix))
 
 
-def _stored_bytes(n_rows: int) -> int:
-    """Return the size of the covariance of a block, in float32."""
+def covariance_bytes(n_rows: int) -> int:
+    """Return the size of the covariance of a matrix of `n_rows` rows, in float32."""
     return sum(4 * (stop - start) ** 2 for start, stop in row_pieces(n_rows))
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 
-from forward.families import Network
 from forward.products import fast_products
 from forward.text import Text
 from gguf_tools.tensors import TensorInfo
@@ -21,17 +20,14 @@ from gguf_tools.text import size_text
 from quality.calibrate.choices import Choices
 from quality.calibrate.covariances import BLOCK_ROWS
 from quality.calibrate.expert_run import experts_at_once
+from quality.calibrate.footprint import Shapes, is_expert, memory_bytes
 from quality.calibrate.inputs import HELD_ROWS
-from quality.calibrate.moments import PAIR_BYTES
 from quality.calibrate.output_side import gradient_text
 from quality.calibrate.streams import state_bytes
-from quantize.roles import Role, layer_of, tensor_role
+from quantize.roles import layer_of
 
 _PROBE, _PROBES = 1024, 4
 """Number of rows and columns of the matrices whose product is timed, and how often."""
-
-_PROGRAM_BYTES = 400 << 20
-"""Memory of Python, torch and the kernels."""
 
 _EFFICIENCY = 0.6
 """Speed of a pass over that of one large product: chunks are small, and there is more to do than products."""
@@ -70,31 +66,6 @@ _TWO_SIDED = {"scalar": Rounding(0.20, 1e-4), "grid": Rounding(0.86, 1e-4)}
 
 
 @dataclass(frozen=True)
-class Shapes:
-    """What an estimate has to know of a model.
-
-    infos   all tensors of the output
-    made    those that are calibrated
-    n_used  experts per token
-    """
-
-    network: Network
-    infos: Sequence[TensorInfo]
-    made: Sequence[TensorInfo]
-    n_used: int
-
-    def share(self, info: TensorInfo) -> float:
-        """Return the share of the tokens that one matrix of a tensor sees."""
-        return self.n_used / info.n_mats if is_expert(info) else 1.0
-
-
-def is_expert(info: TensorInfo) -> bool:
-    """Whether a tensor is a stack of routed experts."""
-    role = tensor_role(info.name, info.shape).role
-    return info.n_mats > 1 and role in (Role.FFN_GATE, Role.FFN_UP, Role.FFN_DOWN)
-
-
-@dataclass(frozen=True)
 class Work:
     """What a run computes.
 
@@ -116,12 +87,12 @@ class Work:
 
 def estimate_lines(choices: Choices, shapes: Shapes, text: Text, n_threads: int) -> Iterator[str]:
     """Yield what a run needs."""
-    infos, made, network = shapes.infos, shapes.made, shapes.network
+    made, network = shapes.made, shapes.network
     n_models = 2 if choices.sequential else 1
     dtype = getattr(torch, choices.forward.dtype)
     in_memory, on_disk = state_bytes(text, network, dtype, n_models)
     fits = in_memory <= choices.forward.memory_bytes
-    memory = _PROGRAM_BYTES + layer_bytes(infos, made, n_models, n_threads) + (in_memory if fits else 0)
+    memory = memory_bytes(choices, shapes, text, n_threads)
     disk = on_disk if fits else in_memory
     if choices.two_sided or choices.embedding:
         n_values = gradient_text(text).inputs.size * network.state_size
@@ -133,32 +104,7 @@ def estimate_lines(choices: Choices, shapes: Shapes, text: Text, n_threads: int)
     yield f"  time    about {time_text(seconds)} on {n_threads} threads"
 
 
-def layer_bytes(
-    infos: Sequence[TensorInfo], made: Sequence[TensorInfo], n_models: int, n_threads: int = 1
-) -> int:
-    """Return about how much memory the largest layer takes.
-
-    That is its weights, of routed experts one, and the moments of one input with what is made of them; of
-    experts, as many as are made at a time
-    """
-    weights: dict[int | None, int] = {}
-    for info in infos:
-        n_elems = info.n_elems // info.n_mats if is_expert(info) else info.n_elems
-        layer = layer_of(info.name)
-        if layer is not None:
-            weights[layer] = weights.get(layer, 0) + 4 * n_models * n_elems
-    moments = []
-    for info in made:
-        n_made = experts_at_once(info.n_cols, n_threads) if is_expert(info) else 1
-        # Heads have sums of their own, and are made one after the other.
-        n_more = 0 if is_expert(info) else info.n_mats - 1
-        moments.append(info.n_cols**2 * (PAIR_BYTES * n_made + 4 * n_models * n_more))
-    return max(weights.values(), default=0) + max(moments, default=0)
-
-
-def calibration_seconds(
-    choices: Choices, shapes: Shapes, text: Text, n_threads: int, speed: float
-) -> float:
+def calibration_seconds(choices: Choices, shapes: Shapes, text: Text, n_threads: int, speed: float) -> float:
     """Return how long a run takes, if one thread multiplies at `speed` operations a second."""
     return work_of(choices, shapes, text).seconds_on(n_threads, speed, _rounding_threads(shapes, n_threads))
 

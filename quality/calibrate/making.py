@@ -43,9 +43,12 @@ from quantize.weighting import ColumnWeights
 _STRIP_ROWS = 256
 """Rows of a task: enough for full vectors of rows, few enough for many threads."""
 
-_MOST_TOGETHER, _WEIGHTS_TOGETHER = 4, 8 << 20
+MOST_TOGETHER, WEIGHTS_TOGETHER = 4, 8 << 20
 """Blocks of rows that a task encodes side by side, and their weights. Four take 2.5 times as long as one, and
-there is little more to gain; a weight takes up to 40 bytes meanwhile."""
+there is little more to gain."""
+
+WEIGHT_BYTES = 40
+"""Memory of a weight while it is encoded, at most."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,7 @@ def _batches(units: Iterable[_Unit], most: int) -> Iterator[list[_Unit]]:
     batch: list[_Unit] = []
     for unit in units:
         n_weights = sum(each.n_weights for each in (*batch, unit))
-        fits = len(batch) < most and n_weights <= _WEIGHTS_TOGETHER
+        fits = len(batch) < most and n_weights <= WEIGHTS_TOGETHER
         if batch and not (fits and unit.goes_with(batch[0])):
             yield batch
             batch = []
@@ -222,7 +225,7 @@ class Maker:
             self._outputs.open(name)
         parts = list(self._workers.each(self._with_blocks, parts))
         units = [_Unit(part, *strip) for part in parts for strip in part.strips]
-        n_together = max(1, min(_MOST_TOGETHER, len(units) // self._workers.n_threads))
+        n_together = max(1, min(MOST_TOGETHER, len(units) // self._workers.n_threads))
         batches = self._workers.each(self._encode, _batches(units, n_together))
         strips = (strip for batch in batches for strip in batch)
         for some in _runs(parts):

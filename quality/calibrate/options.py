@@ -53,11 +53,14 @@ class Calibration(Choices):
     def estimate(self, plan: Plan, outputs: Sequence[Output], options: FillOptions) -> Iterator[str]:
         """See `quantize.calibration.Calibrating`."""
         require_torch("calibrating")
-        from quality.calibrate.estimate import Shapes, estimate_lines
+        from quality.calibrate.estimate import estimate_lines
+        from quality.calibrate.footprint import Shapes, heads_of
 
         metadata = outputs[0].layout.metadata
         sight = Sight.of(outputs[0].path, metadata, plan.infos)
         made = [each.info for each in plan.tensors if sight.makes(each, embedding=self.embedding)]
-        used = metadata.get(keys.EXPERT_USED_COUNT.format(arch=metadata[keys.ARCHITECTURE].data))
-        shapes = Shapes(sight.network, plan.infos, made, 1 if used is None else used.data)
+        arch = metadata[keys.ARCHITECTURE].data
+        used = metadata.get(keys.EXPERT_USED_COUNT.format(arch=arch))
+        n_used = 1 if used is None else used.data
+        shapes = Shapes(sight.network, plan.infos, made, n_used, heads_of(metadata))
         yield from estimate_lines(self, shapes, self.read(metadata, sight), options.threads)

@@ -19,7 +19,8 @@ from gguf_tools.system.locks import usable_cores
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.text import size_text, table
 from quality.calibrate.choices import Choices
-from quality.calibrate.estimate import Shapes, Work, calibration_seconds, flops_per_second, time_text
+from quality.calibrate.estimate import Work, calibration_seconds, flops_per_second, time_text
+from quality.calibrate.footprint import Shapes, heads_of
 from quality.calibrate.sight import Sight
 from quality.cook.making import plans
 from quality.cook.request import CookRequest
@@ -87,7 +88,7 @@ def _lines(request: CookRequest, runs: Mapping[str, Run]) -> list[_Line]:
     metadata, infos = first.outputs[0].layout.metadata, first.plan.infos
     sight = Sight.of(request.source, metadata, infos)
     used = metadata.get(keys.EXPERT_USED_COUNT.format(arch=metadata[keys.ARCHITECTURE].data))
-    shapes = Shapes(sight.network, infos, (), 1 if used is None else used.data)
+    shapes = Shapes(sight.network, infos, (), 1 if used is None else used.data, heads_of(metadata))
     speed = flops_per_second()
     text = Choices(request.text, request.cut).read(metadata, sight)
     forward = _forward_seconds(request, shapes, text, speed)

@@ -1,0 +1,188 @@
+"""How much memory a calibrated run takes, told from shapes.
+
+A run has two parts, and takes what the larger one does: the gradients, and the layers one by one. Both have
+one layer in memory, and what threads work with. The rest is the program, and free memory that the C library
+keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from forward.backward import gradient_bytes
+from forward.memory import MOST_HELD
+from forward.network import Network
+from forward.text import Text
+from gguf_tools import keys
+from gguf_tools.tensors import TensorInfo
+from gguf_tools.values import Metadata
+from quality.calibrate.choices import Choices
+from quality.calibrate.covariances import covariance_bytes
+from quality.calibrate.expert_run import experts_at_once
+from quality.calibrate.gradients import GradientOptions
+from quality.calibrate.inputs import PIECE_ROWS
+from quality.calibrate.making import MOST_TOGETHER, WEIGHT_BYTES, WEIGHTS_TOGETHER
+from quality.calibrate.moments import PAIR_BYTES
+from quality.calibrate.output_side import gradient_text
+from quality.calibrate.streams import state_bytes
+from quantize.roles import Role, layer_of, tensor_role
+
+_PROGRAM_BYTES = 450 << 20
+"""Memory of Python, torch and the kernels."""
+
+_ROW_BYTES = 8
+"""Memory for each row of a layer's matrices and token of a chunk while it is differentiated: the product and
+its gradient."""
+
+_SCORE_BYTES = 16
+"""Memory for each head and pair of tokens: scores, what the softmax makes of them, and both gradients."""
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What an estimate has to know of a model.
+
+    infos    all tensors of the output
+    made     those that are calibrated
+    n_used   experts per token
+    n_heads  of attention
+    """
+
+    network: Network
+    infos: Sequence[TensorInfo]
+    made: Sequence[TensorInfo]
+    n_used: int
+    n_heads: int
+
+    def share(self, info: TensorInfo) -> float:
+        """Return the share of the tokens that one matrix of a tensor sees."""
+        return self.n_used / info.n_mats if is_expert(info) else 1.0
+
+    def layers(self) -> Iterator[_Layer]:
+        """Yield every layer."""
+        by_layer: dict[int, list[TensorInfo]] = {}
+        for info in self.infos:
+            layer = layer_of(info.name)
+            if layer is not None and layer < self.network.n_layers:
+                by_layer.setdefault(layer, []).append(info)
+        made = {info.name for info in self.made}
+        for infos in by_layer.values():
+            yield _Layer(infos, [info for info in infos if info.name in made], self.n_heads)
+
+
+def heads_of(metadata: Metadata) -> int:
+    """Return how many heads of attention a model has; the most where layers differ."""
+    found = metadata[keys.HEAD_COUNT.format(arch=metadata[keys.ARCHITECTURE].data)].data
+    return int(max(found) if isinstance(found, (list, tuple)) else found)
+
+
+def is_expert(info: TensorInfo) -> bool:
+    """Whether a tensor is a stack of routed experts."""
+    return info.n_mats > 1 and tensor_role(info.name, info.shape).role in _BLOCK_ROLES
+
+
+_BLOCK_ROLES = (Role.FFN_GATE, Role.FFN_UP, Role.FFN_DOWN)
+
+
+def memory_bytes(choices: Choices, shapes: Shapes, text: Text, n_threads: int) -> int:
+    """Return about how much memory a run takes."""
+    budget, network = choices.forward.memory_bytes, shapes.network
+    dtype = getattr(torch, choices.forward.dtype)
+    n_models = 2 if choices.sequential else 1
+    in_memory, _ = state_bytes(text, network, dtype, n_models)
+    states = in_memory if in_memory <= budget else 0
+    has_gradients = choices.two_sided or choices.embedding
+    layers = list(shapes.layers())
+    most = states + max((each.making_bytes(n_models, n_threads, has_gradients) for each in layers), default=0)
+    if has_gradients:
+        some = gradient_text(text)
+        in_memory = gradient_bytes(some.inputs.size, network, dtype)
+        states = in_memory if in_memory <= budget else 0
+        of_layers = (each.differentiating_bytes(some.chunk_size, n_threads) for each in layers)
+        most = max(most, states + max(of_layers, default=0))
+    return _PROGRAM_BYTES + MOST_HELD + most
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One layer.
+
+    infos  its tensors
+    made   those that are calibrated
+    """
+
+    infos: Sequence[TensorInfo]
+    made: Sequence[TensorInfo]
+    n_heads: int
+
+    def differentiating_bytes(self, chunk_size: int, n_threads: int) -> int:
+        """Return what differentiating it takes: weights, sums, and what the chunks at work keep."""
+        common = [info for info in self.infos if not is_expert(info) and len(info.shape) > 1]
+        weights = _weight_bytes(common) + 3 * _expert_bytes(self.infos)  # in use, read ahead, and going
+        # One chunk has just been computed, and one is being added up.
+        observed = (n_threads + 2) * _covariances_of(common)
+        n_rows = sum(info.n_rows for info in common)
+        chunk = _ROW_BYTES * chunk_size * n_rows + _SCORE_BYTES * self.n_heads * chunk_size**2
+        return weights + self._covariance_bytes() + observed + n_threads * chunk
+
+    def making_bytes(self, n_models: int, n_threads: int, has_gradients: bool) -> int:
+        """Return what making it takes: the largest of its steps, and what is there in all of them."""
+        attention = [info for info in self.infos if ".attn_" in info.name]
+        always = _weight_bytes(attention) + (self._covariance_bytes() if has_gradients else 0)
+        block = [info for info in self.infos if _is_block(info)]
+        steps = [0]
+        for info in self.made:
+            # Products go into sums while the weights that make them are there.
+            gathered = n_models * (
+                (_weight_bytes(block) if _is_block(info) else 0)
+                + 4 * info.n_cols**2 * (1 if is_expert(info) else info.n_mats)
+                + 2 * 4 * PIECE_ROWS * info.n_cols
+            )
+            steps += [gathered, self._encoding_bytes(info, n_models, n_threads)]
+        others = (n_models - 1) * _weight_bytes(attention)
+        return always + max(*steps, others)
+
+    def _encoding_bytes(self, info: TensorInfo, n_models: int, n_threads: int) -> int:
+        """Return what it takes to encode a tensor, when what it multiplies is known."""
+        n_mats, rows = (1 if is_expert(info) else info.n_mats), info.n_rows // info.n_mats
+        if is_expert(info):
+            n_mats = 1 + experts_at_once(info.n_cols, n_threads)  # and those that others lean on
+        together = min(WEIGHTS_TOGETHER, MOST_TOGETHER * rows * info.n_cols)
+        experts = n_models * _expert_bytes(self.infos)
+        return PAIR_BYTES * info.n_cols**2 * n_mats + n_threads * WEIGHT_BYTES * together + experts
+
+    def _covariance_bytes(self) -> int:
+        most = GradientOptions().expert_bytes
+        total = 0
+        for info in self.infos:
+            of_all = _covariances_of([info])
+            if is_expert(info) and tensor_role(info.name, info.shape).role != Role.FFN_DOWN:
+                of_all = of_all * info.n_mats if of_all * info.n_mats <= most else 0
+            total += of_all
+        return total
+
+
+def _is_block(info: TensorInfo) -> bool:
+    """Whether a tensor is of the block that all tokens go through."""
+    return not is_expert(info) and tensor_role(info.name, info.shape).role in _BLOCK_ROLES
+
+
+def _weight_bytes(infos: Iterable[TensorInfo]) -> int:
+    return sum(4 * info.n_elems for info in infos)
+
+
+def _expert_bytes(infos: Iterable[TensorInfo]) -> int:
+    """Return the size of one expert's weights."""
+    return sum(4 * info.n_elems // info.n_mats for info in infos if is_expert(info))
+
+
+def _covariances_of(infos: Iterable[TensorInfo]) -> int:
+    """Return the size of the covariances of gradients; of experts, those of one."""
+    return sum(
+        covariance_bytes(info.n_rows // info.n_mats) * (1 if is_expert(info) else info.n_mats)
+        for info in infos
+        if len(info.shape) > 1 and tensor_role(info.name, info.shape).kept_as is None
+    )
