@@ -20,7 +20,7 @@ from gguf_tools import keys
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata
 from quality.calibrate.choices import Choices
-from quality.calibrate.covariances import covariance_bytes
+from quality.calibrate.covariances import covariance_bytes, row_pieces
 from quality.calibrate.expert_run import experts_at_once
 from quality.calibrate.gradients import GradientOptions
 from quality.calibrate.inputs import PIECE_ROWS
@@ -147,12 +147,17 @@ class _Layer:
 
     def _encoding_bytes(self, info: TensorInfo, n_models: int, n_threads: int) -> int:
         """Return what it takes to encode a tensor, when what it multiplies is known."""
-        n_mats, rows = (1 if is_expert(info) else info.n_mats), info.n_rows // info.n_mats
+        n_mats, n_rows = info.n_mats, info.n_rows // info.n_mats
+        n_moments, n_weights = n_mats, info.n_elems
         if is_expert(info):
-            n_mats = 1 + experts_at_once(info.n_cols, n_threads)  # and those that others lean on
-        together = min(WEIGHTS_TOGETHER, MOST_TOGETHER * rows * info.n_cols)
-        experts = n_models * _expert_bytes(self.infos)
-        return PAIR_BYTES * info.n_cols**2 * n_mats + n_threads * WEIGHT_BYTES * together + experts
+            n_made = experts_at_once(info.n_cols, n_threads)
+            n_moments = 1 + n_made  # one that others lean on
+            n_weights = 2 * n_made * n_rows * info.n_cols  # gates and ups
+        _, stop = next(row_pieces(n_rows))
+        unit = stop * info.n_cols
+        together = min(max(unit, WEIGHTS_TOGETHER), MOST_TOGETHER * unit)
+        encoded = WEIGHT_BYTES * min(n_threads * together, n_weights)
+        return PAIR_BYTES * info.n_cols**2 * n_moments + encoded + n_models * _expert_bytes(self.infos)
 
     def _covariance_bytes(self) -> int:
         most = GradientOptions().expert_bytes

@@ -47,7 +47,7 @@ MOST_TOGETHER, WEIGHTS_TOGETHER = 4, 8 << 20
 """Blocks of rows that a task encodes side by side, and their weights. Four take 2.5 times as long as one, and
 there is little more to gain."""
 
-WEIGHT_BYTES = 40
+WEIGHT_BYTES = 24
 """Memory of a weight while it is encoded, at most."""
 
 
@@ -245,6 +245,7 @@ class Maker:
         if factor is None or not can_compensate(type_):
             return [_Strip(None, stock, (0.0, 0.0)) for stock in stocks]
         rows = [source.astype(np.float32) for source in sources]
+        del sources
         wanted = [unit.wanted(own) for unit, own in zip(units, rows, strict=True)]
         blocks = [unit.block for unit in units if unit.block is not None]
         if blocks:

@@ -57,9 +57,14 @@ def costs(rows: Floats32, values: Floats32, factor: Factor) -> npt.NDArray[np.fl
 
     rows, values  float32 (n_rows, n_cols)
     """
-    totals = np.zeros(len(rows), np.float64)
+    return costs_of(rows - values, factor)
+
+
+def costs_of(moves: Floats32, factor: Factor) -> npt.NDArray[np.float64]:
+    """Return what `costs` returns for rows - values; these `moves` are lost."""
+    totals = np.zeros(len(moves), np.float64)
     if totals.size:
-        add_squares(as_source(whitened(rows - values, factor.upper)), totals)
+        add_squares(as_source(whitened(moves, factor.upper)), totals)
     return totals
 
 

@@ -19,7 +19,7 @@ from quantize.compensate.factor import Factor
 from quantize.compensate.feedback import (
     check_finite,
     check_fit,
-    costs,
+    costs_of,
     encode_rows,
     stock_weighting,
     whitened,
@@ -77,13 +77,12 @@ def encode_side_by_side(
         check_finite(floats, type_)
         works.append(_Matrix(floats, type_, _padded(output_factor.upper)))
     _round_rows(works, get_rounder(type_), factor, effort)
+    for each in works:
+        each.end()
     chosen = []
     for each in works:
-        n_cols = each.rows.shape[1]
         stock = codec.encode(each.rows, stock_weighting(factor))
-        of_stock, of_ours = (
-            _damage(each.rows, codec.decode(d, n_cols), factor, each.upper) for d in (stock, each.data)
-        )
+        of_stock, of_ours = (_damage(each, data, type_, factor) for data in (stock, each.data))
         chosen.append(each.data if of_ours < of_stock else stock)
     return chosen
 
@@ -131,6 +130,10 @@ class _Matrix:
             )  # fmt: skip
             self._begin(stop)
 
+    def end(self) -> None:
+        """Forget all but the rows and their bytes."""
+        del self._work, self._own, self._errors, self._panel
+
     def _begin(self, start: int) -> None:
         """Begin a panel of rows."""
         self._start, stop = start, min(start + PANEL, self.n_padded)
@@ -152,11 +155,13 @@ def _round_rows(matrices: Sequence[_Matrix], rounder: Rounder, factor: Factor, e
             each.take(first, data[own], moves[own])
 
 
-def _damage(rows: Floats32, values: Floats32, factor: Factor, output_upper: Floats32) -> float:
-    """Return tr(G E H E^T) of the errors E = rows - values."""
-    moves = _transposed(rows - values, len(output_upper))
-    by_row = np.ascontiguousarray(whitened(moves, output_upper).T)
-    return float(costs(by_row, np.zeros_like(by_row), factor).sum())
+def _damage(matrix: _Matrix, data: Bytes, type_: GGMLType, factor: Factor) -> float:
+    """Return tr(G E H E^T) of the errors E of a matrix' bytes."""
+    rows, upper = matrix.rows, matrix.upper
+    moves = _transposed(rows - get_format(type_).decode(data, rows.shape[1]), len(upper))
+    by_row = np.ascontiguousarray(whitened(moves, upper).T)
+    del moves  # as large as all rows, of which there are to be few copies
+    return float(costs_of(by_row, factor).sum())
 
 
 def _padded(upper: Floats32) -> Floats32:
