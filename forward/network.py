@@ -34,7 +34,8 @@ class Network:
     output      name of the matrix that makes logits of hidden states
     norm_eps    epsilon of the norm before it
     build       (loader, layer number, rotation) -> the layer with its weights
-    n_chosen    positions that a token attends to at most, where indexers choose them; None: all
+    n_chosen    positions that a token attends to at most, where indexers choose them or windows of them;
+                None: all
     n_strands   strands of hidden states side by side
     end         (loader, norm before the output matrix) -> what makes of the last hidden states what that
                 matrix multiplies; None: the norm itself

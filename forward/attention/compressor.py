@@ -179,7 +179,7 @@ def load_compressor(
         rotate=replace(rotate, turns=rotate.turns[:: sizes.ratio]),
         kv=load.matrix(names[0], n_rows, hidden),
         gate=load.matrix(names[1], n_rows, hidden),
-        ape=load.float32(f"{name}_ape.weight", sizes.ratio, n_rows),
+        ape=replace(load, rounds=False).float32(f"{name}_ape.weight", sizes.ratio, n_rows),
         norm=RMSNorm(load.float32(f"{name}_norm.weight", sizes.n_cols), eps),
     )
 

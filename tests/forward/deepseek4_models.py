@@ -22,14 +22,14 @@ CONFIG: dict[str, Any] = {
     "rope_theta": 10000, "compress_rope_theta": 160000, "compress_ratios": [4, 128, 0],
     "max_position_embeddings": 4096, "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2,
     "num_hash_layers": 1, "scoring_func": "sqrtsoftplus", "norm_topk_prob": True,
-    "routed_scaling_factor": 1.5, "swiglu_limit": 1.5, "index_n_heads": 2, "index_head_dim": 32,
+    "routed_scaling_factor": 1.5, "swiglu_limit": 1.5, "index_n_heads": 16, "index_head_dim": 32,
     "index_topk": 6, "hc_mult": 4, "hc_sinkhorn_iters": 4, "hc_eps": 1e-6, "tie_word_embeddings": False,
     "bos_token_id": 556,
     "rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 1024, "beta_fast": 32,
                      "beta_slow": 1},
 }  # fmt: skip
 """A layer that chooses among windows of 4, one with windows of 128, and one that has the last positions
-alone; the first one goes by the ids of tokens."""
+alone; the first one goes by the ids of tokens. With fewer heads some windows would have the same score, 0."""
 
 LIKE_LLAMA: dict[str, Any] = {
     "head_dim": 512, "qk_rope_head_dim": 64, "sliding_window": 128, "index_head_dim": 128, "index_topk": 512,
@@ -67,4 +67,7 @@ def _random(name: str, shape: tuple[int, ...], config: V4Config, rng: np.random.
     values = rng.standard_normal(shape).astype(np.float32)
     if len(shape) > 1:
         return values if name.endswith("ape") else values * np.float32(1.3 / np.sqrt(shape[-1]))
-    return 1 + np.float32(0.2) * values if "norm" in name else np.float32(0.7) * values
+    if "norm" in name:
+        return 1 + np.float32(0.2) * values
+    # A large bias would always choose the same experts.
+    return np.float32(0.1 if name.endswith("bias") else 0.7) * values

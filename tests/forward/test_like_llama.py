@@ -36,6 +36,7 @@ from forward.like_llama import (  # noqa: E402
 )
 from forward.open import open_model  # noqa: E402
 from forward.options import ForwardOptions  # noqa: E402
+from tests.forward.deepseek4_models import LIKE_LLAMA, v4_model  # noqa: E402
 from tests.forward.small_models import run_all_layers  # noqa: E402
 
 needs_oracle = pytest.mark.skipif(not oracle.available(), reason="the oracle needs the xllamacpp wheel")
@@ -141,6 +142,13 @@ def test_keys_and_values_are_cached_as_llama_cpp_does(tmp_path: Path) -> None:
 def test_an_indexer_chooses_as_llama_cpp_s_does(tmp_path: Path) -> None:
     """Of 80 positions 16 are chosen; one other choice shows in all logits after it."""
     convert.convert(GOLDEN / "arch" / "models" / "deepseek-v3.2", tmp_path / "f32.gguf", outtype="f32")
+    assert_rounds_as_llama_cpp(tmp_path / "f32.gguf")
+
+
+@needs_oracle
+def test_an_indexer_chooses_windows_as_llama_cpp_s_does(tmp_path: Path) -> None:
+    folder = v4_model(tmp_path / "hf", **LIKE_LLAMA | {"index_topk": 8, "index_n_heads": 64})
+    convert.convert(folder, tmp_path / "f32.gguf", outtype="f32")
     assert_rounds_as_llama_cpp(tmp_path / "f32.gguf")
 
 
