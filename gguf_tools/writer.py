@@ -124,7 +124,8 @@ class GGUFWriter:
         On Linux, POSIX_FADV_DONTNEED starts to write them, and drops from memory what is on the disk.
         """
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._fd, offset, n_bytes, os.POSIX_FADV_DONTNEED)
+            with files.moving():
+                os.posix_fadvise(self._fd, offset, n_bytes, os.POSIX_FADV_DONTNEED)
 
     def mark(self) -> None:
         """Mark the partial so that its run can resume it; raises OutputError."""

@@ -107,4 +107,5 @@ def result_lines(result: Result) -> Iterator[str]:
     first_time = f", {compiling:.1f} s of them for compiling kernels, once" if compiling > 1 else ""
     first, *others = result.paths
     more = f" and {len(others)} more parts" if others else ""
-    yield f"wrote {first}{more} in {result.seconds:.1f} s{first_time} ({size_text(rate)} a second)"
+    limit = "" if written.limit is None else f", the limit was {written.limit}"
+    yield f"wrote {first}{more} in {result.seconds:.1f} s{first_time} ({size_text(rate)} a second{limit})"

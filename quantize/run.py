@@ -54,6 +54,7 @@ class Result:
             "replaced": list(map(str, self.replaced)),
             "seconds": self.seconds,
             "compile_seconds": written.compile_seconds,
+            "limit": written.limit,
             "chunks": written.n_chunks,
             "resumed_chunks": written.n_resumed,
             "reused_tensors": {str(path): count for path, count in written.reused.items()},

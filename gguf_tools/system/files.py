@@ -10,6 +10,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,43 @@ IS_HELD_OPEN = os.name == "nt"
 """Whether a file that is open keeps its name: it can be neither renamed nor removed."""
 
 _position = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Time that threads have spent in calls that move many bytes from and to files.
+
+    seconds      by the clock, summed over threads
+    cpu_seconds  of a processor among them, which copies to and from the page cache; the rest is waiting
+    """
+
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+    def since(self, earlier: Moved) -> Moved:
+        return Moved(self.seconds - earlier.seconds, self.cpu_seconds - earlier.cpu_seconds)
+
+
+_moved = Moved()
+_moved_lock = threading.Lock()
+
+
+def moved() -> Moved:
+    """Return the time of all such calls of this process so far."""
+    return _moved
+
+
+@contextmanager
+def moving() -> Iterator[None]:
+    """Count the time of this block as such a call's."""
+    global _moved
+    began, cpu_began = time.monotonic(), time.thread_time()
+    try:
+        yield
+    finally:
+        seconds, cpu_seconds = time.monotonic() - began, time.thread_time() - cpu_began
+        with _moved_lock:
+            _moved = Moved(_moved.seconds + seconds, _moved.cpu_seconds + cpu_seconds)
 
 
 def open_file(path: str | os.PathLike[str], flags: int, permissions: int = 0o666) -> int:
@@ -42,7 +83,8 @@ def read_at(fd: int, n_bytes: int, offset: int) -> bytes:
 def read_into(fd: int, buffer: memoryview, offset: int) -> int:
     """Fill a buffer of bytes from an absolute offset, or some of it; returns how many, 0 at the end."""
     if hasattr(os, "preadv"):
-        return os.preadv(fd, [buffer], offset)
+        with moving():
+            return os.preadv(fd, [buffer], offset)
     data = read_at(fd, min(len(buffer), _CALL_BYTES), offset)
     buffer[: len(data)] = data
     return len(data)
@@ -51,7 +93,8 @@ def read_into(fd: int, buffer: memoryview, offset: int) -> int:
 def write_at(fd: int, data: bytes | memoryview, offset: int) -> int:
     """Write bytes at an absolute offset, or some of them; returns how many. From any thread."""
     if hasattr(os, "pwrite"):
-        return os.pwrite(fd, data, offset)
+        with moving():
+            return os.pwrite(fd, data, offset)
     with _position:
         os.lseek(fd, offset, os.SEEK_SET)
         return os.write(fd, data[:_CALL_BYTES])
@@ -63,8 +106,9 @@ _CALL_BYTES = 1 << 30
 
 def sync(fd: int) -> None:
     """Bring a file to the disk: its data, its size and its times; raises OSError."""
-    if not _sync_drive(fd):
-        os.fsync(fd)
+    with moving():
+        if not _sync_drive(fd):
+            os.fsync(fd)
 
 
 def sync_data(fd: int) -> None:

@@ -19,11 +19,13 @@ from typing import Any
 from gguf_tools.cluster.job import job_path
 from gguf_tools.journal import Journal, journal_path
 from gguf_tools.progress import Progress, no_progress
+from gguf_tools.system import files
 from gguf_tools.writer import PARTIAL_SUFFIX, refuse_inputs
 from quantize.fill.chunks import CHUNK_ELEMS, ChunkTable, ChunkTask
 from quantize.fill.encode import FillJob
 from quantize.fill.executors import Executor, make_executor
 from quantize.fill.fingerprint import describe_run
+from quantize.fill.limits import limit_of
 from quantize.fill.options import FillOptions
 from quantize.fill.precompile import Encoding, compile_all
 from quantize.fill.reuse import OldFiles, OldTensor, Reuse
@@ -43,6 +45,7 @@ class Written:
     compile_seconds  how long it took to load or compile the kernels
     verification     what a check of the outputs found, None without one
     calibration      what there is to say of the calibration
+    limit            what files are in, if they took most of the time (see limits.py)
     """
 
     n_chunks: int
@@ -52,6 +55,7 @@ class Written:
     verification: Verification | None = None
     calibration: tuple[str, ...] = ()
     compile_seconds: float = field(default=0.0, compare=False)
+    limit: str | None = field(default=None, compare=False)
 
 
 def write_outputs(
@@ -112,7 +116,7 @@ def write_sets(
             began = time.monotonic()
             encodings = [encoding for each in opened for encoding in each.encodings()]
             compile_all(encodings, options.threads, options.compiling)
-            compiled = time.monotonic()
+            compiled, moved_before = time.monotonic(), files.moved()
             for each in opened:
                 each.session.publish_whole()
                 each.reused.run(executor)
@@ -121,6 +125,7 @@ def write_sets(
             else:
                 session = opened[0].session
                 executor.run(opened[0].missing(), session.spec(), session.done)
+            is_calibrated = any(made.job.calibrator is not None for made in sets)
             for each in opened:
                 each.fill_calibrated()
                 each.session.finish()
@@ -130,7 +135,10 @@ def write_sets(
             raise
         for each in opened:
             each.journal.remove()
-    return [each.written(compiled - began) for each in opened]
+    limit = None
+    if options.scheduler is None and not is_calibrated:
+        limit = limit_of(files.moved().since(moved_before), time.monotonic() - compiled, options.threads)
+    return [each.written(compiled - began, limit) for each in opened]
 
 
 def _executor(options: FillOptions, output: Path, stack: ExitStack) -> Executor:
@@ -178,7 +186,7 @@ class _OpenSet:
             missing = _missing(session, job, calibrated=True)
             job.calibrator.run(missing, session.spec().partials, session.done)
 
-    def written(self, compile_seconds: float) -> Written:
+    def written(self, compile_seconds: float, limit: str | None) -> Written:
         checked, calibrator = self.session.checked, self._set.job.calibrator
         return Written(
             self._table.n_chunks,
@@ -186,6 +194,7 @@ class _OpenSet:
             reused=self.reused.counts,
             notes=(*self._old.notes, *(_damage_note(tensor) for tensor in self.reused.damaged)),
             compile_seconds=compile_seconds,
+            limit=limit,
             verification=merge_verifications(checked) if self._options.verify else None,
             calibration=() if calibrator is None else tuple(calibrator.lines()),
         )
