@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from gguf_tools.errors import ToolkitError
 from gguf_tools.system.files import open_file
 from gguf_tools.system.locks import try_lock
+from gguf_tools.text import for_json
 
 
 class Difference(NamedTuple):
@@ -82,12 +83,19 @@ def claim_run(path: Path, about: Mapping[str, Any], refusals: Refusals) -> Claim
     if not owned:
         os.close(fd)
         raise refusals.taken()
-    return Claim(fd, json.loads(json.dumps(about)), refusals)
+    return Claim(fd, plain(about), refusals)
+
+
+def plain(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return data as JSON gives them back; numbers that other programs round, such as times, are texts."""
+    given_back: dict[str, Any] = json.loads(json.dumps(for_json(data)))
+    return given_back
 
 
 def first_difference(old: Any, new: Any, where: str = "") -> Difference | None:
     """Return the first difference of two pieces of JSON data, or None.
 
+    A large number and its text are the same: earlier versions wrote the number.
     >>> first_difference({"plan": {"a": "Q4_0"}}, {"plan": {"a": "Q8_0"}})
     Difference(where='plan, a', old='Q4_0', new='Q8_0')
     """
@@ -98,4 +106,4 @@ def first_difference(old: Any, new: Any, where: str = "") -> Difference | None:
             if difference is not None:
                 return difference
         return None
-    return None if old == new else Difference(where, old, new)
+    return None if for_json(old) == for_json(new) else Difference(where, old, new)

@@ -30,7 +30,7 @@ from forward.network import End
 from forward.norm import RMSNorm
 from forward.observe import Arrays
 from forward.run import ForwardPass
-from gguf_tools.claim import Claim, Refusals, claim_run, first_difference
+from gguf_tools.claim import Claim, Refusals, claim_run, first_difference, plain
 from gguf_tools.errors import BadRequest, OutputError, TruncatedError
 from gguf_tools.ggml_types import BF16, F32, GGMLType
 from gguf_tools.whole_file import write_whole
@@ -110,7 +110,7 @@ class KeptFolder:
 
     def refuse_another(self, about: Mapping[str, Any]) -> None:
         """Raise BadRequest if the states are of something else than `about`."""
-        wanted = json.loads(json.dumps(about))
+        wanted = plain(about)
         difference = first_difference(self.about, wanted)
         if difference is not None:
             what = difference.where.rpartition(", ")[2]
@@ -143,7 +143,7 @@ class KeptFolder:
 
     def finish(self, about: Mapping[str, Any]) -> None:
         """Say that everything is there."""
-        self.about = json.loads(json.dumps(about))
+        self.about = plain(about)
         write_whole(self._about_path, json.dumps(self.about, indent=1).encode())
 
 

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gguf_tools.claim import Claim, Refusals, claim_run, first_difference
+from gguf_tools.claim import Claim, Refusals, claim_run, first_difference, plain
 from gguf_tools.errors import BadRequest, OutputError
+from gguf_tools.text import for_json
 from gguf_tools.whole_file import write_whole
 
 FOLDER = ".cook"
@@ -64,7 +65,7 @@ class Record:
             )
         if begun is None:
             return False
-        difference = first_difference(begun["decided_by"], _plain(decided_by))
+        difference = first_difference(begun["decided_by"], plain(decided_by))
         if difference is not None:
             raise BadRequest(
                 f"{outputs[0]}: was begun with another {difference.where} ({difference.old}, now"
@@ -79,11 +80,11 @@ class Record:
     def differs(self, step: str, decided_by: Mapping[str, Any]) -> bool:
         """Return whether a step was begun, and by other decisions."""
         begun = self._steps.get(step)
-        return begun is not None and first_difference(begun["decided_by"], _plain(decided_by)) is not None
+        return begun is not None and first_difference(begun["decided_by"], plain(decided_by)) is not None
 
     def begin(self, step: str, decided_by: Mapping[str, Any]) -> None:
         """Note what decides the outputs of a step, before any of them is made."""
-        self._steps[step] = {"decided_by": _plain(decided_by), "files": {}}
+        self._steps[step] = {"decided_by": plain(decided_by), "files": {}}
         self._write()
 
     def forget(self, step: str, outputs: Sequence[Path]) -> None:
@@ -95,11 +96,10 @@ class Record:
 
     def digest(self, path: Path) -> str:
         """Return the SHA-256 of an output; it is computed once for each state of the file."""
-        status = path.stat()
-        state = [status.st_size, status.st_mtime_ns]
+        state = _state(path)
         for step in self._steps.values():
             known = step["files"].get(path.name)
-            if known is not None and known["state"] == state:
+            if known is not None and for_json(known["state"]) == state:
                 return str(known["sha256"])
         return sha256(path)
 
@@ -107,8 +107,7 @@ class Record:
         """Note the digests of a step's outputs."""
         files = {}
         for output in outputs:
-            digest, status = self.digest(output), output.stat()
-            files[output.name] = {"state": [status.st_size, status.st_mtime_ns], "sha256": digest}
+            files[output.name] = {"state": _state(output), "sha256": self.digest(output)}
         if self._steps[step]["files"] != files:
             self._steps[step]["files"] = files
             self._write()
@@ -146,10 +145,11 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
     return steps
 
 
-def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return data as JSON gives them back."""
-    plain: dict[str, Any] = json.loads(json.dumps(data))
-    return plain
+def _state(path: Path) -> list[Any]:
+    """Return what changes when a file is written anew: its size and its time, in nanoseconds."""
+    status = path.stat()
+    state: list[Any] = for_json([status.st_size, status.st_mtime_ns])
+    return state
 
 
 def _refusals(folder: Path) -> Refusals:

@@ -61,3 +61,15 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
         mine.refuse_another({})
     assert str(refused.value) == f"another: {tuple(Difference('plan', None, {'a': 'Q4_0'}))}"
     mine.close()
+
+
+def test_large_numbers_are_texts_and_those_of_earlier_versions_are_known(tmp_path: Path) -> None:
+    """A time in nanoseconds is beyond what JavaScript tells apart."""
+    time_ns = 1_790_000_000_123_456_789
+    claimed = claim_run(tmp_path / "lock", {"files": [["a", 5, time_ns]]}, REFUSALS)
+    assert claimed.about == {"files": [["a", 5, str(time_ns)]]}
+    claimed.refuse_another({"files": [["a", 5, time_ns]]})
+    claimed.refuse_another(claimed.about)
+    with pytest.raises(BadRequest, match="another"):
+        claimed.refuse_another({"files": [["a", 5, time_ns + 1]]})
+    claimed.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,7 @@ def test_a_step_is_finished_when_all_its_outputs_are_there(tmp_path: Path) -> No
         assert record.is_finished("step", {"x": 1}, [a, b])
         record.finish("step", [a, b])
         assert record.digest(a) == sha256(a)
+        assert re.findall(r"\b\d{16,}\b(?!\")", (tmp_path / ".cook" / "record.json").read_text()) == []
         a.write_text("another")
         assert record.digest(a) == sha256(a)
 
