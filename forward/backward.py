@@ -44,10 +44,11 @@ class BackwardPass:
     states: LayerStates
     middle_gradients: States
 
-    def layers(self, observe: Callable[[int], Observer]) -> Iterator[int]:
+    def layers(self, observe: Callable[[int], Observer], at_once: int | None = None) -> Iterator[int]:
         """Differentiate the layers that are not done, the last one first, and yield each once it is on disk.
 
         observe  returns an observer for a layer; what it keeps goes to the work folder
+        at_once  chunks in memory, at most; None: as many as threads can use
         raises   BadActivation naming layer and tensor for NaN or infinity; finished layers stay
         """
         n_layers = self.forward.source.network.n_layers
@@ -58,7 +59,7 @@ class BackwardPass:
             hidden = self.forward.states.stored(layer - 1)
             states = BackwardStates(hidden, after, before, middle, self.middle_gradients)
             try:
-                differentiate_layer(self.forward.sweep, layer, states, observer)
+                differentiate_layer(self.forward.sweep, layer, states, observer, at_once)
             except BadActivation as error:
                 kept = f"the {step} layers after stay in {self.folder.folder}"
                 raise BadActivation(f"{error}; {kept}") from error

@@ -54,11 +54,14 @@ class BackwardStates:
     middle_gradients: States
 
 
-def differentiate_layer(sweep: Sweep, number: int, states: BackwardStates, observer: Observer) -> None:
+def differentiate_layer(
+    sweep: Sweep, number: int, states: BackwardStates, observer: Observer, at_once: int | None = None
+) -> None:
     """Differentiate one layer, and show the observer the gradients at its products.
 
     observer  an `ObservesGradients`, too, if it wants gradients. Each task works with one made by `fresh`
               when its turn comes in the order of tasks, and they are merged in that order
+    at_once   chunks in memory, at most; None: as many as threads can use
     raises    BadActivation naming layer and tensor for NaN or infinity
     """
     with Workers(sweep.n_workers) as workers, torch.no_grad():
@@ -69,7 +72,7 @@ def differentiate_layer(sweep: Sweep, number: int, states: BackwardStates, obser
             routes = work.recompute()
             routed = _Routed(routes, work.through_experts(layer.experts, routes))
             observer.refuse_nonfinite()
-        work.through_chunks(routed)
+        work.through_chunks(routed, at_once)
         # An observer knows best where a number went wrong, so it is asked first.
         observer.refuse_nonfinite()
         work.refuse_nonfinite()
@@ -189,7 +192,7 @@ class _Backward:
             sweep.advance(share * len(piece.tokens))
         return gradients
 
-    def through_chunks(self, routed: _Routed | None) -> None:
+    def through_chunks(self, routed: _Routed | None, at_once: int | None) -> None:
         """Fill `before_gradients`."""
         states, sweep, layer = self.states, self.sweep, self.layer
 
@@ -213,7 +216,7 @@ class _Backward:
             return task.observer
 
         tasks = (_Task(start, self.observer.fresh()) for start in self._starts())
-        for observer in self.workers.each(take_chunk, tasks, gradients=True):
+        for observer in self.workers.each(take_chunk, tasks, gradients=True, at_once=at_once):
             self.observer.merge(observer)
             sweep.advance(self.shares.chunks / self._n_chunks)
 

@@ -39,15 +39,23 @@ class Workers:
         self._pool.shutdown(cancel_futures=True)
 
     def each(
-        self, task: Callable[[Item], Result], items: Iterable[Item], *, gradients: bool = False
+        self,
+        task: Callable[[Item], Result],
+        items: Iterable[Item],
+        *,
+        gradients: bool = False,
+        at_once: int | None = None,
     ) -> Iterator[Result]:
         """Yield what `task` returns for every item, in order. Tasks run a few ahead.
 
         gradients  let tasks differentiate what they compute; fewer run ahead, because each takes more memory
+        at_once    tasks that have begun and are not yielded, at most
         """
         begun: deque[Future[Result]] = deque()
         with_or_without = torch.enable_grad()(task) if gradients else torch.inference_mode()(task)
         n_ahead = self.n_threads if gradients else 2 * self.n_threads
+        if at_once is not None:
+            n_ahead = min(n_ahead, at_once - 1)
         for item in items:
             begun.append(self._pool.submit(with_or_without, item))
             if len(begun) > n_ahead:

@@ -37,6 +37,9 @@ _ROW_BYTES = 8
 """Memory for each row of a layer's matrices and token of a chunk while it is differentiated: the product and
 its gradient."""
 
+_CHUNKS_BYTES = 512 << 20
+"""Memory for each thread that chunks on the way back may take, beyond that of two."""
+
 _SCORE_BYTES = 16
 """Memory for each head and pair of tokens: scores, what the softmax makes of them, and both gradients."""
 
@@ -60,6 +63,14 @@ class Shapes:
     def share(self, info: TensorInfo) -> float:
         """Return the share of the tokens that one matrix of a tensor sees."""
         return self.n_used / info.n_mats if is_expert(info) else 1.0
+
+    def chunks_at_once(self, chunk_size: int, n_threads: int) -> int:
+        """Return how many chunks are in memory on the way back: one more than are at work, or less.
+
+        Of large models a chunk takes a gigabyte or two. The number changes nothing that is computed.
+        """
+        of_chunk = max((each.chunk_bytes(chunk_size) for each in self.layers()), default=1)
+        return max(2, min(n_threads + 1, n_threads * _CHUNKS_BYTES // max(1, of_chunk)))
 
     def layers(self) -> Iterator[_Layer]:
         """Yield every layer."""
@@ -101,7 +112,8 @@ def memory_bytes(choices: Choices, shapes: Shapes, text: Text, n_threads: int) -
         some = gradient_text(text)
         in_memory = gradient_bytes(some.inputs.size, network, dtype)
         states = in_memory if in_memory <= budget else 0
-        of_layers = (each.differentiating_bytes(some.chunk_size, n_threads) for each in layers)
+        at_once = shapes.chunks_at_once(some.chunk_size, n_threads)
+        of_layers = (each.differentiating_bytes(some.chunk_size, at_once) for each in layers)
         most = max(most, states + max(of_layers, default=0))
     return _PROGRAM_BYTES + MOST_HELD + most
 
@@ -118,15 +130,22 @@ class _Layer:
     made: Sequence[TensorInfo]
     n_heads: int
 
-    def differentiating_bytes(self, chunk_size: int, n_threads: int) -> int:
-        """Return what differentiating it takes: weights, sums, and what the chunks at work keep."""
-        common = [info for info in self.infos if not is_expert(info) and len(info.shape) > 1]
-        weights = _weight_bytes(common) + 3 * _expert_bytes(self.infos)  # in use, read ahead, and going
-        # One chunk has just been computed, and one is being added up.
-        observed = (n_threads + 2) * _covariances_of(common)
+    def chunk_bytes(self, chunk_size: int) -> int:
+        """Return what a chunk takes on the way back: products, gradients, and their covariances."""
+        common = self._common()
         n_rows = sum(info.n_rows for info in common)
-        chunk = _ROW_BYTES * chunk_size * n_rows + _SCORE_BYTES * self.n_heads * chunk_size**2
-        return weights + self._covariance_bytes() + observed + n_threads * chunk
+        scores = _SCORE_BYTES * self.n_heads * chunk_size**2
+        return _ROW_BYTES * chunk_size * n_rows + scores + _covariances_of(common)
+
+    def differentiating_bytes(self, chunk_size: int, at_once: int) -> int:
+        """Return what differentiating it takes: weights, sums, and the chunks in memory."""
+        experts = 3 * _expert_bytes(self.infos)  # one in use, one read ahead, and one that goes
+        weights = _weight_bytes(self._common()) + experts
+        return weights + self._covariance_bytes() + at_once * self.chunk_bytes(chunk_size)
+
+    def _common(self) -> list[TensorInfo]:
+        """Return the matrices that every token goes through."""
+        return [info for info in self.infos if not is_expert(info) and len(info.shape) > 1]
 
     def making_bytes(self, n_models: int, n_threads: int, has_gradients: bool) -> int:
         """Return what making it takes: the largest of its steps, and what is there in all of them."""

@@ -70,12 +70,15 @@ class GradientOptions:
     expert_bytes  how large, in float32, the covariances of all experts of ffn_gate_exps in a layer may be
                   together, and those of ffn_up_exps. Larger ones are left out
     restart       start over instead of resuming
+    at_once       chunks in memory on the way back, at most; None: as many as threads can use. It changes no
+                  number
     """
 
     forward: ForwardOptions = field(default_factory=ForwardOptions)
     seed: int = 0
     expert_bytes: int = 128 << 20
     restart: bool = False
+    at_once: int | None = None
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,7 @@ def _collect(
 ) -> None:
     """Fill the folders. Nothing that was needed for it stays in memory."""
     with there_and_back(source, text, options.forward, options.seed, folders, report) as backward:
-        for _ in backward.layers(lambda layer: Covariances(options.expert_bytes)):
+        for _ in backward.layers(lambda layer: Covariances(options.expert_bytes), options.at_once):
             pass
         backward.finish_embeddings(lambda states: embedding_arrays(backward, states))
 

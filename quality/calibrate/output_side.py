@@ -115,16 +115,17 @@ def embedding_statistics(gradients: Gradients) -> Statistics:
 
 @contextmanager
 def open_gradients(
-    choices: Choices, source: ModelSource, text: Text, output: Path, run: FillOptions
+    choices: Choices, source: ModelSource, text: Text, output: Path, run: FillOptions, at_once: int | None
 ) -> Iterator[Gradients | None]:
     """Give the gradients, if the choices need them; see `collect_gradients`.
 
-    run  says whether to start over, and is told how far the pass has come
+    run      says whether to start over, and is told how far the pass has come
+    at_once  see `GradientOptions`
     """
     if not (choices.two_sided or choices.embedding):
         yield None
         return
-    options = GradientOptions(choices.forward, restart=run.restart)
+    options = GradientOptions(choices.forward, restart=run.restart, at_once=at_once)
     report = _Report(run.gradients)
     with collect_gradients(source, gradient_text(text), output, options, report) as gradients:
         yield gradients

@@ -29,6 +29,7 @@ from gguf_tools.system.files import read_at
 from gguf_tools.writer import PartialFile
 from quality.calibrate.choices import Choices
 from quality.calibrate.closing import closing_of
+from quality.calibrate.footprint import Shapes, heads_of
 from quality.calibrate.gradients import Gradients, forget_folders
 from quality.calibrate.inputs import Division, Shown, gather
 from quality.calibrate.layer_run import LayerRun
@@ -72,6 +73,7 @@ class CalibratedRun:
         path, metadata = outputs[0].path, outputs[0].layout.metadata
         self._sight = Sight.of(path, metadata, plan.infos)
         self._text = choices.read(metadata, self._sight)
+        self._all_infos = plan.infos
         self._device = device_name(choices.forward.device)
         self._infos = {
             tensor.name: tensor.info
@@ -167,7 +169,9 @@ class CalibratedRun:
             path, self._sight.network, self._job.sources, lambda: vocab, self._inputs, ExitStack()
         )
         torch.set_num_threads(self._options.threads)
-        passes = self._choices, source, self._text, path, self._options
+        shapes = Shapes(self._sight.network, self._all_infos, (), 1, heads_of(metadata))
+        at_once = shapes.chunks_at_once(self._text.chunk_size, self._options.threads)
+        passes = self._choices, source, self._text, path, self._options, at_once
         return opened.enter_context(open_gradients(*passes))
 
     def _open_folder(

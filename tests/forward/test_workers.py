@@ -39,6 +39,19 @@ def test_parts_are_taken_a_few_at_a_time() -> None:
             assert len(taken) <= result + 6
 
 
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_no_more_are_begun_than_may_be_at_once(at_once: int) -> None:
+    begun: list[int] = []
+
+    def begin(part: int) -> int:
+        begun.append(part)
+        return part
+
+    with Workers(4) as workers:
+        for result in workers.each(begin, range(20), gradients=True, at_once=at_once):
+            assert len(begun) <= result + at_once
+
+
 def test_the_error_of_the_first_part_that_fails_ends_it() -> None:
     begun: list[int] = []
 

@@ -71,7 +71,14 @@ def test_the_largest_model_takes_less_than_12_gigabytes(shapes: Shapes) -> None:
     plain = replace(choices, two_sided=False, embedding=False)
     assert memory_bytes(plain, shapes, text_of(165), 2) < whole
     assert memory_bytes(replace(plain, sequential=False), shapes, text_of(165), 2) <= whole
-    assert memory_bytes(choices, shapes, text_of(165), 16) > whole
+    assert whole < memory_bytes(choices, shapes, text_of(165), 16) < 16 * GB
+
+
+def test_chunks_that_are_large_are_few(shapes: Shapes) -> None:
+    assert [shapes.chunks_at_once(512, n_threads) for n_threads in (1, 2, 16, 64)] == [2, 2, 4, 17]
+    assert shapes.chunks_at_once(64, 64) > 17
+    small = replace(shapes, infos=[TensorInfo("blk.0.attn_output.weight", (512, 512), Q4_K)], n_heads=4)
+    assert [small.chunks_at_once(512, n_threads) for n_threads in (1, 2, 64)] == [2, 3, 65]
 
 
 def test_states_count_while_they_fit_into_the_budget(shapes: Shapes) -> None:

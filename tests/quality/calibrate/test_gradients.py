@@ -127,6 +127,7 @@ def test_threads_and_where_states_are_kept_change_no_bit(model: Path, tmp_path: 
     expected = collect(model, tmp_path / "a")
     torch.set_num_threads(3)
     same(collect(model, tmp_path / "b"), expected)
+    same(collect(model, tmp_path / "two", at_once=2), expected)
     torch.set_num_threads(1)
     in_files = ForwardOptions(device="cpu", n_threads=1, memory_bytes=0)
     same(collect(model, tmp_path / "c", forward=in_files), expected)
