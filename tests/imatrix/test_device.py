@@ -9,6 +9,7 @@ import pytest
 
 from imatrix.cli import main
 from imatrix.store import load
+from tests.forward.deepseek4_models import v4_model
 
 torch = pytest.importorskip("torch")
 
@@ -35,9 +36,19 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_device_gives_the_same(
     options: tuple[str, ...], tiny_folder: Path, calibration: Path, tmp_path: Path
 ) -> None:
+    words = ["-m", str(tiny_folder), "-f", str(calibration), "-c", "64", "--chunks", "2", *options]
+    assert_same_elsewhere(words, tmp_path)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_another_device_computes_deepseek_v4(calibration: Path, tmp_path: Path) -> None:
+    folder = v4_model(tmp_path / "model")
+    assert_same_elsewhere(["-m", str(folder), "-f", str(calibration), "-c", "130", "--chunks", "2"], tmp_path)
+
+
+def assert_same_elsewhere(words: list[str], tmp_path: Path) -> None:
     from tests.support.elsewhere import pretended
 
-    words = ["-m", str(tiny_folder), "-f", str(calibration), "-c", "64", "--chunks", "2", *options]
     assert main([*words, "-o", str(tmp_path / "here.gguf"), "--device", "cpu"]) == 0
     with pretended() as device:
         assert main([*words, "-o", str(tmp_path / "there.gguf"), "--device", str(device)]) == 0
