@@ -61,7 +61,8 @@ class OutputSide:
         """Read what is known of the tensor's layer, whose blocks can be asked for then."""
         layer = layer_of(name)
         if self.gradients is not None and layer is not None and layer != self._layer:
-            self._layer, self._covariances, self._shared = layer, self.gradients.layer(layer), {}
+            self._layer, self._covariances, self._shared = layer, None, {}  # frees those of the layer before
+            self._covariances = self.gradients.layer(layer)
 
     def blocks(self, info: TensorInfo, first: int, n_rows: int) -> list[OutputBlock]:
         """Return the blocks that `n_rows` rows from `first` on are made of; empty where none are known.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
+import pytest
 import torch
 
 from forward.products import fast_products
@@ -24,3 +28,38 @@ def test_other_devices_stay_as_they_are() -> None:
     before = torch.get_float32_matmul_precision()
     with fast_products("cuda"):
         assert torch.get_float32_matmul_precision() == before
+
+
+_MANY_SHAPES = """
+import sys
+import subprocess
+import sys
+
+import pytest
+import torch
+from pathlib import Path
+from forward.memory import give_back
+from forward.products import fast_products
+
+def resident():
+    give_back()
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) >> 10 for line in lines if line.startswith("RssAnon"))
+
+torch.set_num_threads(1)
+weight = torch.ones(256, 256)
+with fast_products("cpu"):
+    for n_rows in range(64, 464):
+        torch.ones(n_rows, 256) @ weight
+        if n_rows == 163:
+            before = resident()
+    print(resident() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_many_shapes_leave_little_behind() -> None:
+    """A process of its own, because the libraries look up once how much they are to keep."""
+    run = subprocess.run([sys.executable, "-c", _MANY_SHAPES], check=True, capture_output=True, text=True)
+    assert int(run.stdout) < 50, "megabytes after 300 shapes more"
