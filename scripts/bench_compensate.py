@@ -3,7 +3,8 @@
     python scripts/bench_compensate.py [--json] [--types Q4_K Q2_K] [--cols 2048] [--rows 256]
 
 For each type: the stock encoder with importances; feedback alone; feedback with the default number of sweeps;
-and what each costs, tr(E H E^T) as a share of the stock encoder's. Rows are random normal weights, inputs
+the same from both sides, the rows as two matrices side by side. And what each costs as a share of the stock
+encoder's: tr(E H E^T), from both sides tr(G E H E^T). Rows are random normal weights, inputs and gradients
 are random and correlated. The first run, which compiles, is not counted; of the others the best is.
 """
 
@@ -24,14 +25,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gguf_tools.ggml_types import TYPES
 from quantize.compensate.base import Effort
-from quantize.compensate.factor import Factor
+from quantize.compensate.factor import Factor, Moments
 from quantize.compensate.feedback import costs, encode_compensated, stock_weighting
 from quantize.compensate.rounders import ROUNDERS
+from quantize.compensate.two_sided import OUTPUT_DAMP, encode_side_by_side
 from quantize.formats import get_format
 from quantize.formats.base import Bytes
 from scripts.bench_kernels import machine
 
 Floats = npt.NDArray[np.float32]
+
+N_MATRICES = 2
+"""Number of matrices that the rows are taken for when they are rounded from both sides."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +47,15 @@ class Timing:
     stock: float
     feedback: float
     default: float
+    two_sided: float
     feedback_cost: float
     default_cost: float
+    two_sided_cost: float
 
 
 def speed(encode: Callable[[Floats], object], rows: Floats, runs: int) -> float:
     """Return the best speed of so many runs in million weights a second, compiling not counted."""
-    encode(rows[:1])
+    encode(rows[:N_MATRICES])
     best = float("inf")
     for _ in range(runs):
         start = time.thread_time()
@@ -65,7 +72,11 @@ def correlated_moments(n: int, rng: np.random.Generator) -> npt.NDArray[np.float
     return (inputs.T @ inputs).astype(np.float64)
 
 
-def time_type(name: str, rows: Floats, factor: Factor, runs: int) -> Timing:
+def time_type(name: str, rows: Floats, factor: Factor, moments: Moments, runs: int) -> Timing:
+    """Time all ways for a type.
+
+    moments  of the gradients at the outputs of each matrix that is rounded from both sides
+    """
     type_ = next(type_ for type_ in TYPES if type_.name == name)
     codec, weighting = get_format(type_), stock_weighting(factor)
 
@@ -78,26 +89,42 @@ def time_type(name: str, rows: Floats, factor: Factor, runs: int) -> Timing:
     def default(rows: Floats) -> Bytes:
         return encode_compensated(rows, type_, factor)
 
-    def cost(encode: Callable[[Floats], Bytes]) -> float:
-        return float(costs(rows, codec.decode(encode(rows), rows.shape[1]), factor).sum())
+    outputs = {n: Factor.of(moments[:n, :n], OUTPUT_DAMP) for n in (1, len(moments))}
 
-    speeds = [speed(encode, rows, runs) for encode in (stock, feedback, default)]
-    return Timing(name, *speeds, cost(feedback) / cost(stock), cost(default) / cost(stock))
+    def two_sided(rows: Floats) -> Bytes:
+        matrices = [(each, outputs[len(each)]) for each in np.split(rows, N_MATRICES)]
+        return np.concatenate(encode_side_by_side(matrices, type_, factor))
+
+    def errors(encode: Callable[[Floats], Bytes]) -> Floats:
+        return rows - codec.decode(encode(rows), rows.shape[1])
+
+    def cost(errors: Floats) -> float:
+        return float(costs(errors, np.zeros_like(errors), factor).sum())
+
+    def damage(errors: Floats) -> float:
+        left, right = outputs[len(moments)].hessian, factor.hessian
+        return sum(float((left @ each @ right * each).sum()) for each in np.split(errors, N_MATRICES))
+
+    speeds = [speed(encode, rows, runs) for encode in (stock, feedback, default, two_sided)]
+    of_stock = errors(stock)
+    shares = [cost(errors(encode)) / cost(of_stock) for encode in (feedback, default)]
+    return Timing(name, *speeds, *shares, damage(errors(two_sided)) / damage(of_stock))
 
 
 def timings(names: list[str], n_rows: int, n_cols: int, runs: int) -> Iterator[Timing]:
     rng = np.random.default_rng(0)
     rows = (rng.standard_normal((n_rows, n_cols)) * 0.02).astype(np.float32)
     factor = Factor.of(correlated_moments(n_cols, rng))
+    gradients = correlated_moments(n_rows // N_MATRICES, rng)
     for name in names:
-        yield time_type(name, rows, factor, runs)
+        yield time_type(name, rows, factor, gradients, runs)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--types", nargs="+", default=list(ROUNDERS), metavar="TYPE")
     parser.add_argument("--cols", type=int, default=2048, help="row length")
-    parser.add_argument("--rows", type=int, default=256, help="rows that are encoded at once")
+    parser.add_argument("--rows", type=int, default=256, help="rows that are encoded at once, an even number")
     parser.add_argument("--runs", type=int, default=2, help="how often each encoder runs")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
@@ -105,16 +132,15 @@ def main() -> None:
     measured = []
     if not args.json:
         print(", ".join(f"{key} {value}" for key, value in facts.items()))
-        print(f"{args.rows} x {args.cols}, million weights/s        cost, share of stock's")
-        print(f"{'type':8} {'stock':>8} {'feedback':>9} {'default':>8}   {'feedback':>9} {'default':>8}")
+        print(f"{args.rows} x {args.cols}, million weights/s{'':19}cost, share of stock's")
+        ways = f"{'feedback':>9} {'default':>8} {'two-sided':>10}"
+        print(f"{'type':8} {'stock':>8} {ways}   {ways}")
     for timing in timings(args.types, args.rows, args.cols, args.runs):
         measured.append(timing)
         if not args.json:
-            rates = f"{timing.stock:8.1f} {timing.feedback:9.2f} {timing.default:8.2f}"
-            print(
-                f"{timing.type:8} {rates}   {timing.feedback_cost:9.3f} {timing.default_cost:8.3f}",
-                flush=True,
-            )
+            rates = f"{timing.feedback:9.2f} {timing.default:8.2f} {timing.two_sided:10.2f}"
+            shares = f"{timing.feedback_cost:9.3f} {timing.default_cost:8.3f} {timing.two_sided_cost:10.3f}"
+            print(f"{timing.type:8} {timing.stock:8.1f} {rates}   {shares}", flush=True)
     if args.json:
         print(json.dumps({"machine": facts, "timings": [asdict(timing) for timing in measured]}, indent=1))
 
