@@ -16,6 +16,7 @@ PATH = Path("model.gguf")
 GOOD = {
     "a whole number": (Value.u32(7), 7),
     "a number": (Value.f32(0.5), 0.5),
+    "a number, or one for each layer": (Value.f32s([0.5, 1.5]), (0.5, 1.5)),
     "true or false": (Value.bool_(True), True),
     "true or false for each layer": (Value.bools([True, False]), (True, False)),
     "a string": (Value.string("yarn"), "yarn"),
@@ -23,6 +24,7 @@ GOOD = {
 BAD = {
     "a whole number": [Value.string("7"), Value.f32(7.0), Value.bool_(True), Value.f32s([7.0])],
     "a number": [Value.string("0.5"), Value.bool_(False), Value.f32s([0.5])],
+    "a number, or one for each layer": [Value.string("0.5"), Value.bool_(False), Value.strings(["0.5"])],
     "true or false": [Value.u8(1), Value.string("true")],
     "true or false for each layer": [Value.bool_(True), Value.u8s([1, 0]), Value.strings(["true"])],
     "a string": [Value.u32(1), Value.strings(["yarn"])],
