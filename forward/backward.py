@@ -104,7 +104,7 @@ def backward_pass(
 
     with ExitStack() as opened:
         states = LayerStates(
-            folder, size, dtype, in_memory=in_memory, opened=opened, n_strands=network.n_strands
+            folder, size, dtype, in_memory=in_memory, opened=opened, inner=network.hidden_size
         )
         states.begin(draw)
         scratch: States

@@ -244,6 +244,7 @@ def _weighted_back(
     weights  (n_tokens,), or (n_tokens, n_strands)
     """
     if weights.dim() == 1:
+        above = above[:, : output.shape[1]]
         return (output * above).sum(-1), above * weights[:, None]
     strands = above.unflatten(-1, (weights.shape[1], -1))
     return (output[:, None] * strands).sum(-1), (strands * weights[:, :, None]).sum(1)

@@ -31,6 +31,7 @@ from forward.network import OUTPUT_NORM as OUTPUT_NORM
 from forward.network import Family as Family
 from forward.network import Network as Network
 from forward.norm import RMSNorm
+from forward.residual import PLAIN, Apart, Residual
 from forward.rope import Rope, Rotation, Yarn, attention_factor
 from gguf_tools.errors import UnsupportedCheckpoint
 
@@ -64,9 +65,13 @@ def _deepseek2(config: DeepseekConfig) -> Network:
     )
     scale, routing = _softmax_scale(config), _routing(config)
     index = _index_sizes(config) if isinstance(config, IndexedConfig) else None
+    n_handed = config.index_topk if isinstance(config, IndexedConfig) and config.hands_on else 0
+    around_block: Residual = Apart(hidden) if n_handed else PLAIN
+    if isinstance(config, IndexedConfig) and n_handed and not config.has_indexer(0):
+        raise UnsupportedCheckpoint("blk.0: has no indexer, expected one: no layer before it has chosen")
 
     def load_index(load: Loader, number: int, rotate: Rotation) -> Indexer | None:
-        if index is None or not load.has(f"blk.{number}.indexer.attn_k.weight"):
+        if index is None or not (isinstance(config, IndexedConfig) and config.has_indexer(number)):
             return None
         q_lora = config.q_lora_rank or 0
         return load_indexer(load, number, index, rotate, hidden=hidden, q_lora=q_lora)
@@ -76,18 +81,17 @@ def _deepseek2(config: DeepseekConfig) -> Network:
         indexer = load_index(load, number, rotate)
         attention = load_latent_attention(
             load, number, sizes, rotate, scale=scale, eps=eps, latent_eps=_LATENT_NORM_EPS, indexer=indexer,
-            n_all=index.n_chosen if index is not None and indexer is None else None,
-            sharpness=_sharpness(config, rotate),
+            n_handed=n_handed, sharpness=_sharpness(config, rotate),
         )  # fmt: skip
         norm = RMSNorm(load.float32(f"{name}.ffn_norm.weight", hidden), eps)
         width = config.intermediate_size if is_dense else config.shared_intermediate_size
         names = BlockNames.of(number, "" if is_dense else "_shexp")
         block = load_ffn(load, names, hidden, width) if width else None
         if is_dense:
-            return Layer(name, attention, norm, block, experts=None)
+            return Layer(name, attention, norm, block, None, around_block=around_block)
         n_experts, expert_width = config.n_routed_experts, config.moe_intermediate_size
         experts = load_experts(load, number, routing, n_experts, hidden, expert_width)
-        return Layer(name, attention, norm, block, experts)
+        return Layer(name, attention, norm, block, experts, around_block=around_block)
 
     return Network(
         n_layers=config.num_hidden_layers,
@@ -98,6 +102,7 @@ def _deepseek2(config: DeepseekConfig) -> Network:
         rope=_rope(config),
         build=build,
         n_chosen=None if index is None else index.n_chosen,
+        n_handed=n_handed,
     )
 
 

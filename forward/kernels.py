@@ -46,7 +46,8 @@ def add_weighted(
     """Add `rows`, each times its weight, to the rows of `target` with these numbers.
 
     target   float32 (n_targets, n_cols), on the CPU like the others. Its rows may have several strands of
-             n_cols side by side, (n_targets, n_strands * n_cols), to each of which the rows are added
+             n_cols side by side, (n_targets, n_strands * n_cols), to each of which the rows are added; or,
+             with one strand, other columns behind it
     numbers  int64 (n_rows,), all different
     rows     float32 or bfloat16 (n_rows, n_cols)
     weights  float32 (n_rows,), or (n_rows, n_strands)
@@ -90,5 +91,5 @@ def _square(items: np.ndarray, mat_step: int, row_step: int, n_rows: int, out: n
 def _add(target: np.ndarray, numbers: np.ndarray, rows: np.ndarray, weights: np.ndarray) -> None:
     for row in range(numbers.size):
         into, values, weight = target[numbers[row]], rows[row], weights[row]
-        for i in range(into.size):
+        for i in range(values.size):
             into[i] += read_item(values, i) * weight

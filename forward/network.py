@@ -37,6 +37,7 @@ class Network:
     n_chosen    positions that a token attends to at most, where indexers choose them or windows of them;
                 None: all
     n_strands   strands of hidden states side by side
+    n_handed    columns behind them: numbers that layers hand on (forward.residual.Apart)
     end         (loader, norm before the output matrix) -> what makes of the last hidden states what that
                 matrix multiplies; None: the norm itself
     """
@@ -50,12 +51,13 @@ class Network:
     build: Callable[[Loader, int, Rotation], Layer]
     n_chosen: int | None = None
     n_strands: int = 1
+    n_handed: int = 0
     end: Callable[[Loader, RMSNorm], End] | None = None
 
     @property
     def state_size(self) -> int:
-        """Columns of a token's hidden states, those of all strands."""
-        return self.n_strands * self.hidden_size
+        """Columns of a token's hidden states, those of all strands, and of what is handed on with them."""
+        return self.n_strands * self.hidden_size + self.n_handed
 
     def at_embeddings(self, gradients: torch.Tensor) -> torch.Tensor:
         """Return gradients at embeddings, (n_tokens, hidden_size), for those at the first hidden states.
@@ -63,13 +65,15 @@ class Network:
         gradients  (n_tokens, state_size): every strand begins with the embedding
         """
         if self.n_strands == 1:
-            return gradients
+            return gradients[:, : self.hidden_size]
         return gradients.unflatten(-1, (self.n_strands, -1)).sum(1)
 
     def load_end(self, load: Loader) -> End:
         """Return what makes of the last hidden states what the output matrix multiplies."""
         norm = RMSNorm(load.float32(OUTPUT_NORM, self.hidden_size), self.norm_eps)
-        return norm if self.end is None else self.end(load, norm)
+        if self.end is not None:
+            return self.end(load, norm)
+        return norm if not self.n_handed else lambda states: norm(states[:, : self.hidden_size])
 
     @property
     def is_tied(self) -> bool:

@@ -42,8 +42,14 @@ class Passage:
 
 
 def joined(rest: torch.Tensor, output: torch.Tensor, shares: torch.Tensor | None) -> torch.Tensor:
-    """Return hidden states with a part's output; see `Passage`. The output is used up."""
+    """Return hidden states with a part's output; see `Passage`. The output is used up.
+
+    Columns behind those of the output stay as they are.
+    """
     if shares is None:
+        n_cols = output.shape[1]
+        if n_cols < rest.shape[1]:
+            return torch.cat((output.add_(rest[:, :n_cols]), rest[:, n_cols:]), -1)
         return output.add_(rest)
     return rest + (shares[:, :, None] * output[:, None]).flatten(1)
 
@@ -65,3 +71,19 @@ class Plain:
 
 PLAIN = Plain()
 """The residual of most models."""
+
+
+@dataclass(frozen=True)
+class Apart:
+    """One strand of `n_cols` columns, behind it numbers that layers hand on; the part sees the strand alone.
+
+    GLM-5.2 has layers that attend to the positions that a layer before them has chosen. Their numbers stand
+    beside the hidden states, so they go wherever those go: into files, to other processes, backwards. They
+    are exact in float32 up to 2**24.
+    """
+
+    n_cols: int
+
+    def enter(self, hidden: torch.Tensor, observer: Observer) -> Passage:
+        """Return the way past the part of one chunk's columns, (n_tokens, n_cols + n_handed)."""
+        return Passage(hidden[:, : self.n_cols], hidden)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from forward.elsewhere import open_elsewhere
 from forward.families import EMBEDDINGS
@@ -119,9 +120,9 @@ def forward_pass(
         in_memory = text.inputs.size * row_bytes <= options.memory_bytes
         size = text.inputs.size, network.state_size
         states = LayerStates(
-            folder, size, load.dtype, in_memory=in_memory, opened=opened, n_strands=network.n_strands
+            folder, size, load.dtype, in_memory=in_memory, opened=opened, inner=network.hidden_size
         )
-        states.begin(lambda first: embed(load, text, first))
+        states.begin(lambda first: embed(load, text, first, network.n_handed))
         rotate = network.rope.rotation(text.chunk_size, load.device)
         sweep = Sweep(
             build=lambda number: network.build(load, number, rotate),
@@ -143,9 +144,9 @@ class LayerStates:
     In memory, each layer's output is copied to the work folder's files. Else, layers work on those files
     themselves.
 
-    size       (n_tokens, n_strands * hidden_size)
-    dtype      of what experts multiply, (n_tokens, hidden_size)
-    n_strands  strands of hidden states side by side
+    size   (n_tokens, n_strands * hidden_size + n_handed)
+    dtype  of what experts multiply, (n_tokens, hidden_size)
+    inner  hidden_size
     """
 
     def __init__(
@@ -156,14 +157,14 @@ class LayerStates:
         *,
         in_memory: bool,
         opened: ExitStack,
-        n_strands: int = 1,
+        inner: int,
     ) -> None:
         self.in_memory = in_memory
         self._folder, self._size, self._dtype, self._opened = folder, size, dtype, opened
         self._files: dict[Path, FileStates] = {}
         self._sets = (MemoryStates(*size), MemoryStates(*size)) if in_memory else None
         self._middle: States
-        self._middle_size = size[0], size[1] // n_strands
+        self._middle_size = size[0], inner
         if in_memory:
             self._middle = MemoryStates(*self._middle_size, dtype)
         else:
@@ -214,16 +215,17 @@ class LayerStates:
         return self._opened.enter_context(closing(files))
 
 
-def embed(load: Loader, text: Text, states: States) -> Arrays:
+def embed(load: Loader, text: Text, states: States, n_handed: int = 0) -> Arrays:
     """Write the embeddings of all tokens to `states`; each chunk reads the rows of its own tokens.
 
-    Several strands of hidden states begin alike. Returns what there is to keep beside them: nothing.
+    Several strands of hidden states begin alike, and what is handed on behind them begins with zeros. Returns
+    what there is to keep beside them: nothing.
     """
     for chunk, tokens in enumerate(text.inputs):
         unique, places = np.unique(tokens, return_inverse=True)
         rows = load.picked_rows(EMBEDDINGS, unique.tolist()).cpu()
         if not bool(torch.isfinite(rows).all()):
             raise BadActivation(f"{EMBEDDINGS}: has NaN or infinity")
-        rows = rows.repeat(1, states.n_cols // rows.shape[1])
+        rows = pad(rows.repeat(1, (states.n_cols - n_handed) // rows.shape[1]), (0, n_handed))
         states.write(chunk * text.chunk_size, rows[torch.from_numpy(places)])
     return {}

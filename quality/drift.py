@@ -73,15 +73,18 @@ def drift_of(
     model: Rows,
     base_routes: Arrays,
     model_routes: Arrays,
+    *,
+    n_cols: int,
 ) -> LayerDrift:
     """Return how far the hidden states after `layer` of a model are from those of its base.
 
+    n_cols  of the hidden states; what is handed on behind them counts for nothing
     base_routes, model_routes  as `Routes.arrays` returns them
     """
     difference = norm = 0.0
     for chunk in range(positions.n_chunks):
         start, stop = positions.rows(chunk)
-        wanted, found = base.read(start, stop).double(), model.read(start, stop).double()
+        wanted, found = (states.read(start, stop)[:, :n_cols].double() for states in (base, model))
         difference += float((found - wanted).square().sum())
         norm += float(wanted.square().sum())
     drift = math.sqrt(difference / norm) if norm else (math.inf if difference else 0.0)

@@ -93,7 +93,9 @@ class Lockstep:
         base = self.base
         if base is None:
             return {}
+        network = model.source.network
         drift = drift_of(
-            layer, positions, base.after(layer), model.states.after(layer), base.routes(layer), routes
-        )
+            layer, positions, base.after(layer), model.states.after(layer), base.routes(layer), routes,
+            n_cols=network.n_strands * network.hidden_size,
+        )  # fmt: skip
         return drift.arrays()

@@ -9,6 +9,8 @@ Published code multiplies queries and keys by a Hadamard matrix, which leaves th
 rounds them to FP8. llama.cpp multiplies, too, and keeps keys in F16. Where positions score nearly alike, this
 decides which of them is chosen. It is done where caches are to be llama.cpp's (`half_cache`).
 
+In GLM-5.2 most layers have no indexer, and attend to what the last layer before them that has one has chosen.
+
 The choice has no gradient, so a differentiated pass shows observers none for these matrices.
 """
 
@@ -68,10 +70,11 @@ class Indexer:
     turn: torch.Tensor | None = None
 
     @torch.no_grad()
-    def unseen(self, x: torch.Tensor, compressed: torch.Tensor) -> torch.Tensor | None:
-        """Return which positions each token of a chunk does not attend to, bool (n_tokens, n_tokens).
+    def choice(self, x: torch.Tensor, compressed: torch.Tensor) -> torch.Tensor | None:
+        """Return which positions each token of a chunk attends to, int64 (n_tokens, n_chosen).
 
-        Positions after a token's own count as either. None: every token attends to all up to its own.
+        A position may stand there twice, and some may come after the token's own. None: every token attends
+        to all up to its own.
         x           the normed hidden states, (n_tokens, hidden_size)
         compressed  the normed compressed queries, (n_tokens, q_lora)
         """
@@ -84,16 +87,17 @@ class Indexer:
         if self.turn is not None:
             query, key = self._turned(query, self.turn), round_f16(self._turned(key, self.turn))
         shares = linear(x.float(), self.shares)
-        unseen = torch.ones((n_tokens, n_tokens), dtype=torch.bool, device=x.device)
+        # A token that has fewer positions to choose from than others attends to the first one in any case.
+        choice = torch.zeros((n_tokens, sizes.n_chosen), dtype=torch.int64, device=x.device)
         for start in range(0, n_tokens, _QUERY_BLOCK):
             stop = min(n_tokens, start + _QUERY_BLOCK)
             scores = torch.full((stop - start, stop), float("-inf"), device=x.device).triu_(start + 1)
             for head in range(sizes.n_heads):
                 product = torch.relu(query[start:stop, head] @ key[:stop].T)
                 scores += product * shares[start:stop, head, None]
-            chosen = scores.topk(min(sizes.n_chosen, stop), -1).indices
-            unseen[start:stop].scatter_(1, chosen, False)
-        return unseen
+            n_chosen = min(sizes.n_chosen, stop)
+            choice[start:stop, :n_chosen] = scores.topk(n_chosen, -1).indices
+        return choice
 
     def _rotated(self, x: torch.Tensor) -> torch.Tensor:
         """Return queries or keys, (n_tokens, n_heads, n_cols), rotated; float32.
@@ -105,13 +109,22 @@ class Indexer:
             turned = turned.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
         return torch.cat((self.rotate(turned), rest), -1)
 
-
     def _turned(self, x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
         """Return rotated queries or keys, (..., n_cols), with columns in the model's order, turned."""
         if self.sizes.halves:
             rotated, rest = x.split((self.sizes.rotated, self.sizes.n_cols - self.sizes.rotated), -1)
             x = torch.cat((rotated.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2), rest), -1)
         return (x.unflatten(-1, (-1, len(turn))) @ turn).flatten(-2)
+
+
+def all_but(choice: torch.Tensor) -> torch.Tensor:
+    """Return which positions each token does not attend to, bool (n_tokens, n_tokens).
+
+    choice  see `Indexer.choice`; positions after a token's own count as either
+    """
+    n_tokens = len(choice)
+    others = torch.ones((n_tokens, n_tokens), dtype=torch.bool, device=choice.device)
+    return others.scatter_(1, choice, False)
 
 
 def hadamard(n_cols: int) -> torch.Tensor:

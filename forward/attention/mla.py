@@ -10,7 +10,8 @@ input of every matrix of both forms:
     attn_k_b    the query's unrotated part, per head
     attn_v_b    the attended latent, per head
 
-Where the layer has an indexer, tokens attend to the positions that it chooses alone.
+Where the layer has an indexer, tokens attend to the positions that it chooses alone. A layer may hand this
+choice on to those after it: then it stands beside the hidden states (forward.residual.Apart), as numbers.
 
 A differentiated pass expands the values, too: the gradients at all products of the expanded form come with
 it, and those of the absorbed form follow from the gradients at scores and attended values. A pass that rounds
@@ -26,13 +27,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn.functional import linear
 
-from forward.attention.indexer import Indexer
+from forward.attention.indexer import Indexer, all_but
 from forward.like_llama import AttentionRounding, round_f16
 from forward.load import Loader
 from forward.norm import RMSNorm
 from forward.observe import Observer, ObservesGradients, watch, watch_gradient
 from forward.rope import Rotation
-from gguf_tools.errors import BadRequest
 
 _QUERY_BLOCK = 256
 """Number of queries in a block."""
@@ -71,8 +71,8 @@ class LatentAttention:
     keys           (n_heads, nope, kv_lora): the key rows of attn_kv_b
     values         (n_heads, value, kv_lora): its value rows
     indexer        chooses the positions that are attended to; None where all are
-    n_all          tokens of the longest chunk whose positions are all attended to, where the choice is that
-                   of a layer before; None for any number
+    n_handed       columns beside the hidden states: the positions that a layer has chosen for those after it.
+                   A layer with an indexer puts its choice there, one without takes it from there
     rounding       None where activations stay as they are
     sharpness      float32 (n_positions,): what the scores of a token at each position are multiplied by, too;
                    None for nothing
@@ -92,7 +92,7 @@ class LatentAttention:
     values: torch.Tensor
     output: torch.Tensor
     indexer: Indexer | None = None
-    n_all: int | None = None
+    n_handed: int = 0
     rounding: AttentionRounding | None = None
     sharpness: torch.Tensor | None = None
 
@@ -104,10 +104,21 @@ class LatentAttention:
         return attended + sizes.hidden * (sizes.n_heads * sizes.value + query_cols // 2)
 
     def __call__(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
-        """Return what attention adds to one chunk's hidden states, float32 (n_tokens, hidden_size)."""
+        """Return what attention adds to one chunk's hidden states, float32 (n_tokens, hidden_size).
+
+        Where a choice is handed on, hidden states have n_handed more columns for it, and what is returned has
+        as many, with what changes there.
+        """
         name, sizes, dtype = self.name, self.sizes, self.output.dtype
+        hidden, handed = hidden.split((sizes.hidden, self.n_handed), -1)
         x = self.norm(hidden).to(dtype)
-        query, unseen = self._query(x, observer)
+        query, choice = self._query(x, observer)
+        change = torch.zeros_like(handed)
+        if choice is not None and self.n_handed:
+            change = choice.float() - handed
+        elif self.indexer is None and len(x) > self.n_handed > 0:
+            choice = handed.detach().long()
+        unseen = None if choice is None else all_but(choice)
         compressed = linear(x, self.kv_a)
         watch(observer, f"{name}.attn_kv_a_mqa.weight", x, compressed)
         latent, shared_key = compressed.split((sizes.kv_lora, sizes.rope), -1)
@@ -126,19 +137,14 @@ class LatentAttention:
         observer.rows((f"{name}.attn_output.weight",), values)
         output = linear(values, self.output)
         watch(observer, f"{name}.attn_output.weight", values, output)
-        return output.float()
+        return torch.cat((output.float(), change), -1) if self.n_handed else output.float()
 
     def _query(self, x: torch.Tensor, observer: Observer) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the queries of all heads before rotation, (n_tokens, n_heads, nope + rope).
 
-        The second is which positions they don't attend to, see `Indexer.unseen`.
+        The second is which positions they attend to, see `Indexer.choice`; None without an indexer, too.
         """
         name, n_heads = self.name, self.sizes.n_heads
-        if self.n_all is not None and len(x) > self.n_all:
-            raise BadRequest(
-                f"{name}: chooses the positions that a layer before it has chosen, which is not computed:"
-                f" chunks of {len(x)} tokens, expected at most {self.n_all} (-c)"
-            )
         if self.q_a is None or self.q_a_norm is None:
             observer.rows((f"{name}.attn_kv_a_mqa.weight", f"{name}.attn_q.weight"), x)
             query = linear(x, self.q_b).unflatten(-1, (n_heads, -1))
@@ -156,7 +162,7 @@ class LatentAttention:
         observer.rows(of_compressed, compressed)
         query = linear(compressed, self.q_b).unflatten(-1, (n_heads, -1))
         watch(observer, f"{name}.attn_q_b.weight", compressed, query, 0, n_heads)
-        return query, None if self.indexer is None else self.indexer.unseen(x, compressed)
+        return query, None if self.indexer is None else self.indexer.choice(x, compressed)
 
     def _attend(
         self,
@@ -273,14 +279,14 @@ def load_latent_attention(
     eps: float,
     latent_eps: float,
     indexer: Indexer | None = None,
-    n_all: int | None = None,
+    n_handed: int = 0,
     sharpness: torch.Tensor | None = None,
 ) -> LatentAttention:
     """Return the attention of a layer with its weights.
 
     eps         epsilon of the norm of hidden states
     latent_eps  epsilon of the norms of compressed queries and of latents
-    indexer     of the layer; see LatentAttention for it, n_all and sharpness
+    indexer     of the layer; see LatentAttention for it, n_handed and sharpness
     """
     name, hidden, latent, q_lora = f"blk.{layer}", sizes.hidden, sizes.kv_lora, sizes.q_lora
     q_rows = sizes.n_heads * (sizes.nope + sizes.rope)
@@ -306,7 +312,7 @@ def load_latent_attention(
         values=values,
         output=load.matrix(f"{name}.attn_output.weight", hidden, sizes.n_heads * sizes.value),
         indexer=indexer,
-        n_all=n_all,
+        n_handed=n_handed,
         rounding=_rounding(load, name) if load.half_cache else None,
         sharpness=sharpness,
     )

@@ -95,7 +95,7 @@ def open_streams(
             streams.append(Stream(files, opened.enter_context(closing(scratch)), files))
     if folder.done < EMBEDDING:
         for load, stream in zip(loaders, streams, strict=True):
-            embed(load, text, stream.files[EMBEDDING % 2])
+            embed(load, text, stream.files[EMBEDDING % 2], network.n_handed)
             stream.files[EMBEDDING % 2].sync()
         folder.finish_layer(EMBEDDING, {})
     if fits:

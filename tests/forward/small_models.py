@@ -53,11 +53,11 @@ def run_all_layers(
     )
     here, there = (MemoryStates(chunks.size, network.state_size) for _ in range(2))
     middle = MemoryStates(chunks.size, network.hidden_size)
-    embed(load, Text(chunks, chunks), here)
+    embed(load, Text(chunks, chunks), here, network.n_handed)
     sums: dict[str, Sums] = {}
     for layer in range(network.n_layers):
         observer = NaiveSums()
-        run_layer(sweep, layer, here, here if network.n_strands == 1 else middle, there, observer)
+        run_layer(sweep, layer, here, middle, there, observer)
         sums |= observer.sums
         here, there = there, here
     norm = network.load_end(load)

@@ -33,6 +33,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "v2 by groups, without q_lora": ("v2", V2_GROUPED),
     "v2-lite": ("v2-lite", {}),
     "v3.2 choosing": ("v3.2", {}),
+    "glm-5 sharing a choice": (
+        "glm-5",
+        {"num_hidden_layers": 4, "index_topk": 16, "indexer_types": ["full", "shared", "shared", "full"]},
+    ),
 }
 
 
@@ -107,11 +111,13 @@ def differentiate(
         return states(network.hidden_size)
 
     borders = [states() for _ in range(network.n_layers + 1)]
-    embed(load, Text(chunks, chunks), borders[0])
+    embed(load, Text(chunks, chunks), borders[0], network.n_handed)
     for layer in range(network.n_layers):
         run_layer(sweep, layer, borders[layer], scratch(), borders[layer + 1], Silent())
     above, below = states(), states()
-    above.write(0, directions(n_tokens, network.state_size) if last is None else last)
+    handed = torch.zeros((n_tokens, network.n_handed))
+    own = directions(n_tokens, network.state_size - network.n_handed) if last is None else last
+    above.write(0, torch.cat((own, handed), 1))
     shares.clear()
     for layer in reversed(range(network.n_layers)):
         backward = BackwardStates(borders[layer], above, below, scratch(), scratch())

@@ -10,13 +10,22 @@ import numpy as np
 import pytest
 
 from forward.open import open_model
-from gguf_tools.errors import BadRequest
 from tests.convert.f32_files import write_f32
 from tests.forward.small_models import CHUNKS, V2_GROUPED, YARN_WITH_MSCALE, run_all_layers
-from tests.support.checkpoints import load_transformers, to_fp8, to_older_spelling, transformers_checkpoint
+from tests.support.checkpoints import (
+    edit_config,
+    load_transformers,
+    to_fp8,
+    to_older_spelling,
+    transformers_checkpoint,
+)
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
+
+SHARING: dict[str, Any] = {
+    "num_hidden_layers": 4, "index_topk": 16, "indexer_types": ["full", "shared", "shared", "full"],
+}  # fmt: skip
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "v3": ("v3", {}),
@@ -40,6 +49,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "glm-5",
         {"index_topk": 48, "indexer_types": ["full", "shared", "full"]},
     ),
+    "glm-5 sharing a choice": ("glm-5", SHARING),
 }
 
 
@@ -74,13 +84,18 @@ def test_the_older_spelling_and_fp8(tmp_path: Path) -> None:
         assert 1e-3 < relative_error(run_all_layers(model, CHUNKS)[0], expected) < 0.5
 
 
-def test_a_choice_that_layers_share_is_refused_where_it_matters(tmp_path: Path) -> None:
-    folder = transformers_checkpoint(
-        tmp_path / "hf", "glm-5", index_topk=47, indexer_types=["full", "shared", "full"]
-    )
-    words = r"blk\.1: .* chunks of 48 tokens, expected at most 47 \(-c\)"
-    with open_model(folder) as model, pytest.raises(BadRequest, match=words):
-        run_all_layers(model, CHUNKS)
+def test_a_shared_choice_is_read_from_files_and_changes_what_is_computed(tmp_path: Path) -> None:
+    folder = transformers_checkpoint(tmp_path / "hf", "glm-5", **SHARING)
+    with open_model(folder) as model:
+        expected, expected_sums = run_all_layers(model, CHUNKS)
+    with open_model(write_f32(folder, tmp_path / "model.gguf")) as model:
+        logits, seen = run_all_layers(model, CHUNKS)
+    assert relative_error(logits, expected) < 1e-6
+    assert seen.keys() == expected_sums.keys()
+    assert not [name for name in seen if name.startswith(("blk.1.indexer", "blk.2.indexer"))]
+    edit_config(folder, index_topk=48)
+    with open_model(folder) as model:
+        assert relative_error(run_all_layers(model, CHUNKS)[0], expected) > 1e-3
 
 
 @pytest.mark.parametrize("style", ["v3", "v2", "v3.2"])

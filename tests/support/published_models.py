@@ -237,7 +237,7 @@ PUBLISHED: Mapping[str, Published] = {
     ),
     "glm-5": Published(
         {**_LATENT, **_GLM, "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa",
-         "num_hidden_layers": 4, "num_nextn_predict_layers": 1, "head_dim": 8, "index_n_heads": 4,
+         "num_hidden_layers": 4, "num_nextn_predict_layers": 1, "head_dim": 8, "index_n_heads": 32,
          "index_head_dim": 64, "index_topk": 16, "indexer_types": ["full", "shared", "full", "shared"],
          "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"}},
         latent, "glm-4.7-flash",
@@ -274,6 +274,8 @@ def write(name: str, folder: Path) -> Path:
     tensors: Tensors = {}
     for seed, (tensor, shape) in enumerate(model.shapes(model.config)):
         values = formula(shape, seed)
+        if tensor.endswith("k_norm.bias"):
+            values -= 1  # else all positions of some tokens score 0, and which are chosen is chance
         is_bias = tensor.endswith("e_score_correction_bias")
         tensors[tensor] = values if is_bias else values.astype(ml_dtypes.bfloat16)
     tensors = {model.prefix + tensor: values for tensor, values in model.edit(tensors).items()}

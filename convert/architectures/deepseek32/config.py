@@ -56,6 +56,11 @@ class IndexedConfig(DeepseekConfig):
     def index_q_rows(self) -> int:
         return self.index_n_heads * self.index_head_dim
 
+    @property
+    def hands_on(self) -> bool:
+        """Whether a layer attends to what an earlier one has chosen."""
+        return self.indexer_types is not None and not all(self.indexer_types[: self.num_hidden_layers])
+
     def has_indexer(self, layer: int) -> bool | None:
         """Return whether a layer has an indexer, None for an MTP layer of which nothing is said."""
         if self.indexer_types is None:
@@ -76,6 +81,8 @@ def _indexer_types(read: ConfigReader, base: DeepseekConfig) -> tuple[bool, ...]
         fits = isinstance(kinds, (list, str)) and len(kinds) in lengths
         if not fits or any(kind not in words for kind in kinds):
             raise read.bad(key, f"{' or '.join(words)} for each of {n_layers} layers")
+        if kinds[0] != words[0]:
+            raise read.bad(key, f"{words[0]} for the first layer, before which nothing is chosen")
         return tuple(kind == words[0] for kind in kinds)
     frequency = read.size("index_topk_freq", 1)
     offset = read.size("index_skip_topk_offset", 2, least=0)

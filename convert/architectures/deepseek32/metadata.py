@@ -33,6 +33,12 @@ METADATA: tuple[Key, ...] = (
 )
 
 
+def _types(shapes: Mapping[str, tuple[int, ...]], n_layers: int) -> tuple[bool, ...] | None:
+    """Return which layers have an indexer, for a file whose keys don't say it; None where all have one."""
+    types = tuple(f"blk.{layer}.indexer.attn_k.weight" in shapes for layer in range(n_layers))
+    return None if all(types) else types
+
+
 def metadata_reader(
     gguf_name: str, architecture: str
 ) -> Callable[[Metadata, Mapping[str, tuple[int, ...]], Path], IndexedConfig]:
@@ -51,7 +57,7 @@ def metadata_reader(
             index_n_heads=hparams.size("indexer_head_count"),
             index_head_dim=hparams.size("indexer_key_length"),
             index_topk=hparams.size("indexer_top_k"),
-            indexer_types=hparams.indexer_types,
+            indexer_types=hparams.indexer_types or _types(shapes, base.num_hidden_layers),
         )
 
     return read
