@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from convert.architectures.deepseek32.config import IndexedConfig
+from forward.families import FAMILIES
 from forward.open import open_model
+from gguf_tools.errors import UnsupportedCheckpoint
 from tests.convert.f32_files import write_f32
 from tests.forward.small_models import CHUNKS, V2_GROUPED, YARN_WITH_MSCALE, run_all_layers
 from tests.support.checkpoints import (
+    INDEXED_STYLES,
     edit_config,
     load_transformers,
     to_fp8,
@@ -82,6 +86,12 @@ def test_the_older_spelling_and_fp8(tmp_path: Path) -> None:
     with open_model(to_fp8(folder, (32, 48))) as model:
         # FP8 has 3 bits of mantissa: near, but not the same model
         assert 1e-3 < relative_error(run_all_layers(model, CHUNKS)[0], expected) < 0.5
+
+
+def test_a_first_layer_without_a_choice_is_refused() -> None:
+    raw = INDEXED_STYLES["glm-5"] | SHARING | {"indexer_types": ["shared", "full", "full", "full"]}
+    with pytest.raises(UnsupportedCheckpoint, match=r"^blk\.0: has no indexer"):
+        FAMILIES["glm-dsa"].build(IndexedConfig.from_dict(raw))
 
 
 def test_a_shared_choice_is_read_from_files_and_changes_what_is_computed(tmp_path: Path) -> None:

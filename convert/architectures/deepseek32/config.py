@@ -81,8 +81,6 @@ def _indexer_types(read: ConfigReader, base: DeepseekConfig) -> tuple[bool, ...]
         fits = isinstance(kinds, (list, str)) and len(kinds) in lengths
         if not fits or any(kind not in words for kind in kinds):
             raise read.bad(key, f"{' or '.join(words)} for each of {n_layers} layers")
-        if kinds[0] != words[0]:
-            raise read.bad(key, f"{words[0]} for the first layer, before which nothing is chosen")
         return tuple(kind == words[0] for kind in kinds)
     frequency = read.size("index_topk_freq", 1)
     offset = read.size("index_skip_topk_offset", 2, least=0)
