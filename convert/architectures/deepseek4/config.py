@@ -21,6 +21,7 @@ class V4Config:
     """What a model is made of; names as in config.json.
 
     compress_ratios  per layer how many positions are compressed to one; 0 where none are
+    mtp_ratios       the same for what comes after the model's own layers, as far as config.json goes
     heavy_ratio      the ratio of compressing layers without an indexer; 1 where there are none
     intermediate_size  None where config.json has none, as in the published models
     """
@@ -59,6 +60,7 @@ class V4Config:
     hc_sinkhorn_iters: int
     hc_eps: float
     tie_word_embeddings: bool
+    mtp_ratios: tuple[int, ...] = ()
 
     light_ratio: ClassVar[int] = OVERLAPPING
     hc_scales: ClassVar[int] = 3
@@ -86,7 +88,7 @@ class V4Config:
             raise UnsupportedCheckpoint(
                 f"{path}: rope_scaling: RoPE of type {rope.kind!r}, expected 'default' or 'yarn'"
             )
-        ratios = _ratios(raw, path, n_layers)
+        ratios, of_mtp = _ratios(raw, path, n_layers)
         heavy = sorted({ratio for ratio in ratios if ratio not in (0, OVERLAPPING)})
         if len(heavy) > 1:
             raise read.bad("compress_ratios", f"0, {OVERLAPPING} and at most one other ratio")
@@ -125,6 +127,7 @@ class V4Config:
             hc_sinkhorn_iters=read.size("hc_sinkhorn_iters", 20),
             hc_eps=read.number("hc_eps", 1e-6),
             tie_word_embeddings=read.flag("tie_word_embeddings", False),
+            mtp_ratios=of_mtp,
         )
 
     @property
@@ -169,8 +172,10 @@ class V4Config:
         return self.n_shared_experts * self.moe_intermediate_size
 
 
-def _ratios(raw: Mapping[str, Any], path: str | Path, n_layers: int) -> tuple[int, ...]:
-    """Return compress_ratios of the model's own layers; those of MTP layers may follow."""
+def _ratios(
+    raw: Mapping[str, Any], path: str | Path, n_layers: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return compress_ratios of the model's own layers, and those of MTP layers, which may follow."""
     ratios = raw.get("compress_ratios")
     are_numbers = isinstance(ratios, list) and all(type(ratio) is int and ratio >= 0 for ratio in ratios)
     if not isinstance(ratios, list) or not are_numbers or len(ratios) < n_layers:
@@ -178,4 +183,4 @@ def _ratios(raw: Mapping[str, Any], path: str | Path, n_layers: int) -> tuple[in
         raise BadConfig(
             f"{path}: compress_ratios is {found}, expected a number for each of {n_layers} layers"
         )
-    return tuple(ratios[:n_layers])
+    return tuple(ratios[:n_layers]), tuple(ratios[n_layers:])

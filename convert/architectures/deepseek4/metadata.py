@@ -1,8 +1,4 @@
-"""The keys deepseek4.*, in the order of llama.cpp's converter; `read_metadata` is the inverse.
-
-Where this differs from it: the ratios and limits of layers are written for the layers that the file has,
-because the loader wants as many.
-"""
+"""The keys deepseek4.*, in the order of llama.cpp's converter; `read_metadata` is the inverse."""
 
 from __future__ import annotations
 
@@ -67,12 +63,13 @@ METADATA: tuple[Key, ...] = (
     Key(keys.INDEXER_TOP_K, _u32, lambda c, o: c.index_topk),
     Key(keys.OUTPUT_GROUP_COUNT, _u32, lambda c, o: c.o_groups),
     Key(keys.OUTPUT_LORA_RANK, _u32, lambda c, o: c.o_lora_rank),
-    Key(keys.COMPRESS_RATIOS, Value.i32s, lambda c, o: c.compress_ratios),
+    Key(keys.COMPRESS_RATIOS, Value.i32s, lambda c, o: (*c.compress_ratios, *c.mtp_ratios)),
     Key(keys.COMPRESS_ROPE_FREQ_BASE, _f32, lambda c, o: c.compress_rope_theta),
     Key(keys.HYPER_CONNECTION_COUNT, _u32, lambda c, o: c.hc_mult),
     Key(keys.HYPER_CONNECTION_ITERATIONS, _u32, lambda c, o: c.hc_sinkhorn_iters),
     Key(keys.HYPER_CONNECTION_EPSILON, _f32, lambda c, o: c.hc_eps),
     Key(keys.HASH_LAYER_COUNT, _u32, lambda c, o: c.num_hash_layers),
+    Key(keys.EMBEDDING_LENGTH_OUT, _u32, lambda c, o: c.hc_mult * c.hidden_size),
 )
 
 

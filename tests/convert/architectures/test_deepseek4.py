@@ -165,7 +165,9 @@ def test_keys(folder: Path, tmp_path: Path) -> None:
     result = convert.convert(folder, tmp_path / "v4.gguf")
     with open_gguf(tmp_path / "v4.gguf") as file:
         found = {key.removeprefix("deepseek4."): value for key, value in file.metadata.items()}
-    assert list(found["attention.compress_ratios"].plain) == [0, 0, 4, 128]
+    # As llama.cpp's converter has it: the ratio of the MTP layer, too, which the file goes without.
+    assert list(found["attention.compress_ratios"].plain) == [0, 0, 4, 128, 0]
+    assert found["embedding_length_out"].data == 4 * HIDDEN
     assert found["swiglu_clamp_exp"].plain == (10.0,) * LAYERS
     assert (found["expert_gating_func"].data, found["hash_layer_count"].data) == (4, 2)
     assert found["hyper_connection.count"].data == 4
