@@ -12,7 +12,9 @@ import pytest
 
 import convert
 from gguf_tools import GGUFFile, open_gguf
+from gguf_tools.errors import CheckpointError, MissingTensor, UnexpectedTensors, UnsupportedCheckpoint
 from tests.end_to_end.arch_models import GOLDEN
+from tests.support.checkpoints import edit_config, edit_tensors, read_config, read_tensors
 from tests.support.published_models import PUBLISHED, write
 
 RECORDED: dict[str, Any] = json.loads((GOLDEN / "published.json").read_text(encoding="utf-8"))
@@ -49,3 +51,41 @@ def test_equals_llama_cpps_converter(name: str, tmp_path: Path) -> None:
         assert keys(file) == RECORDED[name]["keys"]
     assert len(lines) == RECORDED[name]["n_tensors"]
     assert hashlib.sha256("\n".join(lines).encode()).hexdigest() == RECORDED[name]["sha256_of_tensors"]
+
+
+WITHOUT_SAMPLE = ("glm-4.6", "glm-5", "minimax-m2", "mistral", "youtu")
+"""A model of each family that test_convert_arch_refusals.py has none of."""
+
+
+def refused(folder: Path, error: type[CheckpointError], words: str) -> None:
+    with pytest.raises(error, match=words) as caught:
+        convert.convert(folder, folder / "out.gguf")
+    assert "\n" not in str(caught.value)
+    assert not list(folder.glob("*.gguf*"))
+
+
+@pytest.mark.parametrize("name", WITHOUT_SAMPLE)
+def test_what_is_wrong_is_named_before_anything_is_written(name: str, tmp_path: Path) -> None:
+    folder = write(name, tmp_path / "model")
+    whole = read_tensors(folder)
+    output = "model.layers.1.self_attn.o_proj.weight"
+    edit_tensors(folder, lambda tensors: tensors.pop(output))
+    refused(folder, MissingTensor, r"missing 1 tensor: model\.layers\.1\.self_attn\.o_proj\.weight")
+    edit_tensors(
+        folder, lambda tensors: tensors.update({output: whole[output], "model.extra.weight": whole[output]})
+    )
+    refused(folder, UnexpectedTensors, r"unexpected 1 tensor: model\.extra\.weight")
+    edit_tensors(folder, lambda tensors: tensors.pop("model.extra.weight"))
+    edit_tensors(folder, lambda tensors: tensors.update({output: whole[output][:-1]}))
+    refused(
+        folder, CheckpointError, r"o_proj\.weight: shape \(63, \d+\), expected \(64, \d+\) from config\.json"
+    )
+    edit_tensors(folder, lambda tensors: tensors.update({output: whole[output]}))
+    config = read_config(folder)
+    edit_config(folder, rope_scaling={"rope_type": "spiral", "factor": 2.0})
+    refused(folder, UnsupportedCheckpoint, r"rope_scaling: RoPE of type 'spiral', expected")
+    (folder / "config.json").write_text(json.dumps(config))
+    path = folder / "tokenizer.json"
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"pre_tokenizer": byte_level}))
+    refused(folder, CheckpointError, r"pre-tokenizer not recognised: found bytes")
