@@ -79,6 +79,7 @@ class HParams:
     vocab_size: Size = _key(keys.VOCAB_SIZE, _SIZE)
     context_length: Size = _key(keys.CONTEXT_LENGTH, _SIZE)
     embedding_length: Size = _key(keys.EMBEDDING_LENGTH, _SIZE)
+    embedding_length_out: Size = _key(keys.EMBEDDING_LENGTH_OUT, _SIZE)
     feed_forward_length: Size = _key(keys.FEED_FORWARD_LENGTH, _SIZE)
 
     expert_count: Size = _key(keys.EXPERT_COUNT, _SIZE)

@@ -117,6 +117,7 @@ _OF_TEMPLATE: Mapping[str, tuple[str, ...]] = {
     keys.HYPER_CONNECTION_ITERATIONS: _U32,
     keys.HYPER_CONNECTION_EPSILON: _F32,
     keys.HASH_LAYER_COUNT: _U32,
+    keys.EMBEDDING_LENGTH_OUT: _U32,
     keys.SWIGLU_CLAMP_EXP: ("array of float32", "float32"),
     keys.SWIGLU_CLAMP_SHEXP: ("array of float32", "float32"),
     keys.Q_LORA_RANK: _U32,
