@@ -39,10 +39,9 @@ From a clone to a quantized file and its measured quality, with a small trained 
 repository. The commands print what is shown (`scripts/record_first_ten_minutes.py` writes this page). Times
 are those of a busy machine with two cores; the first run of a recipe also compiles its kernels.
 
-From `git clone` to the first Q4_K_M took 24 s of CPU time on 2026-11-22: cloning, an environment,
-`pip install .` without torch, and converting and quantizing in one pass with nothing compiled before. By the
-clock it was 350 s on two cores (AMD EPYC, virtual) at a load of 15: 7 s to clone, 56 s for the environment,
-216 s for pip and 72 s for the file, 54 of them for kernels.
+From `git clone` to the first Q4_K_M took 19 s on 2026-11-22, on a quiet machine with two cores (AMD EPYC,
+virtual) and packages near by: 15 s for cloning, an environment and `pip install .` without torch, and 4 s for
+converting and quantizing in one pass, 3 of them for compiling kernels.
 
     pip install .
 """
