@@ -100,16 +100,21 @@ def _rope(config: DecoderConfig, style: _Style) -> Rope:
         raise UnsupportedCheckpoint("RoPE of type longrope: the forward pass has no factors for it")
     slowed = scaling.factor if scaling.kind == "linear" and scaling.factor else 1.0
     plain = Rope(config.rotated_cols, scaling.theta, halves=style.halves, slowed=slowed)
+    stretch = yarn_of(scaling)
+    return plain if stretch is None else replace(plain, yarn=stretch, magnitude=_magnitude(scaling))
+
+
+def yarn_of(scaling: RopeConfig) -> Yarn | None:
+    """Return how YaRN stretches wavelengths; None where it doesn't."""
     if scaling.kind != "yarn" or scaling.factor is None or scaling.original_context is None:
-        return plain
-    stretch = Yarn(
+        return None
+    return Yarn(
         scaling.factor,
         scaling.original_context,
         scaling.beta_fast or 32.0,
         scaling.beta_slow or 1.0,
         scaling.truncate,
     )
-    return replace(plain, yarn=stretch, magnitude=_magnitude(scaling))
 
 
 def _magnitude(scaling: RopeConfig) -> float:

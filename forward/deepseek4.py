@@ -8,6 +8,7 @@ from convert.architectures.deepseek4.config import OVERLAPPING, V4Config
 from convert.architectures.deepseek4.metadata import read_metadata
 from forward.attention.compressed import CompressedSizes, load_compressed_attention
 from forward.attention.compressor import CompressorSizes, load_compressor, load_window_indexer
+from forward.decoders import yarn_of
 from forward.experts import Routing, load_experts
 from forward.ffn import BlockNames, load_ffn
 from forward.hyper_connections import StrandSizes, load_hyper_connection, load_strands_end
@@ -15,7 +16,7 @@ from forward.layer import Layer
 from forward.load import Loader
 from forward.network import EMBEDDINGS, OUTPUT, Family, Network
 from forward.norm import RMSNorm
-from forward.rope import Rope, Rotation, Yarn
+from forward.rope import Rope, Rotation
 
 
 def _network(config: V4Config) -> Network:
@@ -97,18 +98,10 @@ def _routing(config: V4Config) -> Routing:
 
 def _rope_of_windows(config: V4Config) -> Rope:
     """Return the rotation in layers with windows. YaRN stretches theirs alone, and makes nothing sharper."""
-    rope = Rope(config.qk_rope_head_dim, config.compress_rope_theta)
-    scaling = config.rope
-    if scaling.kind != "yarn" or scaling.factor is None or scaling.original_context is None:
+    rope, stretch = Rope(config.qk_rope_head_dim, config.compress_rope_theta), yarn_of(config.rope)
+    if stretch is None:
         return rope
-    stretch = Yarn(
-        scaling.factor,
-        scaling.original_context,
-        scaling.beta_fast or 32.0,
-        scaling.beta_slow or 1.0,
-        scaling.truncate,
-    )
-    return replace(rope, yarn=stretch, magnitude=scaling.attention_factor or 1.0)
+    return replace(rope, yarn=stretch, magnitude=config.rope.attention_factor or 1.0)
 
 
 DEEPSEEK4 = Family(read_metadata, _network, {})

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from convert.architectures.deepseek4.config import V4Config
-from convert.architectures.deepseek4.rules import RULES
+from tests.convert.architectures.deepseek4_weights import weights_of
 from tests.support.checkpoints import Tensors, write_checkpoint
 
 TOKENIZER = Path(__file__).parents[1] / "golden" / "arch" / "models" / "deepseek-v3.2"
@@ -49,14 +49,8 @@ def v4_model(folder: Path, **changes: Any) -> Path:
 def random_tensors(config: V4Config) -> Tensors:
     """Return all weights in F32, large enough that every part of the model shows in its predictions."""
     rng, stored = np.random.default_rng(3), Tensors()
-    for rule in RULES:
-        for layer in rule.where(config, None):
-            for output in rule.outputs:
-                assert isinstance(output.sizes, str)
-                shape = tuple(getattr(config, size) for size in output.sizes.split())
-                for expert in range(config.n_routed_experts if "{expert}" in output.source else 1):
-                    name = output.source.format(layer=layer, expert=expert)
-                    stored[name] = _random(name, shape, config, rng)
+    for name, shape in weights_of(config):
+        stored[name] = _random(name, shape, config, rng)
     return stored
 
 

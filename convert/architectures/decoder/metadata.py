@@ -5,17 +5,14 @@ What a configuration lacks is left out: a dense model has no keys about experts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from convert.architectures.base import Key
 from convert.architectures.decoder.config import DecoderConfig
 from convert.architectures.decoder.places import layers
+from convert.architectures.gating import GATING_FUNCTIONS
 from gguf_tools import keys
 from gguf_tools.values import Value
-
-GATING_FUNCTIONS: Mapping[str, int] = {"softmax": 1, "sigmoid": 2}
-"""Number in expert_gating_func for each scoring function."""
 
 _u32, _f32, _bool, _string = Value.u32, Value.f32, Value.bool_, Value.string
 

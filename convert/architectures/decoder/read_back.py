@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from convert.architectures.decoder.config import DecoderConfig
-from convert.architectures.decoder.metadata import GATING_FUNCTIONS
 from convert.architectures.decoder.rope import RopeConfig
+from convert.architectures.gating import GATING_FUNCTIONS, scoring_function
 from gguf_tools.errors import FormatError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.hparams import HParams, read_hparams
 from gguf_tools.values import Metadata
@@ -87,25 +87,15 @@ def read_decoder(
         first_k_dense_replace=size("leading_dense_block_count", 0),
         n_group=size("expert_group_count", 1) or 1,
         topk_group=size("expert_group_used_count", 1) or 1,
-        scoring_func=_scoring_function(hparams) if n_experts else None,
+        scoring_func=scoring_function(
+            hparams, GATING_FUNCTIONS, unset="sigmoid" if architecture in _SIGMOID else "softmax"
+        )
+        if n_experts
+        else None,
         norm_topk_prob=bool(hparams.expert_weights_norm) if architecture in _SAY_NORM else True,
         # llama.cpp takes 0 for "no scaling" too.
         routed_scaling_factor=hparams.number("expert_weights_scale", 1.0) or 1.0,
         num_nextn_predict_layers=n_mtp,
-    )
-
-
-def _scoring_function(hparams: HParams) -> str:
-    default = "sigmoid" if hparams.architecture in _SIGMOID else "softmax"
-    number = hparams.size("expert_gating_func", 0)
-    if not number:
-        return default
-    for name, known in GATING_FUNCTIONS.items():
-        if number == known:
-            return name
-    raise UnsupportedCheckpoint(
-        f"{hparams.path}: {hparams.key('expert_gating_func')} is {number},"
-        f" expected {' or '.join(f'{known} ({name})' for name, known in GATING_FUNCTIONS.items())}"
     )
 
 

@@ -38,6 +38,7 @@ from convert.architectures.base import Key
 from convert.architectures.deepseek2.config import V2, V3, DeepseekConfig, Yarn
 from convert.architectures.deepseek2.options import Options
 from convert.architectures.deepseek2.places import layers, mtp_layers
+from convert.architectures.gating import GATING_FUNCTIONS, scoring_function
 from gguf_tools import keys
 from gguf_tools.errors import BadRequest, FormatError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.hparams import HParams, read_hparams
@@ -45,9 +46,6 @@ from gguf_tools.values import Metadata, Value
 
 GGUF_NAME = "deepseek2"
 """Name of the family in general.architecture."""
-
-GATING_FUNCTIONS = {"softmax": 1, "sigmoid": 2}
-"""Number in expert_gating_func for each scoring function."""
 
 
 def _uncompressed(options: Options) -> bool:
@@ -186,7 +184,7 @@ def read_metadata(
         n_group=groups,
         topk_group=used_groups,
         topk_method="noaux_tc" if is_v3 else "group_limited_greedy",
-        scoring_func=_scoring_function(hparams),
+        scoring_func=scoring_function(hparams, GATING_FUNCTIONS, unset="softmax"),
         norm_topk_prob=normalised,
         norm_requested=normalised,
         # llama.cpp takes 0 for "no scaling" too.
@@ -197,18 +195,6 @@ def read_metadata(
         yarn=_read_yarn(hparams),
         tie_word_embeddings="output.weight" not in shapes,
         num_nextn_predict_layers=n_mtp,
-    )
-
-
-def _scoring_function(hparams: HParams) -> str:
-    softmax = GATING_FUNCTIONS["softmax"]
-    number = hparams.size("expert_gating_func", softmax) or softmax
-    for name, known in GATING_FUNCTIONS.items():
-        if number == known:
-            return name
-    raise UnsupportedCheckpoint(
-        f"{hparams.path}: {hparams.key('expert_gating_func')} is {number},"
-        f" expected {' or '.join(f'{known} ({name})' for name, known in GATING_FUNCTIONS.items())}"
     )
 
 

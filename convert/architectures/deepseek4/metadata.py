@@ -9,13 +9,13 @@ from typing import Any
 from convert.architectures.base import Key
 from convert.architectures.decoder.rope import RopeConfig
 from convert.architectures.deepseek4.config import OVERLAPPING, V4Config
+from convert.architectures.gating import GATING_FUNCTIONS, scoring_function
 from gguf_tools import keys
 from gguf_tools.errors import FormatError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.hparams import HParams, read_hparams
 from gguf_tools.values import Metadata, Value
 
-GATING_FUNCTIONS: Mapping[str, int] = {"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4}
-"""Number in expert_gating_func for each scoring function."""
+_GATING_FUNCTIONS: Mapping[str, int] = {**GATING_FUNCTIONS, "sqrtsoftplus": 4}
 
 _u32, _f32, _f32s = Value.u32, Value.f32, Value.f32s
 
@@ -46,7 +46,7 @@ METADATA: tuple[Key, ...] = (
     Key(keys.LAYERNORM_RMS_EPS, _f32, lambda c, o: c.rms_norm_eps),
     Key(keys.EXPERT_COUNT, _u32, lambda c, o: c.n_routed_experts),
     Key(keys.EXPERT_USED_COUNT, _u32, lambda c, o: c.num_experts_per_tok),
-    Key(keys.EXPERT_GATING_FUNC, _u32, lambda c, o: GATING_FUNCTIONS[c.scoring_func]),
+    Key(keys.EXPERT_GATING_FUNC, _u32, lambda c, o: _GATING_FUNCTIONS[c.scoring_func]),
     Key(keys.KEY_LENGTH, _u32, lambda c, o: c.head_dim),
     Key(keys.VALUE_LENGTH, _u32, lambda c, o: c.head_dim),
     Key(keys.ROPE_DIMENSION_COUNT, _u32, lambda c, o: c.qk_rope_head_dim),
@@ -116,7 +116,7 @@ def read_metadata(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], pat
         n_shared_experts=size("expert_shared_count"),
         num_experts_per_tok=size("expert_used_count"),
         num_hash_layers=size("hash_layer_count"),
-        scoring_func=_scoring_function(hparams),
+        scoring_func=scoring_function(hparams, _GATING_FUNCTIONS),
         norm_topk_prob=hparams.expert_weights_norm is not False,
         routed_scaling_factor=hparams.number("expert_weights_scale", 1.0) or 1.0,
         swiglu_limit=_limit(hparams),
@@ -152,17 +152,6 @@ def _limit(hparams: HParams) -> float:
             " expected one for all experts and layers"
         )
     return limits.pop() if limits else 0.0
-
-
-def _scoring_function(hparams: HParams) -> str:
-    number = hparams.size("expert_gating_func", 0)
-    for name, known in GATING_FUNCTIONS.items():
-        if number == known:
-            return name
-    raise UnsupportedCheckpoint(
-        f"{hparams.path}: {hparams.key('expert_gating_func')} is {number},"
-        f" expected {' or '.join(f'{known} ({name})' for name, known in GATING_FUNCTIONS.items())}"
-    )
 
 
 def _rope(hparams: HParams) -> RopeConfig:

@@ -11,7 +11,7 @@ import pytest
 
 import convert
 from convert.architectures.deepseek4.config import V4Config
-from convert.architectures.deepseek4.rules import RULES
+from tests.convert.architectures.deepseek4_weights import weights_of
 from tests.convert.architectures.test_deepseek4 import CONFIG, TOKENIZER
 from tests.support import oracle
 from tests.support.checkpoints import Tensors, formula, load_transformers, write_checkpoint
@@ -27,16 +27,9 @@ TOKENS = [5 + 37 * number % 500 for number in range(160)]
 def plain_tensors(config: V4Config) -> Tensors:
     """Return all weights in F32; a token's experts in the first layers are random."""
     rng, stored = np.random.default_rng(0), Tensors()
-    for rule in RULES:
-        for layer in rule.where(config, None):
-            for output in rule.outputs:
-                assert isinstance(output.sizes, str)
-                shape = tuple(getattr(config, size) for size in output.sizes.split())
-                for expert in range(config.n_routed_experts if "{expert}" in output.source else 1):
-                    name = output.source.format(layer=layer, expert=expert)
-                    is_table = name.endswith("tid2eid")
-                    table = rng.integers(0, config.n_routed_experts, shape)
-                    stored[name] = table if is_table else formula(shape, len(stored))
+    for name, shape in weights_of(config):
+        table = rng.integers(0, config.n_routed_experts, shape)
+        stored[name] = table if name.endswith("tid2eid") else formula(shape, len(stored))
     return stored
 
 
