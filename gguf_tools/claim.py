@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gguf_tools.errors import ToolkitError
-from gguf_tools.system.files import open_file
-from gguf_tools.system.locks import try_lock
+from gguf_tools.system.lock_files import Lock, Taken, hold
+from gguf_tools.system.own_files import is_at, open_own
 from gguf_tools.text import for_json
 
 
@@ -48,8 +48,8 @@ class Claim:
     fd     descriptor of the locked file, for reading and appending; -1 when closed
     """
 
-    def __init__(self, fd: int, about: dict[str, Any], refusals: Refusals) -> None:
-        self.fd, self.about, self._refusals = fd, about, refusals
+    def __init__(self, fd: int, lock: Lock, about: dict[str, Any], refusals: Refusals) -> None:
+        self.fd, self.about, self._lock, self._refusals = fd, about, lock, refusals
 
     def refuse_another(self, stored: Mapping[str, Any]) -> None:
         """Raise an error if `stored` is about something else."""
@@ -62,28 +62,34 @@ class Claim:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+            self._lock.release()
 
 
 def claim_run(path: Path, about: Mapping[str, Any], refusals: Refusals) -> Claim:
     """Lock `path`, created if it is missing, and return the claim.
 
     about   what the run is about: a mapping of JSON data
-    raises  the errors of `refusals` if the file can't be created, or if another process holds it
+    raises  the errors of `refusals` if the file can't be created or is a link, or if another process holds it
     """
     try:
-        fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        fd = open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     except OSError as error:
         raise refusals.unwritable(str(error.strerror)) from error
     try:
-        try_lock(fd)
+        lock = hold(fd, path)
         # Between open and lock its owner may have removed the file, and another process made a new one.
-        owned = os.path.samestat(os.fstat(fd), os.stat(path))
-    except OSError:
-        owned = False
-    if not owned:
+        if not is_at(fd, path):
+            lock.release()
+            raise Taken
+    except OSError as error:
         os.close(fd)
-        raise refusals.taken()
-    return Claim(fd, plain(about), refusals)
+        if not isinstance(error, Taken):
+            raise refusals.unwritable(str(error.strerror)) from error
+        refused = refusals.taken()
+        if error.strerror:
+            refused.add_note(error.strerror)
+        raise refused from error
+    return Claim(fd, lock, plain(about), refusals)
 
 
 def plain(data: Mapping[str, Any]) -> dict[str, Any]:

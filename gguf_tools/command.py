@@ -142,6 +142,10 @@ def run(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str] | None 
     for remark in () if args.quiet else getattr(args, "remarks", ()):
         print(f"{parser.prog}: note: {remark}", file=sys.stderr)
     try:
+        if hasattr(args, "written"):
+            from gguf_tools.overwriting import refuse_shared_arguments
+
+            refuse_shared_arguments(args)
         code = body(args)
         sys.stdout.flush()
         return code or 0

@@ -34,6 +34,7 @@ from typing import Any, Self
 from gguf_tools.claim import Difference, Refusals, claim_run
 from gguf_tools.errors import OutputError
 from gguf_tools.system import files as system_files
+from gguf_tools.system.own_files import is_at
 
 JOURNAL_SUFFIX = ".journal"
 
@@ -44,10 +45,15 @@ SYNC_SECONDS = 60.0
 """Most work, in seconds, that a crash of the machine may cost."""
 
 _RUN = "run"
+_START = f'{{"{_RUN}":"'.encode()
 _RECORD = struct.Struct("<IIQ")
 _CRC = struct.Struct("<I")
 _RECORD_BYTES = _RECORD.size + _CRC.size
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class NotAJournal(OutputError):
+    """The file under a journal's name was not made by us."""
 
 
 class _Kind(IntEnum):
@@ -70,9 +76,11 @@ class Journal:
     run        8 bytes that name the run, the same in all its sessions
     done       chunks that are done, with their digests
     published  outputs that have their names, or were about to get them, with their inodes
+    found      whether there was a journal, of this run or another one
+    sealed     inodes of the outputs that had their names by that journal, or were about to get them
 
-    raises  OutputError if the file can't be written, if another process has it open, or if it holds finished
-            chunks of another run, naming the first difference
+    raises  OutputError if the file can't be written, if it is no journal, if another process has it open, or
+            if it holds finished chunks of another run, naming the first difference
     """
 
     def __init__(
@@ -82,6 +90,8 @@ class Journal:
         self.run = os.urandom(8)
         self.done: dict[int, int] = {}
         self.published: dict[int, int] = {}
+        self.found = False
+        self.sealed: frozenset[int] = frozenset()
         self._lock = threading.Lock()
         self._chunk_records: list[int] = []
         self._n_synced = 0
@@ -89,6 +99,9 @@ class Journal:
         self._claim = claim_run(self.path, {"journal": FORMAT, **about}, _refusals(self.path))
         try:
             self._begin(restart)
+        except NotAJournal:
+            self.close()
+            raise
         except BaseException:
             if self._has_something_done:
                 self.close()
@@ -101,10 +114,18 @@ class Journal:
         return bool(self.done or self.published)
 
     def _begin(self, restart: bool) -> None:
-        data = b"" if restart else self._read()
+        data = self._read()
+        if not _is_ours(data):
+            raise NotAJournal(
+                f"{self.path}: is in the way, and is no journal of a run; move it away, or give the output"
+                " another name"
+            )
         line, newline, records = data.partition(b"\n")
         stored = _parsed(line) if newline else None
         n_valid = self._load(records) if stored else 0
+        self.found, self.sealed = stored is not None, frozenset(self.published.values())
+        if restart:
+            self.done, self.published = {}, {}
         try:
             if stored and self._has_something_done:
                 self.run = bytes.fromhex(stored.pop(_RUN))
@@ -134,9 +155,11 @@ class Journal:
     def remove(self) -> None:
         """Close the journal and delete it: the run is complete, or has nothing worth keeping."""
         if self._claim.fd >= 0:
+            is_ours = is_at(self._claim.fd, self.path)
             if system_files.IS_HELD_OPEN:
                 self.close()
-            self.path.unlink(missing_ok=True)
+            if is_ours:
+                self.path.unlink(missing_ok=True)
             self.close()
 
     def finish(self, chunk: int, digest: int = 0) -> None:
@@ -287,6 +310,12 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return stored
+
+
+def _is_ours(data: bytes) -> bool:
+    """Whether the content of a file is a journal, perhaps one whose writing was cut short, or nothing."""
+    start = data[: len(_START)]
+    return _START.startswith(start) or not data.strip(b"\0")
 
 
 def _write_all(fd: int, data: bytes) -> None:

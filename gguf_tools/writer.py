@@ -3,9 +3,10 @@
 The file grows as PATH.partial beside PATH and takes PATH's name only when `publish` is called. Until
 then the old file at PATH stays as it was; leaving the `with` block unpublished removes the partial.
 
-A run that can be resumed keeps the partial. Where the header will be, it begins with a mark of the run, so
-that no program mistakes it for a GGUF file, and no other run for its own. The first bytes of the header
-replace the mark when all other bytes have been written.
+Where the header will be, a partial begins with a mark, so that no program mistakes it for a GGUF file, and
+nobody else's file under its name is mistaken for a partial: such a file, and a link, is refused. A run that
+can be resumed keeps the partial, and puts its name into the mark. The first bytes of the header replace the
+mark when all other bytes have been written.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import errno
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -22,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Self
 from gguf_tools.errors import OutputError
 from gguf_tools.layout import FileLayout
 from gguf_tools.system import files
-from gguf_tools.system.locks import try_lock
+from gguf_tools.system.lock_files import Lock, Taken, hold
+from gguf_tools.system.own_files import is_at, open_own
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -30,21 +33,26 @@ if TYPE_CHECKING:
 PARTIAL_SUFFIX = ".partial"
 
 _MARK = b"PART"
+_NO_RUN = bytes(8)
+"""What stands for the name of a run in the mark of a partial that belongs to none yet."""
 
 
 class GGUFWriter:
     """The output of one FileLayout, filled in any order.
 
     path      where to write the file
-    layout    what to write; its header is written at once, or by `publish` if there is a `run`
+    layout    what to write; its header is written by `publish`
     inputs    files being read; an output that is one of them is refused
     run       8 bytes that name a run which can be resumed: an unpublished partial stays, and one with the
               mark of this run is resumed. `mark` gives a new partial its mark
     whole     inode of this run's partial if all its data have been written, and perhaps its header
+    found     whether a journal says that an interrupted run has left a partial here, or may have
+    sealed    inodes of files that by this journal got their headers
     resumed   whether there was a partial of this run; what was written to it is still there
 
-    Raises OutputError, naming the file, if the folder can't be written, if there is too little space,
-    or if another process is writing the same output. Data that are not written are zeros.
+    Raises OutputError, naming the file, if the folder can't be written, if there is too little space, if
+    another process is writing the same output, or if somebody else's file has the partial's name. Data that
+    are not written are zeros.
     """
 
     def __init__(
@@ -55,6 +63,8 @@ class GGUFWriter:
         *,
         run: bytes | None = None,
         whole: int | None = None,
+        found: bool = False,
+        sealed: frozenset[int] = frozenset(),
     ) -> None:
         self.path = Path(path)
         self.partial = self.path.with_name(self.path.name + PARTIAL_SUFFIX)
@@ -62,25 +72,29 @@ class GGUFWriter:
         self.resumed = False
         self._run = run
         self._fd = -1
+        self._lock = Lock()
         for written in (self.path, self.partial):
             refuse_inputs(written, inputs)
         if self.path.is_dir():
             raise OutputError(f"{self.path}: is a directory, expected a file name")
+        self._open(os.O_CREAT)
         try:
-            self._fd = files.open_file(self.partial, os.O_RDWR | os.O_CREAT)
-        except OSError as error:
-            raise OutputError(f"{self.partial}: can't be created: {error.strerror}") from error
-        try:
-            self._claim()
             self.resumed = run is not None and self._is_of_run(run, whole)
+            is_ours = self.resumed or self._is_ours(found, sealed)
+        except BaseException:
+            self.close()
+            raise
+        if not is_ours:
+            self.close()
+            raise OutputError(
+                f"{self.partial}: is in the way, and was not made by this program; move it away, or give the"
+                " output another name"
+            )
+        try:
             if not self.resumed:
                 self._leave_old_file()
-                self._reserve()
-            if run is None:
-                self.write(0, layout.header)
+                self._begin()
         except BaseException:
-            if self.resumed:
-                self.close()
             self.discard()
             raise
 
@@ -124,7 +138,7 @@ class GGUFWriter:
         On Linux, POSIX_FADV_DONTNEED starts to write them, and drops from memory what is on the disk.
         """
         if hasattr(os, "posix_fadvise"):
-            with files.moving():
+            with files.moving(), suppress(OSError):  # some file systems refuse it, and it is advice
                 os.posix_fadvise(self._fd, offset, n_bytes, os.POSIX_FADV_DONTNEED)
 
     def mark(self) -> None:
@@ -137,10 +151,9 @@ class GGUFWriter:
 
         raises  OutputError if the write fails
         """
-        if self._run is not None:
-            n_marked = len(_MARK) + len(self._run)
-            self.write(n_marked, self.layout.header[n_marked:])
-            self.write(0, self.layout.header[:n_marked])
+        n_marked = len(_MARK) + len(_NO_RUN)
+        self.write(n_marked, self.layout.header[n_marked:])
+        self.write(0, self.layout.header[:n_marked])
         try:
             files.sync(self._fd)
         except OSError as error:
@@ -150,6 +163,8 @@ class GGUFWriter:
     def publish(self) -> None:
         """Seal the file and give it its name; raises OutputError."""
         self.seal()
+        if not is_at(self._fd, self.partial):
+            raise OutputError(f"{self.partial}: was removed or replaced while it was being written")
         try:
             if files.IS_HELD_OPEN:
                 self.close()
@@ -159,18 +174,28 @@ class GGUFWriter:
         except OSError as error:
             raise OutputError(f"{self.path}: can't be published: {error.strerror}") from error
 
-    def _claim(self) -> None:
-        """Become the only writer of the partial, or raise."""
+    def _open(self, how: int) -> None:
+        """Open the partial, and become its only writer.
+
+        how     O_CREAT or O_EXCL, as in os.open
+        raises  OutputError if it can't be opened, is a link, or if another process is writing it
+        """
         try:
-            try_lock(self._fd)
+            fd = open_own(self.partial, os.O_RDWR | os.O_CREAT | how)
+        except OSError as error:
+            raise OutputError(f"{self.partial}: can't be created: {error.strerror}") from error
+        try:
+            lock = hold(fd, self.partial)
             # Between our open and our lock its owner may have published or removed it. Then this is
             # the finished file, or nobody's.
-            owned = os.path.samestat(os.fstat(self._fd), os.stat(self.partial))
-        except OSError:
-            owned = False
-        if not owned:
-            self.close()
-            raise OutputError(f"{self.partial}: another process is writing it")
+            if not is_at(fd, self.partial):
+                lock.release()
+                raise Taken
+        except OSError as error:
+            os.close(fd)
+            what = "another process is writing it" if isinstance(error, Taken) else "can't be locked"
+            raise OutputError("; ".join(filter(None, (f"{self.partial}: {what}", error.strerror)))) from error
+        self._fd, self._lock = fd, lock
 
     def _is_of_run(self, run: bytes, whole: int | None) -> bool:
         """Whether the partial was started by `run`."""
@@ -179,6 +204,19 @@ class GGUFWriter:
             return False
         start = files.read_at(self._fd, len(_MARK) + len(run), 0)
         return start == _MARK + run or (status.st_ino == whole and self.layout.header.startswith(start))
+
+    def _is_ours(self, found: bool, sealed: frozenset[int]) -> bool:
+        """Whether the partial is what a run of this program has left, or has nothing in it.
+
+        A crash of the machine may cost the mark, and a kill may come between the header and the name.
+        """
+        status = os.fstat(self._fd)
+        if not status.st_size or status.st_ino in sealed or files.read_at(self._fd, len(_MARK), 0) == _MARK:
+            return True
+        if status.st_size != self.layout.total_bytes:
+            return False
+        start = files.read_at(self._fd, len(self.layout.header), 0)
+        return found or start == self.layout.header or not any(start[: len(_MARK + _NO_RUN)])
 
     def _leave_old_file(self) -> None:
         """Begin a new file in place of one that a worker may still write to that outlived another run.
@@ -192,19 +230,23 @@ class GGUFWriter:
             os.close(old)
         try:
             self.partial.unlink()
-            self._fd = files.open_file(self.partial, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            self._lock.release()
+            self._open(os.O_EXCL)
         except OSError as error:
             raise OutputError(f"{self.partial}: can't be created anew: {error.strerror}") from error
         finally:
             if not files.IS_HELD_OPEN:
                 os.close(old)
-        self._claim()
+
+    def _begin(self) -> None:
+        """Mark a new partial as ours, and reserve its space; raises OutputError."""
+        _write_at(self._fd, memoryview(_MARK + _NO_RUN), 0, self.partial)
+        self._reserve()
 
     def _reserve(self) -> None:
         """Reserve the space now, so that a full disk is noticed before hours of work."""
         total = self.layout.total_bytes
         try:
-            os.ftruncate(self._fd, 0)
             free = files.free_bytes(self.partial.parent)
             if free < total:
                 raise OutputError(f"{self.path}: needs {total:,} bytes, {free:,} are free")
@@ -218,13 +260,16 @@ class GGUFWriter:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+            self._lock.release()
 
     def discard(self) -> None:
-        """Remove the partial, if it is open, and close it."""
+        """Remove the partial, if it is open and still has its name, and close it."""
         if self._fd >= 0:
+            is_there = is_at(self._fd, self.partial)
             if files.IS_HELD_OPEN:
                 self.close()
-            self.partial.unlink(missing_ok=True)
+            if is_there:
+                self.partial.unlink(missing_ok=True)
             self.close()
 
 
@@ -239,7 +284,7 @@ class PartialFile:
     def __init__(self, path: Path, run: bytes | None = None) -> None:
         self.path = path
         try:
-            self._fd = files.open_file(path, os.O_RDWR)
+            self._fd = open_own(path, os.O_RDWR)
         except OSError as error:
             raise OutputError(f"{path}: can't be opened: {error.strerror}") from error
         if run is not None and files.read_at(self._fd, len(_MARK) + len(run), 0) != _MARK + run:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from forward.arguments import add_context_argument, add_run_arguments, forward_options
 from gguf_tools import __version__, command
-from gguf_tools.overwriting import add_force, refuse_to_overwrite_inputs, refuse_to_replace
+from gguf_tools.overwriting import StoreOutput, add_force, refuse_to_overwrite_inputs, refuse_to_replace
 from gguf_tools.parser import HelpFormatter, add_foreign_flags
 from imatrix.foreign_flags import FOREIGN_FLAGS
 
@@ -102,7 +102,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     stats.add_argument("file", type=Path, metavar="FILE")
     stats.add_argument("--json", action="store_true", help="as one JSON object")
-    stats.add_argument("--plot", type=Path, metavar="FILE.png", help="draw it, too; needs matplotlib")
+    stats.add_argument(
+        "--plot", type=Path, action=StoreOutput, metavar="FILE.png", help="draw it, too; needs matplotlib"
+    )
     stats.set_defaults(body=_stats)
     check = commands.add_parser(
         "check",
@@ -153,8 +155,8 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     what.add_argument("-f", "--file", dest="text", type=Path, metavar="TEXT", help="calibration text, UTF-8")
     what.add_argument(
-        "-o", "--output", "--output-file", type=Path, default=Path("imatrix.gguf"), metavar="OUT",
-        help="where to write (default: %(default)s)",
+        "-o", "--output", "--output-file", type=Path, action=StoreOutput, may_be=("in_file",), metavar="OUT",
+        default=Path("imatrix.gguf"), help="where to write (default: %(default)s)",
     )  # fmt: skip
     what.add_argument(
         "--in-file", type=Path, action="append", default=[], metavar="FILE",

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gguf_tools.errors import BadRequest, OutputError
+from gguf_tools.errors import BadRequest
+from gguf_tools.whole_file import whole_file
 from imatrix.stats import EntryStats, entry_stats
 from quantize.importance import ImportanceFile
 from quantize.roles import layer_of
@@ -48,10 +49,8 @@ def plot(contents: ImportanceFile, path: Path) -> None:
         right.set_axis_off()
         right.set_title("no counts per expert")
     figure.tight_layout()
-    try:
-        figure.savefig(path, format="png", dpi=120)
-    except OSError as error:
-        raise OutputError(f"{path}: can't be written ({error.strerror})") from error
+    with whole_file(path) as file:
+        figure.savefig(file, format="png", dpi=120)
 
 
 def expert_coverage(contents: ImportanceFile) -> dict[int, np.ndarray]:

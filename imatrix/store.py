@@ -9,18 +9,19 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from gguf_tools.errors import BadImportance, OutputError
+from gguf_tools.errors import BadImportance
 from gguf_tools.ggml_types import F32
 from gguf_tools.layout import FileLayout
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.text import shown
 from gguf_tools.values import Value, bytes_of
+from gguf_tools.whole_file import whole_file
 from gguf_tools.writer import PARTIAL_SUFFIX, GGUFWriter, refuse_inputs
 from quantize.importance import ImportanceFile, ImportanceFormat, Importances
 from quantize.importance_files import COUNTS, SUMS, load
@@ -115,7 +116,8 @@ def save_dat(path: str | os.PathLike[str], contents: ImportanceFile) -> None:
         raise BadImportance(f"{contents.chunk_count} chunks, the .dat form holds up to {_MAX_INT32}")
     trailer = struct.pack("<i", contents.chunk_count) + _dat_string(dataset)
     blocks = _dat_blocks(entries, contents.chunk_size)
-    _write_whole(Path(path), chain([struct.pack("<i", len(entries))], blocks, [trailer]))
+    with whole_file(Path(path)) as file:
+        file.writelines(chain([struct.pack("<i", len(entries))], blocks, [trailer]))
 
 
 def _dat_blocks(entries: Importances, chunk_size: int) -> Iterator[bytes]:
@@ -142,19 +144,3 @@ def _refuse_sources(path: Path, contents: ImportanceFile) -> None:
     entries = contents.entries.values()
     sources = {entry.path for entry in entries if isinstance(entry, StoredImportance)}
     refuse_inputs(path.with_name(path.name + PARTIAL_SUFFIX), sources)
-
-
-def _write_whole(path: Path, parts: Iterable[bytes]) -> None:
-    """Write `parts` beside `path` and rename, so that a failure leaves the old file."""
-    partial = path.with_name(path.name + PARTIAL_SUFFIX)
-    try:
-        try:
-            with partial.open("wb") as file:
-                file.writelines(parts)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise OutputError(f"{path}: can't be written ({error.strerror})") from error

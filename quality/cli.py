@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from forward.arguments import add_context_argument, add_run_arguments, cut_of, forward_options
 from gguf_tools import __version__, command
-from gguf_tools.overwriting import add_force, refuse_to_overwrite_inputs, refuse_to_replace
+from gguf_tools.overwriting import StoreOutput, add_force, refuse_to_overwrite_inputs, refuse_to_replace
 
 if TYPE_CHECKING:
     from quality.options import EvaluateOptions, LogitsFile
@@ -98,9 +98,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_context_argument(what)
     what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
-    what.add_argument("--json", type=Path, metavar="FILE", help="write all numbers as one JSON object")
     what.add_argument(
-        "--html", type=Path, metavar="REPORT.html",
+        "--json", type=Path, action=StoreOutput, metavar="FILE", help="write all numbers as one JSON object"
+    )
+    what.add_argument(
+        "--html", type=Path, action=StoreOutput, metavar="REPORT.html",
         help="write charts, a map of each file's tensors, and the texts where it is worst, as one page that"
         " loads nothing",
     )  # fmt: skip
@@ -115,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         " what more bytes for each tensor would save",
     )  # fmt: skip
     what.add_argument(
-        "--kl-divergence-base", type=Path, metavar="FILE",
+        "--kl-divergence-base", type=Path, action=StoreOutput, metavar="FILE",
         help="also write the log probabilities of BASE, as llama-perplexity; with --kl-divergence, read them",
     )  # fmt: skip
     what.add_argument(
@@ -124,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
         help="compare with --kl-divergence-base FILE instead of a BASE",
     )
     what.add_argument(
-        "--keep", type=Path, metavar="DIR",
+        "--keep", type=Path, action=StoreOutput, metavar="DIR",
         help="keep the base's states in DIR, or use those that an earlier run has kept there",
     )  # fmt: skip
     what.add_argument(
@@ -134,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_scheduler(run)
     add_force(run)
     run.add_argument(
-        "--work", type=Path, metavar="DIR",
+        "--work", type=Path, action=StoreOutput, metavar="DIR",
         help="where finished layers are kept (default: FILE.work beside --json or --html, else a temporary"
         " folder in $TMPDIR or /var/tmp)",
     )  # fmt: skip

@@ -11,7 +11,6 @@ A log probability is scale * code + lowest. Logits more than 16 below the row's 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,8 +20,8 @@ import torch
 from forward.logits import LogitSource, Positions, sweep_vocabulary
 from forward.perplexity import predicted_positions
 from forward.text import Text
-from gguf_tools.errors import OutputError
 from gguf_tools.system import files
+from gguf_tools.whole_file import whole_file
 
 MAGIC = b"_logits_"
 HEADER_BYTES = len(MAGIC) + 12
@@ -45,21 +44,12 @@ def write_logits(head: LogitSource, device: torch.device, text: Text, path: Path
     positions = predicted_positions(text)
     ranges = _Ranges(positions, device)
     sweep_vocabulary([head], positions, [ranges], n_workers)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        fd = files.open_file(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-        try:
-            header = np.array([text.chunk_size, head.vocab_size, text.n_chunks], np.int32).tobytes()
-            start = MAGIC + header + text.tokens.astype(np.int32).tobytes()
-            _write_at(fd, start, 0)
-            codes = _Codes(fd, len(start), ranges, head.vocab_size)
-            sweep_vocabulary([head], positions, [codes], n_workers)
-            files.sync(fd)
-        finally:
-            os.close(fd)
-        partial.replace(path)
-    except OSError as error:
-        raise OutputError(f"{path}: can't be written ({error.strerror})") from error
+    with whole_file(path) as file:
+        header = np.array([text.chunk_size, head.vocab_size, text.n_chunks], np.int32).tobytes()
+        start = MAGIC + header + text.tokens.astype(np.int32).tobytes()
+        _write_at(file.fileno(), start, 0)
+        codes = _Codes(file.fileno(), len(start), ranges, head.vocab_size)
+        sweep_vocabulary([head], positions, [codes], n_workers)
 
 
 class _Ranges:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_tools.errors import BadArgument, BadRequest
+from gguf_tools.overwriting import StoreOutput
 from gguf_tools.whole_file import write_whole
 from quantize.arguments import parsing_arguments
 from quantize.plan.size import parse_size
@@ -58,20 +59,26 @@ def add_size_arguments(parser: argparse.ArgumentParser) -> None:
             help=f"no {what} bits than TYPE for tensors whose name matches (repeatable)",
         )  # fmt: skip
     group.add_argument(
-        "--save-recipe", type=Path, metavar="FILE.yaml", help="write the choice as a recipe file"
-    )
+        "--save-recipe", type=Path, action=StoreOutput, metavar="FILE.yaml",
+        help="write the choice as a recipe file",
+    )  # fmt: skip
     group.add_argument(
-        "--save-tensor-types", type=Path, metavar="FILE", help="... for llama-quantize --tensor-type-file"
-    )
-    group.add_argument("--save-custom-q", type=Path, metavar="FILE", help="... for ik_llama.cpp --custom-q")
+        "--save-tensor-types", type=Path, action=StoreOutput, metavar="FILE",
+        help="... for llama-quantize --tensor-type-file",
+    )  # fmt: skip
+    group.add_argument(
+        "--save-custom-q", type=Path, action=StoreOutput, metavar="FILE",
+        help="... for ik_llama.cpp --custom-q",
+    )  # fmt: skip
     group.add_argument(
         "--save-tensor-list",
         type=Path,
+        action=StoreOutput,
         metavar="FILE",
         help="... with a line per tensor, as Thireus' tools have it",
     )
     group.add_argument(
-        "--curve", type=Path, metavar="PLOT.svg",
+        "--curve", type=Path, action=StoreOutput, metavar="PLOT.svg",
         help="draw the predicted divergence of ten sizes; needs matplotlib",
     )  # fmt: skip
 

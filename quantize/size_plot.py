@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from gguf_tools.errors import BadRequest, OutputError
+from gguf_tools.errors import BadRequest
+from gguf_tools.whole_file import whole_file
 from quantize.sizing import Sized
 
 
@@ -36,9 +37,9 @@ def plot_curve(points: Sequence[tuple[int, float]], sized: Sized, path: Path) ->
     axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}")
     axes.grid(which="both", alpha=0.3)
     axes.legend()
-    try:
-        figure.savefig(path)
-    except ValueError as error:
-        raise BadRequest(f"{path}: {error}") from error
-    except OSError as error:
-        raise OutputError(f"{path}: can't be written ({error.strerror})") from error
+    form = path.suffix.removeprefix(".") or "svg"
+    known = figure.canvas.get_supported_filetypes()
+    if form not in known:
+        raise BadRequest(f"{path}: a picture can't be {form!r}, expected one of {', '.join(sorted(known))}")
+    with whole_file(path) as file:
+        figure.savefig(file, format=form)

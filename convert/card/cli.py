@@ -7,7 +7,7 @@ from pathlib import Path
 
 from convert.card.arguments import add_card_facts, card_request
 from gguf_tools import command
-from gguf_tools.overwriting import add_force
+from gguf_tools.overwriting import StoreOutput, add_force
 
 DETAIL = """
 The card is a README.md with the front matter that the Hub expects (base_model, license, tags), a table of the
@@ -33,8 +33,9 @@ def add_to(commands: command.Subcommands) -> None:
         "files", nargs="+", type=Path, metavar="FILE", help="GGUF file, or a part of a split set"
     )
     sub.add_argument(
-        "-o", "--output", type=Path, metavar="README.md", help="where to write (default: beside the files)"
-    )
+        "-o", "--output", type=Path, action=StoreOutput, metavar="README.md",
+        help="where to write (default: beside the files)",
+    )  # fmt: skip
     sub.add_argument(
         "--source", type=Path, metavar="MODEL",
         help="folder or file that the files were made of: its card has license, languages and tags",

@@ -7,6 +7,7 @@ that joins late finds it too, and none of it goes through the scheduler.
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -18,9 +19,14 @@ from typing import Any, Protocol
 
 from gguf_tools.cluster.code import code_version, this_machine
 from gguf_tools.errors import OutputError
-from gguf_tools.whole_file import write_whole
+from gguf_tools.system.files import read_at
+from gguf_tools.system.own_files import open_own
+from gguf_tools.whole_file import remove_leftovers, write_whole
 
 JOB_SUFFIX = ".job"
+
+_MAGIC = b"GGUFJOB\0"
+"""How the file of a job begins: another file under its name is somebody else's."""
 
 
 class Worker(Protocol):
@@ -64,7 +70,7 @@ class PostedJob:
             raise OutputError(f"{self.path}: can't be read ({error.strerror}); {_SHARED}") from error
         if _digest(data) != self.digest:
             raise OutputError(f"{self.path}: holds another job; {_SHARED}")
-        job: Job = pickle.loads(data)
+        job: Job = pickle.loads(data[len(_MAGIC) :])
         return job
 
 
@@ -74,13 +80,42 @@ _SHARED = "workers must see the same files under the same names as the command t
 @contextmanager
 def posted(job: Job, output: Path) -> Iterator[PostedJob]:
     """Post a job beside an output, for the time of this block; raises OutputError."""
-    data = _pickled(job)
+    data = _MAGIC + _pickled(job)
     path = job_path(output)
+    refuse_foreign(path)
     write_whole(path, data)
     try:
         yield PostedJob(path.absolute(), _digest(data), code_version(), this_machine())
     finally:
+        remove_job(output)
+
+
+def remove_job(output: Path) -> None:
+    """Remove the job of an output, and what a killed process has left of posting it; no other file."""
+    path = job_path(output)
+    remove_leftovers(path)
+    if _is_job(path):
         path.unlink(missing_ok=True)
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raise OutputError if a file under the name of a job is not ours."""
+    if os.path.lexists(path) and not _is_job(path):
+        raise OutputError(
+            f"{path}: is in the way, and was not made by this program; move it away, or give the output"
+            " another name"
+        )
+
+
+def _is_job(path: Path) -> bool:
+    try:
+        fd = open_own(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return read_at(fd, len(_MAGIC), 0) == _MAGIC
+    finally:
+        os.close(fd)
 
 
 def job_path(output: Path) -> Path:

@@ -27,8 +27,8 @@ from pathlib import Path
 
 from gguf_tools.errors import OutputError
 from gguf_tools.system import files
-from gguf_tools.system.locks import try_lock
-from gguf_tools.writer import PARTIAL_SUFFIX
+from gguf_tools.system.lock_files import Lock, Taken, hold
+from gguf_tools.whole_file import remove_leftovers, whole_file
 
 UNDO_SUFFIX = ".undo"
 
@@ -52,21 +52,26 @@ def locked(path: Path) -> Iterator[int]:
         fd = files.open_file(path, os.O_RDWR)
     except OSError as error:
         raise OutputError(f"{path}: can't be changed: {error.strerror}") from error
+    lock = Lock()
     try:
-        if not _claim(fd, path):
-            raise OutputError(f"{path}: another process is changing it")
+        lock = _claim(fd, path)
         yield fd
     finally:
         os.close(fd)
+        lock.release()
 
 
-def _claim(fd: int, path: Path) -> bool:
+def _claim(fd: int, path: Path) -> Lock:
     try:
-        try_lock(fd)
+        lock = hold(fd, path)
         # Between our open and our lock another process may have put a new file in its place.
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except OSError:
-        return False
+        if not os.path.samestat(os.fstat(fd), os.stat(path)):
+            lock.release()
+            raise Taken
+    except OSError as error:
+        what = "another process is changing it" if isinstance(error, Taken) else "can't be locked"
+        raise OutputError("; ".join(filter(None, (f"{path}: {what}", error.strerror)))) from error
+    return lock
 
 
 def replace_header(fd: int, path: Path, header: bytes) -> None:
@@ -80,7 +85,8 @@ def replace_header(fd: int, path: Path, header: bytes) -> None:
     content = old + header + _SIZES.pack(_MAGIC, len(header), status.st_size)
     undo = undo_path(path)
     try:
-        _create(undo, content + hashlib.sha256(content).digest(), stat.S_IMODE(status.st_mode))
+        with whole_file(undo, stat.S_IMODE(status.st_mode)) as file:
+            file.write(content + hashlib.sha256(content).digest())
         _write(fd, header)
         _remove(undo)
     except BaseException as error:
@@ -98,6 +104,7 @@ def restore(path: Path) -> bool:
     raises  OutputError if NAME.undo isn't of this file, or if another process is changing the file
     """
     undo = undo_path(path)
+    remove_leftovers(undo)
     if not undo.exists():
         return False
     with locked(path) as fd:
@@ -136,25 +143,6 @@ def _is_mixture(mixed: bytes, old: bytes, new: bytes) -> bool:
         return False
     bytes_found, bytes_old, bytes_new = (np.frombuffer(header, np.uint8) for header in (mixed, old, new))
     return bool(((bytes_found == bytes_old) | (bytes_found == bytes_new)).all())
-
-
-def _create(path: Path, content: bytes, permissions: int) -> None:
-    """Write a file that is complete and durable before it gets its name; raises OutputError."""
-    partial = path.with_name(path.name + PARTIAL_SUFFIX)
-    try:
-        fd = files.open_file(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, permissions)
-        try:
-            try:
-                _write(fd, content)
-            finally:
-                os.close(fd)
-            files.rename(partial, path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-        files.sync_folder(path.parent)
-    except OSError as error:
-        raise OutputError(f"{path}: can't be written: {error.strerror}") from error
 
 
 def _write(fd: int, content: bytes) -> None:

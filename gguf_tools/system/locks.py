@@ -11,7 +11,10 @@ _LOCKED_BYTE = 1 << 43
 
 
 def try_lock(fd: int) -> None:
-    """Lock an open file against all other processes, until it is closed; raises OSError if one has it."""
+    """Lock an open file against all other processes, until it is closed.
+
+    raises  OSError if one has locked it, or if the file system has no locks; see lock_files.py
+    """
     try:
         import fcntl
     except ImportError:

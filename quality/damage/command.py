@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from forward.arguments import add_context_argument, add_run_arguments, cut_of, forward_options
 from gguf_tools import __version__, command
-from gguf_tools.overwriting import add_force, refuse_to_overwrite_inputs, refuse_to_replace
+from gguf_tools.overwriting import StoreOutput, add_force, refuse_to_overwrite_inputs, refuse_to_replace
 
 if TYPE_CHECKING:
     from quality.damage.measure import SensitivityOptions
@@ -51,8 +51,9 @@ def _parser() -> argparse.ArgumentParser:
         "-f", "--file", dest="text", type=Path, required=True, metavar="TEXT", help="UTF-8 text"
     )
     what.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE.json", help="where the losses go"
-    )
+        "-o", "--output", type=Path, action=StoreOutput, required=True, metavar="FILE.json",
+        help="where the losses go",
+    )  # fmt: skip
     add_context_argument(what)
     what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
     what.add_argument(

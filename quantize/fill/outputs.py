@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gguf_tools.cluster.job import job_path
+from gguf_tools.cluster.job import remove_job
 from gguf_tools.journal import Journal, journal_path
 from gguf_tools.progress import Progress, no_progress
 from gguf_tools.system import files
@@ -162,7 +162,7 @@ class _OpenSet:
         for output in made.outputs:
             refuse_inputs(output.path.with_name(output.path.name + PARTIAL_SUFFIX), self._old.paths)
         self.journal = stack.enter_context(Journal(first.path, about, restart=options.restart))
-        job_path(first.path).unlink(missing_ok=True)  # of a session with workers that was killed
+        remove_job(first.path)  # of a session with workers that was killed
         self.session = Session(
             made.outputs, self._table, made.job, self.journal, progress, verify=options.verify
         )

@@ -103,7 +103,10 @@ class Session:
                 continue
             whole = inode if all(chunk in journal.done for chunk in chunks) else None
             writer = stack.enter_context(
-                GGUFWriter(output.path, output.layout, inputs, run=journal.run, whole=whole)
+                GGUFWriter(
+                    output.path, output.layout, inputs,
+                    run=journal.run, whole=whole, found=journal.found, sealed=journal.sealed,
+                )
             )
             self._open[number] = OpenOutput(number, writer, chunks)
             if not writer.resumed:

@@ -100,10 +100,19 @@ def test_any_truncation_gives_a_prefix(output: Path) -> None:
     assert n_done == 5
 
 
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("content", [b"\n", b"{}\n", b"[1]\n", b"my notes", b"GGUF\3\0\0\0", b"[" * 9999])
+def test_a_file_of_somebody_else_is_refused(output: Path, content: bytes, restart: bool) -> None:
+    journal_file(output).write_bytes(content)
+    with pytest.raises(OutputError, match=r"\.journal: is in the way, and is no journal of a run"):
+        Journal(output, ABOUT, restart=restart)
+    assert journal_file(output).read_bytes() == content
+
+
 @pytest.mark.parametrize(
-    "junk", [b"\n", b"{}\n", b"[1]\n", b"\x00" * 50, b'{"run": 3}\n', b'{"run": "xy"}\n', b"[" * 9999]
+    "junk", [b'{"ru', b"\x00" * 50, b'{"run":"3"}\n', b'{"run":"xy"}\n', b'{"run":"' * 999]
 )
-def test_a_file_that_is_no_journal_is_begun_anew(output: Path, junk: bytes) -> None:
+def test_a_journal_that_was_damaged_is_begun_anew(output: Path, junk: bytes) -> None:
     journal_file(output).write_bytes(junk)
     with Journal(output, ABOUT) as journal:
         journal.finish(1)

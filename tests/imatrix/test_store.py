@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -253,15 +254,16 @@ def test_missing_file(tmp_path: Path) -> None:
         load(tmp_path / "a.dat")
 
 
-def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.dat"
     save(path, small())
     before = hashlib.sha256(path.read_bytes()).digest()
     with pytest.raises(OutputError):
         save(tmp_path / "missing" / "a.dat", small())
-    (tmp_path / "a.dat.partial").mkdir()
+    monkeypatch.setattr(os, "fsync", lambda fd: os.stat(tmp_path / "failed"))
     with pytest.raises(OutputError):
         save(path, small())
+    assert list(tmp_path.iterdir()) == [path]
     assert hashlib.sha256(path.read_bytes()).digest() == before
 
 

@@ -1,0 +1,157 @@
+"""Locks that hold on every file system: those of the system, or a file where it has none.
+
+Some network file systems have no locks. There `hold` makes a file NAME.lock, which says who holds it: host,
+start of the machine, process. A lock of a process that is gone on this machine is taken over. One of another
+machine can't be judged from here, so the error says which file to remove.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gguf_tools.system.locks import try_lock
+from gguf_tools.system.own_files import open_own
+
+LOCK_SUFFIX = ".lock"
+
+_NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
+"""What flock answers where the file system has no locks."""
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Taken(OSError):
+    """Another process holds the lock; `strerror` says what else is known of it, or is empty."""
+
+    def __init__(self, what: str = "") -> None:
+        super().__init__(errno.EWOULDBLOCK, what)
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A lock that this process holds, until `release` or the end of the process.
+
+    path  the lock's own file; None: the lock is on an open file, and ends when that is closed
+    """
+
+    path: Path | None = None
+
+    def release(self) -> None:
+        """Let another process have it. Close the file that it is on before, if it is on one."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def hold(fd: int, path: Path) -> Lock:
+    """Lock an open file against all other processes.
+
+    path    the file's name, to which a lock's own file adds .lock where the file system has no locks
+    raises  Taken if another process holds it; OSError if its own file can't be made
+    """
+    try:
+        try_lock(fd)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise Taken from error
+        return _make_lock_file(path.with_name(path.name + LOCK_SUFFIX))
+    return Lock()
+
+
+def _make_lock_file(path: Path) -> Lock:
+    """Make the file of a lock, in place of one whose process is gone."""
+    while True:
+        try:
+            fd = open_own(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            _remove_stale(path)
+            continue
+        with os.fdopen(fd, "w") as file:
+            json.dump(_this_process(), file)
+        return Lock(path)
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a lock file whose process is gone; raises Taken for any other.
+
+    It gets another name first, which only one process succeeds in giving it. If a new lock has taken its
+    place meanwhile, that one is put back.
+    """
+    _refuse_living(path)
+    moved = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    with suppress(FileNotFoundError):
+        os.rename(path, moved)
+        try:
+            _refuse_living(moved)
+        except Taken:
+            with suppress(FileExistsError):
+                os.link(moved, path)
+            raise
+        finally:
+            moved.unlink()
+
+
+def _refuse_living(path: Path) -> None:
+    """Raise Taken unless the process of a lock file is known to be gone."""
+    try:
+        holder = json.loads(path.read_bytes() or b"{}")
+        host, boot, pid, started = (holder.get(key) for key in _this_process())
+        is_young = time.time() - path.stat().st_mtime < _SECONDS_TO_WRITE
+    except FileNotFoundError:
+        return
+    except (ValueError, AttributeError, OSError):
+        raise Taken(f"{path.name} is no lock of ours; remove it") from None
+    if not holder:  # its process was killed before it wrote who it is, or is about to write it
+        if is_young:
+            raise Taken
+        return
+    if host != socket.gethostname():
+        raise Taken(f"process {pid} on {host}; if that is gone, remove {path.name}")
+    if boot == _boot() and isinstance(pid, int) and _is_running(pid, started):
+        raise Taken(f"process {pid}")
+
+
+_SECONDS_TO_WRITE = 5.0
+
+
+def _this_process() -> dict[str, Any]:
+    """Return what tells this process from all others."""
+    pid = os.getpid()
+    return {"host": socket.gethostname(), "boot": _boot(), "pid": pid, "started": _started(pid)}
+
+
+def _boot() -> str:
+    """Return the name of this start of the machine, or "" where it has none."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str:
+    """Return when a process started, in ticks since the machine did; "" where the system does not say."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _is_running(pid: int, started: Any) -> bool:
+    """Whether a process of this machine is still there, and no other one has got its number."""
+    if os.name == "nt":  # where kill would end it
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return started == _started(pid)

@@ -1,0 +1,47 @@
+"""Files that a run keeps beside its outputs: they are opened as our own, never through a link.
+
+A symbolic or hard link under the name of a journal or a partial leads to a file that somebody still needs. So
+such a file is opened only if it is an ordinary file with one name.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from gguf_tools.system.files import NO_WAIT, open_file
+
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_IS_LINK = "it is a link to a file that would be overwritten; remove the link, or name another output"
+_IS_SPECIAL = "it is no ordinary file; remove it, or name another output"
+
+
+def open_own(path: str | os.PathLike[str], flags: int, permissions: int = 0o666) -> int:
+    """Open a file that only we write; returns a descriptor.
+
+    flags   those of os.open. O_TRUNC is not for this function: whose file it is shows once it is open
+    raises  OSError, also for a link, for a file with several names, and for a folder or device
+    """
+    try:
+        if not _NO_FOLLOW and os.path.islink(path):
+            raise OSError(errno.ELOOP, _IS_LINK, os.fspath(path))
+        fd = open_file(path, flags | _NO_FOLLOW | NO_WAIT, permissions)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK):
+            raise OSError(errno.ELOOP, _IS_LINK, os.fspath(path)) from error
+        raise
+    status = os.fstat(fd)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
+        return fd
+    os.close(fd)
+    what = _IS_LINK if stat.S_ISREG(status.st_mode) else _IS_SPECIAL
+    raise OSError(errno.ELOOP, what, os.fspath(path))
+
+
+def is_at(fd: int, path: str | os.PathLike[str]) -> bool:
+    """Whether an open file still has this name: it was neither removed, nor did another take its place."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+    except OSError:
+        return False
