@@ -20,23 +20,29 @@ _IS_SPECIAL = "it is no ordinary file; remove it, or name another output"
 def open_own(path: str | os.PathLike[str], flags: int, permissions: int = 0o666) -> int:
     """Open a file that only we write; returns a descriptor.
 
-    flags   those of os.open. O_TRUNC is not for this function: whose file it is shows once it is open
+    flags   those of os.open; with O_TRUNC it is emptied once it is known to be no link
     raises  OSError, also for a link, for a file with several names, and for a folder or device
     """
     try:
         if not _NO_FOLLOW and os.path.islink(path):
             raise OSError(errno.ELOOP, _IS_LINK, os.fspath(path))
-        fd = open_file(path, flags | _NO_FOLLOW | NO_WAIT, permissions)
+        fd = open_file(path, (flags & ~os.O_TRUNC) | _NO_FOLLOW | NO_WAIT, permissions)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EMLINK):
             raise OSError(errno.ELOOP, _IS_LINK, os.fspath(path)) from error
         raise
-    status = os.fstat(fd)
-    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
-        return fd
-    os.close(fd)
-    what = _IS_LINK if stat.S_ISREG(status.st_mode) else _IS_SPECIAL
-    raise OSError(errno.ELOOP, what, os.fspath(path))
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, _IS_SPECIAL, os.fspath(path))
+        if status.st_nlink > 1:
+            raise OSError(errno.ELOOP, _IS_LINK, os.fspath(path))
+        if flags & os.O_TRUNC:
+            os.ftruncate(fd, 0)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def is_at(fd: int, path: str | os.PathLike[str]) -> bool:
