@@ -115,7 +115,7 @@ def check(subject: str, path: Path, file: ListedFile) -> None:
     else:
         found = digest(path, is_sha256=file.sha256 is not None)
     if found != expected:
-        _discard(path, found)
+        _discard(path)
         raise HubError(
             f"{subject}: the content that came is not the Hub's: its {kind} is {found}, the Hub lists"
             f" {expected}; the file is removed from the cache, so give the command again"
@@ -136,12 +136,14 @@ def digest(path: Path, *, is_sha256: bool) -> str:
     return hashed.hexdigest()
 
 
-def _discard(path: Path, found: str) -> None:
-    """Remove a file of the cache, and the content that it links to unless that has the name that it should."""
+def _discard(path: Path) -> None:
+    """Remove a file of the cache, and the content that it links to unless that is what its own name says."""
     target = Path(os.path.join(path.parent, os.readlink(path))) if path.is_symlink() else None
+    if target is not None and target.parent.name == "blobs":
+        is_itself = digest(target, is_sha256=len(target.name) == 64) == target.name
+        if not is_itself:
+            target.unlink()
     path.unlink()
-    if target is not None and target.parent.name == "blobs" and target.name != found:
-        target.unlink(missing_ok=True)
 
 
 def _write_ref(name: HubName, commit: str) -> None:
