@@ -87,8 +87,9 @@ class StreamedFolder:
     def _refuse(self, shard: RemoteShard, found: str) -> None:
         note_refused(self.repo, self.commit, shard.name)
         raise HubError(
-            f"{self.repo}: {shard.name}: the content that came is not the Hub's: its SHA-256 is {found}, the Hub"
-            f" lists {shard.sha256}; what this run has made of it is of no use, so begin again with --restart"
+            f"{self.repo}: {shard.name}: the content that came is not the Hub's: its SHA-256 is {found}, the"
+            f" Hub lists {shard.sha256}; what this run has made of it is of no use, so begin again with"
+            " --restart"
         )
 
     def _say_what_was_checked(self, digests: list[InOrder | None]) -> None:

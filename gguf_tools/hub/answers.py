@@ -68,7 +68,7 @@ def fetching(file: Fetched) -> Iterator[None]:
 
 
 def guard() -> None:
-    """Let the client's session, and each later one, pass through here; strip what HF_ENDPOINT says too much."""
+    """Let the client's session, and each later one, pass through here; strip a password of HF_ENDPOINT."""
     from huggingface_hub import constants, set_client_factory
     from huggingface_hub.utils import _http
 
@@ -79,7 +79,7 @@ def guard() -> None:
         )
         constants.ENDPOINT = plain
         print(f"{plain}: the user name and password in HF_ENDPOINT are not used", file=sys.stderr)
-    # A user of this package may have set a factory, with a proxy or certificates; there is no public way to it.
+    # Who imports this package may have set a factory, with a proxy say; there is no public way to it.
     make = getattr(_http, "_GLOBAL_CLIENT_FACTORY", _http.default_client_factory)
     if not isinstance(make, _Guarded):
         set_client_factory(_Guarded(make))
@@ -239,8 +239,8 @@ def check_wait(subject: str, wait: float) -> None:
     """Raise HubError for a wait that is longer than the user allows."""
     if wait > limits.allowed():
         raise HubError(
-            f"{subject}: too many requests, or busy: the server asks to wait {wait:.0f} s, and --timeout allows"
-            f" {limits.allowed():g} s; try again later, or allow more; finished files are kept"
+            f"{subject}: too many requests, or busy: the server asks to wait {wait:.0f} s, and --timeout"
+            f" allows {limits.allowed():g} s; try again later, or allow more; finished files are kept"
         )
 
 
@@ -249,7 +249,7 @@ def _bounded(library: str) -> Callable[..., Any]:
     """Return a class of bodies that end, or raise; httpx of either generation takes its own streams alone."""
     base: Any = getattr(sys.modules[library], "SyncByteStream", object)
 
-    class Bounded(base):  # type: ignore[misc]
+    class Bounded(base):
         """A body of at most `most` bytes; a file's has to keep the pace, others to end in time."""
 
         def __init__(self, stream: Any, subject: str, most: int, *, is_file: bool) -> None:

@@ -160,8 +160,9 @@ def _is_unreachable(error: BaseException) -> bool:
 
 def _explained(subject: str, error: Exception) -> Exception:
     """Return what a failed call means, as an error of one line; a bug or a full disk stays what it is."""
-    if isinstance(error, ToolkitError):
-        return error
+    for cause in _causes(error):
+        if isinstance(cause, ToolkitError):  # which the client may have wrapped
+            return error if cause is error else HubError(str(cause))
     reason = _reason(error)
     if reason is None and _is_of_client(error):
         reason = _of_client(error)
@@ -217,7 +218,7 @@ def subject_of(error: BaseException) -> str:
 def _of_client(error: Exception) -> str | None:
     """Return what an error means that the client did not mean to raise: an answer that it did not expect."""
     if isinstance(error, RecursionError):
-        return f"{endpoint()} broke off again and again; give the command again"
+        return "the Hub's answer is nested too deep, or broke off again and again"
     if _is_inconsistent(error) or isinstance(error, RuntimeError):
         # How the client tells of storage that refuses a file, and its part in Rust of anything.
         return _last_line(error)

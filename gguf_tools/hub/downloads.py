@@ -45,7 +45,7 @@ def is_cached(repo: str, commit: str, file: ListedFile) -> bool:
 
 
 def download(name: HubName, commit: str, files: Iterable[ListedFile]) -> Path:
-    """Return the folder in the cache that holds files of a model, after fetching and checking what is missing.
+    """Return the folder in the cache that holds files of a model; fetch and check those that are missing.
 
     raises  HubError; a file whose content is not what the Hub lists is removed from the cache
     """
@@ -67,7 +67,7 @@ def n_refused(repo: str, commit: str, name: str) -> int:
 
 
 def note_refused(repo: str, commit: str, name: str) -> None:
-    """Note that a file that was read without keeping it was another one: a byte in a file beside the marks."""
+    """Note that a file that was read without keeping it was another one: by a byte, beside the marks."""
     path = _refusals(repo, commit, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab") as file:

@@ -1,4 +1,4 @@
-"""Which files a model on the Hub has, at which commit, how large they are, and the hashes of their contents."""
+"""Which files a model on the Hub has, at which commit, their sizes, and the hashes of their contents."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def list_files(name: HubName, *, is_first: bool = True) -> Listing:
 
 
 def parse_listing(subject: str, data: bytes) -> Listing:
-    """Return what an answer of the Hub says of a model's files; HubError, which names `subject`, for another."""
+    """Return what an answer of the Hub says of a model's files; raises HubError, which names `subject`."""
     try:
         answer = parse_json(data)
     except ValueError as error:

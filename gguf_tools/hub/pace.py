@@ -58,7 +58,9 @@ class _Stream(_Around):
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
-        self._begin()
+        self.is_in_head = True
+        self._n_bytes = self._n_recent = 0
+        self._waited = 0.0
 
     def start_tls(self, *args: Any, **kwargs: Any) -> _Stream:
         return _Stream(self._inner.start_tls(*args, **kwargs))
