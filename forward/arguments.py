@@ -28,7 +28,7 @@ def cut_of(args: argparse.Namespace) -> Cut:
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add device, dtype, threads, memory and --restart; return their group, for what else a command has."""
+    """Add device, dtype, threads, memory, --timeout and --restart; return their group, for what else a command has."""
     command.add_quiet(parser)
     run = parser.add_argument_group("how to run it")
     run.add_argument("--device", help="torch device: cpu, cuda, cuda:1 ... (default: CUDA if there is one)")
@@ -39,6 +39,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGrou
     run.add_argument(
         "-t", "--threads", type=command.positive, metavar="N", help="how many threads (default: one per core)"
     )
+    command.add_timeout(run)
     run.add_argument(
         "--memory", type=command.gigabytes, default=4 << 30, metavar="GB",
         help="hidden states beyond so many gigabytes go to a file (default: 4)",

@@ -113,6 +113,7 @@ def _add_checkpoint(commands: command.Subcommands) -> None:
         "--allow-pickle", action="store_true",
         help="read .bin and .pt checkpoints, with torch 2.10 or newer and as weights only",
     )
+    command.add_timeout(sub)
 
 
 def _add_completion(commands: command.Subcommands) -> None:

@@ -23,6 +23,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from gguf_tools.errors import BadArgument, ToolkitError
+from gguf_tools.hub import limits
 from gguf_tools.parser import HelpFormatter, Parser
 
 BAD_ARGUMENTS = 2
@@ -55,6 +56,14 @@ def add_quiet(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-q", "--quiet", action="store_true", default=argparse.SUPPRESS,
         help="print nothing but errors, and what was asked for",
+    )  # fmt: skip
+
+
+def add_timeout(parser: argparse._ActionsContainer) -> None:
+    """Give the parser of work with the Hub `--timeout`, which `run` minds."""
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=limits.seconds, default=limits.DEFAULT_SECONDS,
+        help=f"longest time that a busy Hub may ask to wait (default: {limits.DEFAULT_SECONDS:.0f})",
     )  # fmt: skip
 
 
@@ -139,6 +148,7 @@ def run(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str] | None 
     args.typed = (parser.prog, *(sys.argv[1:] if argv is None else argv))
     verbose = bool(getattr(args, "verbose", False))
     args.quiet = bool(getattr(args, "quiet", False))
+    limits.allow(getattr(args, "timeout", limits.DEFAULT_SECONDS))
     for remark in () if args.quiet else getattr(args, "remarks", ()):
         print(f"{parser.prog}: note: {remark}", file=sys.stderr)
     try:

@@ -66,12 +66,13 @@ def add_requantize_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_stream_argument(parser: argparse.ArgumentParser) -> None:
-    """Add --stream, for commands that convert a model of the Hub."""
+    """Add --stream and --timeout, for commands that convert a model of the Hub."""
     parser.add_argument(
         "--stream",
         action="store_true",
         help="read the weights of a model on the Hub as they are used, and keep none of them on the disk",
     )
+    command.add_timeout(parser)
 
 
 def refuse_to_compute(args: argparse.Namespace, *, computes: bool) -> None:

@@ -168,6 +168,7 @@ def _lint_parser() -> argparse.ArgumentParser:
         "model", metavar="MODEL", help="GGUF file, folder, or OWNER/NAME[@REVISION] on the Hub"
     )
     parser.add_argument("--json", action="store_true", help="the report as one JSON object")
+    command.add_timeout(parser)
     add_matrix_arguments(parser)
     add_type_arguments(parser)
     add_requantize_argument(parser)

@@ -6,11 +6,10 @@ files, for ONNX. What is fetched is what `Checkpoint` would open of all of them,
 
 from __future__ import annotations
 
-import glob
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -24,7 +23,10 @@ from convert.checkpoint.checkpoint import (
 )
 from convert.checkpoint.streamed import RemoteShard, StreamedFolder
 from gguf_tools.errors import CheckpointError, HubError, UnsupportedCheckpoint
-from gguf_tools.hub.client import call, endpoint, is_passing, quiet_client
+from gguf_tools.hub.answers import endpoint
+from gguf_tools.hub.client import is_passing, quiet_client
+from gguf_tools.hub.downloads import download, is_cached
+from gguf_tools.hub.listing import ListedFile, Listing, list_files
 from gguf_tools.hub.names import HubName
 from gguf_tools.text import size_text
 
@@ -33,9 +35,6 @@ SMALL_NAMES = ("*.json", "*.jinja", "*.model", "*.txt", "README.md")
 
 MAX_SMALL_BYTES = 256 << 20
 """Maximum size of such a file; the largest tokenizer.json are a tenth of it."""
-
-ANSWER_SECONDS = 10.0
-"""Seconds to wait for a connection to the Hub, and for the list of a model's files."""
 
 
 @dataclass(frozen=True)
@@ -60,54 +59,28 @@ def fetch(name: HubName, wanted: Wanted | None = None, *, quiet: bool = False) -
             weights or for a disk that is too small
     """
     wanted = wanted or Wanted()
-    with quiet_client(bars=not quiet and sys.stderr.isatty()):
+    bars = not quiet and sys.stderr.isatty()
+    with quiet_client(bars=bars):
         try:
-            sizes = list_files(name).sizes
+            listing = list_files(name)
         except HubError as error:
             cached = _cached(name, error)
             if not quiet and not is_offline():
                 print(f"{name}: {endpoint()} can't be reached; using what is in the cache", file=sys.stderr)
             return cached
-        folder = download(name, [file for file in sizes if _is_small(file, sizes)], sizes)
+        folder = _fetch_small(name, listing)
         if not wanted.weights:
             return folder
-        weights = weight_files(name, folder, sizes, allow_pickle=wanted.allow_pickle)
-        missing = [file for file in weights if not (folder / file).exists()]
+        weights = weight_files(name, folder, listing.files, allow_pickle=wanted.allow_pickle)
+        files = [listing.files[file] for file in weights]
+        missing = [file for file in files if not is_cached(name.repo, listing.commit, file)]
         if missing:
-            _check_space(name, folder, sum(sizes.get(file) or 0 for file in missing))
+            n_bytes = sum(file.n_bytes or 0 for file in missing)
+            _check_space(name, folder, n_bytes)
             if not quiet:
-                n_bytes = sum(sizes.get(file) or 0 for file in missing)
                 plural = "s" * (len(missing) != 1)
                 print(f"{name}: fetching {len(missing)} file{plural}, {size_text(n_bytes)}", file=sys.stderr)
-        return download(name, weights, sizes)
-
-
-@dataclass(frozen=True)
-class Listing:
-    """The files of a model at a commit.
-
-    sizes    bytes by name
-    sha256s  of the contents of large files
-    """
-
-    commit: str
-    sizes: Mapping[str, int | None]
-    sha256s: Mapping[str, str]
-
-
-def list_files(name: HubName) -> Listing:
-    """Return the files of a model; raises HubError."""
-    from huggingface_hub import HfApi
-
-    def ask() -> Listing:
-        info = HfApi().model_info(
-            name.repo, revision=name.revision, files_metadata=True, timeout=ANSWER_SECONDS
-        )
-        files = info.siblings or ()
-        sha256s = {file.rfilename: file.lfs.sha256 for file in files if file.lfs is not None}
-        return Listing(info.sha or "main", {file.rfilename: file.size for file in files}, sha256s)
-
-    return call(str(name), ask, is_first=True)
+        return download(name, listing.commit, files)
 
 
 def stream(name: HubName, *, quiet: bool = False) -> StreamedFolder:
@@ -117,29 +90,23 @@ def stream(name: HubName, *, quiet: bool = False) -> StreamedFolder:
     """
     with quiet_client(bars=not quiet and sys.stderr.isatty()):
         listing = list_files(name)
-        # All files are of one commit, whatever is pushed meanwhile.
-        pinned = HubName(name.repo, listing.commit)
-        sizes = listing.sizes
-        folder = download(pinned, [file for file in sizes if _is_small(file, sizes)], sizes)
-        shards = [
-            RemoteShard(file, sizes[file] or 0, listing.sha256s.get(file))
-            for file in weight_files(name, folder, sizes)
-        ]
-        return StreamedFolder(folder, name.repo, listing.commit, tuple(shards))
+        folder = _fetch_small(name, listing)
+        shards = []
+        for file in weight_files(name, folder, listing.files):
+            n_bytes = listing.files[file].n_bytes
+            if n_bytes is None:
+                raise HubError(f"{name}: {file}: the Hub doesn't say how large it is; leave --stream out")
+            shards.append(RemoteShard(file, n_bytes, listing.files[file].sha256))
+        return StreamedFolder(folder, name.repo, listing.commit, tuple(shards), quiet)
 
 
-def download(name: HubName, files: Iterable[str], sizes: Mapping[str, int | None]) -> Path:
-    """Bring files of a model into the cache, and return their folder; raises HubError."""
-    from huggingface_hub import snapshot_download
-
-    patterns = [glob.escape(file) for file in files]
-    if not patterns:
-        raise HubError(f"{name}: none of its {len(sizes)} files is of a model that can be converted")
-    folder = call(
-        str(name),
-        lambda: snapshot_download(name.repo, revision=name.revision, allow_patterns=patterns),
-    )
-    return Path(folder)
+def _fetch_small(name: HubName, listing: Listing) -> Path:
+    """Bring a model's small files into the cache, and return their folder. There are no bars for them."""
+    files = [file for file in listing.files.values() if _is_small(file)]
+    if not files:
+        raise HubError(f"{name}: none of its {len(listing.files)} files is of a model that can be converted")
+    with quiet_client(bars=False):
+        return download(name, listing.commit, files)
 
 
 def weight_files(
@@ -177,11 +144,11 @@ def weight_files(
     raise CheckpointError(f"{name}: no weights among its {len(files)} files; expected model.safetensors")
 
 
-def _is_small(file: str, sizes: Mapping[str, int | None]) -> bool:
+def _is_small(file: ListedFile) -> bool:
     return (
-        "/" not in file
-        and any(fnmatch(file, pattern) for pattern in SMALL_NAMES)
-        and (sizes[file] or 0) <= MAX_SMALL_BYTES
+        "/" not in file.name
+        and any(fnmatch(file.name, pattern) for pattern in SMALL_NAMES)
+        and (file.n_bytes or 0) <= MAX_SMALL_BYTES
     )
 
 

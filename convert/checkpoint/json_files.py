@@ -6,7 +6,8 @@ import codecs
 from pathlib import Path
 from typing import Any
 
-from convert.checkpoint.small_files import MAX_MEMORY, parse_json, read_small_file
+from convert.checkpoint.small_files import read_small_file
+from gguf_tools.bounded_json import MAX_MEMORY, parse_json
 from gguf_tools.errors import BadConfig, CheckpointError
 
 MAX_BYTES = 64 << 20

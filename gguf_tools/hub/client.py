@@ -9,18 +9,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from gguf_tools.errors import HubError
+from gguf_tools.errors import HubError, ToolkitError
+from gguf_tools.hub.answers import PASSING, BrokenOff, asked_wait, check_wait, endpoint, guard
+from gguf_tools.hub.limits import MIN_PROGRESS_BYTES
+from gguf_tools.text import shown
 
 T = TypeVar("T")
 
 TRIES = 5
-"""How often a call is made that fails for a reason that passes."""
+"""How often a call is made that a busy server puts off."""
 
-FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 300.0
-"""Seconds before the second try, doubled for each further one; and the longest wait that a server gets."""
+TRIES_WITHOUT_PROGRESS = 3
+"""How often it is made when the line breaks, or what comes is of no use."""
 
-PASSING = (408, 429, 500, 502, 503, 504)
-"""HTTP status codes that mean: later."""
+FIRST_WAIT_SECONDS = 1.0
+"""Seconds before the second try, doubled for each further one, unless the server asks for another time."""
+
+_NEVER_PASSING = ("UnsupportedProtocol", "InvalidURL", "TooManyRedirects", "DecodingError")
+"""Errors of the transport that come again with every try."""
 
 _BROKEN = (errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE, errno.ETIMEDOUT)
 
@@ -47,26 +53,44 @@ def quiet_client(*, bars: bool) -> Iterator[None]:
             enable_progress_bars()
 
 
-def call(subject: str, action: Callable[[], T], *, is_first: bool = False) -> T:
+def call(
+    subject: str,
+    action: Callable[[], T],
+    *,
+    is_first: bool = False,
+    progress: Callable[[], int] = lambda: 0,
+) -> T:
     """Return what `action` does; try again what passes: rate limits, servers that are busy, broken lines.
 
     subject   what the error names, OWNER/NAME or OWNER/NAME@REVISION
     is_first  nothing has been asked yet, and the name may be a mistyped path: without a way to the Hub there
               is no second try
+    progress  how many bytes have come in all tries; when enough have, the tries are counted anew
     raises    HubError
     """
-    for number in range(TRIES):
+    guard()
+    busy = stuck = n_bytes = 0
+    while True:
         try:
             return action()
         except Exception as error:
-            if number == TRIES - 1 or not is_passing(error) or (is_first and _is_unreachable(error)):
-                raise _explained(subject, error) from error
+            if progress() - n_bytes >= MIN_PROGRESS_BYTES:
+                busy, stuck, n_bytes = 0, 0, progress()
+            is_busy = any(_status(cause) in PASSING for cause in _causes(error))
+            busy, stuck = busy + is_busy, stuck + (not is_busy)
+            is_last = busy >= TRIES or stuck >= TRIES_WITHOUT_PROGRESS
+            if is_last or not is_passing(error) or (is_first and _is_unreachable(error)):
+                explained = _explained(subject, error)
+                if explained is error:
+                    raise
+                raise explained from error
             asked = _asked_wait(error)
-            wait = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2**number if asked is None else asked)
+            wait = FIRST_WAIT_SECONDS * 2 ** (busy + stuck - 1) if asked is None else asked
+            if asked is not None:
+                check_wait(subject, asked)
             if wait > 10:
                 print(f"{subject}: {_reason(error)}; going on in {wait:.0f} s", file=sys.stderr, flush=True)
             time.sleep(wait)
-    raise AssertionError("the last try returns or raises")
 
 
 def is_passing(error: BaseException) -> bool:
@@ -75,10 +99,12 @@ def is_passing(error: BaseException) -> bool:
         status = _status(cause)
         if status is not None:
             return status in PASSING
+        if isinstance(cause, BrokenOff) or _is_inconsistent(cause):
+            return True
         if isinstance(cause, OSError) and cause.errno in _BROKEN:
             return True
         if _is_of_transport(cause):
-            return type(cause).__name__ not in ("UnsupportedProtocol", "InvalidURL")
+            return type(cause).__name__ not in _NEVER_PASSING
     return False
 
 
@@ -90,13 +116,6 @@ def is_unknown(error: BaseException) -> bool:
     causes = list(_causes(error))
     is_gated = any(isinstance(cause, errors.GatedRepoError) for cause in causes)
     return not is_gated and (_is_unreachable(error) or any(isinstance(cause, unknown) for cause in causes))
-
-
-def endpoint() -> str:
-    """Return the address of the Hub that is used."""
-    from huggingface_hub import constants
-
-    return constants.ENDPOINT
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -115,10 +134,14 @@ def _status(error: BaseException) -> int | None:
 def _asked_wait(error: BaseException) -> float | None:
     """Return how many seconds the server asks to wait."""
     for cause in _causes(error):
-        asked = getattr(getattr(cause, "response", None), "headers", {}).get("Retry-After", "")
-        if asked.isdecimal():
-            return float(asked)
+        if (headers := getattr(getattr(cause, "response", None), "headers", None)) is not None:
+            return asked_wait(headers)
     return None
+
+
+def _is_inconsistent(error: BaseException) -> bool:
+    """Whether the client has got fewer bytes than it was promised, or more."""
+    return type(error) is OSError and error.errno is None and _is_of_client(error)
 
 
 def _is_of_transport(error: BaseException) -> bool:
@@ -137,13 +160,13 @@ def _is_unreachable(error: BaseException) -> bool:
 
 def _explained(subject: str, error: Exception) -> Exception:
     """Return what a failed call means, as an error of one line; a bug or a full disk stays what it is."""
-    if isinstance(error, HubError):
-        return error
+    for cause in _causes(error):
+        if isinstance(cause, ToolkitError):  # which the client may have wrapped
+            return error if cause is error else HubError(str(cause))
     reason = _reason(error)
-    if reason is None and isinstance(error, RuntimeError | ValueError) and _is_of_client(error):
-        # How the client tells of storage that refuses a file, and its part in Rust of anything.
-        reason = _last_line(error)
-    return error if reason is None else HubError(f"{subject}: {reason}")
+    if reason is None and _is_of_client(error):
+        reason = _of_client(error)
+    return error if reason is None else HubError(f"{subject}: {_on_one_line(reason)}")
 
 
 def _reason(error: BaseException) -> str | None:
@@ -164,8 +187,10 @@ def _reason(error: BaseException) -> str | None:
             return "not a name that the Hub accepts, expected OWNER/NAME"
         if (status := _status(cause)) is not None:
             return _of_status(status, cause, login)
-        if _is_of_transport(cause):
+        if isinstance(cause, BrokenOff) or _is_of_transport(cause):
             return f"{endpoint()} can't be reached, or broke off ({_first_line(cause)})"
+        if isinstance(cause, errors.FileMetadataError):
+            return f"the Hub's answer lacks what it says of a file ({_first_line(cause)})"
     if isinstance(causes[0], errors.LocalEntryNotFoundError):
         return "not whole in the cache, and the Hub is not asked (HF_HUB_OFFLINE) or can't be reached"
     if isinstance(causes[0], errors.EntryNotFoundError):
@@ -190,13 +215,27 @@ def subject_of(error: BaseException) -> str:
     return str(getattr(error, "repo_id", None) or "")
 
 
+def _of_client(error: Exception) -> str | None:
+    """Return what an error means that the client did not mean to raise: an answer that it did not expect."""
+    if isinstance(error, RecursionError):
+        return "the Hub's answer is nested too deep, or broke off again and again"
+    if _is_inconsistent(error) or isinstance(error, RuntimeError):
+        # How the client tells of storage that refuses a file, and its part in Rust of anything.
+        return _last_line(error)
+    if isinstance(error, LookupError | TypeError | ValueError | AttributeError | ArithmeticError):
+        return f"the Hub's answer is not what it should be ({type(error).__name__}: {_last_line(error)})"
+    return "the Hub's answer lacks something" if isinstance(error, AssertionError) else None
+
+
 def _is_of_client(error: BaseException) -> bool:
-    """Whether the client raised an error, and not what called it."""
-    trace, module = error.__traceback__, ""
+    """Whether an error was raised by the client, or by what it called."""
+    trace = error.__traceback__
     while trace is not None:
         module = trace.tb_frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] in ("huggingface_hub", "hf_xet"):
+            return True
         trace = trace.tb_next
-    return module.partition(".")[0] in ("huggingface_hub", "hf_xet")
+    return False
 
 
 def _last_line(error: BaseException) -> str:
@@ -208,3 +247,8 @@ def _first_line(error: BaseException) -> str:
     """Return what the server said, or else the first line of the client's text that says something."""
     said = getattr(error, "server_message", None) or str(error) or type(error).__name__
     return next((line.strip() for line in said.splitlines() if line.strip()), type(error).__name__)
+
+
+def _on_one_line(text: str) -> str:
+    """Return a text that may have a server's words in it, as one line of no more than a message."""
+    return text if text.isprintable() and len(text) <= 400 else shown(" ".join(text.split())[:400])

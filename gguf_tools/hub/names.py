@@ -25,9 +25,11 @@ PUBLIC_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 MAX_REPO_CHARS = 96
 """Maximum length of OWNER/NAME on the Hub."""
 
+MAX_FILE_NAME_BYTES = 1024
+
 _PART = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _REPO = re.compile(rf"{_PART}/{_PART}")
-_REVISION = re.compile(r"[^\s@:~^?*\\]+")
+_REVISION = re.compile(r"(?!.*\.\.)[^\s@:~^?*\\/]+(?:/[^\s@:~^?*\\/]+)*")
 _CACHED = re.compile(r"models--(.+?)--(.+)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -60,6 +62,17 @@ def parse_hub_name(text: str) -> HubName | None:
     if text.startswith(("http://", "https://")):
         return _of_address(text)
     return None if text.endswith(".gguf") else _with_revision(text)
+
+
+def is_file_name(text: object) -> bool:
+    """Whether something names a file of a model, relative to the model, and none outside of it."""
+    return (
+        isinstance(text, str)
+        and 0 < len(text.encode("utf-8", "replace")) <= MAX_FILE_NAME_BYTES
+        and text.isprintable()
+        and "\\" not in text
+        and all(part not in ("", ".", "..") for part in text.split("/"))
+    )
 
 
 def cached_repo(folder: str | os.PathLike[str]) -> str | None:

@@ -8,7 +8,6 @@ another content is replaced only if that is asked for.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,20 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_tools.errors import BadRequest, OutputError
+from gguf_tools.hub.belonging import UNFINISHED, files_of_a_model
 from gguf_tools.hub.client import call, quiet_client
+from gguf_tools.hub.downloads import digest
+from gguf_tools.hub.listing import ListedFile, list_files
 from gguf_tools.hub.names import HubName
 from gguf_tools.shards import open_gguf
-from gguf_tools.writer import PARTIAL_SUFFIX
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
-    from huggingface_hub.hf_api import RepoSibling
 
-_UNFINISHED = (PARTIAL_SUFFIX, ".journal")
 _LAST = ("README.md", "SHA256SUMS")
 """Files that speak of others, which should be there before them."""
-
-_BLOCK_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -41,21 +38,30 @@ class Upload:
     n_bytes: int
 
 
-def plan_upload(paths: Iterable[Path]) -> tuple[Upload, ...]:
-    """Return what is to be uploaded: files, parts of split sets, contents of folders; small ones first.
+def plan_upload(
+    paths: Iterable[Path], include: Sequence[str] = ()
+) -> tuple[tuple[Upload, ...], tuple[str, ...]]:
+    """Return what is to be uploaded, small ones first, and the names in folders that are left out.
 
-    Hidden files and unfinished outputs are left out of folders.
-
-    raises  BadRequest for what is not there, is unfinished, or has the name of another; GGUFError for a split
-            set that is not whole
+    paths    files, parts of split sets, folders
+    include  patterns of names that are taken from folders besides, see `files_of_a_model`
+    raises   BadRequest for what is not there, is unfinished, leads out of its folder, or has the name of
+             another; GGUFError for a split set that is not whole
     """
     files: dict[str, Path] = {}
+    left_out: list[str] = []
     for path in paths:
-        for each in _files_of(path):
+        if path.is_dir():
+            taken, others = files_of_a_model(path, include)
+            left_out += others
+        else:
+            taken = _parts_of(path)
+        for each in taken:
             if files.setdefault(each.name, each).absolute() != each.absolute():
                 raise BadRequest(f"{each}: {files[each.name]} has the same name, and is to be uploaded too")
     uploads = [Upload(path, name, path.stat().st_size) for name, path in files.items()]
-    return tuple(sorted(uploads, key=lambda each: (each.name in _LAST, each.n_bytes, each.name)))
+    uploads.sort(key=lambda each: (each.name in _LAST, each.n_bytes, each.name))
+    return tuple(uploads), tuple(left_out)
 
 
 def upload(
@@ -83,7 +89,7 @@ def upload(
         if name.revision is not None:
             branch = name.revision
             call(str(name), lambda: api.create_branch(name.repo, branch=branch, exist_ok=True))
-        there = {} if force else _files_there(api, name)
+        there = {} if force else list_files(name, is_first=False).files
         same = [each for each in uploads if each.name in there and _is_same(each, there[each.name])]
         other = [each.name for each in uploads if each.name in there and each not in same]
         if other:
@@ -98,32 +104,12 @@ def upload(
             done(each, each not in same)
 
 
-def _files_there(api: HfApi, name: HubName) -> dict[str, RepoSibling]:
-    """Return the files of a repository by name."""
-
-    def ask() -> dict[str, RepoSibling]:
-        info = api.model_info(name.repo, revision=name.revision, files_metadata=True)
-        return {file.rfilename: file for file in info.siblings or ()}
-
-    return call(str(name), ask)
-
-
-def _is_same(each: Upload, there: RepoSibling) -> bool:
-    """Whether a file has the content that is there. The Hub knows SHA-256 of large files, git's of others."""
-    if each.n_bytes != there.size:
+def _is_same(each: Upload, there: ListedFile) -> bool:
+    """Whether a file has the content that is there."""
+    if each.n_bytes != there.n_bytes:
         return False
-    if there.lfs is not None:
-        return _digest(each.path, hashlib.sha256()) == there.lfs.sha256
-    # SHA-1 is git's name of a content; nothing is kept secret by it
-    blob = hashlib.sha1(f"blob {each.n_bytes}\0".encode(), usedforsecurity=False)
-    return _digest(each.path, blob) == there.blob_id
-
-
-def _digest(path: Path, digest: hashlib._Hash) -> str:
-    with open(path, "rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+    is_large = there.sha256 is not None
+    return digest(each.path, is_sha256=is_large) == (there.sha256 if is_large else there.blob_id)
 
 
 def _send(api: HfApi, each: Upload, name: HubName) -> None:
@@ -136,16 +122,10 @@ def _send(api: HfApi, each: Upload, name: HubName) -> None:
     )
 
 
-def _files_of(path: Path) -> Iterable[Path]:
-    if path.is_dir():
-        return sorted(
-            each
-            for each in path.iterdir()
-            if each.is_file() and not each.name.startswith(".") and not each.name.endswith(_UNFINISHED)
-        )
+def _parts_of(path: Path) -> list[Path]:
     if not path.is_file():
         raise BadRequest(f"{path}: no such file or folder")
-    if path.name.endswith(_UNFINISHED):
+    if path.name.endswith(UNFINISHED):
         raise BadRequest(f"{path}: is unfinished; the command that was writing it goes on with it")
     if path.suffix == ".gguf":
         with open_gguf(path) as file:

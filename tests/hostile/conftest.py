@@ -1,4 +1,4 @@
-"""The warden that all tests in this folder share."""
+"""The warden that all tests in this folder share, and the small model on a Hub."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.hostile.small_hub import hub, impatient, small_model, waits
 from tests.hostile.warden import Warden
+
+__all__ = ["hub", "impatient", "small_model", "waits", "warden"]
 
 
 @pytest.fixture(scope="session")

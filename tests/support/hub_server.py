@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -34,15 +34,19 @@ class Trouble:
 
     times       how many of them; the others go well
     status      the answer's status; None: it is the right one
-    headers     the answer's headers besides
+    headers     the answer's headers besides; None: without this one
     broken_at   close the connection after so many bytes of the body; None: send all
+    change      what becomes of the body, whose length is told as it is then
+    speak       answers instead, by the function it gets, and closes the connection
     """
 
     where: str
     times: int = 1_000_000
     status: int | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str | None] = field(default_factory=dict)
     broken_at: int | None = None
+    change: Callable[[bytes], bytes] = lambda body: body
+    speak: Callable[[Callable[[bytes], object]], object] | None = None
 
 
 class HubServer:
@@ -53,6 +57,7 @@ class HubServer:
     sent_bytes     of all bodies
     gated, tokens  models whose files are for holders of one of the tokens alone
     leaked_tokens  addresses of the large storage that were asked with a token
+    authorized     Authorization, Host and path of the requests that had any
     refuses_content  whether the storage has no room for large files
     uploads        folder in which new models get theirs
     stored         contents of large files by their SHA-256
@@ -68,6 +73,7 @@ class HubServer:
         self.gated: set[str] = set()
         self.tokens: set[str] = set()
         self.leaked_tokens: list[str] = []
+        self.authorized: list[tuple[str, str, str]] = []
         self.ignores_ranges = False
         self.refuses_content = False
         self.uploads = Path()
@@ -152,10 +158,8 @@ def _read_settings() -> None:
     import importlib
 
     import huggingface_hub.constants
-    from huggingface_hub.utils import close_session
 
     importlib.reload(huggingface_hub.constants)
-    close_session()
 
 
 class _Server(ThreadingHTTPServer):
@@ -188,14 +192,17 @@ class _Handler(BaseHTTPRequestHandler):
         request = f"{self.command} {path}"
         with hub.lock:
             hub.requests.append(request if asked_range is None else f"{request} {asked_range}")
-        self.broken_at: int | None = None
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        trouble = hub.trouble(request)
-        if trouble is not None:
-            self.broken_at = trouble.broken_at
-            if trouble.status is not None:
-                self._send(trouble.status, b'{"error": "in trouble"}', dict(trouble.headers))
-                return
+        if self.headers.get("Authorization"):
+            hub.authorized.append((self.headers["Authorization"], self.headers["Host"], path))
+        self.trouble = hub.trouble(request) or Trouble("")
+        if self.trouble.speak is not None:
+            self.close_connection = True
+            self.trouble.speak(self.wfile.write)
+            return
+        if self.trouble.status is not None:
+            self._send(self.trouble.status, b'{"error": "in trouble"}')
+            return
         parts = path.strip("/").split("/")
         if self.command in ("POST", "PUT"):
             self._take(parts)
@@ -345,15 +352,17 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(206, body, {**headers, "Content-Range": f"bytes {start}-{stop - 1}/{size}"})
 
     def _send(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+        body = self.trouble.change(body)
         self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
+        told: dict[str, str | None] = {"Content-Length": str(len(body)), **(headers or {})}
+        for name, value in (told | dict(self.trouble.headers)).items():
+            if value is not None:
+                self.send_header(name, value)
         self.end_headers()
         if self.command == "HEAD":
             return
-        if self.broken_at is not None and self.broken_at < len(body):
-            body = body[: self.broken_at]
+        if self.trouble.broken_at is not None and self.trouble.broken_at < len(body):
+            body = body[: self.trouble.broken_at]
             self.close_connection = True
         with self.server_hub.lock:
             self.server_hub.sent_bytes += len(body)

@@ -1,0 +1,288 @@
+"""What a server may answer, checked before the Hub's client sees it.
+
+The client believes what it is told: it makes file names of ETags and commits, keeps an answer of any size in
+memory, unpacks what is packed, and waits as long as it is asked to. So every request and answer of its
+session passes through here:
+
+    requests   have the token for the endpoint alone, and ask for bytes as they are
+    answers    name commits and contents as the Hub does, send nobody's token elsewhere, are not packed, and
+               have bounds on size and time; one that means "later" goes to `client.call`, which waits
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from gguf_tools.errors import HubError
+from gguf_tools.hub import limits
+from gguf_tools.hub.pace import body_begins, keep_pace
+from gguf_tools.text import shown
+
+PASSING = (408, 429, 500, 502, 503, 504)
+"""HTTP status codes that mean: later."""
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_ETAG = re.compile(r'(?:W/)?"?[0-9A-Za-z_-]{1,128}"?')
+_RATE_LIMIT = re.compile(r";\s*t\s*=\s*(\d{1,9})\b")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_SLACK_BYTES = 1 << 16
+
+
+class Later(Exception):
+    """An answer that means "later", raised where the client would wait without a word."""
+
+
+class BrokenOff(Exception):
+    """An answer that ended before it had brought anything worth going on from."""
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A file that a thread fetches: the commit that it is of, and its size or the most that it may have."""
+
+    commit: str
+    n_bytes: int
+
+
+_fetched: ContextVar[Fetched | None] = ContextVar("fetched", default=None)
+
+
+@contextmanager
+def fetching(file: Fetched) -> Iterator[None]:
+    """Let answers that this thread gets be a file's content, and of a commit."""
+    token = _fetched.set(file)
+    try:
+        yield
+    finally:
+        _fetched.reset(token)
+
+
+def guard() -> None:
+    """Let the client's session, and each later one, pass through here; strip a password of HF_ENDPOINT."""
+    from huggingface_hub import constants, set_client_factory
+    from huggingface_hub.utils import _http
+
+    plain = without_user(constants.ENDPOINT)
+    if plain != constants.ENDPOINT:
+        constants.HUGGINGFACE_CO_URL_TEMPLATE = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(
+            constants.ENDPOINT, plain, 1
+        )
+        constants.ENDPOINT = plain
+        print(f"{plain}: the user name and password in HF_ENDPOINT are not used", file=sys.stderr)
+    # Who imports this package may have set a factory, with a proxy say; there is no public way to it.
+    make = getattr(_http, "_GLOBAL_CLIENT_FACTORY", _http.default_client_factory)
+    if not isinstance(make, _Guarded):
+        set_client_factory(_Guarded(make))
+
+
+def without_user(address: str) -> str:
+    """Return an address without user name and password."""
+    parts = urlsplit(address)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def origin(address: str) -> tuple[str, str, int | None]:
+    """Return scheme, host and port of an address."""
+    try:
+        parts = urlsplit(address)
+        return parts.scheme, (parts.hostname or "").lower(), parts.port or _DEFAULT_PORTS.get(parts.scheme)
+    except ValueError:  # a port that is none
+        return "", "", None
+
+
+def endpoint() -> str:
+    """Return the address of the Hub that is used."""
+    from huggingface_hub import constants
+
+    return without_user(constants.ENDPOINT)
+
+
+def is_commit(text: object) -> bool:
+    """Whether something is a commit as the Hub names them."""
+    return isinstance(text, str) and _COMMIT.fullmatch(text) is not None
+
+
+def asked_wait(headers: Any) -> float | None:
+    """Return how many seconds an answer asks to wait: as a number, a date, or the end of a rate limit."""
+    text = headers.get("Retry-After", "").strip()
+    if text.isascii() and text.isdecimal():
+        return float(text[:12])
+    limit = _RATE_LIMIT.search(headers.get("ratelimit", ""))
+    if limit is not None:
+        return float(limit[1]) + 1
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, OverflowError, TypeError, IndexError):
+        return None
+
+
+class _Guarded:
+    """Makes the client's sessions, as `make` does, and lets them pass through here."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def __call__(self) -> Any:
+        client = self._make()
+        hooks = client.event_hooks
+        client.event_hooks = {
+            "request": [*hooks.get("request", ()), _check_request],
+            "response": [_check_answer, *hooks.get("response", ())],
+        }
+        client.timeout = limits.allowed()  # of calls that say none, which would wait for ever
+        keep_pace(client)
+        return client
+
+
+def _check_request(request: Any) -> None:
+    request.headers["Accept-Encoding"] = "identity"
+    if origin(str(request.url)) != origin(endpoint()):
+        request.headers.pop("Authorization", None)
+
+
+def _check_answer(response: Any) -> None:
+    subject = f"{response.request.url.host}{response.request.url.path}"
+    method, status = response.request.method, response.status_code
+    body_begins(response)
+    _check_names(subject, response)
+    _keep_token_here(response)
+    if method == "HEAD":
+        file = None
+    else:
+        _check_encoding(subject, response)
+        file = _fetched.get() if method == "GET" and status in (200, 206) else None
+        most = limits.MAX_METADATA_BYTES if file is None else file.n_bytes + _SLACK_BYTES
+        if file is None:
+            _check_length(subject, response, most)
+        make = _bounded(type(response).__module__.partition(".")[0])
+        response.stream = make(response.stream, subject, most, is_file=file is not None)
+    if status in PASSING:
+        _later(subject, response)
+
+
+def _check_names(subject: str, response: Any) -> None:
+    """Refuse an ETag or a commit that would make another file name than one of the Hub's."""
+    if response.request.method != "HEAD":
+        return
+    for name in ("ETag", "X-Linked-ETag"):
+        found = response.headers.get(name)
+        if found is not None and not _ETAG.fullmatch(found):
+            raise HubError(f"{subject}: the server's {name} is {shown(repr(found))}, expected a hash")
+    found, file = response.headers.get("X-Repo-Commit"), _fetched.get()
+    if found is None:
+        return
+    if not is_commit(found):
+        raise HubError(f"{subject}: the server's commit is {shown(repr(found))}, expected 40 hex digits")
+    if file is not None and file.commit != found:
+        raise HubError(f"{subject}: the server's file is of commit {found}, expected {file.commit}")
+
+
+def _keep_token_here(response: Any) -> None:
+    """Take the address away by which the client would have another server renew its access to Xet.
+
+    The token goes there by a library that doesn't pass through here. Without it, the file is fetched by HTTP.
+    """
+    asked = [response.headers.get("X-Xet-Refresh-Route"), *_xet_links(response)]
+    # The client puts the endpoint in the place of the public Hub.
+    allowed = (origin(endpoint()), origin("https://huggingface.co"))
+    if any(origin(address) not in allowed for address in asked if address is not None):
+        response.headers.pop("X-Xet-Hash", None)
+
+
+def _xet_links(response: Any) -> list[str]:
+    return [link.get("url", "") for rel, link in response.links.items() if "xet" in str(rel)]
+
+
+def _check_encoding(subject: str, response: Any) -> None:
+    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("identity", ""):
+        raise HubError(
+            f"{subject}: the server packed its answer ({shown(encoding)}), which was asked for as it is"
+        )
+
+
+def _check_length(subject: str, response: Any, most: int) -> None:
+    length = response.headers.get("Content-Length", "0").strip()
+    if length.isascii() and length.isdecimal() and (len(length) > 18 or int(length) > most):
+        raise HubError(f"{subject}: the server's answer is {length[:40]} bytes long, expected at most {most}")
+
+
+def _later(subject: str, response: Any) -> None:
+    """Give an answer that means "later" to who waits for it; where the client waits, see to the time."""
+    from huggingface_hub.utils import hf_raise_for_status
+
+    if response.request.method in ("GET", "HEAD"):
+        response.read()
+        try:
+            hf_raise_for_status(response)
+        except Exception as error:
+            raise Later(str(error)) from error
+    wait = asked_wait(response.headers)
+    if wait is None:
+        return
+    check_wait(subject, wait)
+    if wait > 10:
+        print(f"{subject}: busy ({response.status_code}); going on in {wait:.0f} s", file=sys.stderr)
+
+
+def check_wait(subject: str, wait: float) -> None:
+    """Raise HubError for a wait that is longer than the user allows."""
+    if wait > limits.allowed():
+        raise HubError(
+            f"{subject}: too many requests, or busy: the server asks to wait {wait:.0f} s, and --timeout"
+            f" allows {limits.allowed():g} s; try again later, or allow more; finished files are kept"
+        )
+
+
+@functools.cache
+def _bounded(library: str) -> Callable[..., Any]:
+    """Return a class of bodies that end, or raise; httpx of either generation takes its own streams alone."""
+    base: Any = getattr(sys.modules[library], "SyncByteStream", object)
+
+    class Bounded(base):
+        """A body of at most `most` bytes; a file's has to keep the pace, others to end in time."""
+
+        def __init__(self, stream: Any, subject: str, most: int, *, is_file: bool) -> None:
+            self._stream, self._subject, self._most, self._is_file = stream, subject, most, is_file
+
+        def __iter__(self) -> Iterator[bytes]:
+            n_bytes = n_recent = 0
+            waited, begun = 0.0, time.monotonic()
+            try:
+                for piece in self._stream:
+                    waited += time.monotonic() - begun
+                    n_bytes += len(piece)
+                    n_recent += len(piece)
+                    if n_bytes > self._most:
+                        raise HubError(
+                            f"{self._subject}: the server's answer has no end, or more than the"
+                            f" {self._most} bytes that were expected"
+                        )
+                    if self._is_file and n_recent >= limits.MIN_PROGRESS_BYTES:
+                        waited, n_recent = 0.0, 0
+                    elif waited > (limits.silence_seconds() if self._is_file else limits.allowed()):
+                        raise BrokenOff(f"{n_recent} bytes in {waited:.0f} s")
+                    yield piece
+                    begun = time.monotonic()
+            except (HubError, BrokenOff):
+                raise
+            except Exception as error:
+                if self._is_file and n_bytes < limits.MIN_PROGRESS_BYTES:
+                    # Otherwise the client goes on from here, and would do so for ever.
+                    raise BrokenOff(str(error)) from error
+                raise
+
+        def close(self) -> None:
+            self._stream.close()
+
+    return Bounded
