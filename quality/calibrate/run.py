@@ -147,9 +147,8 @@ class CalibratedRun:
             for layer in range(folder.done + 1, self._sight.network.n_layers):
                 LayerRun.of(setting, layer).run()
                 self._make_unseen(setting, [name for name in missing if layer_of(name) == layer])
-                for model in setting.models:
-                    model.stream.save(layer)
-                folder.finish_layer(layer, {})
+                states = [model.stream.save(layer) for model in setting.models]
+                folder.finish_layer(layer, {}, states)
             self._finish(setting)
             self._make_unseen(setting, list(missing))
             n_threads = self._options.threads if self._device == "cpu" else 1
@@ -182,14 +181,14 @@ class CalibratedRun:
         restart = self._options.restart
         with ExitStack() as first:
             folder = first.enter_context(WorkFolder(path, about, restart=restart))
-            records = Records(folder.folder / _RECORDS)
+            records = Records(folder.folder / _RECORDS, about["run"])
             first.callback(records.close)
             layers = [layer_of(name) for name in missing]
             if all(layer is None or layer > folder.done for layer in layers):
                 opened.push(first.pop_all())
                 return folder, records
         folder = opened.enter_context(WorkFolder(path, about, restart=True))
-        kept, records = records, Records(folder.folder / _RECORDS)
+        kept, records = records, Records(folder.folder / _RECORDS, about["run"])
         opened.callback(records.close)
         records.take_over(kept)
         return folder, records
