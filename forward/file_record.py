@@ -46,7 +46,6 @@ class FileRecord:
     """The open record of a folder, which nobody else has open.
 
     entries  all lines but the mark, in their order
-    is_new   whether there was none
     is_torn  whether lines were lost that had been there
     raises   OutputError when it can't be read and written, or is a link
     """
@@ -57,8 +56,7 @@ class FileRecord:
         self.is_torn = self._log.is_torn
         self.entries: list[Entry] = []
         self._known: dict[str, Seal | None] = {}
-        self.is_new = not _has_mark(self._log.lines, kind)
-        if self.is_new:
+        if not _has_mark(self._log.lines, kind):
             self.forget()
             return
         self.entries = [Entry(line["what"], line["files"]) for line in self._log.lines[1:]]

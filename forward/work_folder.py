@@ -41,6 +41,8 @@ EMBEDDING = -1
 """Number of the step before layer 0, which looks up the embeddings of the tokens."""
 
 _NOTHING = EMBEDDING - 1
+"""Number of what comes before: the run has begun."""
+
 _LOCK = "lock"
 
 _OF_LAYERS = re.compile(
@@ -85,23 +87,23 @@ class WorkFolder:
     def _begin(self, restart: bool) -> None:
         if restart:
             remove_files(self.folder, _KIND.names, but=_LOCK)
-        stored = _KIND.read_about(self.folder)
-        if stored is not None:
-            self._claim.refuse_another(stored)
         self._record = FileRecord(self.folder, _KIND.kind)
         try:
-            if stored is None:
-                about = json.dumps(self._claim.about, indent=1).encode()
-                write_whole_of(self.folder / _KIND.about, lambda file: file.write(about))
-                self.done, damaged = _NOTHING, [_KIND.about]
+            about, begun = _KIND.read_about(self.folder), _by_layer(self._record.entries).get(_NOTHING)
+            if begun is not None and self._damaged(begun, latest=False):
+                about = None
+            if about is not None:
+                self._claim.refuse_another(about)
+            if about is None or begun is None:
+                self.done, damaged = _NOTHING, [_KIND.about if about is None else RECORD]
             else:
                 self.done, damaged = self._last_whole()
-                damaged = [RECORD] if self._record.is_torn or self._record.is_new else damaged
-            if any(_OF_LAYERS.fullmatch(path.name) for path in files_of(self.folder)):
-                if damaged:
-                    self._say(damaged[0])
-                if self.done == _NOTHING:
-                    self._forget_layers()
+                damaged = [RECORD] if self._record.is_torn else damaged
+            has_layers = any(_OF_LAYERS.fullmatch(path.name) for path in files_of(self.folder))
+            if damaged and has_layers:
+                self._say(damaged[0])
+            if self.done == _NOTHING and (has_layers or about is None or begun is None):
+                self._forget_layers()
         except BaseException:
             self._record.close()
             raise
@@ -158,7 +160,10 @@ class WorkFolder:
 
     def _forget_layers(self) -> None:
         remove_files(self.folder, _OF_LAYERS)
+        about = json.dumps(self._claim.about, indent=1).encode()
+        write_whole_of(self.folder / _KIND.about, lambda file: file.write(about))
         self._record.forget()
+        self._record.add({"layer": _NOTHING, "latest": []}, [_KIND.about])
         self.done = _NOTHING
 
     def _layer_path(self, layer: int) -> Path:
@@ -166,7 +171,9 @@ class WorkFolder:
 
     def _last_whole(self) -> tuple[int, list[str]]:
         """Return the last layer after which a run can go on, and the damaged files that it is not for."""
-        layers, damaged, last = _by_layer(self._record.entries), [], _NOTHING
+        layers = _by_layer(self._record.entries)
+        damaged: list[str] = []
+        last = _NOTHING
         while last + 1 in layers and not damaged:
             damaged = self._damaged(layers[last + 1], latest=False)
             last += not damaged

@@ -1,6 +1,6 @@
 """States of a base that a run keeps in a folder, so that later runs need only the files that are new.
 
-about.json             what the states are of: base, text, how they were computed; written last
+about.json             what the states are of, once all are there: base, text, how they were computed
 record                 the files that are there, with size and digest
 states.00012           hidden states after layer 12 of the measured tokens, float32
 routes.00012.npz       the experts chosen there
@@ -115,12 +115,23 @@ class KeptFolder:
         try:
             if restart:
                 remove_files(folder, _KIND.names, but=_LOCK)
-            self.about = _KIND.read_about(folder)
+            self.about = self._read_about()
             self._record = FileRecord(folder, _KIND.kind)
         except BaseException:
             self._claim.close()
             raise
         self.damaged = self._first_damaged()
+
+    def _read_about(self) -> Mapping[str, Any] | None:
+        """Return what the states are of; where they are not whole, see to it that the mark is there."""
+        about = _KIND.read_about(self.folder)
+        if about is None:
+            self._write_about(_KIND.mark)
+        return about if about is not None and about.keys() > _KIND.mark.keys() else None
+
+    def _write_about(self, about: Mapping[str, Any]) -> None:
+        data = json.dumps(about, indent=1).encode()
+        write_whole_of(self.folder / _KIND.about, lambda file: file.write(data))
 
     def close(self) -> None:
         self._record.close()
@@ -176,8 +187,7 @@ class KeptFolder:
     def finish(self, about: Mapping[str, Any], paths: Iterable[Path]) -> None:
         """Say that everything is there; `paths` are the files besides those of layers."""
         self.about = plain(about)
-        data = json.dumps(self.about, indent=1).encode()
-        write_whole_of(self.folder / _KIND.about, lambda file: file.write(data))
+        self._write_about(self.about)
         self._record.add(_WHOLE, [*(path.name for path in paths), _KIND.about])
 
     def _first_damaged(self) -> Path | None:

@@ -45,15 +45,19 @@ class Records:
 
     parts   by tensor and first row
     chunks  digests of the bytes of chunks, by number
-    run     what the records are of; those of another run are removed
     """
 
-    def __init__(self, path: Path, run: str) -> None:
+    def __init__(self, path: Path, run: str, *, expected: bool = False) -> None:
+        """Open the records of a run; those of another one are removed.
+
+        expected  whether there are some, unless they were lost
+        """
         self.parts: dict[tuple[str, int], Record] = {}
         self.chunks: dict[int, int] = {}
         self._log = LineLog(path)
-        if self._log.is_torn:
-            print(f"{path}: damaged; the report leaves out what is lost", file=sys.stderr, flush=True)
+        if self._log.is_torn or (expected and not self._log.lines):
+            line = f"{path}: missing, or not as it was written; the report leaves out what is lost"
+            print(line, file=sys.stderr, flush=True)
         if self._log.lines[:1] == [{"run": run}]:
             for line in self._log.lines[1:]:
                 self._take(line)

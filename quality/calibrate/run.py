@@ -23,7 +23,7 @@ from forward.families import EMBEDDINGS, OUTPUT
 from forward.load import Loader
 from forward.open import ModelSource
 from forward.products import fast_products
-from forward.work_folder import WorkFolder, forget
+from forward.work_folder import EMBEDDING, WorkFolder, forget
 from forward.workers import Workers
 from gguf_tools.system.files import read_at
 from gguf_tools.writer import PartialFile
@@ -181,7 +181,8 @@ class CalibratedRun:
         restart = self._options.restart
         with ExitStack() as first:
             folder = first.enter_context(WorkFolder(path, about, restart=restart))
-            records = Records(folder.folder / _RECORDS, about["run"])
+            expected = folder.done > EMBEDDING
+            records = Records(folder.folder / _RECORDS, about["run"], expected=expected)
             first.callback(records.close)
             layers = [layer_of(name) for name in missing]
             if all(layer is None or layer > folder.done for layer in layers):

@@ -106,7 +106,7 @@ def test_states_that_were_cut_short_are_named(
 ) -> None:
     path, read = tmp_path / "kept" / "states.00001", KeptStates.read
 
-    def cut(self: KeptStates, start: int, stop: int) -> torch.Tensor:
+    def cut(self: KeptStates, start: int, stop: int) -> Any:
         """A program that shortens a file while a run reads it."""
         path.write_bytes(path.read_bytes()[:4])
         return read(self, start, stop)
@@ -139,7 +139,7 @@ def test_an_interrupted_run_keeps_all_in_the_end(
     options = replace(OPTIONS, keep=tmp_path / "kept", work=tmp_path / "work")
     with pytest.raises(Killed):
         quality.evaluate(made("F32"), text, quants, options, KillAfter(25))
-    assert not (tmp_path / "kept" / "about.json").exists()
+    assert "facts" not in json.loads((tmp_path / "kept" / "about.json").read_text())
     state = tmp_path / "kept" / "states.00000"
     state.unlink()
     assert quality.evaluate(made("F32"), text, quants, options).to_json() == expected.to_json()
