@@ -63,8 +63,7 @@ class BackwardPass:
             except BadActivation as error:
                 kept = f"the {step} layers after stay in {self.folder.folder}"
                 raise BadActivation(f"{error}; {kept}") from error
-            self.states.save(step)
-            self.folder.finish_layer(step, observer.arrays())
+            self.states.finish(step, observer.arrays())
             del observer
             give_back()
             yield layer

@@ -15,6 +15,7 @@ import torch
 from forward.kernels import add_weighted
 from gguf_tools.errors import OutputError
 from gguf_tools.system import files
+from gguf_tools.system.own_file import open_own
 
 _COPY_BYTES = 32 << 20
 
@@ -71,7 +72,7 @@ class FileStates:
     """Rows in a file, which is read and written. Pages of a memory map would count as memory.
 
     create  make the file if it is not there, and give it its size
-    raises  OutputError when the file can't be read or written
+    raises  OutputError when the file can't be read or written, or is a link
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class FileStates:
         self.path, self.n_rows, self.n_cols, self._dtype = path, n_rows, n_cols, dtype
         self._row_bytes = dtype.itemsize * n_cols
         try:
-            self._fd = files.open_file(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o644)
+            self._fd = open_own(path, os.O_RDWR | (os.O_CREAT if create else 0))
             if create:
                 os.ftruncate(self._fd, n_rows * self._row_bytes)
         except OSError as error:

@@ -63,8 +63,7 @@ class ForwardPass:
         """
 
         def save(layer: int, observer: Observer) -> int:
-            self.states.save(layer)
-            self.folder.finish_layer(layer, observer.arrays())
+            self.states.finish(layer, observer.arrays())
             return layer
 
         with ThreadPoolExecutor(1) as writer:
@@ -179,7 +178,7 @@ class LayerStates:
             first = self.stored(EMBEDDING)
             arrays = fill(first)
             first.sync()
-            self._folder.finish_layer(EMBEDDING, arrays)
+            self._folder.finish_layer(EMBEDDING, arrays, [first.path])
         if self.in_memory:
             copy(self.stored(self._folder.done), self.after(self._folder.done))
 
@@ -198,12 +197,16 @@ class LayerStates:
         """Return where a layer finds its input, keeps what experts multiply, and puts its output."""
         return self.after(layer - 1), self._middle, self.after(layer)
 
-    def save(self, layer: int) -> None:
-        """See to it that the layer's output is on the disk itself."""
+    def finish(self, layer: int, arrays: Arrays) -> None:
+        """Bring the layer's output to the disk itself, and record that the layer is done.
+
+        arrays  what is to be kept beside it in the work folder
+        """
         stored = self.stored(layer)
         if self.in_memory:
             copy(self.after(layer), stored)
         stored.sync()
+        self._folder.finish_layer(layer, arrays, [stored.path])
 
     def let_go(self) -> None:
         """Free what is in memory; from now on layers' outputs are those in their files."""

@@ -76,7 +76,7 @@ class ComputedBase:
         routes = compute_layer(self.forward, layer)
         if self.keeper is not None:
             self.keeper.keep_layer(layer, self.after(layer), routes)
-        finish_layer(self.forward, layer, routes)
+        self.forward.states.finish(layer, routes)
 
     def after(self, layer: int) -> Rows:
         return self.forward.states.after(layer)
@@ -101,12 +101,6 @@ def compute_layer(model: ForwardPass, layer: int) -> Arrays:
     except BadActivation as error:
         raise BadActivation(f"{model.source.path}: {error}") from error
     return routes.arrays()
-
-
-def finish_layer(model: ForwardPass, layer: int, arrays: Arrays) -> None:
-    """Put a layer's output on the disk, and record that it is done."""
-    model.states.save(layer)
-    model.folder.finish_layer(layer, arrays)
 
 
 def head_of(model: ForwardPass) -> LogitSource:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,7 @@ from gguf_tools.overwriting import StoreOutput, add_force, refuse_to_overwrite_i
 
 if TYPE_CHECKING:
     from quality.options import EvaluateOptions, LogitsFile
-    from quality.report.points import Earlier
-    from quantize.plan.losses import Losses
+    from quality.report.inputs import PageInputs
 
 DESCRIPTION = """\
 Measure how well quantized models keep what their base predicts, under the names and definitions of
@@ -144,10 +144,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    from gguf_tools.errors import OutputError
     from gguf_tools.text import json_text
-    from quality.pipeline import evaluate
+    from gguf_tools.whole_file import write_whole
+    from quality.pipeline import evaluating
     from quality.progress import EvaluationBar
     from quality.table import evaluation_lines
+    from quality.work import is_unfinished
 
     base, quants = _models(parser, args)
     logits = None if args.kl_divergence else args.kl_divergence_base
@@ -155,22 +158,26 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     inputs = [path for path in (args.base, *args.quants, args.text, *args.compare_with) if path is not None]
     for output in (*outputs, *([args.keep] if args.keep is not None else [])):
         _refuse_output(output, inputs)
-    if args.work is None or not args.work.exists():
+    for output in filter(Path.is_dir, outputs):
+        raise OutputError(f"{output}: is a folder, expected a file to write")
+    options = _options(args, logits)
+    if options.work is None or not is_unfinished(options.work):
         refuse_to_replace(outputs, force=args.force)
-    earlier = [] if args.html is None else _prepare_page(args)
-    losses = None if args.losses is None else _read_losses(args.losses)
-    with EvaluationBar(quiet=args.quiet) as bar:
-        evaluation = evaluate(base, args.text, quants, _options(args, logits), bar)
-    for line in evaluation_lines(evaluation):
-        print(line)
-    if args.json is not None:
-        _write(args.json, json_text(evaluation.to_json()) + "\n")
-    if args.html is not None:
-        from quality.report.page import report_page
-
-        _write(args.html, report_page(evaluation, earlier, losses))
+    page = None if args.html is None else _page_inputs(args)
+    with ExitStack() as opened:
+        with EvaluationBar(quiet=args.quiet) as bar:
+            check = (lambda text, files: None) if page is None else page.refuse_unfit
+            evaluation = opened.enter_context(evaluating(base, args.text, quants, options, bar, check))
+        for line in evaluation_lines(evaluation):
+            print(line)
+        if args.json is not None:
+            write_whole(args.json, (json_text(evaluation.to_json()) + "\n").encode())
+        if page is not None:
+            write_whole(args.html, page.page(evaluation).encode())
     for output in outputs:
         print(f"wrote {output}")
+    if page is not None:
+        page.refuse_other_bases(evaluation)
 
 
 def _models(
@@ -200,30 +207,20 @@ def _models(
     return args.base, args.quants
 
 
-def _read_losses(path: Path) -> Losses:
+def _page_inputs(args: argparse.Namespace) -> PageInputs:
+    """Return what the page is made of besides; refuse, before hours of computing, what can't be read."""
     from gguf_tools.errors import BadRequest
+    from quality.report.charts import require_matplotlib
+    from quality.report.inputs import PageInputs
+    from quality.report.points import read_earlier
     from quantize.plan.losses import read_losses
 
-    try:
-        return read_losses(path)
-    except OSError as error:
-        raise BadRequest(f"{path}: can't be read ({error.strerror})") from error
-
-
-def _prepare_page(args: argparse.Namespace) -> list[Earlier]:
-    """Return the earlier evaluations; refuse, before hours of computing, what no page can be made of."""
-    import hashlib
-
-    from quality.report.charts import require_matplotlib
-    from quality.report.points import read_earlier, refuse_another_text
-
     require_matplotlib()
-    earlier = [read_earlier(path) for path in args.compare_with]
-    if earlier and args.text is not None and args.text.is_file():
-        digest = hashlib.sha256(args.text.read_bytes()).hexdigest()
-        for each in earlier:
-            refuse_another_text(each, digest, args.ctx_size)
-    return earlier
+    earlier = tuple(read_earlier(path) for path in args.compare_with)
+    try:
+        return PageInputs(earlier, None if args.losses is None else read_losses(args.losses))
+    except OSError as error:
+        raise BadRequest(f"{args.losses}: can't be read ({error.strerror})") from error
 
 
 def _options(args: argparse.Namespace, logits: Path | None) -> EvaluateOptions:
@@ -252,15 +249,6 @@ def _refuse_output(output: Path, inputs: Sequence[Path]) -> None:
     if not output.parent.is_dir():
         raise OutputError(f"{output}: can't be written (no such folder)")
     refuse_to_overwrite_inputs(output, inputs)
-
-
-def _write(path: Path, text: str) -> None:
-    from gguf_tools.errors import OutputError
-
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"{path}: can't be written ({error.strerror})") from error
 
 
 if __name__ == "__main__":

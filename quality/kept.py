@@ -1,6 +1,7 @@
 """States of a base that a run keeps in a folder, so that later runs need only the files that are new.
 
-about.json             what the states are of: base, text, how they were computed; written last
+about.json             what the states are of, once all are there: base, text, how they were computed
+record                 the files that are there, with size and digest
 states.00012           hidden states after layer 12 of the measured tokens, float32
 routes.00012.npz       the experts chosen there
 output                 the output matrix, in the type that matrices were multiplied in
@@ -11,8 +12,8 @@ output_input           what it multiplies, float32; only where more than a norm 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
@@ -23,24 +24,34 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from forward.array_files import load_arrays, save_arrays, write_whole_of
+from forward.file_record import RECORD, FileRecord
 from forward.hidden_states import Rows
 from forward.load import Loader
 from forward.logits import Head, LogitSource, Positions
 from forward.network import End
 from forward.norm import RMSNorm
 from forward.observe import Arrays
+from forward.owned_folder import FolderKind, remove_files
 from forward.run import ForwardPass
 from gguf_tools.claim import Claim, Refusals, claim_run, first_difference, plain
 from gguf_tools.errors import BadRequest, OutputError, TruncatedError
 from gguf_tools.ggml_types import BF16, F32, GGMLType
-from gguf_tools.whole_file import write_whole
 from quality.base import ModelFacts
 
-VERSION = 1
+VERSION = 2
 """Number of the folder's format; it also changes whenever a run could give other numbers."""
 
 _MATRIX = "output"
 _RUN_BYTES = 32 << 20
+_LOCK, _WHOLE = "lock", "whole"
+_KIND = FolderKind(
+    "states",
+    "about.json",
+    re.compile(
+        rf"{_LOCK}|about\.json|{RECORD}|states\.\d{{5}}|routes\.\d{{5}}\.npz|{_MATRIX}|output_norm\.npy|output_input"
+    ),
+)
 
 _DTYPES: Mapping[torch.dtype, GGMLType] = {torch.float32: F32, torch.bfloat16: BF16}
 
@@ -88,8 +99,9 @@ class KeptMatrix:
 class KeptFolder:
     """An open folder of states; no other run can open it until it is closed.
 
-    about   what the states are of, as `about_states` tells it; None as long as they are not whole
-    raises  BadRequest when another run has the folder open
+    about    what the states are of, as `about_states` tells it; None as long as they are not whole
+    damaged  the first file of the whole states that is not as it was written; None: all are
+    raises   BadRequest when another run has the folder open, or when it is somebody else's
     """
 
     def __init__(self, folder: Path, *, restart: bool = False) -> None:
@@ -98,14 +110,31 @@ class KeptFolder:
             folder.mkdir(exist_ok=True)
         except OSError as error:
             raise OutputError(f"{folder}: can't be written ({error.strerror})") from error
-        self._claim: Claim = claim_run(folder / "lock", {}, _refusals(folder))
-        self.about: Mapping[str, Any] | None = None
-        if restart:
-            self._about_path.unlink(missing_ok=True)
-        elif self._about_path.exists():
-            self.about = json.loads(self._about_path.read_text())
+        _KIND.refuse_foreign(folder)
+        self._claim: Claim = claim_run(folder / _LOCK, {}, _refusals(folder))
+        try:
+            if restart:
+                remove_files(folder, _KIND.names, but=_LOCK)
+            self.about = self._read_about()
+            self._record = FileRecord(folder, _KIND.kind)
+        except BaseException:
+            self._claim.close()
+            raise
+        self.damaged = self._first_damaged()
+
+    def _read_about(self) -> Mapping[str, Any] | None:
+        """Return what the states are of; where they are not whole, see to it that the mark is there."""
+        about = _KIND.read_about(self.folder)
+        if about is None:
+            self._write_about(_KIND.mark)
+        return about if about is not None and about.keys() > _KIND.mark.keys() else None
+
+    def _write_about(self, about: Mapping[str, Any]) -> None:
+        data = json.dumps(about, indent=1).encode()
+        write_whole_of(self.folder / _KIND.about, lambda file: file.write(data))
 
     def close(self) -> None:
+        self._record.close()
         self._claim.close()
 
     def refuse_another(self, about: Mapping[str, Any]) -> None:
@@ -119,14 +148,19 @@ class KeptFolder:
                 f" {str(difference.new)[:60]}); name another folder, or --restart computes the base again"
             )
 
-    @property
-    def _about_path(self) -> Path:
-        return self.folder / "about.json"
+    def has(self, layer: int) -> bool:
+        """Return whether all of a layer is there, as it was written."""
+        return self._fits(f"layer {layer}")
 
     def states_path(self, layer: int) -> Path:
         return self.folder / f"states.{layer:05d}"
 
-    def routes_path(self, layer: int) -> Path:
+    def routes(self, layer: int) -> Arrays:
+        """Return the experts that were chosen in a layer, as `Routes.arrays` does."""
+        path = self._routes_path(layer)
+        return load_arrays(path) if path.exists() else {}
+
+    def _routes_path(self, layer: int) -> Path:
         return self.folder / f"routes.{layer:05d}.npz"
 
     @property
@@ -141,10 +175,35 @@ class KeptFolder:
     def input_path(self) -> Path:
         return self.folder / "output_input"
 
-    def finish(self, about: Mapping[str, Any]) -> None:
-        """Say that everything is there."""
+    def finish_layer(self, layer: int, write: Callable[[IO[bytes]], object], routes: Arrays) -> None:
+        """Keep a layer: `write` fills the file of its states; raises OutputError."""
+        paths = [self.states_path(layer)]
+        write_whole_of(paths[0], write)
+        if routes:
+            paths.append(self._routes_path(layer))
+            save_arrays(paths[1], routes)
+        self._record.add(f"layer {layer}", [path.name for path in paths])
+
+    def finish(self, about: Mapping[str, Any], paths: Iterable[Path]) -> None:
+        """Say that everything is there; `paths` are the files besides those of layers."""
         self.about = plain(about)
-        write_whole(self._about_path, json.dumps(self.about, indent=1).encode())
+        self._write_about(self.about)
+        self._record.add(_WHOLE, [*(path.name for path in paths), _KIND.about])
+
+    def _first_damaged(self) -> Path | None:
+        """Return the first file that is not as it was written, of states that were whole."""
+        names = {entry.what: entry.files for entry in self._record.entries}
+        if self.about is None and _WHOLE not in names:
+            return None
+        if self._record.is_torn or _WHOLE not in names:
+            return self.folder / RECORD
+        files = (pair for sealed in names.values() for pair in sealed.items())
+        bad = next((name for name, seal in files if not self._record.fits(name, seal)), None)
+        return None if bad is None else self.folder / bad
+
+    def _fits(self, what: str) -> bool:
+        entry = next((each for each in reversed(self._record.entries) if each.what == what), None)
+        return entry is not None and all(self._record.fits(*pair) for pair in entry.files.items())
 
 
 @dataclass(frozen=True)
@@ -159,28 +218,13 @@ class StatesKeeper:
     n_layers: int
     about: Mapping[str, Any]
 
-    def refuse_gap(self, n_done: int, hidden_size: int) -> None:
-        """Raise BadRequest if states of the layers that an earlier run has computed are missing."""
-        for layer in range(n_done):
-            path = self.folder.states_path(layer)
-            n_bytes = KeptStates(path, self.positions, hidden_size).n_bytes
-            if not path.exists() or path.stat().st_size != n_bytes:
-                raise BadRequest(
-                    f"{path}: missing, and {n_done} layers of the base are done; --restart starts over"
-                )
+    def gap(self, n_done: int) -> Path | None:
+        """Return the states of the first of the layers that an earlier run has computed that are not kept."""
+        missing = next((layer for layer in range(n_done) if not self.folder.has(layer)), None)
+        return None if missing is None else self.folder.states_path(missing)
 
     def keep_layer(self, layer: int, states: Rows, routes: Arrays) -> None:
-        path = self.folder.states_path(layer)
-        partial = path.with_name(path.name + ".partial")
-        try:
-            with partial.open("wb") as file:
-                self._write_rows(file, states)
-                file.flush()
-                os.fsync(file.fileno())
-            np.savez(self.folder.routes_path(layer), **routes)  # type: ignore[arg-type]
-            partial.replace(path)
-        except OSError as error:
-            raise OutputError(f"{path}: can't be written ({error.strerror})") from error
+        self.folder.finish_layer(layer, lambda file: self._write_rows(file, states), routes)
 
     def _write_rows(self, file: IO[bytes], states: Rows, end: End | None = None) -> None:
         """Write the measured rows, as `end` leaves them."""
@@ -189,27 +233,33 @@ class StatesKeeper:
             file.write((rows if end is None else end(rows)).contiguous().numpy().data)
 
     def keep_head(self, base: ForwardPass) -> None:
-        load, network, end = base.load, base.source.network, base.output_norm()
-        tensor = load.tensor(network.output)
-        n_rows = prod(tensor.shape[:-1])
-        step = max(1, _RUN_BYTES // (4 * tensor.shape[-1]))
-        path = self.folder.matrix_path
-        try:
-            with path.open("wb") as file:
-                for start in range(0, n_rows, step):
-                    rows = load.rows(tensor, start, min(n_rows, start + step), load.dtype).cpu()
-                    file.write(rows.contiguous().view(torch.uint8).numpy().data)
-                file.flush()
-                os.fsync(file.fileno())
-            if isinstance(end, RMSNorm):
-                self.folder.input_path.unlink(missing_ok=True)
-                np.save(self.folder.norm_path, end.weight.cpu().numpy())
-            else:
-                with self.folder.input_path.open("wb") as file, torch.inference_mode():
-                    self._write_rows(file, base.last(), lambda rows: end(rows.to(load.device)).cpu())
-        except OSError as error:
-            raise OutputError(f"{path}: can't be written ({error.strerror})") from error
-        self.folder.finish(self.about)
+        load, end, folder = base.load, base.output_norm(), self.folder
+        write_whole_of(folder.matrix_path, lambda file: _write_matrix(file, base))
+        if isinstance(end, RMSNorm):
+            weight, second = end.weight.cpu().numpy(), folder.norm_path
+            folder.input_path.unlink(missing_ok=True)
+            write_whole_of(second, lambda file: np.save(file, weight))
+        else:
+            second = folder.input_path
+            with torch.inference_mode():
+                write_whole_of(
+                    second,
+                    lambda file: self._write_rows(
+                        file, base.last(), lambda rows: end(rows.to(load.device)).cpu()
+                    ),
+                )
+        folder.finish(self.about, [folder.matrix_path, second])
+
+
+def _write_matrix(file: IO[bytes], base: ForwardPass) -> None:
+    """Write the output matrix, some rows at a time."""
+    load = base.load
+    tensor = load.tensor(base.source.network.output)
+    n_rows = prod(tensor.shape[:-1])
+    step = max(1, _RUN_BYTES // (4 * tensor.shape[-1]))
+    for start in range(0, n_rows, step):
+        rows = load.rows(tensor, start, min(n_rows, start + step), load.dtype).cpu()
+        file.write(rows.contiguous().view(torch.uint8).numpy().data)
 
 
 @dataclass(frozen=True)
@@ -237,8 +287,7 @@ class KeptBase:
         return KeptStates(self.folder.states_path(layer), self.positions, self.hidden_size)
 
     def routes(self, layer: int) -> Arrays:
-        with np.load(self.folder.routes_path(layer)) as stored:
-            return dict(stored)
+        return self.folder.routes(layer)
 
     def head(self) -> LogitSource:
         states, end = self._before_output()
@@ -263,7 +312,7 @@ def about_states(facts: ModelFacts, norm_eps: float, run: Mapping[str, Any]) -> 
 
     run  what else decides the states
     """
-    return {"version": VERSION, "run": run, "facts": asdict(facts), "norm_eps": norm_eps}
+    return {**_KIND.mark, "version": VERSION, "run": run, "facts": asdict(facts), "norm_eps": norm_eps}
 
 
 def _read_items(path: Path, dtype: np.dtype[Any], start: int, count: int) -> npt.NDArray[Any]:

@@ -15,7 +15,7 @@ from forward.logits import LogitSource, Positions
 from forward.observe import Arrays
 from forward.perplexity import predicted_positions
 from forward.run import ForwardPass
-from quality.base import ComputedBase, LayeredBase, compute_layer, finish_layer, head_of
+from quality.base import ComputedBase, LayeredBase, compute_layer, head_of
 from quality.drift import LayerDrift, drift_of
 
 
@@ -58,7 +58,7 @@ class Lockstep:
             for model in self.models:
                 if model.folder.done < layer:
                     routes = compute_layer(model, layer)
-                    finish_layer(model, layer, self._drift(model, layer, positions, routes))
+                    model.states.finish(layer, self._drift(model, layer, positions, routes))
             self._forget_weights()
 
     def drift(self, model: ForwardPass) -> tuple[LayerDrift, ...]:

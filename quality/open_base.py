@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from sys import stderr
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +17,7 @@ from forward.perplexity import predicted_positions
 from forward.run import ForwardPass, forward_pass
 from forward.shared_weights import SharedWeights
 from forward.text import Cut, Text, bos_of, read_text
-from forward.work_folder import WorkFolder
+from forward.work_folder import EMBEDDING, WorkFolder
 from forward.workers import threads_for
 from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.values import Metadata
@@ -74,27 +75,34 @@ class Way:
     opened: ExitStack
 
     def passes(
-        self, base: Files, models: Sequence[ModelSource], folders: Sequence[Path]
+        self,
+        base: Files,
+        models: Sequence[ModelSource],
+        folders: Sequence[Path],
+        settle: Callable[[Sequence[WorkFolder]], None] = lambda works: None,
     ) -> list[ForwardPass]:
         """Return a forward pass for every model.
 
         They share threads, the budget for hidden states, and weights that are the same bytes.
+
+        settle  is shown the work folders before anything is read from them
         """
         options, text = self.options, self.text
         forward = replace(options.forward, memory_bytes=options.forward.memory_bytes // len(models))
         device = torch.device(device_name(options.forward.device))
         n_workers = self.opened.enter_context(threads_for(text.n_chunks, device))
         shared = SharedWeights(source.tensors for source in models)
-        passes = []
+        works = []
         for source, folder in zip(models, folders, strict=True):
             about = {"base": base, "model": files_of(source), **about_run(text, options)}
-            work = self.opened.enter_context(WorkFolder(folder, about, restart=options.restart))
-            passes.append(
-                self.opened.enter_context(
-                    forward_pass(source, text, forward, work, self.report.advance, n_workers, shared)
-                )
+            works.append(self.opened.enter_context(WorkFolder(folder, about, restart=options.restart)))
+        settle(works)
+        return [
+            self.opened.enter_context(
+                forward_pass(source, text, forward, work, self.report.advance, n_workers, shared)
             )
-        return passes
+            for source, work in zip(models, works, strict=True)
+        ]
 
 
 def about_run(text: Text, options: EvaluateOptions) -> dict[str, Any]:
@@ -138,14 +146,16 @@ class ModelBase:
         return _text(path, self.source.vocab(), self.facts, self.options)
 
     def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
-        base, *others = way.passes(files_of(self.source), (self.source, *models), folders)
         keeper = None
         if self.kept is not None:
-            network = self.source.network
             about = _about_kept(self.source, way.text, self.options, self.facts)
+            if self.kept.about is not None:
+                self.kept.refuse_another(about)
             positions = predicted_positions(way.text)
-            keeper = StatesKeeper(self.kept, positions, network.n_layers, about)
-            keeper.refuse_gap(max(0, base.folder.done + 1), network.state_size)
+            keeper = StatesKeeper(self.kept, positions, self.source.network.n_layers, about)
+        base, *others = way.passes(
+            files_of(self.source), (self.source, *models), folders, lambda works: _settle(works, keeper)
+        )
         computed = ComputedBase(base, keeper)
         return Lockstep(computed, computed.head, others)
 
@@ -240,12 +250,32 @@ def open_base(base: Path | LogitsFile, options: EvaluateOptions, opened: ExitSta
     kept = None
     if options.keep is not None:
         kept = opened.enter_context(closing(KeptFolder(options.keep, restart=options.restart)))
-        if kept.about is not None:
+        if kept.damaged is not None:
+            if not base.exists():
+                raise BadRequest(
+                    f"{kept.damaged}: missing, or not as it was written, and {base}, which it can be computed"
+                    " from, is not there"
+                )
+            print(f"{kept.damaged}: missing, or not as it was written; computing the base again", file=stderr)
+        elif kept.about is not None:
             if not base.exists():
                 return StoredBase(base, options, kept, kept.about, None)
             with open_model(base) as source:
                 return StoredBase(base, options, kept, kept.about, files_of(source))
     return ModelBase(opened.enter_context(open_model(base)), options, kept)
+
+
+def _settle(works: Sequence[WorkFolder], keeper: StatesKeeper | None) -> None:
+    """Have the base computed again where what others need of it is not there any more.
+
+    works  of the base, then of the other models, which need its states after the layers that they lack
+    """
+    base, *others = works
+    missing = None if keeper is None else keeper.gap(max(0, base.done + 1))
+    if missing is not None:
+        base.start_over(f"{missing}: missing, or not as it was written")
+    elif base.done > max(EMBEDDING, min(work.done for work in others)) + 1:
+        base.start_over(f"{base.folder}: ahead of the models that are compared with it")
 
 
 def _about_kept(

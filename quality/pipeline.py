@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,12 +22,16 @@ if TYPE_CHECKING:
     from forward.logits import LogitSource
     from forward.open import ModelSource
     from forward.text import Text
-    from quality.evaluation import EvaluatedText, Evaluation
+    from quality.evaluation import EvaluatedText, Evaluation, TensorSize
     from quality.lockstep import Lockstep
     from quality.open_base import OpenBase
     from quality.visitor import DivergenceVisitor
 
 AnyPath = str | os.PathLike[str]
+
+
+Check = Callable[["EvaluatedText", Sequence[tuple["TensorSize", ...]]], None]
+"""Given the text and the tensors of each file, raises BadRequest for what can't be done with their result."""
 
 
 def evaluate(
@@ -46,6 +50,25 @@ def evaluate(
     raises  ToolkitError; BadRequest, before anything is computed, for a model with another vocabulary, number
             of layers or hidden size, or a text without a whole chunk; BadActivation naming model, layer and
             tensor for NaN or infinity; OutputError for a file that can't be written
+    """
+    with evaluating(base, text, quants, options, report) as evaluation:
+        return evaluation
+
+
+@contextmanager
+def evaluating(
+    base: AnyPath | LogitsFile,
+    text: AnyPath | None,
+    quants: Sequence[AnyPath],
+    options: EvaluateOptions | None = None,
+    report: Reporter | None = None,
+    check: Check = lambda text, files: None,
+) -> Iterator[Evaluation]:
+    """Give what `evaluate` returns. Finished layers stay until the block has ended without an error.
+
+    So what is made of the evaluation can be written there, and a run that is killed meanwhile can go on.
+
+    check  called before anything is computed
     """
     require_torch("evaluating models")
     import torch
@@ -71,6 +94,8 @@ def evaluate(
         chunks = source.text(path, models[0].vocab())
         if chunks.chunk_size < 4:
             raise BadArgument(f"a context of {chunks.chunk_size} tokens, expected 4 or more")
+        about, tensors = _about_text(path, chunks, models[0]), [_tensors(each) for each in models]
+        check(about, tensors)
         with work_folders(options, source.is_computed, len(models)) as folders, ExitStack() as passes:
             steps = source.begin(Way(chunks, options, report, passes), models, folders)
             report.start(steps.n_layers_in_all, steps.n_layers_done)
@@ -80,7 +105,7 @@ def evaluate(
             if options.logits is not None:
                 first = steps.models[0]
                 write_logits(head, first.load.device, chunks, options.logits, first.n_workers)
-            return _evaluation(source, steps, visitor, _about_text(path, chunks, models[0], visitor))
+            yield _evaluation(source, steps, visitor, about, tensors)
 
 
 def _compare_logits(
@@ -96,13 +121,12 @@ def _compare_logits(
     return visitor
 
 
-def _about_text(
-    path: Path | None, text: Text, model: ModelSource, visitor: DivergenceVisitor
-) -> EvaluatedText:
+def _about_text(path: Path | None, text: Text, model: ModelSource) -> EvaluatedText:
+    from forward.perplexity import predicted_positions
     from quality.evaluation import EvaluatedText
     from quality.spelling import spelled
 
-    positions = visitor.positions
+    positions = predicted_positions(text)
     return EvaluatedText(
         path=path,
         sha256=None if path is None else hashlib.sha256(path.read_bytes()).hexdigest(),
@@ -115,11 +139,24 @@ def _about_text(
     )
 
 
+def _tensors(source: ModelSource) -> tuple[TensorSize, ...]:
+    from quality.evaluation import TensorSize
+
+    return tuple(
+        TensorSize(tensor.name, tensor.type, tensor.type.tensor_bytes(tensor.shape))
+        for tensor in source.tensors.values()
+    )
+
+
 def _evaluation(
-    base: OpenBase, steps: Lockstep, visitor: DivergenceVisitor, text: EvaluatedText
+    base: OpenBase,
+    steps: Lockstep,
+    visitor: DivergenceVisitor,
+    text: EvaluatedText,
+    tensors: Sequence[tuple[TensorSize, ...]],
 ) -> Evaluation:
     from quality.divergence import measure, perplexity
-    from quality.evaluation import EvaluatedModel, Evaluation, TensorSize
+    from quality.evaluation import EvaluatedModel, Evaluation
     from quality.worst_layer import find_worst_layer
 
     models: list[EvaluatedModel] = []
@@ -135,10 +172,7 @@ def _evaluation(
                 layers=layers,
                 worst_layer=find_worst_layer(steps.computed_base, each, layers),
                 tokens=tokens,
-                tensors=tuple(
-                    TensorSize(tensor.name, tensor.type, tensor.type.tensor_bytes(tensor.shape))
-                    for tensor in source.tensors.values()
-                ),
+                tensors=tensors[number - 1],
             )
         )
     base_ppl = perplexity(-visitor.log_prob(0).ravel())

@@ -8,9 +8,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import forward.work_folder as folders_of_models
 from forward.work_folder import forget
 from gguf_tools.errors import BadRequest
 from quality.options import EvaluateOptions
+
+_BASE = "base"
+"""Name of the base's work folder."""
 
 _LASTING = Path("/var/tmp")
 """Folder for large temporary files: /tmp may be in memory, which hidden states are to spare."""
@@ -24,7 +28,8 @@ def work_folders(options: EvaluateOptions, has_base: bool, n_models: int) -> Ite
 
     has_base  whether the first is the base's
     """
-    names = [*(["base"] if has_base else []), *(f"model-{number}" for number in range(1, n_models + 1))]
+    models = [f"model-{number}" for number in range(1, n_models + 1)]
+    names = [_BASE, *models] if has_base else models
     if options.work is None:
         with TemporaryDirectory(prefix="evaluate-", dir=temporary_folder()) as folder:
             yield [Path(folder, name) for name in names]
@@ -35,10 +40,15 @@ def work_folders(options: EvaluateOptions, has_base: bool, n_models: int) -> Ite
         raise BadRequest(f"{options.work}: can't be written ({error.strerror})") from error
     outputs = [options.work / name for name in names]
     yield outputs
-    for output in outputs:
-        forget(output)
+    for name in (_BASE, *models):  # a run that had no kept states of its base has left those of the base
+        forget(options.work / name)
     with suppress(OSError):  # it is not empty
         options.work.rmdir()
+
+
+def is_unfinished(work: Path) -> bool:
+    """Return whether an evaluation that was interrupted has left its folders in `work`."""
+    return any(folders_of_models.is_unfinished(work / name) for name in (_BASE, "model-1"))
 
 
 def temporary_folder() -> Path | None:

@@ -1,20 +1,19 @@
-"""Records of what was made, in the work folder: a line of JSON each, so that a run that goes on has them all.
+"""Records of what was made, in the work folder: a line each, so that a run that goes on has them all.
 
 A record is written before the journal says that its chunks are done. So a chunk that is done has its record,
-and rows that are made again get a second one, which counts.
+and rows that are made again get a second one, which counts. Records that a crash of the machine has damaged
+are left out: the bytes of the output do not depend on them, only the report and --verify do.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gguf_tools.errors import OutputError
-from gguf_tools.system.files import open_file
+from gguf_tools.line_log import LineLog
 
 
 @dataclass(frozen=True)
@@ -48,19 +47,26 @@ class Records:
     chunks  digests of the bytes of chunks, by number
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, run: str, *, expected: bool = False) -> None:
+        """Open the records of a run; those of another one are removed.
+
+        expected  whether there are some, unless they were lost
+        """
         self.parts: dict[tuple[str, int], Record] = {}
         self.chunks: dict[int, int] = {}
-        self._path = path
-        for line in _whole_lines(path):
-            self._take(json.loads(line))
-        try:
-            self._fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        except OSError as error:
-            raise OutputError(f"{path}: can't be written ({error.strerror})") from error
+        self._log = LineLog(path)
+        if self._log.is_torn or (expected and not self._log.lines):
+            line = f"{path}: missing, or not as it was written; the report leaves out what is lost"
+            print(line, file=sys.stderr, flush=True)
+        if self._log.lines[:1] == [{"run": run}]:
+            for line in self._log.lines[1:]:
+                self._take(line)
+        else:
+            self._log.clear()
+            self._append({"run": run})
 
     def close(self) -> None:
-        os.close(self._fd)
+        self._log.close()
 
     def add(self, record: Record) -> None:
         self.parts[record.tensor, record.first] = record
@@ -90,18 +96,4 @@ class Records:
             self.chunks[data["chunk"]] = data["digest"]
 
     def _append(self, data: dict[str, Any]) -> None:
-        try:
-            os.write(self._fd, json.dumps(data).encode() + b"\n")
-        except OSError as error:
-            raise OutputError(f"{self._path}: can't be written ({error.strerror})") from error
-
-
-def _whole_lines(path: Path) -> list[bytes]:
-    """Return the lines of a file, and cut off what a failing disk has left of another."""
-    if not path.exists():
-        return []
-    data = path.read_bytes()
-    n_whole = data.rfind(b"\n") + 1
-    if n_whole < len(data):
-        os.truncate(path, n_whole)
-    return data[:n_whole].splitlines()
+        self._log.append(data)

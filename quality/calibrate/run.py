@@ -23,7 +23,7 @@ from forward.families import EMBEDDINGS, OUTPUT
 from forward.load import Loader
 from forward.open import ModelSource
 from forward.products import fast_products
-from forward.work_folder import WorkFolder, forget
+from forward.work_folder import EMBEDDING, WorkFolder, forget
 from forward.workers import Workers
 from gguf_tools.system.files import read_at
 from gguf_tools.writer import PartialFile
@@ -147,9 +147,8 @@ class CalibratedRun:
             for layer in range(folder.done + 1, self._sight.network.n_layers):
                 LayerRun.of(setting, layer).run()
                 self._make_unseen(setting, [name for name in missing if layer_of(name) == layer])
-                for model in setting.models:
-                    model.stream.save(layer)
-                folder.finish_layer(layer, {})
+                states = [model.stream.save(layer) for model in setting.models]
+                folder.finish_layer(layer, {}, states)
             self._finish(setting)
             self._make_unseen(setting, list(missing))
             n_threads = self._options.threads if self._device == "cpu" else 1
@@ -182,14 +181,15 @@ class CalibratedRun:
         restart = self._options.restart
         with ExitStack() as first:
             folder = first.enter_context(WorkFolder(path, about, restart=restart))
-            records = Records(folder.folder / _RECORDS)
+            expected = folder.done > EMBEDDING
+            records = Records(folder.folder / _RECORDS, about["run"], expected=expected)
             first.callback(records.close)
             layers = [layer_of(name) for name in missing]
             if all(layer is None or layer > folder.done for layer in layers):
                 opened.push(first.pop_all())
                 return folder, records
         folder = opened.enter_context(WorkFolder(path, about, restart=True))
-        kept, records = records, Records(folder.folder / _RECORDS)
+        kept, records = records, Records(folder.folder / _RECORDS, about["run"])
         opened.callback(records.close)
         records.take_over(kept)
         return folder, records

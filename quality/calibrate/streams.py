@@ -47,11 +47,13 @@ class Stream:
         """Return where a layer puts its output."""
         return self.sets[layer % 2]
 
-    def save(self, layer: int) -> None:
-        """See to it that the layer's output is on the disk itself."""
+    def save(self, layer: int) -> Path:
+        """Bring the layer's output to the disk itself, and return its file."""
+        file = self.files[layer % 2]
         if self.sets is not self.files:
-            copy(self.after(layer), self.files[layer % 2])
-        self.files[layer % 2].sync()
+            copy(self.after(layer), file)
+        file.sync()
+        return file.path
 
 
 def state_bytes(text: Text, network: Network, dtype: torch.dtype, n_models: int) -> tuple[int, int]:
@@ -94,10 +96,11 @@ def open_streams(
             scratch = FileStates(folder.folder / middle, *inner, dtype)
             streams.append(Stream(files, opened.enter_context(closing(scratch)), files))
     if folder.done < EMBEDDING:
-        for load, stream in zip(loaders, streams, strict=True):
-            embed(load, text, stream.files[EMBEDDING % 2], network.n_handed)
-            stream.files[EMBEDDING % 2].sync()
-        folder.finish_layer(EMBEDDING, {})
+        first = [stream.files[EMBEDDING % 2] for stream in streams]
+        for load, states in zip(loaders, first, strict=True):
+            embed(load, text, states, network.n_handed)
+            states.sync()
+        folder.finish_layer(EMBEDDING, {}, [states.path for states in first])
     if fits:
         for stream in streams:
             copy(stream.files[folder.done % 2], stream.after(folder.done))

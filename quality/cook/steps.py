@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from quality.cook.record import FOLDER, Record, sha256
 from quality.cook.request import Collect, CookRequest, WantedFile
 from quality.damage.measure import SensitivityOptions, sensitivity
 from quality.options import EvaluateOptions
-from quality.pipeline import evaluate
+from quality.pipeline import evaluating
 from quality.progress import EvaluationBar
 
 SUMS_NAME = "SHA256SUMS"
@@ -157,11 +158,12 @@ def _measure(request: CookRequest, held_out: Path, label: str) -> None:
         work=request.folder / FOLDER / "evaluation",
         restart=request.restart,
     )
-    with EvaluationBar(f"{label} layers of all models", quiet=request.quiet) as bar:
-        evaluation = evaluate(request.source, held_out, files, options, bar)
     numbers, page = report_of(request)
-    write_whole(page, report_page(evaluation).encode())
-    write_whole(numbers, (json_text(evaluation.to_json()) + "\n").encode())
+    with ExitStack() as opened:
+        with EvaluationBar(f"{label} layers of all models", quiet=request.quiet) as bar:
+            evaluation = opened.enter_context(evaluating(request.source, held_out, files, options, bar))
+        write_whole(page, report_page(evaluation).encode())
+        write_whole(numbers, (json_text(evaluation.to_json()) + "\n").encode())
 
 
 def _write_card(request: CookRequest) -> None:

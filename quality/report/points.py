@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gguf_tools.errors import BadRequest
-from quality.evaluation import Evaluation
+from quality.evaluation import EvaluatedText, Evaluation
 
 _NEAR = 0.01
 """Largest relative difference of the perplexities of one base: bfloat16 and float32 are not as far apart."""
@@ -75,14 +75,31 @@ def read_earlier(path: Path) -> Earlier:
         raise BadRequest(f"{path}: not what evaluate --json writes") from error
 
 
-def refuse_another_text(earlier: Earlier, sha256: str | None, chunk_size: int) -> None:
+def refuse_another_text(earlier: Earlier, text: EvaluatedText) -> None:
     """Raise BadRequest if the earlier evaluation used another text, or cut it otherwise."""
     for what, found, here in (
-        ("text (sha256", earlier.sha256, sha256),
-        ("context (tokens", earlier.chunk_size, chunk_size),
+        ("text (sha256", earlier.sha256, text.sha256),
+        ("context (tokens", earlier.chunk_size, text.chunk_size),
     ):
         if found != here:
             raise BadRequest(f"{earlier.path}: measured on another {what} {found}, here {here})")
+    if earlier.n_chunks != text.n_chunks:
+        raise BadRequest(
+            f"{earlier.path}: measured on {earlier.n_chunks} chunks of the text, here {text.n_chunks}"
+        )
+
+
+def is_of_base(earlier: Earlier, ppl: float) -> bool:
+    """Return whether an earlier evaluation can be of a base with that perplexity."""
+    return abs(earlier.base_ppl / ppl - 1) <= _NEAR
+
+
+def refuse_another_base(earlier: Earlier, ppl: float) -> None:
+    """Raise BadRequest if the perplexity of the earlier evaluation's base says that it is another model."""
+    if not is_of_base(earlier, ppl):
+        raise BadRequest(
+            f"{earlier.path}: measured against another base (PPL {earlier.base_ppl:.4f}, here {ppl:.4f})"
+        )
 
 
 def earlier_points(earlier: Earlier, group: int, evaluation: Evaluation) -> tuple[Point, ...]:
@@ -90,16 +107,8 @@ def earlier_points(earlier: Earlier, group: int, evaluation: Evaluation) -> tupl
 
     raises  BadRequest if it was measured on another text, or against another base
     """
-    text, ppl = evaluation.text, evaluation.base_ppl.value
-    refuse_another_text(earlier, text.sha256, text.chunk_size)
-    if earlier.n_chunks != text.n_chunks:
-        raise BadRequest(
-            f"{earlier.path}: measured on {earlier.n_chunks} chunks of the text, here {text.n_chunks}"
-        )
-    if not abs(earlier.base_ppl / ppl - 1) <= _NEAR:
-        raise BadRequest(
-            f"{earlier.path}: measured against another base (PPL {earlier.base_ppl:.4f}, here {ppl:.4f})"
-        )
+    refuse_another_text(earlier, evaluation.text)
+    refuse_another_base(earlier, evaluation.base_ppl.value)
     return tuple(Point(name, n_bytes, kld, group) for name, n_bytes, kld in earlier.files)
 
 

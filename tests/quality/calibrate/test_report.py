@@ -57,17 +57,18 @@ def test_one_chunk_is_told() -> None:
 
 def test_records_outlive_a_run_that_is_killed_while_it_writes(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
-    records = Records(path)
+    records = Records(path, "a")
     records.add(PART)
     records.add(replace(PART, loss=0.5))
     records.add_chunk(7, 2**63)
     records.close()
     with path.open("ab") as file:
-        file.write(b'{"part": {"tensor"')
-    again = Records(path)
+        file.write(b'0123456789abcdef {"part": {"tensor"')
+    again = Records(path, "a")
     again.add_chunk(8, 1)
     again.close()
-    last = Records(path)
+    last = Records(path, "a")
     assert last.of([PART.tensor]) == [replace(PART, loss=0.5)]
     assert last.of(["output.weight"]) == []
     assert last.chunks == {7: 2**63, 8: 1}
+    assert Records(path, "b").chunks == {}
