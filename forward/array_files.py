@@ -11,7 +11,7 @@ import numpy as np
 
 from forward.observe import Arrays
 from gguf_tools.errors import OutputError
-from gguf_tools.system.own_file import open_own
+from gguf_tools.system.own_files import open_own
 
 
 def write_whole_of(path: Path, write: Callable[[IO[bytes]], object]) -> None:

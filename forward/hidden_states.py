@@ -15,7 +15,7 @@ import torch
 from forward.kernels import add_weighted
 from gguf_tools.errors import OutputError
 from gguf_tools.system import files
-from gguf_tools.system.own_file import open_own
+from gguf_tools.system.own_files import open_own
 
 _COPY_BYTES = 32 << 20
 
