@@ -26,6 +26,7 @@ import numpy as np
 from forward.observe import Arrays
 from gguf_tools.claim import Refusals, claim_run
 from gguf_tools.errors import BadRequest, OutputError
+from gguf_tools.inputs import InputWatch
 from gguf_tools.whole_file import write_whole
 
 VERSION = 1
@@ -40,15 +41,22 @@ class WorkFolder:
 
     about     what decides the run's numbers, as JSON data
     keep_all  keep the hidden states after every layer
+    watch     of the model: a layer is not done if its files have changed meanwhile
     done      the last layer that is done; EMBEDDING - 1 when the embeddings are missing, too
     raises    BadRequest when another run has the folder open, or began it with another `about`
     """
 
     def __init__(
-        self, output: Path, about: Mapping[str, Any], *, restart: bool = False, keep_all: bool = False
+        self,
+        output: Path,
+        about: Mapping[str, Any],
+        *,
+        restart: bool = False,
+        keep_all: bool = False,
+        watch: InputWatch | None = None,
     ) -> None:
         self.folder = _folder_of(output)
-        self._keep_all = keep_all
+        self._keep_all, self._watch = keep_all, watch
         try:
             self.folder.mkdir(parents=False, exist_ok=True)
         except OSError as error:
@@ -92,6 +100,8 @@ class WorkFolder:
 
     def finish_layer(self, layer: int, arrays: Arrays) -> None:
         """Record that `layer` is done, and what was kept of it; its hidden states must be in their file."""
+        if self._watch is not None:
+            self._watch.refuse_changed()
         path = self._layer_path(layer)
         partial = path.with_suffix(".partial")
         try:

@@ -209,6 +209,7 @@ class StatesKeeper:
                     self._write_rows(file, base.last(), lambda rows: end(rows.to(load.device)).cpu())
         except OSError as error:
             raise OutputError(f"{path}: can't be written ({error.strerror})") from error
+        base.source.watch.refuse_changed()
         self.folder.finish(self.about)
 
 

@@ -19,6 +19,7 @@ from forward.text import Cut, Text, bos_of, read_text
 from forward.work_folder import WorkFolder
 from forward.workers import threads_for
 from gguf_tools.errors import BadArgument, BadRequest
+from gguf_tools.inputs import InputWatch
 from gguf_tools.values import Metadata
 from quality.base import ComputedBase, ModelFacts
 from quality.kept import KeptBase, KeptFolder, StatesKeeper, about_states
@@ -26,8 +27,8 @@ from quality.lockstep import Lockstep
 from quality.logits_base import SMALLEST_LOG_PROB, FileLogits
 from quality.options import EvaluateOptions, LogitsFile, Reporter
 
-Files = list[tuple[str, int, int]]
-"""Name, size and time of the last change of each file of a model."""
+Files = list[list[str]]
+"""Name of each file of a model, and what it is recognised by."""
 
 
 class OpenBase(Protocol):
@@ -51,6 +52,10 @@ class OpenBase(Protocol):
 
     def text(self, path: Path | None, vocab: Metadata) -> Text:
         """Return the text; `vocab` is that of a model that was made of the base."""
+        ...
+
+    def refuse_changed(self) -> None:
+        """Raise ChangedInput if files that were read for it have changed since it was opened."""
         ...
 
     def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
@@ -87,8 +92,9 @@ class Way:
         shared = SharedWeights(source.tensors for source in models)
         passes = []
         for source, folder in zip(models, folders, strict=True):
-            about = {"base": base, "model": files_of(source), **about_run(text, options)}
-            work = self.opened.enter_context(WorkFolder(folder, about, restart=options.restart))
+            watch = source.watch
+            about = {"base": base, "model": watch.recognised_by(), **about_run(text, options)}
+            work = self.opened.enter_context(WorkFolder(folder, about, restart=options.restart, watch=watch))
             passes.append(
                 self.opened.enter_context(
                     forward_pass(source, text, forward, work, self.report.advance, n_workers, shared)
@@ -107,10 +113,6 @@ def about_run(text: Text, options: EvaluateOptions) -> dict[str, Any]:
         "device": device_name(options.forward.device),
         **({} if options.forward.like is None else {"like": options.forward.like}),
     }
-
-
-def files_of(model: ModelSource) -> Files:
-    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in model.paths]
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,12 @@ class ModelBase:
     def text(self, path: Path | None, vocab: Metadata) -> Text:
         return _text(path, self.source.vocab(), self.facts, self.options)
 
+    def refuse_changed(self) -> None:
+        self.source.watch.refuse_changed()
+
     def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
-        base, *others = way.passes(files_of(self.source), (self.source, *models), folders)
+        files = self.source.watch.recognised_by()
+        base, *others = way.passes(files, (self.source, *models), folders)
         keeper = None
         if self.kept is not None:
             network = self.source.network
@@ -177,6 +183,9 @@ class StoredBase:
         self.kept.refuse_another(about_states(self.facts, self.about["norm_eps"], run))
         return text
 
+    def refuse_changed(self) -> None:
+        """Nothing of the base is read but what was kept."""
+
     def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
         forward, facts = self.options.forward, self.about["facts"]
         base = KeptBase(
@@ -199,6 +208,7 @@ class LogitsBase:
 
     logits: FileLogits
     options: EvaluateOptions
+    watch: InputWatch
     is_computed: bool = False
     floor: float | None = SMALLEST_LOG_PROB
 
@@ -221,10 +231,11 @@ class LogitsBase:
                 raise BadRequest(f"{path}: is not the text of {self.path}, whose tokens are others")
         return text
 
+    def refuse_changed(self) -> None:
+        self.watch.refuse_changed()
+
     def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
-        stat = self.path.stat()
-        files = [(self.path.name, stat.st_size, stat.st_mtime_ns)]
-        return Lockstep(None, lambda: self.logits, way.passes(files, models, folders))
+        return Lockstep(None, lambda: self.logits, way.passes(self.watch.recognised_by(), models, folders))
 
 
 def open_base(base: Path | LogitsFile, options: EvaluateOptions, opened: ExitStack) -> OpenBase:
@@ -236,7 +247,8 @@ def open_base(base: Path | LogitsFile, options: EvaluateOptions, opened: ExitSta
     if isinstance(base, LogitsFile):
         if options.keep is not None or options.logits is not None:
             raise BadRequest(f"{base.path}: where a file of logits is the base, nothing is written or kept")
-        return LogitsBase(FileLogits.open(base.path, options.cut.n_chunks), options)
+        watch = InputWatch([base.path])
+        return LogitsBase(FileLogits.open(base.path, options.cut.n_chunks), options, watch)
     kept = None
     if options.keep is not None:
         kept = opened.enter_context(closing(KeptFolder(options.keep, restart=options.restart)))
@@ -244,14 +256,14 @@ def open_base(base: Path | LogitsFile, options: EvaluateOptions, opened: ExitSta
             if not base.exists():
                 return StoredBase(base, options, kept, kept.about, None)
             with open_model(base) as source:
-                return StoredBase(base, options, kept, kept.about, files_of(source))
+                return StoredBase(base, options, kept, kept.about, source.watch.recognised_by())
     return ModelBase(opened.enter_context(open_model(base)), options, kept)
 
 
 def _about_kept(
     source: ModelSource, text: Text, options: EvaluateOptions, facts: ModelFacts
 ) -> Mapping[str, Any]:
-    run = {"base": files_of(source), "name": source.path.name, **_about_text(text, options)}
+    run = {"base": source.watch.recognised_by(), "name": source.path.name, **_about_text(text, options)}
     return about_states(facts, source.network.norm_eps, run)
 
 

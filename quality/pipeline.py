@@ -80,7 +80,11 @@ def evaluate(
             if options.logits is not None:
                 first = steps.models[0]
                 write_logits(head, first.load.device, chunks, options.logits, first.n_workers)
-            return _evaluation(source, steps, visitor, _about_text(path, chunks, models[0], visitor))
+            evaluation = _evaluation(source, steps, visitor, _about_text(path, chunks, models[0], visitor))
+            source.refuse_changed()
+            for model in models:
+                model.watch.refuse_changed()
+            return evaluation
 
 
 def _compare_logits(
@@ -129,7 +133,7 @@ def _evaluation(
         models.append(
             EvaluatedModel(
                 path=source.path,
-                n_bytes=sum(path.stat().st_size for path in source.paths),
+                n_bytes=sum(digest.n_bytes for digest in source.watch.digests.values()),
                 bits_per_weight=_bits_per_weight(source),
                 divergence=measure(tokens, visitor.positions.first),
                 layers=layers,
