@@ -65,8 +65,8 @@ def written(
     killed while it renames leaves complete files: some old, some new, the first still old.
 
     inputs  files that must not be overwritten
-    raises  OutputError, TruncatedError, OSError; see GGUFWriter and copy_range. ChangedInput where a file that
-            data come from has changed meanwhile
+    raises  OutputError, TruncatedError, OSError; see GGUFWriter and copy_range. ChangedInput for a file
+            that data come from, and that has changed meanwhile
     """
     for file in files:
         _refuse_unfinished(file.path)

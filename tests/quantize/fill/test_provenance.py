@@ -152,7 +152,9 @@ def test_a_run_of_an_earlier_version_has_the_same_fingerprint() -> None:
         )
     )
     assert new.offsets == old.offsets
-    assert describe_run({"o": new}, FillJob({}, {}), InputWatch(())) == describe_run({"o": old}, FillJob({}, {}), InputWatch(()))
+    assert describe_run({"o": new}, FillJob({}, {}), InputWatch(())) == describe_run(
+        {"o": old}, FillJob({}, {}), InputWatch(())
+    )
     assert (
         describe_run({"o": without}, FillJob({}, {}), InputWatch(()))["output"]
         != describe_run({"o": new}, FillJob({}, {}), InputWatch(()))["output"]
