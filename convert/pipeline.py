@@ -100,10 +100,9 @@ def plan_run(
         return
     with Checkpoint(folder, allow_pickle=options.allow_pickle) as checkpoint:
         preparation, job = prepare(checkpoint, outfile, options, allow_problems=allow_problems)
-        inputs = sorted({checkpoint.raw(name).path for name in checkpoint.names()})
         if isinstance(folder, StreamedFolder):
-            job, inputs = replace(job, remote=folder.recognised_by()), []
-        yield Run(preparation, job, tuple(inputs), started, options.calibration)
+            job = replace(job, remote=folder.recognised_by())
+        yield Run(preparation, job, checkpoint.inputs(), started, options.calibration)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -28,6 +29,7 @@ from forward.load import Loader
 from forward.options import ForwardOptions
 from gguf_tools import keys
 from gguf_tools.errors import BadRequest, CheckpointError
+from gguf_tools.inputs import AnyInput, InputWatch, gguf_inputs
 from gguf_tools.shards import open_gguf
 from gguf_tools.values import Metadata
 from quantize.fill.sources import GGUFTensor, SourceTensor
@@ -40,14 +42,14 @@ class ModelSource:
     network  how its layers are put together
     tensors  GGUF name -> tensor, unread
     vocab    returns the keys tokenizer.*
-    paths    the files that hold weights, in reading order
+    inputs   the files that hold weights
     """
 
     path: Path
     network: Network
     tensors: Mapping[str, SourceTensor]
     vocab: Callable[[], Metadata]
-    paths: tuple[Path, ...]
+    inputs: tuple[AnyInput, ...]
     opened: Closeable
 
     def __enter__(self) -> Self:
@@ -57,6 +59,11 @@ class ModelSource:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.opened.close()
+
+    @cached_property
+    def watch(self) -> InputWatch:
+        """The files as they are when this is first asked for, which is before weights are read."""
+        return InputWatch(self.inputs)
 
     def loader(self, device: torch.device, dtype: torch.dtype) -> Loader:
         """Return what reads weights to `device`, matrices as `dtype`."""
@@ -108,7 +115,7 @@ def _open_folder(folder: Path) -> ModelSource:
             network=family.build(conversion.config),
             tensors=tensors,
             vocab=lambda: read_tokenizer(folder, checkpoint.config, habits=architecture.habits).metadata(),
-            paths=tuple(sorted({checkpoint.raw(name).path for name in checkpoint.names()})),
+            inputs=checkpoint.inputs(),
             opened=checkpoint,
         )
     except BaseException:
@@ -128,7 +135,7 @@ def _open_gguf(path: Path) -> ModelSource:
             network=family.build(family.read(file.metadata, shapes, path)),
             tensors=tensors,
             vocab=lambda: vocab,
-            paths=tuple(file.paths),
+            inputs=gguf_inputs(file),
             opened=file,
         )
     except BaseException:

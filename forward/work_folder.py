@@ -33,6 +33,7 @@ from forward.observe import Arrays
 from forward.owned_folder import FolderKind, files_of, remove_files
 from gguf_tools.claim import Refusals, claim_run
 from gguf_tools.errors import BadRequest, OutputError, ToolkitError
+from gguf_tools.inputs import InputWatch
 
 VERSION = 2
 """Number of the folder's format; it also changes whenever a run could give other numbers."""
@@ -59,18 +60,25 @@ class WorkFolder:
 
     about     what decides the run's numbers, as JSON data
     keep_all  keep the hidden states after every layer
+    watch     of the model: a layer is not done if its files have changed meanwhile
     done      the last layer that is done; EMBEDDING - 1 when the embeddings are missing, too
     raises    BadRequest when another run has the folder open, or began it with another `about`, or when it is
               somebody else's; OutputError when it can't be written
     """
 
     def __init__(
-        self, output: Path, about: Mapping[str, Any], *, restart: bool = False, keep_all: bool = False
+        self,
+        output: Path,
+        about: Mapping[str, Any],
+        *,
+        restart: bool = False,
+        keep_all: bool = False,
+        watch: InputWatch | None = None,
     ) -> None:
         if output.is_dir():
             raise OutputError(f"{output}: is a folder, expected a file to write")
         self.folder = _folder_of(output)
-        self._keep_all = keep_all
+        self._keep_all, self._watch = keep_all, watch
         try:
             self.folder.mkdir(parents=False, exist_ok=True)
         except OSError as error:
@@ -132,6 +140,8 @@ class WorkFolder:
         states  files of hidden states after the layer, in this folder; they must be on the disk already
         raises  OutputError
         """
+        if self._watch is not None:
+            self._watch.refuse_changed()
         kept, latest = [], [path.name for path in states]
         if self._keep_all:
             kept, latest = latest, kept

@@ -24,6 +24,7 @@
         NoFallback          no type can hold this row length
         BadRequest          options that contradict each other or the input
           BadArgument         an argument that means nothing, whatever the input is
+      ChangedInput        an input that was changed while it was read
       HubError            a model that the Hub doesn't give, or files that it doesn't take
       ClusterError        a scheduler that is gone, or workers that can't do the work
       ExecutionError      a task failed; carries the task and the cause
@@ -136,6 +137,10 @@ class BadRequest(PlanError):
 
 
 class BadArgument(BadRequest):
+    pass
+
+
+class ChangedInput(ToolkitError):
     pass
 
 

@@ -8,12 +8,14 @@
     CHUNK      which    a digest of what the chunk was made of, or 0: its bytes have been written
     PUBLISHED  which    the inode of this output: all chunks are written, next come its header and its name
     SYNCED     0        how many CHUNK records so far stand for bytes that are on the disk itself
-    BOOT       0        a digest of this start of the machine: a session begins; 0: the disk has failed
+    BOOT       0        a digest of this start of the machine and of the inputs' state: a session begins;
+                        0: the disk has failed, or an input has changed
     FORGOTTEN  first    how many chunks from this one on are no longer done: the file with them is gone
 
 When a process is killed, the kernel keeps everything it has written, so its records hold. After a crash of
 the machine, or a failure of the disk, only synced bytes are sure: under another BOOT, CHUNK records that no
-SYNCED covers are forgotten. A record that was cut short is ignored, and so is everything after it.
+SYNCED covers are forgotten. So they are where an input may have been changed since, because each SYNCED comes
+after a look at the inputs. A record that was cut short is ignored, and so is everything after it.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ class _Kind(IntEnum):
     FORGOTTEN = 5
 
 
-_DISK_FAILED = 0
+_UNSURE = 0
 
 
 class Journal:
@@ -73,6 +75,7 @@ class Journal:
     path       the output that it belongs to; the journal is PATH.journal
     about      what the run is about: a mapping of JSON data, compared key by key
     restart    start over, whatever the journal holds
+    state      of the inputs: other bytes where one of them may have been changed meanwhile
     run        8 bytes that name the run, the same in all its sessions
     done       chunks that are done, with their digests
     published  outputs that have their names, or were about to get them, with their inodes
@@ -84,9 +87,15 @@ class Journal:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], about: Mapping[str, Any], *, restart: bool = False
+        self,
+        path: str | os.PathLike[str],
+        about: Mapping[str, Any],
+        *,
+        restart: bool = False,
+        state: bytes = b"",
     ) -> None:
         self.path = journal_path(Path(path))
+        self._boot = _this_boot(state)
         self.run = os.urandom(8)
         self.done: dict[int, int] = {}
         self.published: dict[int, int] = {}
@@ -138,7 +147,7 @@ class Journal:
                 _write_all(self._claim.fd, head.encode() + b"\n")
         except OSError as error:
             raise OutputError(f"{self.path}: can't be written: {error.strerror}") from error
-        self._append(_Kind.BOOT, 0, _this_boot())
+        self._append(_Kind.BOOT, 0, self._boot)
 
     def __enter__(self) -> Self:
         return self
@@ -186,6 +195,12 @@ class Journal:
                 self._append(_Kind.FORGOTTEN, chunks.start, len(chunks))
                 self._drop(chunks)
 
+    def forget_unsynced(self) -> None:
+        """Record that chunks are no longer done that no `sync` has covered: they may be wrong."""
+        with self._lock:
+            self._drop(self._chunk_records[self._n_synced :])
+            self._append(_Kind.BOOT, 0, _UNSURE)
+
     def is_sync_due(self) -> bool:
         """Whether it is time for `sync`; true for one caller only."""
         with self._lock:
@@ -206,9 +221,7 @@ class Journal:
             for fd in files:
                 system_files.sync_data(fd)
         except OSError as error:
-            with self._lock:
-                self._drop(self._chunk_records[self._n_synced :])
-                self._append(_Kind.BOOT, 0, _DISK_FAILED)
+            self.forget_unsynced()
             raise OutputError(f"{self.path}: the output can't be synced: {error.strerror}") from error
         with self._lock:
             self._append(_Kind.SYNCED, 0, n_covered)
@@ -239,7 +252,7 @@ class Journal:
 
     def _load(self, data: bytes) -> int:
         """Read the valid records at the start of `data`; returns how many bytes they take."""
-        boot = _DISK_FAILED
+        boot = _UNSURE
         n_valid = 0
         for start in range(0, len(data) - _RECORD_BYTES + 1, _RECORD_BYTES):
             record = data[start : start + _RECORD.size]
@@ -260,7 +273,7 @@ class Journal:
                 if value != boot:
                     self._drop(self._chunk_records[self._n_synced :])
                 boot = value
-        if boot != _this_boot():
+        if boot != self._boot:
             self._drop(self._chunk_records[self._n_synced :])
         return n_valid
 
@@ -324,10 +337,11 @@ def _write_all(fd: int, data: bytes) -> None:
         left = left[os.write(fd, left) :]
 
 
-def _this_boot() -> int:
-    """Return a number for this start of the machine, or for this process where the machine has none."""
+def _this_boot(state: bytes) -> int:
+    """Return a number for inputs of this state at this start of the machine, or in this process where the
+    machine has none."""
     try:
         name = _BOOT_ID.read_bytes()
     except OSError:
         name = f"{os.getpid()} {time.time_ns()}".encode()
-    return int.from_bytes(blake2b(name, digest_size=8).digest(), "little")
+    return int.from_bytes(blake2b(name + state, digest_size=8).digest(), "little")

@@ -14,6 +14,7 @@ from typing import Any, Unpack
 
 from forward.device import device_name, require_torch
 from forward.text import Text, read_text
+from gguf_tools.inputs import InputWatch
 from imatrix.merge import merge
 from imatrix.options import CollectChoices, Collected, CollectOptions, NoReport, Reporter
 from imatrix.progress import LayerBar
@@ -93,20 +94,20 @@ def collect_beside(
         if n_chosen is not None and n_chosen < chunks.chunk_size and options.forward.dtype == "float32":
             options = replace(options, forward=replace(options.forward, half_cache=True))
             notes = (_CHOSEN.format(n_chosen=n_chosen),)
-        about = _about(source.paths, chunks, options)
-        with WorkFolder(output, about, restart=options.restart) as folder:
+        about = _about(source.watch, chunks, options)
+        with WorkFolder(output, about, watch=source.watch, restart=options.restart) as folder:
             dataset = options.dataset or text.name
             collected = run(source, chunks, options, folder, report or NoReport(), dataset)
+            source.watch.refuse_changed()
     refuse_nonfinite(collected.importances.entries)
     merged = merge([*options.earlier, collected.importances])
     return replace(collected, importances=merged.importances, notes=(*notes, *collected.notes, *merged.notes))
 
 
-def _about(paths: tuple[Path, ...], text: Text, options: CollectOptions) -> dict[str, Any]:
+def _about(inputs: InputWatch, text: Text, options: CollectOptions) -> dict[str, Any]:
     """Return what decides the numbers of a run."""
-    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     return {
-        "model": files,
+        "model": inputs.recognised_by(),
         "text": text.digest(),
         "chunks": text.n_chunks,
         "context": text.chunk_size,

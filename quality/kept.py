@@ -248,6 +248,7 @@ class StatesKeeper:
                         file, base.last(), lambda rows: end(rows.to(load.device)).cpu()
                     ),
                 )
+        base.source.watch.refuse_changed()
         folder.finish(self.about, [folder.matrix_path, second])
 
 

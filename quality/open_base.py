@@ -20,6 +20,7 @@ from forward.text import Cut, Text, bos_of, read_text
 from forward.work_folder import EMBEDDING, WorkFolder
 from forward.workers import threads_for
 from gguf_tools.errors import BadArgument, BadRequest
+from gguf_tools.inputs import InputWatch
 from gguf_tools.values import Metadata
 from quality.base import ComputedBase, ModelFacts
 from quality.kept import KeptBase, KeptFolder, StatesKeeper, about_states
@@ -27,8 +28,8 @@ from quality.lockstep import Lockstep
 from quality.logits_base import SMALLEST_LOG_PROB, FileLogits
 from quality.options import EvaluateOptions, LogitsFile, Reporter
 
-Files = list[tuple[str, int, int]]
-"""Name, size and time of the last change of each file of a model."""
+Files = list[list[str]]
+"""Name of each file of a model, and what it is recognised by."""
 
 
 class OpenBase(Protocol):
@@ -52,6 +53,10 @@ class OpenBase(Protocol):
 
     def text(self, path: Path | None, vocab: Metadata) -> Text:
         """Return the text; `vocab` is that of a model that was made of the base."""
+        ...
+
+    def refuse_changed(self) -> None:
+        """Raise ChangedInput if files that were read for it have changed since it was opened."""
         ...
 
     def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
@@ -94,8 +99,11 @@ class Way:
         shared = SharedWeights(source.tensors for source in models)
         works = []
         for source, folder in zip(models, folders, strict=True):
-            about = {"base": base, "model": files_of(source), **about_run(text, options)}
-            works.append(self.opened.enter_context(WorkFolder(folder, about, restart=options.restart)))
+            watch = source.watch
+            about = {"base": base, "model": watch.recognised_by(), **about_run(text, options)}
+            works.append(
+                self.opened.enter_context(WorkFolder(folder, about, restart=options.restart, watch=watch))
+            )
         settle(works)
         return [
             self.opened.enter_context(
@@ -115,10 +123,6 @@ def about_run(text: Text, options: EvaluateOptions) -> dict[str, Any]:
         "device": device_name(options.forward.device),
         **({} if options.forward.like is None else {"like": options.forward.like}),
     }
-
-
-def files_of(model: ModelSource) -> Files:
-    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in model.paths]
 
 
 @dataclass(frozen=True)
@@ -145,6 +149,9 @@ class ModelBase:
     def text(self, path: Path | None, vocab: Metadata) -> Text:
         return _text(path, self.source.vocab(), self.facts, self.options)
 
+    def refuse_changed(self) -> None:
+        self.source.watch.refuse_changed()
+
     def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
         keeper = None
         if self.kept is not None:
@@ -154,7 +161,10 @@ class ModelBase:
             positions = predicted_positions(way.text)
             keeper = StatesKeeper(self.kept, positions, self.source.network.n_layers, about)
         base, *others = way.passes(
-            files_of(self.source), (self.source, *models), folders, lambda works: _settle(works, keeper)
+            self.source.watch.recognised_by(),
+            (self.source, *models),
+            folders,
+            lambda works: _settle(works, keeper),
         )
         computed = ComputedBase(base, keeper)
         return Lockstep(computed, computed.head, others)
@@ -187,6 +197,9 @@ class StoredBase:
         self.kept.refuse_another(about_states(self.facts, self.about["norm_eps"], run))
         return text
 
+    def refuse_changed(self) -> None:
+        """Nothing of the base is read but what was kept."""
+
     def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
         forward, facts = self.options.forward, self.about["facts"]
         base = KeptBase(
@@ -209,6 +222,7 @@ class LogitsBase:
 
     logits: FileLogits
     options: EvaluateOptions
+    watch: InputWatch
     is_computed: bool = False
     floor: float | None = SMALLEST_LOG_PROB
 
@@ -231,10 +245,11 @@ class LogitsBase:
                 raise BadRequest(f"{path}: is not the text of {self.path}, whose tokens are others")
         return text
 
+    def refuse_changed(self) -> None:
+        self.watch.refuse_changed()
+
     def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
-        stat = self.path.stat()
-        files = [(self.path.name, stat.st_size, stat.st_mtime_ns)]
-        return Lockstep(None, lambda: self.logits, way.passes(files, models, folders))
+        return Lockstep(None, lambda: self.logits, way.passes(self.watch.recognised_by(), models, folders))
 
 
 def open_base(base: Path | LogitsFile, options: EvaluateOptions, opened: ExitStack) -> OpenBase:
@@ -246,7 +261,8 @@ def open_base(base: Path | LogitsFile, options: EvaluateOptions, opened: ExitSta
     if isinstance(base, LogitsFile):
         if options.keep is not None or options.logits is not None:
             raise BadRequest(f"{base.path}: where a file of logits is the base, nothing is written or kept")
-        return LogitsBase(FileLogits.open(base.path, options.cut.n_chunks), options)
+        watch = InputWatch([base.path])
+        return LogitsBase(FileLogits.open(base.path, options.cut.n_chunks), options, watch)
     kept = None
     if options.keep is not None:
         kept = opened.enter_context(closing(KeptFolder(options.keep, restart=options.restart)))
@@ -261,7 +277,7 @@ def open_base(base: Path | LogitsFile, options: EvaluateOptions, opened: ExitSta
             if not base.exists():
                 return StoredBase(base, options, kept, kept.about, None)
             with open_model(base) as source:
-                return StoredBase(base, options, kept, kept.about, files_of(source))
+                return StoredBase(base, options, kept, kept.about, source.watch.recognised_by())
     return ModelBase(opened.enter_context(open_model(base)), options, kept)
 
 
@@ -281,7 +297,7 @@ def _settle(works: Sequence[WorkFolder], keeper: StatesKeeper | None) -> None:
 def _about_kept(
     source: ModelSource, text: Text, options: EvaluateOptions, facts: ModelFacts
 ) -> Mapping[str, Any]:
-    run = {"base": files_of(source), "name": source.path.name, **_about_text(text, options)}
+    run = {"base": source.watch.recognised_by(), "name": source.path.name, **_about_text(text, options)}
     return about_states(facts, source.network.norm_eps, run)
 
 

@@ -105,7 +105,11 @@ def evaluating(
             if options.logits is not None:
                 first = steps.models[0]
                 write_logits(head, first.load.device, chunks, options.logits, first.n_workers)
-            yield _evaluation(source, steps, visitor, about, tensors)
+            evaluation = _evaluation(source, steps, visitor, about, tensors)
+            source.refuse_changed()
+            for model in models:
+                model.watch.refuse_changed()
+            yield evaluation
 
 
 def _compare_logits(
@@ -166,7 +170,7 @@ def _evaluation(
         models.append(
             EvaluatedModel(
                 path=source.path,
-                n_bytes=sum(path.stat().st_size for path in source.paths),
+                n_bytes=sum(digest.n_bytes for digest in source.watch.digests.values()),
                 bits_per_weight=_bits_per_weight(source),
                 divergence=measure(tokens, visitor.positions.first),
                 layers=layers,

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.errors import BadImportance
+from gguf_tools.inputs import AnyInput
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata
 from quantize.fill.calibrated import Calibrator
@@ -43,7 +43,7 @@ class Calibrating(Protocol):
         plan: Plan,
         outputs: Sequence[Output],
         job: FillJob,
-        inputs: Sequence[Path],
+        inputs: Sequence[AnyInput],
         options: FillOptions,
     ) -> AbstractContextManager[Calibrator]:
         """Return what makes the calibrated tensors of a run; leaving it without an error ends the run."""

@@ -17,6 +17,7 @@ from typing import Unpack
 
 from gguf_tools.errors import BadRequest
 from gguf_tools.hub.names import cached_name
+from gguf_tools.inputs import gguf_inputs
 from gguf_tools.shards import GGUFSet, open_gguf
 from gguf_tools.tensors import TensorInfo
 from quantize.fill.sources import GGUFSources, GGUFTensor
@@ -103,7 +104,7 @@ def plan_run(
         sources = {name: GGUFTensor(opened, name) for name in opened.tensors}
         job = fill_job(preparation.plan, sources, partial(GGUFSources, path))
         calibration = None if options is None else options.calibration
-        yield Run(preparation, job, tuple(opened.paths), started, calibration)
+        yield Run(preparation, job, gguf_inputs(opened), started, calibration)
 
 
 def fill_template(name: str, type_name: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gguf_tools.errors import BadArgument
+from gguf_tools.inputs import AnyInput
 from gguf_tools.progress import no_progress
 from gguf_tools.text import types_table
 from quantize.calibration import Calibrating
@@ -68,14 +69,14 @@ class Run:
 
     preparation  what was decided
     job          where the rows of each tensor come from
-    inputs       files that are being read, which no output may replace
+    inputs       files that are being read, which no output may replace, and which must not change meanwhile
     started      when planning began, on the clock of time.monotonic
     calibration  makes some of the tensors; None: all are encoded by their own rows
     """
 
     preparation: Preparation
     job: FillJob
-    inputs: tuple[Path, ...]
+    inputs: tuple[AnyInput, ...]
     started: float = field(default_factory=time.monotonic)
     calibration: Calibrating | None = None
 

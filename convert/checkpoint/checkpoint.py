@@ -32,6 +32,7 @@ from convert.checkpoint.model_config import PARAMS_NAME, mistral_config, with_te
 from convert.checkpoint.safetensors_file import RawTensor, SafetensorsFile, TensorFile
 from convert.checkpoint.streamed import StreamedFolder
 from gguf_tools.errors import BadConfig, CheckpointError, MissingTensor, UnsupportedCheckpoint
+from gguf_tools.inputs import InputFile
 from gguf_tools.text import shown
 
 PICKLE_INDEX_NAME = "pytorch_model.bin.index.json"
@@ -106,6 +107,12 @@ class Checkpoint:
             return self._tensors[name]
         except KeyError:
             raise MissingTensor(f"{self.folder}: no tensor {name}") from None
+
+    def inputs(self) -> tuple[InputFile, ...]:
+        """Return the shards that are files here, by name, and where tensors lie in them."""
+        if isinstance(self.source, StreamedFolder):
+            return ()
+        return tuple(InputFile(file.path, file.places()) for file in self.files if file.tensors)
 
     def read_json(self, file_name: str) -> dict[str, Any] | None:
         """Return another JSON file of the folder as a dictionary, None if it isn't there."""

@@ -81,6 +81,10 @@ class TensorFile(Protocol):
     @property
     def metadata(self) -> Mapping[str, str]: ...
 
+    def places(self) -> dict[str, tuple[int, int]]:
+        """Return where in the file the bytes of each tensor lie: (offset, n_bytes)."""
+        ...
+
     def read(self, offset: int, n_bytes: int, what: str) -> np.ndarray:
         """Return `n_bytes` bytes from `offset` as uint8, freshly allocated; `what` names them in errors."""
         ...
@@ -218,6 +222,10 @@ class SafetensorsFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def places(self) -> dict[str, tuple[int, int]]:
+        """Return where in the file the bytes of each tensor lie: (offset, n_bytes)."""
+        return {name: (tensor.offset, tensor.n_bytes) for name, tensor in self.tensors.items()}
 
     def read(self, offset: int, n_bytes: int, what: str) -> np.ndarray:
         """Return `n_bytes` bytes from the absolute `offset` as uint8; `what` names them in errors."""

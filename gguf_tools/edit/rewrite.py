@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gguf_tools.copying import copy_range
 from gguf_tools.errors import OutputError
+from gguf_tools.inputs import InputWatch, gguf_input
 from gguf_tools.journal import journal_path
 from gguf_tools.layout import FileLayout
 from gguf_tools.progress import Progress, StartProgress, no_start
@@ -64,10 +65,13 @@ def written(
     killed while it renames leaves complete files: some old, some new, the first still old.
 
     inputs  files that must not be overwritten
-    raises  OutputError, TruncatedError, OSError; see GGUFWriter and copy_range
+    raises  OutputError, TruncatedError, OSError; see GGUFWriter and copy_range. ChangedInput for a file
+            that data come from, and that has changed meanwhile
     """
     for file in files:
         _refuse_unfinished(file.path)
+    origins = {origin.file.path: origin.file for file in files for origin in file.origins}
+    watch = InputWatch(map(gguf_input, origins.values()))
     with ExitStack() as opened:
         writers = [opened.enter_context(GGUFWriter(file.path, file.layout, inputs)) for file in files]
         advance = progress(sum(file.data_bytes for file in files))
@@ -75,6 +79,7 @@ def written(
             _copy_data(file, writer, advance)
         for file, writer in zip(files, writers, strict=True):
             _finish(file, writer)
+        watch.refuse_changed()
         yield
         for writer in reversed(writers):
             writer.publish()

@@ -145,7 +145,7 @@ def collect_gradients(
     """
     about = what_decides(source, text, options.forward, options.seed)
     about |= {"keeps": "covariances", "expert_bytes": options.expert_bytes}
-    with work_folders(output, about, restart=options.restart) as folders:
+    with work_folders(output, about, source.watch, restart=options.restart) as folders:
         refuse_small_disk(folders, disk_bytes(source, text, options))
         gradients = Gradients(source.network.n_layers, text.inputs.size, folders.back)
         if folders.back.done < gradients.n_layers:

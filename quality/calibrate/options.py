@@ -9,6 +9,7 @@ from pathlib import Path
 
 from forward.device import require_torch
 from gguf_tools import keys
+from gguf_tools.inputs import AnyInput
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata
 from quality.calibrate.choices import Choices
@@ -40,7 +41,7 @@ class Calibration(Choices):
         plan: Plan,
         outputs: Sequence[Output],
         job: FillJob,
-        inputs: Sequence[Path],
+        inputs: Sequence[AnyInput],
         options: FillOptions,
     ) -> Iterator[Calibrator]:
         """See `quantize.calibration.Calibrating`."""

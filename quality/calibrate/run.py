@@ -25,6 +25,7 @@ from forward.open import ModelSource
 from forward.products import fast_products
 from forward.work_folder import EMBEDDING, WorkFolder, forget
 from forward.workers import Workers
+from gguf_tools.inputs import AnyInput, InputWatch
 from gguf_tools.system.files import read_at
 from gguf_tools.writer import PartialFile
 from quality.calibrate.choices import Choices
@@ -66,7 +67,7 @@ class CalibratedRun:
         plan: Plan,
         outputs: Sequence[Output],
         job: FillJob,
-        inputs: Sequence[Path],
+        inputs: Sequence[AnyInput],
         options: FillOptions,
     ) -> None:
         self._choices, self._outputs, self._job, self._options = choices, outputs, job, options
@@ -97,11 +98,12 @@ class CalibratedRun:
             "embedding": choices.embedding,
             "effort": asdict(Effort()),
         }
-        self.digest = self._digest(inputs)
+        self._watch = InputWatch(inputs)
+        self.digest = self._digest()
 
-    def _digest(self, inputs: Sequence[Path]) -> int:
+    def _digest(self) -> int:
         layouts = {output.path.name: output.layout for output in self._outputs}
-        facts = describe_run(layouts, self._job, inputs) | dict(self.about)
+        facts = describe_run(layouts, self._job, self._watch) | dict(self.about)
         del facts["output"]  # what the file is called
         if not self._choices.sequential:
             del facts["type of"]  # each tensor's own is in its provenance, and others have no effect
@@ -180,7 +182,7 @@ class CalibratedRun:
         path = self._outputs[0].path
         restart = self._options.restart
         with ExitStack() as first:
-            folder = first.enter_context(WorkFolder(path, about, restart=restart))
+            folder = first.enter_context(WorkFolder(path, about, restart=restart, watch=self._watch))
             expected = folder.done > EMBEDDING
             records = Records(folder.folder / _RECORDS, about["run"], expected=expected)
             first.callback(records.close)
@@ -188,7 +190,7 @@ class CalibratedRun:
             if all(layer is None or layer > folder.done for layer in layers):
                 opened.push(first.pop_all())
                 return folder, records
-        folder = opened.enter_context(WorkFolder(path, about, restart=True))
+        folder = opened.enter_context(WorkFolder(path, about, restart=True, watch=self._watch))
         kept, records = records, Records(folder.folder / _RECORDS, about["run"])
         opened.callback(records.close)
         records.take_over(kept)

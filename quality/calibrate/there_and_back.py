@@ -24,6 +24,7 @@ from forward.run import forward_pass
 from forward.text import Text
 from forward.work_folder import WorkFolder, forget
 from gguf_tools.errors import OutputError
+from gguf_tools.inputs import InputWatch
 from quality.options import Reporter
 
 _BACKWARD_WORK = 4
@@ -39,17 +40,20 @@ class Folders:
 
 
 @contextmanager
-def work_folders(output: Path, about: Mapping[str, Any], *, restart: bool) -> Iterator[Folders]:
+def work_folders(
+    output: Path, about: Mapping[str, Any], watch: InputWatch, *, restart: bool
+) -> Iterator[Folders]:
     """Give the work folders of `output`.
 
     about   what decides the numbers of the run, as JSON data
+    watch   of the model
     raises  BadRequest when another run has them, or began them with another `about`
     """
     with ExitStack() as opened:
         there, back = _outputs(output)
         yield Folders(
-            opened.enter_context(WorkFolder(there, about, restart=restart, keep_all=True)),
-            opened.enter_context(WorkFolder(back, about, restart=restart)),
+            opened.enter_context(WorkFolder(there, about, restart=restart, keep_all=True, watch=watch)),
+            opened.enter_context(WorkFolder(back, about, restart=restart, watch=watch)),
         )
 
 
@@ -61,9 +65,8 @@ def forget_folders(output: Path) -> None:
 
 def what_decides(source: ModelSource, text: Text, forward: ForwardOptions, seed: int) -> dict[str, Any]:
     """Return what decides the numbers of a run."""
-    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in source.paths]
     return {
-        "model": files,
+        "model": source.watch.recognised_by(),
         "text": text.digest(),
         "chunks": text.n_chunks,
         "context": text.chunk_size,

@@ -10,6 +10,7 @@ from typing import Any
 
 from convert.card.write import CardRequest, write_card
 from gguf_tools import __version__
+from gguf_tools.inputs import InputWatch, gguf_inputs
 from gguf_tools.shards import open_gguf
 from gguf_tools.text import json_text
 from gguf_tools.whole_file import write_whole
@@ -193,11 +194,11 @@ def _write_sums(request: CookRequest, record: Record) -> None:
     write_whole(request.folder / SUMS_NAME, "".join(lines).encode())
 
 
-def _model_state(source: Path) -> list[list[Any]]:
-    """Return name, size and time of change of the files that a model consists of."""
+def _model_state(source: Path) -> list[list[str]]:
+    """Return names of the files that a model consists of, and what they are recognised by."""
     if source.is_dir():
         paths = [path for path in sorted(source.iterdir()) if path.suffix in _OF_A_MODEL and path.is_file()]
     else:
         with open_gguf(source) as file:
-            paths = list(file.paths)
-    return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
+            return InputWatch(gguf_inputs(file)).recognised_by()
+    return InputWatch(paths).recognised_by()

@@ -87,11 +87,12 @@ def sensitivity(
     with open_model(model) as source, _targets(source) as targets:
         chunks = read_text(text, source.vocab(), source.network.vocab_size, options.cut)
         tensors = _measure(source, targets, chunks, output, options, report or NoReport())
+        source.watch.refuse_changed()
         losses = Losses(
             tensors,
             model={
                 "path": source.path.name,
-                "files": [[path.name, path.stat().st_size] for path in source.paths],
+                "files": [[name, digest.n_bytes] for name, digest in source.watch.digests.items()],
             },
             text={
                 "path": text.name,
@@ -156,7 +157,7 @@ def _measure(
     about = what_decides(source, text, options.forward, options.seed)
     about |= {"keeps": "damages", "types": list(types), "rows": options.rows, "least": options.least_rows}
     with ExitStack() as opened:
-        folders = opened.enter_context(work_folders(output, about, restart=options.restart))
+        folders = opened.enter_context(work_folders(output, about, source.watch, restart=options.restart))
         refuse_small_disk(folders, state_bytes(source, text))
 
         def errors_of_layer(layer: int) -> TypeErrors:

@@ -6,37 +6,29 @@ difference.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gguf_tools.errors import BadRequest
 from gguf_tools.header import encode_value
+from gguf_tools.inputs import InputWatch
 from gguf_tools.layout import FileLayout
-from gguf_tools.system.files import read_at
 from gguf_tools.values import Kind, Value
 from quantize.fill.chunks import CHUNK_ELEMS
 from quantize.fill.digests import BYTES_VERSION
 from quantize.fill.encode import FillJob
 from quantize.fill.provenance import in_first_form
 
-# A source is recognised by its size and these pieces. Reading all of it would take hours, and its times
-# change when it is downloaded again, which must not invalidate finished work.
-_START_BYTES = 1 << 20
-_PIECES = 16
-_PIECE_BYTES = 4096
-
 _TOLD_CHARS = 40
 
 
-def describe_run(layouts: Mapping[str, FileLayout], job: FillJob, inputs: Iterable[Path]) -> dict[str, Any]:
+def describe_run(layouts: Mapping[str, FileLayout], job: FillJob, inputs: InputWatch) -> dict[str, Any]:
     """Return the fingerprint of filling outputs of these names and layouts from `inputs`.
 
-    raises  BadRequest for an input that can't be read
+    Inputs are recognised by samples of their bytes. Their times change when they are downloaded again, which
+    must not make finished work useless.
     """
     layouts = {name: in_first_form(layout) for name, layout in layouts.items()}
     tensors = [info for layout in layouts.values() for info in layout.tensors]
@@ -45,7 +37,7 @@ def describe_run(layouts: Mapping[str, FileLayout], job: FillJob, inputs: Iterab
     return calibration | {
         "version of the bytes": BYTES_VERSION,
         "elements of a chunk": CHUNK_ELEMS,
-        "source": {**{path.name: _sample(path) for path in inputs}, **job.remote},
+        "source": {**{name: digest.to_json() for name, digest in inputs.digests.items()}, **job.remote},
         "type of": {info.name: info.type.name for info in tensors},
         "shape of": {info.name: list(info.shape) for info in tensors},
         "source of": {info.name: job.sources[info.name].name for info in tensors},
@@ -56,20 +48,6 @@ def describe_run(layouts: Mapping[str, FileLayout], job: FillJob, inputs: Iterab
         "metadata": {key: _told(value) for key, value in metadata.items()},
         "output": {name: _digest(layout.header) for name, layout in layouts.items()},
     }
-
-
-def _sample(path: Path) -> str:
-    """Return the size of a file and the digest of the pieces by which it is recognised."""
-    try:
-        with open(path, "rb") as file:
-            n_bytes = os.fstat(file.fileno()).st_size
-            pieces = [read_at(file.fileno(), _START_BYTES, 0)]
-            for piece in range(1, _PIECES + 1):
-                offset = max(0, n_bytes * piece // _PIECES - _PIECE_BYTES)
-                pieces.append(read_at(file.fileno(), _PIECE_BYTES, offset))
-    except OSError as error:
-        raise BadRequest(f"{path}: can't be read: {error.strerror}") from error
-    return f"{n_bytes} bytes, {_digest(*pieces)}"
 
 
 def _told(value: Value) -> str:

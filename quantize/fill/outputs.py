@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gguf_tools.cluster.job import remove_job
+from gguf_tools.inputs import AnyInput, InputWatch
 from gguf_tools.journal import Journal, journal_path
 from gguf_tools.progress import Progress, no_progress
 from gguf_tools.system import files
@@ -61,17 +62,19 @@ class Written:
 def write_outputs(
     outputs: Iterable[Output],
     job: FillJob,
-    inputs: Iterable[Path],
+    inputs: Iterable[AnyInput],
     options: FillOptions,
     progress: Progress = no_progress,
 ) -> Written:
     """Fill all `outputs` and publish each when it is whole.
 
-    inputs    files that are being read, which no output may replace; it may replace those it reuses
+    inputs    files that are being read, which no output may replace; it may replace those it reuses. They
+              must not change meanwhile
     options   how to fill them; see reuse.py and verify.py
     progress  called with the bytes of every chunk, from any thread
     raises    ExecutionError for the first chunk that fails, OutputError for a file that can't be written and
-              for leftovers of another run; what is done stays for the next run
+              for leftovers of another run, ChangedInput for an input that has changed before an output gets
+              its name; what is done stays for the next run
     """
     return write_sets([OutputSet(tuple(outputs), job, tuple(inputs))], options, [progress])[0]
 
@@ -85,15 +88,15 @@ class OutputSet:
 
     outputs: tuple[Output, ...]
     job: FillJob
-    inputs: tuple[Path, ...]
+    inputs: tuple[AnyInput, ...]
 
     def table(self) -> ChunkTable:
         layouts = [output.layout for output in self.outputs]
         return ChunkTable.of(layouts, self.job.rows_per_weights(), CHUNK_ELEMS)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, watch: InputWatch) -> dict[str, Any]:
         layouts = {output.path.name: output.layout for output in self.outputs}
-        return describe_run(layouts, self.job, self.inputs)
+        return describe_run(layouts, self.job, watch)
 
 
 def write_sets(
@@ -108,8 +111,10 @@ def write_sets(
     with ExitStack() as stack:
         executor = _executor(options, sets[0].outputs[0].path, stack)
         opened: list[_OpenSet] = []
+        watches: dict[tuple[AnyInput, ...], InputWatch] = {}
         for made, progress_of_set in zip(sets, progress, strict=True):
-            opened.append(_OpenSet(made, replace(options, reuse=reuse), progress_of_set, stack))
+            watch = watches.get(made.inputs) or watches.setdefault(made.inputs, InputWatch(made.inputs))
+            opened.append(_OpenSet(made, replace(options, reuse=reuse), watch, progress_of_set, stack))
         try:
             for each in opened:
                 each.open_outputs(stack)
@@ -153,18 +158,27 @@ def _executor(options: FillOptions, output: Path, stack: ExitStack) -> Executor:
 class _OpenSet:
     """A set with its journal and its older files open."""
 
-    def __init__(self, made: OutputSet, options: FillOptions, progress: Progress, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        made: OutputSet,
+        options: FillOptions,
+        watch: InputWatch,
+        progress: Progress,
+        stack: ExitStack,
+    ) -> None:
         first = made.outputs[0]
         refuse_inputs(journal_path(first.path), made.inputs)
         self._set, self._options, self._table = made, options, made.table()
-        about = made.describe()
         self._old = stack.enter_context(OldFiles(map(Path, options.reuse), first.layout.endian))
         for output in made.outputs:
             refuse_inputs(output.path.with_name(output.path.name + PARTIAL_SUFFIX), self._old.paths)
-        self.journal = stack.enter_context(Journal(first.path, about, restart=options.restart))
+        about = made.describe(watch)
+        self.journal = stack.enter_context(
+            Journal(first.path, about, restart=options.restart, state=watch.state)
+        )
         remove_job(first.path)  # of a session with workers that was killed
         self.session = Session(
-            made.outputs, self._table, made.job, self.journal, progress, verify=options.verify
+            made.outputs, self._table, made.job, self.journal, watch, progress, verify=options.verify
         )
 
     def open_outputs(self, stack: ExitStack) -> None:

@@ -13,7 +13,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from gguf_tools.errors import BadTensor, ToolkitError
+from gguf_tools.errors import BadTensor, ChangedInput, ToolkitError
+from gguf_tools.inputs import AnyInput, InputWatch
 from gguf_tools.journal import Journal
 from gguf_tools.layout import FileLayout, TensorInfo
 from gguf_tools.progress import Progress
@@ -58,6 +59,7 @@ class Session:
     table     their chunks
     job       where rows come from
     journal   what earlier sessions have done, and this one does
+    inputs    must not change before an output gets its name
     progress  told of every chunk, and at the start of what is done already
     verify    check every output before it gets its name
     checked   what verifying has found so far
@@ -69,6 +71,7 @@ class Session:
         table: ChunkTable,
         job: FillJob,
         journal: Journal,
+        inputs: InputWatch,
         progress: Progress,
         *,
         verify: bool,
@@ -78,6 +81,7 @@ class Session:
         self._table = table
         self._job = job
         self._journal = journal
+        self._inputs = inputs
         self._progress = progress
         self._verify = verify
         # Where nothing is encoded, what is laid out is said by the front, and stays.
@@ -88,7 +92,7 @@ class Session:
         self._counting = threading.Lock()
         self._closing = threading.Lock()  # no file is closed while it is being synced
 
-    def open_outputs(self, inputs: Iterable[Path], stack: ExitStack) -> None:
+    def open_outputs(self, inputs: Iterable[AnyInput], stack: ExitStack) -> None:
         """Open the partials; where one isn't there, its chunks are not done either.
 
         inputs  files that no output may replace
@@ -224,8 +228,22 @@ class Session:
         writer.publish()
 
     def _sync(self) -> None:
-        writers = (output.writer for output in self._open.values())
-        self._journal.sync(writer.fileno() for writer in writers if writer.is_open)
+        """Make sure of the chunks so far: that they are on the disk, and were made of the right inputs."""
+        try:
+            self._journal.sync(self._open_files())
+        except ChangedInput:
+            self._journal.forget_unsynced()
+            raise
+
+    def _open_files(self) -> Iterator[int]:
+        """Yield the descriptors of the partials, after a look at the inputs.
+
+        The journal asks for them when it has counted the chunks that it is to make sure of.
+        """
+        self._inputs.refuse_changed()
+        for output in self._open.values():
+            if output.writer.is_open:
+                yield output.writer.fileno()
 
     def _check(self, writer: GGUFWriter) -> Verification:
         """Check a whole output before it gets its name; a tensor that fails is to be done again."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Unpack
 
 from gguf_tools.errors import BadRequest, NeedsImportance
+from gguf_tools.inputs import gguf_inputs
 from gguf_tools.shards import GGUFSet, open_gguf
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata
@@ -140,7 +141,7 @@ def change_layout(
         change = prepare(opened, Path(output), to, options)
         if not change.is_needed:
             return Result(change, None, time.monotonic() - started)
-        planned = Run(change.preparation, fill_job(change, opened), tuple(opened.paths), started)
+        planned = Run(change.preparation, fill_job(change, opened), gguf_inputs(opened), started)
         result = planned.execute(run)
     return Result(change, result.written, result.seconds)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from gguf_tools.errors import BadRequest
+from gguf_tools.inputs import gguf_inputs
 from gguf_tools.shards import GGUFSet, open_gguf
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.text import size_text
@@ -133,7 +134,7 @@ def repack(
         types = {each.info.name: each.info.type for each in change.regroupings.tensors if each.is_regrouped}
         spec = RegroupedSources(opened.path, types)
         job = FillJob(spec.of(opened), {}, spec)
-        result = Run(change.preparation, job, tuple(opened.paths), started).execute(run)
+        result = Run(change.preparation, job, gguf_inputs(opened), started).execute(run)
     return Result(change, True, result.seconds)
 
 

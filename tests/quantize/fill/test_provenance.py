@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gguf_tools.ggml_types import BF16, F16, F32, Q4_0, Q4_K, Q6_K, Q8_0
+from gguf_tools.inputs import InputWatch
 from gguf_tools.layout import FileLayout
 from gguf_tools.shards import layouts_of, open_gguf, shard_paths
 from gguf_tools.tensors import TensorInfo
@@ -151,10 +152,12 @@ def test_a_run_of_an_earlier_version_has_the_same_fingerprint() -> None:
         )
     )
     assert new.offsets == old.offsets
-    assert describe_run({"o": new}, FillJob({}, {}), ()) == describe_run({"o": old}, FillJob({}, {}), ())
+    assert describe_run({"o": new}, FillJob({}, {}), InputWatch(())) == describe_run(
+        {"o": old}, FillJob({}, {}), InputWatch(())
+    )
     assert (
-        describe_run({"o": without}, FillJob({}, {}), ())["output"]
-        != describe_run({"o": new}, FillJob({}, {}), ())["output"]
+        describe_run({"o": without}, FillJob({}, {}), InputWatch(()))["output"]
+        != describe_run({"o": new}, FillJob({}, {}), InputWatch(()))["output"]
     )
     assert in_first_form(without) is without
 
