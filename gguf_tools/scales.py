@@ -37,6 +37,20 @@ class Scales:
 
 _SIZES: Mapping[str, int] = {"e": 2, "b": 2, "f": 4, "d": 8, "x": 1, "m": 8}
 
+_INTEGERS: Mapping[str, int] = {**_SIZES, "m": 2}
+"""Bytes of the integers that a byte order turns around."""
+
+EXPONENTS: Mapping[str, tuple[tuple[int, int], tuple[int, int]]] = {
+    "e": ((1, 0x7C), (1, 0)),
+    "b": ((1, 0x7F), (0, 0x80)),
+    "f": ((3, 0x7F), (2, 0x80)),
+    "d": ((7, 0x7F), (6, 0xF0)),
+    "x": ((0, 0xFF), (0, 0)),
+    "m": ((7, 0x70), (5, 0xC0)),
+}
+"""(byte, mask) of the two parts of a little-endian number's exponent, by code. Where all these bits are 1, it
+is NaN or infinite."""
+
 
 def _halves(*offsets: int) -> Scales:
     return Scales(block=tuple(("e", offset) for offset in offsets))
@@ -150,31 +164,22 @@ def count_nonfinite(
         return 0, -1
     table = rows.reshape(-1, group * row_bytes)
     meta_bytes = group * type_.row_meta_bytes
-    order = "<" if endian == "little" else ">"
     bad = np.zeros(len(table), np.int64)
     if scales.row:
-        bad += _nonfinite(table[:, : group * _SIZES[scales.row]], scales.row, order)
+        bad += _nonfinite(table[:, : group * _SIZES[scales.row]], scales.row, endian)
     blocks = table[:, meta_bytes:].reshape(len(table), -1, group * type_.block_bytes)
     for code, offset in scales.block:
         start = group * offset
-        bad += _nonfinite(blocks[:, :, start : start + group * _SIZES[code]], code, order)
+        bad += _nonfinite(blocks[:, :, start : start + group * _SIZES[code]], code, endian)
     first = int(np.argmax(bad != 0)) if bad.any() else -1
     return int(bad.sum()), first * group if first >= 0 else -1
 
 
-def _nonfinite(numbers: np.ndarray, code: str, order: str) -> np.ndarray:
+def _nonfinite(numbers: np.ndarray, code: str, endian: Endian) -> np.ndarray:
     """Count, for each row of `numbers`, uint8 (n_rows, ..., n_bytes), those that are NaN or infinite."""
-    import numpy as np
-
-    numbers = np.ascontiguousarray(numbers)
-    if code == "x":
-        bad = numbers == 0xFF
-    elif code == "b":
-        bad = numbers.view(order + "u2") & 0x7F80 == 0x7F80
-    elif code == "m":
-        parts = numbers.view(order + "u2") >> 12
-        exponent_bits = parts[..., 3] << 4 | parts[..., 2]  # the top byte of the float16
-        bad = exponent_bits & 0x7C == 0x7C
-    else:
-        bad = ~np.isfinite(numbers.view(order + {"e": "f2", "f": "f4", "d": "f8"}[code]))
-    return bad.reshape(len(bad), -1).sum(axis=1)
+    numbers = numbers.reshape(len(numbers), -1, _SIZES[code])
+    turned = _INTEGERS[code] - 1 if endian == "big" else 0
+    (high, high_mask), (low, low_mask) = EXPONENTS[code]
+    bad = numbers[..., high ^ turned] & high_mask == high_mask
+    bad &= numbers[..., low ^ turned] & low_mask == low_mask
+    return bad.sum(axis=1)

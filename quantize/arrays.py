@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.errors import ShapeError
+from gguf_tools.errors import BadImportance, ShapeError
 from gguf_tools.ggml_types import GGMLType, by_name
 from quantize.formats import get_decoder, get_format
 from quantize.formats.base import ROW_DTYPES
@@ -23,7 +23,7 @@ def encode(
                  to float32 first
     importances  how much each column counts: (n_cols,), or (n_mats, n_cols) for an array of as many matrices
     raises       QuantError for a type without an encoder, ShapeError for rows that it can't hold,
-                 NeedsImportance, BadWeights
+                 NeedsImportance, BadImportance, BadWeights
     """
     rows = np.asarray(array)
     if rows.ndim == 0:
@@ -34,7 +34,7 @@ def encode(
     n_cols = rows.shape[-1]
     if importances is None:
         return format_.encode(rows.reshape(-1, n_cols), None).reshape(*rows.shape[:-1], -1)
-    weights = np.ascontiguousarray(importances, np.float32)
+    weights = _checked(importances)
     if weights.ndim == 1:
         data = format_.encode(rows.reshape(-1, n_cols), ColumnWeights(weights))
         return data.reshape(*rows.shape[:-1], -1)
@@ -46,6 +46,20 @@ def encode(
     matrices = zip(rows.reshape(-1, *rows.shape[-2:]), weights.reshape(-1, n_cols), strict=True)
     encoded = [format_.encode(matrix, ColumnWeights(values)) for matrix, values in matrices]
     return np.concatenate(encoded).reshape(*rows.shape[:-1], -1)
+
+
+def _checked(importances: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    """Return importances as float32; raises BadImportance for one that is negative or no finite number."""
+    with np.errstate(over="ignore"):
+        weights = np.ascontiguousarray(importances, np.float32)
+    good = np.isfinite(weights) & (weights >= 0)
+    if not good.all():
+        at = int(np.argmin(good))
+        raise BadImportance(
+            f"the importance of column {at % weights.shape[-1]} is {weights.reshape(-1)[at]},"
+            " expected a finite number of at least 0 that fits float32"
+        )
+    return weights
 
 
 def decode(data: npt.NDArray[np.uint8], type_: str | GGMLType) -> npt.NDArray[np.float32]:

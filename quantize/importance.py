@@ -269,9 +269,11 @@ def _count_neutral(stored: ImportanceEntry, n_groups: int) -> int:
 def _mean_over_groups(grouped: ImportanceEntry) -> Importance:
     """Return all groups as one: their sums and their counts added up."""
     seen = grouped.whole_counts() > 0
-    values = grouped.read()[seen].sum(axis=0, dtype=np.float64, keepdims=True).astype(np.float32)
-    counts = grouped.whole_counts()[seen].sum(dtype=np.float64, keepdims=True).astype(np.float32)
-    return Importance(values, counts)
+    sums = grouped.read()[seen].sum(axis=0, dtype=np.float64, keepdims=True)
+    counts = grouped.whole_counts()[seen].sum(dtype=np.float64, keepdims=True)
+    if sums.max(initial=0) > np.finfo(np.float32).max:  # a mean is never larger than what it is of
+        sums, counts = sums / counts, np.ones(1)
+    return Importance(sums.astype(np.float32), counts.astype(np.float32))
 
 
 def _misfit(tensor: TensorInfo, entry: str, stored: ImportanceEntry, served: dict[int, str]) -> str:

@@ -16,7 +16,6 @@ import torch
 import xxhash
 
 from forward.workers import Workers
-from gguf_tools.endian import swap_bytes
 from gguf_tools.errors import BadActivation, BadMoments, QuantError
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.writer import PartialFile
@@ -31,9 +30,8 @@ from quantize.compensate.factor import Factor
 from quantize.compensate.feedback import encode_compensated
 from quantize.compensate.rounders import can_compensate
 from quantize.compensate.two_sided import encode_side_by_side
-from quantize.fill.chunks import ChunkTask
-from quantize.fill.digests import RowsDigest
-from quantize.fill.encode import FillJob
+from quantize.fill.chunks import ChunkTask, RowRange
+from quantize.fill.encode import FillJob, digest_rows, encode_strip, in_byte_order
 from quantize.fill.executors import Done, naming
 from quantize.formats import get_format
 from quantize.formats.base import Bytes, Floats32, Rows
@@ -260,13 +258,11 @@ class Maker:
 
     def _stock(self, part: Part, rows: Rows, start: int) -> Bytes:
         """Return rows as the stock encoder makes them, under the importances that are given or were seen."""
-        resolved = self._job.importances.get(part.info.name)
-        if resolved is not None:
-            return get_format(part.info.type).encode(rows, resolved.weighting_of_row(start))
-        statistics, type_ = part.under.statistics, part.info.type
-        if not statistics.n_rows and not requires_importances(type_.name):
-            return get_format(type_).encode(rows, None)
-        return get_format(type_).encode(rows, ColumnWeights(statistics.importances()))
+        tensor, type_, statistics = part.info.name, part.info.type, part.under.statistics
+        weighting = self._job.weighting_of(RowRange(tensor, start, start + len(rows)))
+        if weighting is None and (statistics.n_rows or requires_importances(type_.name)):
+            weighting = ColumnWeights(statistics.importances())
+        return encode_strip(rows, start, tensor, type_, weighting)
 
     def _choose(self, part: Part, strips: Sequence[_Strip]) -> Bytes:
         """Return the better bytes of a part, and keep a record of the choice."""
@@ -298,20 +294,15 @@ class Maker:
             with naming(task):
                 if rows.stop > last:
                     raise QuantError(f"{rows}: only rows to {last} were made")
-                stored = data[rows.start - first : rows.stop - first].reshape(-1)
-                if self._tensors[tensor].is_big_endian:
-                    stored = swap_bytes(self._tensors[tensor].type, stored)
+                written = self._tensors[tensor]
+                stored = in_byte_order(
+                    data[rows.start - first : rows.stop - first], written.type, written.endian
+                )
                 self._partials[task.output].write(task.offset, stored.data)
                 self._records.add_chunk(task.number, xxhash.xxh3_64_intdigest(stored.data))
-                digest = self._digest(task)
+                digest = digest_rows(rows, self._job.sources[tensor])
             self._done(task.number, digest)
         self._tensors[tensor].written[first:last] = True
-
-    def _digest(self, task: ChunkTask) -> int:
-        """Return the digest of a chunk's rows, as other executors return it."""
-        digest = RowsDigest()
-        digest.update(self._job.sources[task.rows.tensor].read_rows(task.rows.start, task.rows.stop))
-        return digest.value()
 
 
 def _losses(

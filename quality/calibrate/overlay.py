@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.endian import swap_bytes
 from gguf_tools.errors import OutputError
 from gguf_tools.ggml_types import GGMLType
 from gguf_tools.header import Endian
 from gguf_tools.system import files
 from gguf_tools.tensors import TensorInfo
+from quantize.fill.encode import in_byte_order
 from quantize.fill.session import Output
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor
 from quantize.formats import get_decoder
@@ -47,14 +47,14 @@ class WrittenTensor:
         return self._info.type
 
     @property
-    def is_big_endian(self) -> bool:
-        return self._file.endian == "big"
+    def endian(self) -> Endian:
+        return self._file.endian
 
     def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         """Return rows that are written, as they are stored, uint8 (n_bytes,), in little-endian order."""
         row_bytes = self._info.row_bytes
         data = self._file.read(self._offset + start * row_bytes, (stop - start) * row_bytes)
-        return swap_bytes(self.type, data) if self.is_big_endian else data
+        return in_byte_order(data, self.type, self.endian)
 
     def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Return rows start .. stop - 1, (stop - start, n_cols)."""

@@ -76,7 +76,7 @@ class Rounder(Protocol):
         upper        float32 (n, n), the factor's `upper` for these columns, C-contiguous
         importances  float32 (n,), the factor's `importances` for these columns
         returns      uint8 (n_rows, bytes of n columns), float32 (n_rows, n)
-        raises       BadWeights where the type can't hold what feedback has made of the weights
+        raises       BlockRefused where the type can't hold what feedback has made of the weights
         """
         ...
 

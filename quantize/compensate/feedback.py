@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.errors import BadWeights, ShapeError
+from gguf_tools.errors import ShapeError
 from gguf_tools.ggml_types import GGMLType
 from quantize.compensate.base import DEFAULT, PANEL, Effort, Refiner, Rounder
 from quantize.compensate.factor import Factor
@@ -16,7 +16,7 @@ from quantize.compensate.products import add_squares, errors_of, feed_back
 from quantize.compensate.refine import refine_rows
 from quantize.compensate.rounders import get_rounder
 from quantize.formats import get_format
-from quantize.formats.base import Bytes, Floats32, Rows, as_source, check_rows
+from quantize.formats.base import BlockRefused, Bytes, Floats32, Rows, as_source, check_rows
 from quantize.weighting import ColumnWeights
 
 
@@ -29,7 +29,7 @@ def encode_compensated(rows: Rows, type_: GGMLType, factor: Factor, effort: Effo
     factor   of the second moments of the n_cols inputs
     returns  uint8 (n_rows, row bytes), C-contiguous
     raises   ShapeError if rows and factor don't fit the type or each other; QuantError for a type without
-             rounding with feedback; BadWeights for a weight that is no finite number
+             rounding with feedback; BlockRefused for weights that the type can't hold
     """
     check_fit(rows, type_, factor)
     n_rows, n_cols = rows.shape
@@ -42,7 +42,7 @@ def encode_compensated(rows: Rows, type_: GGMLType, factor: Factor, effort: Effo
     codec = get_format(type_)
     stock = codec.encode(floats, stock_weighting(factor))
     of_stock, of_ours = (costs(floats, codec.decode(d, n_cols), factor) for d in (stock, data))
-    worse = of_stock < of_ours
+    worse = ~(of_ours <= of_stock)  # also where feedback has made a scale infinite, and the cost is a NaN
     data[worse] = stock[worse]
     return data
 
@@ -128,8 +128,8 @@ def check_fit(rows: Rows, type_: GGMLType, factor: Factor) -> None:
 
 
 def check_finite(rows: Floats32, type_: GGMLType) -> None:
-    """Raise BadWeights naming row and column of a weight that is not a finite number."""
+    """Raise BlockRefused naming row and column of a weight that is not a finite number."""
     finite = np.isfinite(rows)
     if not finite.all():
         row, column = np.argwhere(~finite)[0]
-        raise BadWeights(f"{type_.name}: row {row}, column {column}: a weight is not a finite number")
+        raise BlockRefused(type_.name, int(row), f", column {column}: a weight is not a finite number")

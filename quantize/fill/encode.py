@@ -8,25 +8,25 @@ that a plan or a dry run does not wait for numba.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from gguf_tools.errors import BadWeights
-from gguf_tools.ggml_types import BF16, F16, F32, GGMLType
+from gguf_tools.endian import swap_bytes
+from gguf_tools.ggml_types import GGMLType
+from gguf_tools.header import Endian
 from quantize.fill.calibrated import Calibrator
 from quantize.fill.chunks import RowRange
 from quantize.fill.digests import RowsDigest
-from quantize.fill.sources import SourceSpec, SourceTensor
+from quantize.fill.sources import FLOAT_DTYPES, SourceSpec, SourceTensor
 from quantize.formats import get_format
-from quantize.formats.base import Rows
+from quantize.formats.base import BlockRefused, Bytes, Rows
 from quantize.importance import ResolvedImportance
+from quantize.weighting import Weighting
 
 STRIP_ELEMS = 256 * 1024
 """About how many weights are encoded at a time: as float32 they take half of a core's second cache."""
-
-_FLOATS = frozenset({F32, F16, BF16})
 
 
 @dataclass(frozen=True)
@@ -53,67 +53,106 @@ class FillJob:
     def is_calibrated(self, tensor: str) -> bool:
         return self.calibrator is not None and tensor in self.calibrator.names
 
+    def weighting_of(self, rows: RowRange) -> Weighting | None:
+        """Return what weighs the columns of rows that share a row of importances; None: nothing."""
+        resolved = self.importances.get(rows.tensor)
+        return None if resolved is None else resolved.weighting_of_row(rows.start)
+
     def rows_per_weights(self) -> dict[str, int]:
         """Return, per tensor with importances, after how many rows the next row of weights begins."""
         return {name: resolved.rows_per_weights for name, resolved in self.importances.items()}
 
 
-def encode_rows(
-    rows: RowRange, target: GGMLType, job: FillJob, digest: RowsDigest | None = None
-) -> np.ndarray:
-    """Return rows as the bytes of `target`, uint8 (n_bytes,); see `encode_strips`."""
-    return np.concatenate(list(encode_strips(rows, target, job, digest)))
+@dataclass(frozen=True)
+class Target:
+    """What rows become in one output.
+
+    job     has their source, and the importances that weigh them
+    endian  byte order of the output
+    """
+
+    type: GGMLType
+    job: FillJob
+    endian: Endian = "little"
+
+    def stored(self, data: Bytes) -> Bytes:
+        """Return encoded rows as the output has them, uint8 (n_bytes,)."""
+        return in_byte_order(data, self.type, self.endian)
+
+
+def encode_rows(rows: RowRange, type_: GGMLType, job: FillJob) -> Bytes:
+    """Return rows as the bytes of a type, uint8 (n_bytes,); see `encode_strips`."""
+    return np.concatenate([data for (data,) in encode_strips(rows, [Target(type_, job)])])
 
 
 def encode_strips(
-    rows: RowRange, target: GGMLType, job: FillJob, digest: RowsDigest | None = None
-) -> Iterator[np.ndarray]:
-    """Yield rows as the bytes of `target`, uint8, some rows at a time.
+    rows: RowRange, targets: Sequence[Target], digest: RowsDigest | None = None
+) -> Iterator[tuple[Bytes, ...]]:
+    """Yield rows as the bytes of each target, uint8 (n_bytes,), some rows at a time.
 
-    Rows that are already of that type pass unchanged.
-    rows    that share a matrix and a row of importances
-    digest  takes in the rows that are encoded
-    raises  BadWeights for a NaN or infinity in the source, or a value that `target` can't hold
+    This is all that happens to rows on their way into outputs: they are read, once for all targets, digested,
+    checked, encoded, interleaved, and brought into the outputs' byte order.
+
+    rows     that share a matrix and a row of importances
+    targets  of the same rows of the same source. Where a target has the source's type, it is the only one,
+             and rows pass unchanged
+    digest   takes in the rows that are encoded
+    raises   BadWeights, naming tensor, row and value, for a NaN or infinity in the source, and for a value
+             that a target can't hold
     """
-    source = job.sources[rows.tensor]
-    if source.type == target:
-        yield from _as_they_are(source, rows)
+    source = targets[0].job.sources[rows.tensor]
+    if any(target.type == source.type for target in targets):
+        (target,) = targets
+        for data in _as_they_are(source, rows):
+            yield (target.stored(data),)
         return
-    for first, strip in strips(source, rows.start, rows.stop, target.rows_interleaved):
+    weightings = [target.job.weighting_of(rows) for target in targets]
+    group = math.lcm(*(target.type.rows_interleaved for target in targets))
+    for first, strip in strips(source, rows.start, rows.stop, group):
         if digest is not None:
             digest.update(strip)
-        data = encode_strip(strip, first, rows, target, job)
+        encoded = tuple(
+            target.stored(encode_strip(strip, first, rows.tensor, target.type, weighting))
+            for target, weighting in zip(targets, weightings, strict=True)
+        )
         del strip  # now, so that the next strip takes the same memory, which is still in the cache
-        yield data
+        yield encoded
 
 
-def encode_strip(strip: Rows, first: int, rows: RowRange, target: GGMLType, job: FillJob) -> np.ndarray:
-    """Return some of the rows that share a matrix and a row of importances as the bytes of `target`, uint8.
+def encode_strip(strip: Rows, first: int, tensor: str, type_: GGMLType, weighting: Weighting | None) -> Bytes:
+    """Return rows of a tensor as a type, uint8 (n_rows, row bytes).
 
-    strip   the rows from `first` on, out of `rows`
+    first   the number of the first of the rows
     raises  BadWeights as `encode_strips`
     """
-    from quantize.fill.nonfinite import check_finite
-
-    resolved = job.importances.get(rows.tensor)
-    weighting = None if resolved is None else resolved.weighting_of_row(rows.start)
     try:
-        data = get_format(target).encode(strip, weighting)
-    except BadWeights as error:
-        check_finite(strip, rows.tensor, first)  # says which weight it was
-        raise BadWeights(f"{rows.tensor}: rows from {first} on: {error}") from error
-    if target in _FLOATS:  # the codecs of all others refuse what is not finite
-        check_finite(strip, rows.tensor, first)
-    if target == F16:
-        _check_half_range(strip, data, rows.tensor, first)
-    return data.reshape(-1)
-
-
-def _as_they_are(source: SourceTensor, rows: RowRange) -> Iterator[np.ndarray]:
-    """Yield rows as they are stored, uint8; those of floats are checked while they pass."""
-    if source.type in _FLOATS:
+        return get_format(type_).encode(strip, weighting)
+    except BlockRefused as error:
         from quantize.fill.nonfinite import check_finite
 
+        check_finite(strip, tensor, first)  # says which weight it was
+        raise error.within(tensor, first) from error
+
+
+def in_byte_order(data: Bytes, type_: GGMLType, endian: Endian) -> Bytes:
+    """Return encoded rows, flat, in the byte order of an output."""
+    flat = data.reshape(-1)
+    return swap_bytes(type_, flat) if endian == "big" else flat
+
+
+def digest_rows(rows: RowRange, source: SourceTensor) -> int:
+    """Return the digest that `encode_strips` makes of rows, without encoding them."""
+    digest = RowsDigest()
+    for _, strip in strips(source, rows.start, rows.stop):
+        digest.update(strip)
+    return digest.value()
+
+
+def _as_they_are(source: SourceTensor, rows: RowRange) -> Iterator[Bytes]:
+    """Yield rows as they are stored, uint8, checked while they pass: floats, and scales of blocks."""
+    from quantize.fill.nonfinite import check_finite, check_stored
+
+    if source.type in FLOAT_DTYPES:
         for first, strip in strips(source, rows.start, rows.stop):
             check_finite(strip, rows.tensor, first)
             yield strip.reshape(-1).view(np.uint8)
@@ -121,7 +160,10 @@ def _as_they_are(source: SourceTensor, rows: RowRange) -> Iterator[np.ndarray]:
     group = source.type.rows_interleaved
     step = max(1, STRIP_ELEMS // source.shape[-1] // group) * group
     for first in range(rows.start, rows.stop, step):
-        yield np.frombuffer(source.raw_rows(first, min(first + step, rows.stop)), np.uint8)
+        stop = min(first + step, rows.stop)
+        data = np.frombuffer(source.raw_rows(first, stop), np.uint8)
+        check_stored(source.type, data.reshape(stop - first, -1), rows.tensor, first)
+        yield data
 
 
 def strips(source: SourceTensor, start: int, stop: int, group: int = 1) -> Iterator[tuple[int, Rows]]:
@@ -141,15 +183,3 @@ def strips(source: SourceTensor, start: int, stop: int, group: int = 1) -> Itera
         rows = source.read_rows(start, stop)
         for first in range(start, stop, step):
             yield first, rows[first - start : first - start + step]
-
-
-def _check_half_range(rows: Rows, data: np.ndarray, tensor: str, row_start: int) -> None:
-    from quantize.fill.nonfinite import first_nonfinite
-
-    index = first_nonfinite(data.view(np.float16))
-    if index >= 0:
-        row, column = divmod(index, rows.shape[-1])
-        raise BadWeights(
-            f"{tensor}: weight at row {row_start + row}, column {column} is"
-            f" {float(rows.reshape(-1)[index])}, beyond the range of F16 (65504); use BF16 or F32"
-        )

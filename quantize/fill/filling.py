@@ -11,13 +11,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gguf_tools.endian import swap_bytes
 from gguf_tools.ggml_types import GGMLType
 from gguf_tools.header import Endian
 from gguf_tools.writer import PartialFile
 from quantize.fill.chunks import ChunkTask
 from quantize.fill.digests import UNKNOWN, RowsDigest
-from quantize.fill.encode import FillJob, encode_strips
+from quantize.fill.encode import FillJob, Target, digest_rows, encode_strips
 from quantize.fill.sources import SourceSpec, SourceTensor
 from quantize.importance import ResolvedImportance
 
@@ -63,16 +62,19 @@ class Filler:
 
     def run(self, task: ChunkTask) -> int:
         """Encode a chunk and write it; return the digest of its rows, UNKNOWN where they are copied."""
-        target = self.spec.types[task.rows.tensor]
-        wants_digest = self.spec.digests and self.job.is_encoded(task.rows.tensor, target)
+        target = self.target(task.rows.tensor)
+        wants_digest = self.spec.digests and self.job.is_encoded(task.rows.tensor, target.type)
         digest = RowsDigest() if wants_digest else None
         partial = self.partials[task.output]
         offset = task.offset
-        for data in encode_strips(task.rows, target, self.job, digest):
-            stored = swap_bytes(target, data) if self.spec.endian == "big" else data
-            partial.write(offset, stored.data)
-            offset += stored.size
+        for (data,) in encode_strips(task.rows, [target], digest):
+            partial.write(offset, data.data)
+            offset += data.size
         return UNKNOWN if digest is None else digest.value()
+
+    def target(self, tensor: str) -> Target:
+        """Return what the rows of a tensor become."""
+        return Target(self.spec.types[tensor], self.job, self.spec.endian)
 
     def settle(self) -> None:
         """Bring what is written to the disk, and so to the server of a shared one; raises OutputError."""
@@ -100,9 +102,7 @@ class Digester:
 
     def run(self, task: ChunkTask) -> int:
         """Return the digest of a chunk's rows."""
-        digest = RowsDigest()
-        digest.update(self._sources[task.rows.tensor].read_rows(task.rows.start, task.rows.stop))
-        return digest.value()
+        return digest_rows(task.rows, self._sources[task.rows.tensor])
 
     def settle(self) -> None:
         """Nothing is written."""

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from gguf_tools.endian import swap_bytes
 from quantize.fill.chunks import ChunkTask, RowRange
 from quantize.fill.digests import UNKNOWN, RowsDigest
-from quantize.fill.encode import encode_strip, strips
+from quantize.fill.encode import encode_strips
 from quantize.fill.executors import Executor
 from quantize.fill.filling import Filler, JobSpec
 from quantize.fill.session import Session
@@ -68,18 +67,12 @@ class SharedFiller:
 
     def _encode(self, rows: RowRange, members: Sequence[Member]) -> int:
         digest = RowsDigest() if any(self._fillers[member.set].spec.digests for member in members) else None
-        source = self._fillers[members[0].set].job.sources[rows.tensor]
+        targets = [self._fillers[member.set].target(rows.tensor) for member in members]
         offsets = [member.task.offset for member in members]
-        for first, strip in strips(source, rows.start, rows.stop):
-            if digest is not None:
-                digest.update(strip)
-            for index, member in enumerate(members):
-                filler = self._fillers[member.set]
-                target = filler.spec.types[rows.tensor]
-                data = encode_strip(strip, first, rows, target, filler.job)
-                stored = swap_bytes(target, data) if filler.spec.endian == "big" else data
-                filler.partials[member.task.output].write(offsets[index], stored.data)
-                offsets[index] += stored.size
+        for encoded in encode_strips(rows, targets, digest):
+            for index, (member, data) in enumerate(zip(members, encoded, strict=True)):
+                self._fillers[member.set].partials[member.task.output].write(offsets[index], data.data)
+                offsets[index] += data.size
         return UNKNOWN if digest is None else digest.value()
 
     def _is_encoded(self, member: Member) -> bool:

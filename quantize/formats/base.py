@@ -11,8 +11,9 @@ where rows are made of blocks, `encode`, `decode`, its kernels, and `FORMAT`.
     the weighting is not for so many columns. `check_rows` does all that.
   - A type that requires importances raises NeedsImportance where the weighting is None. A type that ignores
     them checks the weighting and leaves it at that.
-  - It raises BadWeights, naming row and columns, for what the type can't hold: a NaN, an infinity, or squared
-    errors beyond float32 in a search. Only F32, F16 and BF16 take all floats; their callers look themselves.
+  - It raises BlockRefused, naming row and columns, for what the type can't hold: a NaN, an infinity, or
+    squared errors beyond float32 in a search. Only F32, F16 and BF16 take all floats. Where weights are so
+    large that a scale comes out as NaN or infinity, `QuantFormat.encode` raises it. That is what callers use.
   - A row's bytes depend on that row (of interleaved rows, on its group) and the weighting. They are the same
     in every process, thread and call, and on every machine. `rows` is left as it is; the bytes may be a view
     of it.
@@ -59,13 +60,78 @@ Decode = Callable[[Bytes, int], Floats32]
 """A function decode(data, n_cols), as the contract has it."""
 
 
+class BlockRefused(BadWeights):
+    """Weights that a type can't hold.
+
+    type_  name of the type
+    row    of the rows that were to be encoded
+    what   the columns, and what is wrong there
+    """
+
+    def __init__(self, type_: str, row: int, what: str) -> None:
+        super().__init__(f"{type_}: row {row}{what}")
+        self.type_, self.row, self.what = type_, row, what
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BlockRefused, (self.type_, self.row, self.what)
+
+    def within(self, tensor: str, first: int) -> BadWeights:
+        """Return the same about a tensor, of which the rows were those from `first` on."""
+        return BadWeights(f"{tensor}: {self.type_}: row {first + self.row}{self.what}")
+
+
 @dataclass(frozen=True)
 class QuantFormat:
-    """A codec between float rows and the bytes of one ggml type; the module says what both functions owe."""
+    """A codec between float rows and the bytes of one ggml type; the module says what both functions owe.
+
+    make  is `encode` of the module
+    """
 
     type: GGMLType
-    encode: Callable[[Rows, Weighting | None], Bytes]
+    make: Callable[[Rows, Weighting | None], Bytes]
     decode: Decode
+
+    def encode(self, rows: Rows, weighting: Weighting | None) -> Bytes:
+        """Return rows as the bytes of the type, all scales of which are finite numbers.
+
+        Importances that are so large that a search would overflow are made smaller, all by the same factor.
+        raises  what the contract says
+        """
+        data = self.make(rows, None if weighting is None else weighting.in_range())
+        check_scales(self.type, rows, data)
+        return data
+
+
+def check_scales(type_: GGMLType, rows: Rows, data: Bytes) -> None:
+    """Raise BlockRefused if a scale of encoded rows is NaN or infinite; llama-quantize refuses these, too.
+
+    rows  that were encoded
+    data  uint8 (n_rows, row bytes)
+    """
+    from quantize.formats.finite import first_bad_scale
+
+    found = first_bad_scale(type_, data)
+    if found is None:
+        return
+    row, block = found
+    whole_row = type_.row_meta_bytes or type_.rows_interleaved > 1
+    n_elems = rows.shape[1] if whole_row else type_.block_elems
+    raise _too_large(rows, type_, row, block * n_elems, n_elems)
+
+
+def _too_large(rows: Rows, type_: GGMLType, row: int, first: int, n_elems: int) -> BlockRefused:
+    weights = rows[row, first : first + n_elems].astype(np.float64)
+    where = f", column {first}" if n_elems == 1 else f", columns {first} to {first + n_elems - 1}"
+    largest = float(weights[np.argmax(np.abs(weights))])  # a NaN if there is one
+    if not np.isfinite(largest):
+        return BlockRefused(type_.name, row, f"{where}: a weight is not a finite number")
+    found = f"the weight is {largest:g}" if n_elems == 1 else f"the largest weight is {largest:g}"
+    limit = "" if type_.name != "F16" else " (65504)"
+    return BlockRefused(
+        type_.name,
+        row,
+        f"{where}: {found}, beyond the range of {type_.name}{limit}; choose BF16 or F32 for the tensor",
+    )
 
 
 def as_source(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -161,7 +227,7 @@ def encode_blocks(
     return data
 
 
-def _refusal(rows: Rows, type_: GGMLType, number: int) -> BadWeights:
+def _refusal(rows: Rows, type_: GGMLType, number: int) -> BlockRefused:
     """Return the error for block `number` of `rows`."""
     row, first = divmod(number * type_.block_elems, rows.shape[1])
     stop = first + type_.block_elems
@@ -172,7 +238,7 @@ def _refusal(rows: Rows, type_: GGMLType, number: int) -> BadWeights:
         )
     else:
         reason = "a weight is not a finite number"
-    return BadWeights(f"{type_.name}: row {row}, columns {first} to {stop - 1}: {reason}")
+    return BlockRefused(type_.name, row, f", columns {first} to {stop - 1}: {reason}")
 
 
 def decode_blocks(

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gguf_tools.errors import BadWeights
 from gguf_tools.ggml_types import by_name
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, check_data, check_rows
+from quantize.formats.base import BlockRefused, Bytes, Floats32, QuantFormat, Rows, check_data, check_rows
 from quantize.formats.codecs import Codec, ErrorRange, ImportanceUse
 from quantize.weighting import Weighting
 
@@ -30,7 +29,7 @@ def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
     exact = rows.astype(np.float32)
     if not np.isfinite(exact).all():
         row, column = np.argwhere(~np.isfinite(exact))[0]
-        raise BadWeights(f"{TYPE.name}: row {row}, column {column}: a weight is not a finite number")
+        raise BlockRefused(TYPE.name, int(row), f", column {column}: a weight is not a finite number")
     counted = exact if weighting is None else exact * (weighting.values > 0)
     scales = np.abs(counted).max(axis=1) / _TOP
     with np.errstate(divide="ignore", invalid="ignore"):

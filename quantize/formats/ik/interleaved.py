@@ -22,7 +22,16 @@ import numpy.typing as npt
 from gguf_tools.errors import ShapeError
 from gguf_tools.ggml_types import Q8_KV_R8, GGMLType, by_name
 from quantize.formats import get_decoder, get_format
-from quantize.formats.base import Bytes, Decode, Floats32, QuantFormat, Rows, check_data, check_rows
+from quantize.formats.base import (
+    BlockRefused,
+    Bytes,
+    Decode,
+    Floats32,
+    QuantFormat,
+    Rows,
+    check_data,
+    check_rows,
+)
 from quantize.formats.codecs import INTERLEAVED, REGROUPED
 from quantize.formats.ik import q8_kv_r8
 from quantize.formats.ik.group_layouts import GROUP_LAYOUTS
@@ -103,9 +112,20 @@ def codec(name: str) -> QuantFormat:
 
     def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
         check_rows(rows, weighting, type_)
-        return from_base(type_, base.encode(rows, weighting), rows.shape[1])
+        try:
+            data = base.encode(rows, weighting)
+        except BlockRefused as error:
+            raise BlockRefused(name, error.row, error.what) from error
+        return from_base(type_, data, rows.shape[1])
 
-    return QuantFormat(type_, encode, get_decoder(name))
+    return InterleavedFormat(type_, encode, get_decoder(name))
+
+
+class InterleavedFormat(QuantFormat):
+    """The codec of an interleaved type; that of its base type has looked at the scales."""
+
+    def encode(self, rows: Rows, weighting: Weighting | None) -> Bytes:
+        return self.make(rows, weighting)
 
 
 def _check(type_: GGMLType, data: Bytes, n_cols: int) -> None:

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.errors import BadWeights
 from gguf_tools.ggml_types import GGMLType
-from quantize.formats.base import Bytes, Floats32, Rows, as_source, check_rows
+from quantize.formats.base import BlockRefused, Bytes, Floats32, Rows, as_source, check_rows
 from quantize.formats.blocks_of_32.scales import INFINITY
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_items import lowest_bit, mask_word
@@ -42,7 +41,7 @@ def encode_rows(
     data = np.zeros((len(rows), type_.row_bytes(rows.shape[1])), np.uint8)
     if rows.size:
         importances = costs(weighting, rows.shape[1], sub_elems)
-        _refuse(kernel(as_floats(rows), importances, data.reshape(-1)), type_)
+        _refuse(kernel(as_floats(rows), importances, data.reshape(-1)), rows, type_)
     return data
 
 
@@ -64,8 +63,9 @@ def encode_scaled_rows(
     if rows.size:
         importances = costs(weighting, rows.shape[1], sub_elems)
         scales = np.zeros(len(rows), np.float32)
-        _refuse(kernel(as_floats(rows), importances, scales, data.reshape(-1)), type_)
-        data[:, : np.dtype(scale).itemsize] = scales.astype(scale).reshape(-1, 1).view(np.uint8)
+        _refuse(kernel(as_floats(rows), importances, scales, data.reshape(-1)), rows, type_)
+        with np.errstate(over="ignore"):  # an infinite one is found by QuantFormat.encode
+            data[:, : np.dtype(scale).itemsize] = scales.astype(scale).reshape(-1, 1).view(np.uint8)
     return data
 
 
@@ -74,12 +74,14 @@ def as_floats(rows: Rows) -> Floats32:
     return as_source(rows.astype(np.float32, copy=False))
 
 
-def _refuse(row: int, type_: GGMLType) -> None:
-    """Raise BadWeights if a kernel has returned a row."""
+def _refuse(row: int, rows: Rows, type_: GGMLType) -> None:
+    """Raise BlockRefused if a kernel has returned a row."""
     if row >= 0:
-        raise BadWeights(
-            f"{type_.name}: row {row}: weights are so large that their scale is no float16;"
-            " choose another type"
+        largest = float(np.abs(rows[row].astype(np.float32)).max())
+        raise BlockRefused(
+            type_.name,
+            row,
+            f": weights are so large (up to {largest:g}) that their scale is no float16; choose another type",
         )
 
 
@@ -92,8 +94,8 @@ def _check(rows: Rows, weighting: Weighting | None, type_: GGMLType) -> None:
         first = column // type_.block_elems * type_.block_elems
         is_finite = bool(np.isfinite(rows[row, column]))
         reason = f"a weight beyond {_LARGEST:.3g}" if is_finite else "a weight is not a finite number"
-        raise BadWeights(
-            f"{type_.name}: row {row}, columns {first} to {first + type_.block_elems - 1}: {reason}"
+        raise BlockRefused(
+            type_.name, row, f", columns {first} to {first + type_.block_elems - 1}: {reason}"
         )
 
 

@@ -13,7 +13,7 @@ from gguf_tools.errors import BadWeights
 from gguf_tools.ggml_types import F32, GGMLType, by_name
 from quantize.fill import encode
 from quantize.fill.chunks import RowRange
-from quantize.fill.encode import FillJob, encode_rows, encode_strips, strips
+from quantize.fill.encode import FillJob, Target, encode_rows, encode_strips, strips
 from quantize.importance import Importance, ResolvedImportance
 from tests.quantize import codecs
 from tests.support import samples
@@ -84,7 +84,8 @@ def test_bytes_are_those_of_the_rows_together(strip_rows: int, by_rows: bool, ty
     wanted = RowRange("t", 3, 33)
     expected = codecs.encode(target, ROWS[3:33], weights).reshape(-1)
     np.testing.assert_array_equal(encode_rows(wanted, target, job), expected)
-    assert b"".join(data.tobytes() for data in encode_strips(wanted, target, job)) == expected.tobytes()
+    strips_ = encode_strips(wanted, [Target(target, job)])
+    assert b"".join(data.tobytes() for (data,) in strips_) == expected.tobytes()
 
 
 def test_rows_of_the_same_type_pass_unchanged(strip_rows: int) -> None:
@@ -96,8 +97,8 @@ def test_rows_of_the_same_type_pass_unchanged(strip_rows: int) -> None:
 
 def test_rows_that_are_interleaved_are_not_torn_apart(strip_rows: int) -> None:
     type_ = by_name("Q4_0_R8")
-    source = Source(ROWS, by_rows=True, type=type_)
-    list(encode_strips(RowRange("t", 8, 40), type_, FillJob({"t": source}, {})))
+    source = Source(codecs.encode(type_, ROWS, None), by_rows=True, type=type_)
+    list(encode_strips(RowRange("t", 8, 40), [Target(type_, FillJob({"t": source}, {}))]))
     assert all(start % 8 == 0 and stop % 8 == 0 for start, stop in source.asked)
     assert (source.asked[0][0], source.asked[-1][1]) == (8, 40)
 
@@ -115,7 +116,8 @@ def test_a_weight_beyond_half_is_named(strip_rows: int) -> None:
     rows = ROWS.copy()
     rows[20, 5] = 1e5
     job = FillJob({"t": Source(rows, by_rows=True)}, {})
-    with pytest.raises(BadWeights, match=r"row 20, column 5 is 100000\.0, beyond the range of F16"):
+    message = r"^t: F16: row 20, column 5: the weight is 100000, beyond the range of F16 \(65504\)"
+    with pytest.raises(BadWeights, match=message):
         encode_rows(RowRange("t", 3, 33), by_name("F16"), job)
 
 
@@ -123,5 +125,5 @@ def test_a_refused_block_names_its_tensor() -> None:
     rows = ROWS.copy()
     rows[20] = samples.rows("largest", (1, N_COLS))
     job = FillJob({"t": Source(rows, by_rows=True)}, {})
-    with pytest.raises(BadWeights, match="t: rows from 3 on: IQ3_XXS: row 17, columns 0 to 255"):
+    with pytest.raises(BadWeights, match=r"^t: IQ3_XXS: row 20, columns 0 to 255"):
         encode_rows(RowRange("t", 3, 33), by_name("IQ3_XXS"), job)

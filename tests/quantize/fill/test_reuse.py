@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from gguf_tools.writer import PartialFile
 from quantize.fill import filling
 from quantize.fill.chunks import RowRange
 from quantize.fill.digests import UNKNOWN, RowsDigest
-from quantize.fill.encode import FillJob, encode_strips
+from quantize.fill.encode import FillJob, Target, encode_strips
 from quantize.fill.options import FillOptions
 from quantize.fill.outputs import Written, write_outputs
 from quantize.fill.provenance import PROVENANCE_KEY, provenance_value, read_provenance
@@ -119,11 +119,11 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
 
     def counted(
-        rows: RowRange, target: GGMLType, job: FillJob, digest: RowsDigest | None = None
-    ) -> Iterator[np.ndarray]:
-        if job.sources[rows.tensor].type != target:
+        rows: RowRange, targets: Sequence[Target], digest: RowsDigest | None = None
+    ) -> Iterator[tuple[np.ndarray, ...]]:
+        if any(target.job.is_encoded(rows.tensor, target.type) for target in targets):
             names.append(rows.tensor)
-        yield from encode_strips(rows, target, job, digest)
+        yield from encode_strips(rows, targets, digest)
 
     monkeypatch.setattr(filling, "encode_strips", counted)
     return names

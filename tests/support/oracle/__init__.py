@@ -17,7 +17,9 @@ from tests.support.oracle.codecs import (
     aborts,
     activation_type,
     dequantize,
+    is_valid,
     quantize,
+    refuses,
     round_activations,
     type_facts,
 )
@@ -34,8 +36,10 @@ __all__ = [
     "activation_type",
     "available",
     "dequantize",
+    "is_valid",
     "quantize",
     "read_gguf",
+    "refuses",
     "round_activations",
     "type_facts",
 ]

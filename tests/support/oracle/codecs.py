@@ -107,6 +107,21 @@ def aborts(type_id: int, rows: npt.NDArray[np.float32], weights: npt.NDArray[np.
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGABRT
 
 
+def is_valid(type_id: int, blocks: npt.NDArray[np.uint8]) -> bool:
+    """Return whether llama-quantize writes such blocks; otherwise it says "quantized data validation failed"."""
+    blocks = np.ascontiguousarray(blocks)
+    valid: bool = _library().ggml_validate_row_data(type_id, blocks.ctypes.data, blocks.nbytes)
+    return valid
+
+
+def refuses(type_id: int, rows: npt.NDArray[np.float32], weights: npt.NDArray[np.float32] | None) -> bool:
+    """Return whether llama-quantize ends with an error on `rows`, or aborts."""
+    may_abort = np.abs(rows).max() > 1e15  # squares overflow
+    if may_abort and aborts(type_id, rows, weights):
+        return True
+    return not is_valid(type_id, quantize(type_id, rows, weights))
+
+
 def dequantize(type_id: int, blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     """Return what ggml's own decoder makes of `blocks`.
 
@@ -145,6 +160,7 @@ def round_activations(type_id: int, rows: npt.NDArray[np.float32]) -> npt.NDArra
 
 
 SIGNATURES: Signatures = {
+    "ggml_validate_row_data": (c.c_bool, [c.c_int, c.c_void_p, c.c_size_t]),
     "ggml_cpu_init": (None, []),
     "ggml_get_type_traits_cpu": (c.POINTER(CPUTypeTraits), [c.c_int]),
     "ggml_get_type_traits": (c.POINTER(TypeTraits), [c.c_int]),
