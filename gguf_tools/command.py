@@ -23,8 +23,9 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from gguf_tools.errors import BadArgument, ToolkitError
+from gguf_tools.help_text import HelpFormatter
 from gguf_tools.hub import limits
-from gguf_tools.parser import HelpFormatter, Parser
+from gguf_tools.parser import Parser
 
 BAD_ARGUMENTS = 2
 INTERRUPTED = 130
@@ -123,7 +124,7 @@ class Subcommands:
         sub = self._commands.add_parser(
             name,
             help=text,
-            description=f"{text[0].upper()}{text[1:]}. {detail}",
+            description=f"{text[0].upper()}{text[1:]}. {detail.lstrip()}",
             epilog=epilog,
             formatter_class=HelpFormatter,
         )

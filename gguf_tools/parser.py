@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import re
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-WIDTH = 100
-"""Maximum width of help texts, in columns."""
-
-_LONGEST_NAME = 30
+from gguf_tools.help_text import WrappingFormatter
 
 
 class Parser(argparse.ArgumentParser):
@@ -72,64 +67,6 @@ class Parser(argparse.ArgumentParser):
         names = [str(choice) for choice in action.choices]
         near = did_you_mean(str(value), names) or f"; expected one of {', '.join(names)}"
         raise argparse.ArgumentError(action, f"invalid choice: {value!r}{near}")
-
-
-class WrappingFormatter(argparse.HelpFormatter):
-    """Help in WIDTH columns or fewer."""
-
-    def __init__(self, prog: str, **choices: Any) -> None:
-        super().__init__(prog, **choices)
-        self._width = min(self._width, WIDTH)
-
-
-class HelpFormatter(WrappingFormatter):
-    """The same for a description and an epilog with examples: prose is filled, indented lines keep apart."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return "\n".join(line for item in _items(text) for line in _wrapped(item, min(width, self._width)))
-
-
-def _items(text: str) -> Iterator[str]:
-    """Yield paragraphs, indented lines with the deeper ones that go on from them, and empty lines."""
-    item = before = ""
-    for line in text.rstrip().splitlines():
-        depth, depth_of_item = _depth(line), _depth(item)
-        is_prose = depth_of_item == 0 or (len(before) >= WIDTH and not _split_at_gap(item)[2])
-        before = line
-        if item and line.strip() and (depth > depth_of_item > 0 or (depth == depth_of_item and is_prose)):
-            item = f"{item} {line.strip()}"
-            continue
-        if item:
-            yield item
-        item = line
-        if not line.strip():
-            yield ""
-            item = ""
-    yield item
-
-
-def _depth(line: str) -> int:
-    return len(line) - len(line.lstrip())
-
-
-def _wrapped(item: str, width: int) -> list[str]:
-    """Return the lines of an item: prose, `  example   what it does`, or `  name   what it is`."""
-    depth = _depth(item)
-    if len(item) <= width:
-        return [item]
-    head, gap, tail = _split_at_gap(item) if depth else ("", "", item)
-    if not tail:
-        return textwrap.wrap(item, width, subsequent_indent=" " * depth)
-    if len(head) + len(gap) > _LONGEST_NAME:
-        return [head, *textwrap.wrap(tail, width, initial_indent=" " * 6, subsequent_indent=" " * 6)]
-    start = head + gap
-    return textwrap.wrap(tail, width, initial_indent=start, subsequent_indent=" " * len(start))
-
-
-def _split_at_gap(item: str) -> tuple[str, str, str]:
-    """Return what stands before the first two blanks behind the indentation, these blanks, and the rest."""
-    match = re.fullmatch(r"(\s*\S.*?)(\s{2,})(\S.*)", item)
-    return (match[1], match[2], match[3]) if match else (item, "", "")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from forward.arguments import add_context_argument, add_run_arguments, forward_options
 from gguf_tools import __version__, command
+from gguf_tools.help_text import HelpFormatter
 from gguf_tools.overwriting import StoreOutput, add_force, refuse_to_overwrite_inputs, refuse_to_replace
-from gguf_tools.parser import HelpFormatter, add_foreign_flags
+from gguf_tools.parser import add_foreign_flags
 from imatrix.foreign_flags import FOREIGN_FLAGS
 
 if TYPE_CHECKING:

@@ -43,14 +43,14 @@ kernels and its cache do, the base's activations too: then the mean is llama-per
 bit may send a token to other experts.
 
 the base without the base:
-  --keep DIR keeps what later runs need of it, when they are called with the same BASE, text and --keep. BASE
-  is not read again then, and may be gone. That takes 4 bytes x layers x measured tokens x columns of hidden
-  states, and the output matrix.
-
-  --kl-divergence-base FILE writes the log probabilities of BASE: two bytes for each measured token and token
-  of the vocabulary. With --kl-divergence it reads them, as in llama-perplexity, and there is no BASE: all
-  models are compared with the file. It has its own tokens, so no text is needed. It knows no layers, so no
-  drift is shown, and its 16 bits for a logit add about 1e-6 to KLD.
+  --keep DIR                 keeps what later runs need of it, when they are called with the same BASE, text
+                             and --keep. BASE is not read again then, and may be gone. That takes 4 bytes x
+                             layers x measured tokens x columns of hidden states, and the output matrix.
+  --kl-divergence-base FILE  writes the log probabilities of BASE: two bytes for each measured token and token
+                             of the vocabulary. With --kl-divergence it reads them, as in llama-perplexity,
+                             and there is no BASE: all models are compared with the file. It has its own
+                             tokens, so no text is needed. It knows no layers, so no drift is shown, and its
+                             16 bits for a logit add about 1e-6 to KLD.
 
 examples:
   evaluate DeepSeek-V2-Lite -f wiki.test.raw lite-Q4_K_M.gguf lite-IQ3_XXS.gguf

@@ -30,4 +30,4 @@ def _recipe_line(recipe: Recipe) -> str:
         what = f"mostly {recipe.default}, {by_name(recipe.default).bits_per_weight:.2f} bits"
     types = {recipe.default, *(rule.type for rule in recipe.rules)} - {None}
     limit = "" if types <= {*encodable()} else " (plan only)"
-    return f"  {number:>2}  {recipe.name:9}  {what}{limit}"
+    return f"  {recipe.name:10} {number:>3}  {what}{limit}"

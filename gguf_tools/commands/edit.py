@@ -29,6 +29,7 @@ its new header fits exactly, else written anew beside the old one; an interrupti
 Of a split set only the files that change are written."""
 _SET_EXAMPLES = """\
 types: u8 i8 u16 i16 u32 i32 u64 i64 f32 f64 bool str, and arrays of them: [i32]:1,2,3 or [str]:["a, b", "c"]
+
 Without a type the value gets that of the key, or the one that llama.cpp expects.
 
 examples:

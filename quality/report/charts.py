@@ -18,14 +18,18 @@ import numpy as np
 from gguf_tools.errors import BadRequest
 from gguf_tools.text import printable, size_text
 from quality.evaluation import EvaluatedModel
+from quality.report.point_labels import label_points
 from quality.report.points import Point, pareto_front, short_names
-from quality.report.svg import INK, MUTED, SERIES, SETTINGS, SURFACE, svg_text
+from quality.report.svg import MUTED, SERIES, SETTINGS, SURFACE, svg_text
+from quality.report.ticks import label_numbers, label_sizes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MARKERS = "osD^vPX*"
+_MARKERS = (("o", 8), ("s", 7), ("D", 7), ("^", 8), ("v", 8), ("P", 9), ("X", 9), ("*", 13))
+"""Markers and their sizes in points, at which they look equally large."""
+
 _DASHES = ("-", "--", ":", "-.")
 
 _SMALLEST_KLD = 1e-9
@@ -33,6 +37,9 @@ _SMALLEST_KLD = 1e-9
 
 _N_STEPS = 200
 """Number of points of a curve."""
+
+_BESIDE_AXES, _BELOW_AXES, _A_LAYER = 70, 90, 45
+"""About what labels and legend take beside and below the axes, and the least width of a layer's label."""
 
 
 @dataclass(frozen=True)
@@ -70,16 +77,17 @@ def size_chart(points: Sequence[Point], prefix: str, canvas: Canvas) -> str:
         sizes, klds = [point.n_bytes for point in front], [point.kld for point in front]
         axes.plot(sizes, klds, color=MUTED, linewidth=1, zorder=1)
         for place, point in enumerate(shown):
-            style = _Style.of(points.index(point)) if point.group == 0 else _Style(SURFACE, "-", "o")
+            style = _Style.of(points.index(point)) if point.group == 0 else _Style(SURFACE, "-", "o", 8)
             (drawn,) = axes.plot(
-                [point.n_bytes], [point.kld], marker=style.marker, markersize=8, color=style.colour,
-                markeredgecolor=SURFACE if point.group == 0 else MUTED, markeredgewidth=1.2,
+                [point.n_bytes], [point.kld], marker=style.marker, markersize=style.marker_size,
+                color=style.colour, markeredgecolor=SURFACE if point.group == 0 else MUTED,
+                markeredgewidth=0.8 if point.group == 0 else 1.2,
                 linestyle="", zorder=3 if point.group == 0 else 2,
             )  # fmt: skip
             drawn.set_gid(f"point{place}")
             what = f"{size_text(point.n_bytes)}, KLD {point.kld:.6f}"
             titles[f"point{place}"] = f"{printable(point.name)}: {what}"
-        _label(figure, axes, [(point.n_bytes, point.kld, names[id(point)]) for point in shown])
+        label_points(figure, axes, [(point.n_bytes, point.kld, names[id(point)]) for point in shown])
         return svg_text(figure, prefix, "Mean KLD against size of each file, logarithmic", titles)
 
 
@@ -96,8 +104,8 @@ def tokens_chart(models: Sequence[EvaluatedModel], prefix: str, canvas: Canvas) 
                 _Style.of(number).line(axes, steps, share, name)
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.xaxis.set_major_formatter(_number)
-        axes.yaxis.set_major_formatter(_number)
+        label_numbers(axes.xaxis, canvas.width - _BESIDE_AXES)
+        label_numbers(axes.yaxis, canvas.height - _BELOW_AXES)
         axes.grid(visible=True, linewidth=0.8)
         axes.set_xlabel("KLD of a token")
         axes.set_ylabel("share of tokens above it")
@@ -142,8 +150,8 @@ def _layers_chart(
             _Style.of(number).line(axes, layers, heights, name, marker=marker, markersize=5)
         if any(0 < value < math.inf for _, values in lines for value in values):
             axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(_number)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            label_numbers(axes.yaxis, canvas.height - _BELOW_AXES)
+        axes.xaxis.set_major_locator(MaxNLocator(canvas.width // _A_LAYER, integer=True))
         axes.grid(visible=True, linewidth=0.8)
         axes.set_xlabel("layer")
         axes.set_ylabel(label)
@@ -158,12 +166,13 @@ class _Style:
     colour: str
     dashes: str
     marker: str
+    marker_size: float
 
     @classmethod
     def of(cls, number: int) -> _Style:
         """Return the style of a model: eight colours, and then the same with other lines."""
         turn, place = divmod(number, len(SERIES))
-        return cls(SERIES[place], _DASHES[turn % len(_DASHES)], _MARKERS[(place + turn) % len(_MARKERS)])
+        return cls(SERIES[place], _DASHES[turn % len(_DASHES)], *_MARKERS[(place + turn) % len(_MARKERS)])
 
     def line(self, axes: Axes, x: Any, y: Any, name: str, **more: Any) -> None:
         axes.plot(x, y, color=self.colour, linestyle=self.dashes, linewidth=2, label=name, **more)
@@ -186,71 +195,15 @@ def _named(models: Sequence[EvaluatedModel]) -> list[tuple[EvaluatedModel, str]]
 
 def _log_axes(axes: Axes, points: Sequence[Point], canvas: Canvas) -> None:
     """Make both axes logarithmic, with some room around the points and ticks that people can read."""
-    from matplotlib.ticker import NullFormatter
-
     sizes, klds = [point.n_bytes for point in points], [point.kld for point in points]
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     if points:
         axes.set_xlim(min(sizes) / 1.25, max(sizes) * 1.4)
         axes.set_ylim(min(klds) / 2, max(klds) * 2)
-    ticks = _size_ticks(*axes.get_xlim(), most=canvas.width // 70)
-    axes.set_xticks(ticks, [_size_label(tick) for tick in ticks])
-    axes.set_xticks([], minor=True)
-    axes.yaxis.set_major_formatter(_number)
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    label_sizes(axes.xaxis, canvas.width - _BESIDE_AXES)
+    label_numbers(axes.yaxis, canvas.height - _BELOW_AXES)
     axes.grid(visible=True, linewidth=0.8)
-
-
-def _size_ticks(smallest: float, largest: float, most: int) -> list[float]:
-    """Return round sizes between two, `most` at most: powers of two, and if there is room what is between."""
-    powers = range(math.floor(math.log2(smallest)), math.ceil(math.log2(largest)) + 1)
-    for parts in ((1.0, 1.125, 1.25, 1.375, 1.5, 1.75), (1.0, 1.25, 1.5, 1.75), (1.0, 1.5), (1.0,)):
-        ticks = [part * 2.0**power for power in powers for part in parts]
-        ticks = [tick for tick in ticks if smallest <= tick <= largest]
-        if len(ticks) <= most:
-            return ticks
-    return ticks[:: -(-len(ticks) // most)]
-
-
-def _size_label(n_bytes: float) -> str:
-    number, unit = size_text(n_bytes).split(" ")
-    return f"{float(number):g} {unit}"
-
-
-def _number(value: float, _: object = None) -> str:
-    """Return a tick as people write it: 0.001, but 1e-5.
-
-    >>> _number(1e-5), _number(0.002)
-    ('1e-5', '0.002')
-    """
-    return f"{value:.3g}".replace("e-0", "e-")
-
-
-def _label(figure: Figure, axes: Axes, places: Sequence[tuple[float, float, str]]) -> None:
-    """Write names beside points, where they hide nothing; one that fits nowhere is left to the pointer."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.transforms import Bbox
-
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    figure.draw_without_rendering()
-    frame = axes.get_window_extent(renderer)
-    dots = axes.transData.transform([(x, y) for x, y, _ in places] or np.empty((0, 2)))
-    taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in dots]
-    for x, y, name in places:
-        for dx, dy, across, up in (
-            (9, 0, "left", "center"), (0, 9, "center", "bottom"), (-9, 0, "right", "center"),
-            (0, -9, "center", "top"), (7, 7, "left", "bottom"), (-7, -7, "right", "top"),
-        ):  # fmt: skip
-            text = axes.annotate(
-                name, (x, y), (dx, dy), textcoords="offset points", ha=across, va=up, color=INK, fontsize=11
-            )
-            box = text.get_window_extent(renderer)
-            inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
-            if inside and not box.count_overlaps(taken):
-                taken.append(box)
-                break
-            text.remove()
 
 
 def _legend(figure: Figure, axes: Axes, canvas: Canvas) -> None:

@@ -33,6 +33,7 @@ th {{ color: var(--muted); font-weight: 600; }}
 figure {{ margin: 0; min-width: 0; }}
 figure svg {{ display: block; width: 100%; height: auto; }}
 svg text {{ font-family: inherit !important; }}
+.charts svg text {{ paint-order: stroke; stroke: var(--surface); stroke-width: 3px; }}
 .charts {{ display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 8px 32px; }}
 .narrow {{ display: none; }}
 details {{ margin: .5rem 0; }}
