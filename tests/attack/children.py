@@ -1,0 +1,257 @@
+"""A command in a forked child of this process, which has everything imported, and what disturbs it there.
+
+`strace` is attached to a child that waits for it; that takes a hundredth of a second, and a call that it lets
+fail, or at which it kills, may be one of Python, of a library in C, or of another thread.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import re
+import resource
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from tqdm import tqdm
+
+import gguf_tools.command
+from tests.attack.commands import Command
+from tests.attack.material import main_of
+
+PATIENCE_SECONDS = 40.0
+_MAX_SAID = 1 << 16
+CALLS = (
+    "openat", "read", "pread64", "preadv", "write", "pwrite64", "writev", "fsync", "fdatasync", "ftruncate", "fallocate",
+    "fadvise64", "flock", "rename", "renameat", "unlink", "unlinkat", "mkdir", "rmdir", "statfs", "copy_file_range",
+    "sendfile", "mmap", "newfstatat",
+)  # fmt: skip
+"""Calls of the system that are counted, and let fail."""
+
+CHANGES = (
+    "write", "pwrite64", "writev", "fsync", "fdatasync", "ftruncate", "fallocate", "rename", "renameat", "unlink",
+    "unlinkat", "mkdir", "rmdir", "copy_file_range", "sendfile",
+)  # fmt: skip
+"""Those at which a kill is worth trying."""
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """What happens to a child; nothing by default.
+
+    signal_after  a signal and the seconds after which it comes
+    inject        what strace does: "pwrite64:error=ENOSPC:when=3", "rename:signal=KILL:when=1"
+    limits        limits of the process: numbers of the resource module -> value
+    trace         have strace count its calls
+    midway        called by the parent after `midway_after` seconds
+    """
+
+    signal_after: tuple[int, float] | None = None
+    inject: str = ""
+    limits: tuple[tuple[int, int], ...] = ()
+    trace: bool = False
+    midway: Callable[[], object] | None = None
+    midway_after: float = 0.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended.
+
+    code      exit code, or minus the signal that killed it
+    said      standard error
+    seconds   by the clock
+    calls     how often it made each call of CALLS, if it was traced
+    injected  the call that strace disturbed, as it prints it; empty if there was none
+    touched   names of files and folders that it made, in its folder, if it was traced
+    hung      it was killed because it took too long
+    """
+
+    code: int
+    said: str
+    seconds: float
+    calls: Counter[str]
+    injected: str = ""
+    touched: frozenset[str] = frozenset()
+    hung: bool = False
+
+
+def has_strace() -> bool:
+    return shutil.which("strace") is not None
+
+
+def run(command: Command, folder: Path, scratch: Path, how: Disturbance = Disturbance()) -> Ended:  # noqa: B008
+    """Run `command` in `folder` and wait for it; files with what it says are in `scratch`."""
+    child = start(command, folder, scratch, how)
+    return child.wait()
+
+
+def start(command: Command, folder: Path, scratch: Path, how: Disturbance = Disturbance()) -> Child:  # noqa: B008
+    """Start `command` in `folder`."""
+    traced = bool(how.inject) or how.trace
+    files = Path(scratch, f"{command.name}-{time.monotonic_ns()}")
+    said = mmap.mmap(-1, _MAX_SAID)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    pid = os.fork()
+    if not pid:
+        _be_child(command, folder, files, said, how, traced)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    tracer = _attach(pid, files.with_suffix(".calls"), how) if traced else None
+    return Child(pid, folder, files, said, how, tracer)
+
+
+class Child:
+    """A command that runs."""
+
+    def __init__(
+        self,
+        pid: int,
+        folder: Path,
+        files: Path,
+        said: mmap.mmap,
+        how: Disturbance,
+        tracer: subprocess.Popen[bytes] | None,
+    ) -> None:
+        self._pid, self._folder, self._files, self._said = pid, folder, files, said
+        self._how, self._tracer = how, tracer
+        self._began = time.monotonic()
+
+    def wait(self) -> Ended:
+        """Wait until it ends, with what is to happen meanwhile."""
+        handle = os.pidfd_open(self._pid)
+        hung = False
+        try:
+            if self._how.midway is not None and not self._ends_within(handle, self._how.midway_after):
+                self._how.midway()
+            if self._how.signal_after is not None:
+                number, seconds = self._how.signal_after
+                if not self._ends_within(handle, seconds):
+                    signal.pidfd_send_signal(handle, number)
+            if not self._ends_within(handle, PATIENCE_SECONDS):
+                hung = True
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            os.close(handle)
+        code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        seconds = time.monotonic() - self._began
+        trace = _Trace(Counter(), "", frozenset())
+        if self._tracer is not None:
+            self._tracer.communicate()
+            trace = _read_trace(self._files.with_suffix(".calls"), self._folder)
+        said = self._said[:].rstrip(b"\0").decode(errors="replace")
+        for suffix in (".err", ".calls"):
+            self._files.with_suffix(suffix).unlink(missing_ok=True)
+        return Ended(code, said, seconds, *trace, hung)
+
+    def _ends_within(self, handle: int, seconds: float) -> bool:
+        return bool(select.select([handle], [], [], max(0.0, self._began + seconds - time.monotonic()))[0])
+
+
+class _Shared(io.StringIO):
+    """Standard error in memory that the parent sees too: no failing call and no limit keeps a message back."""
+
+    def __init__(self, said: mmap.mmap) -> None:
+        super().__init__()
+        self._said = said
+
+    def write(self, text: str) -> int:
+        data = text.encode(errors="replace")
+        room = _MAX_SAID - self._said.tell()
+        self._said.write(data[:room])
+        return len(text)
+
+
+def _be_child(
+    command: Command, folder: Path, files: Path, said: mmap.mmap, how: Disturbance, traced: bool
+) -> NoReturn:
+    code = 1
+    try:
+        os.chdir(folder)
+        for number, path in ((0, os.devnull), (1, os.devnull), (2, f"{files}.err")):
+            os.dup2(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), number)
+        _hold_ctrl_c()
+        # All forks share tqdm's default lock, and one that is killed while holding it keeps it forever.
+        tqdm.set_lock(threading.RLock())
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), _Shared(said)
+        if not traced:
+            os.fsync = os.fdatasync = lambda fd: None  # they guard against a crash of the machine
+        main = main_of(command.program)
+        for which, value in how.limits:
+            resource.setrlimit(which, (value, value))
+        if traced:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        code = main(command.words)
+        sys.stdout.flush()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _hold_ctrl_c() -> None:
+    """Let ctrl-C wait until a command has read its arguments: before that, Python itself would answer."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    run_command = gguf_tools.command.run
+
+    def run(parser: Any, body: Any, argv: Any = None) -> int:
+        def interruptible(args: Any) -> int | None:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            return body(args)  # type: ignore[no-any-return]
+
+        return run_command(parser, interruptible, argv)
+
+    gguf_tools.command.run = run
+
+
+def _attach(pid: int, log: Path, how: Disturbance) -> subprocess.Popen[bytes]:
+    os.waitpid(pid, os.WUNTRACED)
+    names = how.inject.partition(":")[0] if how.inject else ",".join(CALLS)
+    words = ["strace", "-f", "-q", "-y", "-s", "0", "-o", str(log), "-e", f"trace={names}", "-e", "signal=none"]
+    if how.inject:
+        words += ["-e", f"inject={how.inject}"]
+    tracer = subprocess.Popen([*words, "-p", str(pid)], stderr=subprocess.PIPE)
+    status = Path(f"/proc/{pid}/status")
+    while "TracerPid:\t0\n" in status.read_text():
+        if tracer.poll() is not None:
+            os.kill(pid, signal.SIGKILL)
+            raise RuntimeError(f"strace can't be attached to a child: {tracer.communicate()[1].decode()}")
+        time.sleep(0.001)
+    os.kill(pid, signal.SIGCONT)
+    return tracer
+
+
+class _Trace(NamedTuple):
+    """What strace saw: calls, injected and touched of Ended."""
+
+    calls: Counter[str]
+    injected: str
+    touched: frozenset[str]
+
+
+def _read_trace(log: Path, folder: Path) -> _Trace:
+    by_thread: Counter[tuple[str, str]] = Counter()
+    injected = ""
+    touched = set()
+    for line in log.read_text(errors="replace").splitlines():
+        if found := re.match(r"(\d+) +(\w+)\(", line):
+            by_thread[found.group(1), found.group(2)] += 1
+        if found := re.search(r'openat\([^"]*"(.*?)", [^ ]*O_CREAT|mkdir\("(.*?)"|rename\("(.*?)", "(.*?)"', line):
+            touched |= {Path(folder, name) for name in found.groups() if name}
+        if "(INJECTED)" in line and not injected:
+            injected = line.partition(" ")[2].strip()
+    calls: Counter[str] = Counter()
+    for (_, name), count in by_thread.items():
+        calls[name] = max(calls[name], count)
+    return _Trace(calls, injected, frozenset(str(p.relative_to(folder)) for p in touched if p.is_relative_to(folder)))
