@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from gguf_tools.errors import BadRequest, OutputError
+from gguf_tools.overwriting import refuse_shared
 from gguf_tools.text import size_text
 from quality.cook.making import make_files, plans
 from quality.cook.record import Record
 from quality.cook.request import Collect, CookRequest
-from quality.cook.steps import Step, losses_of, matrix_of, steps_of
+from quality.cook.steps import CARD, Step, losses_of, matrix_of, steps_of
 
 
 def cook(request: CookRequest, collect: Collect) -> None:
@@ -26,12 +28,14 @@ def cook(request: CookRequest, collect: Collect) -> None:
     refuse(request)
     with Record(request.folder) as record:
         steps = steps_of(request, record, collect)
+        _refuse_shared(request, steps)
+        for step in steps:
+            _refuse_foreign(request, step, record)
+        for step in steps:
+            if step.decided_by is not None and (request.restart or not record.knows(step.name)):
+                record.forget(step.name, step.outputs)
         if request.restart:
             record.clear()
-        for step in steps:
-            is_foreign = request.force and not record.knows(step.name)
-            if step.decided_by is not None and (request.restart or is_foreign):
-                record.forget(step.name, step.outputs)
         _refuse_small_disk(request)
         number = 0
         for group in _together(steps, request):
@@ -59,6 +63,29 @@ def refuse(request: CookRequest) -> None:
         require_matplotlib()
 
 
+def _refuse_shared(request: CookRequest, steps: Sequence[Step]) -> None:
+    """Raise BadRequest if an output would replace the model or a text."""
+    outputs = {f"{step.title}:": output for step in steps for output in step.outputs}
+    inputs = (request.source, request.text, request.held_out)
+    refuse_shared(outputs, [path for path in inputs if path is not None])
+
+
+def _refuse_foreign(request: CookRequest, step: Step, record: Record) -> None:
+    """Raise BadRequest for an output that is there and was not made here, unless it may be replaced."""
+    there = [output for output in step.outputs if os.path.lexists(output)]
+    if not there or record.knows(step.name) or step.name == CARD:  # which knows its own
+        return
+    if step.is_means:
+        raise BadRequest(
+            f"{there[0]}: is there already and was not cooked here; move it away, or give the files another"
+            " --name"
+        )
+    if not request.force:
+        raise BadRequest(
+            f"{there[0]}: exists already and was not cooked here; --force replaces it, or name another folder"
+        )
+
+
 def _together(steps: Sequence[Step], request: CookRequest) -> Iterator[list[Step]]:
     """Yield steps that are made together: all files, unless each is calibrated by itself."""
     for are_files, group in groupby(steps, key=lambda step: step.wanted is not None):
@@ -80,8 +107,8 @@ def _carry_out(group: Sequence[Step], request: CookRequest, record: Record, labe
         titles = ", ".join(step.title for step in open_steps) or "there already"
         print(f"{label} {titles}", file=sys.stderr, flush=True)
     for step in open_steps:
-        if step.decided_by is not None:
-            record.begin(step.name, step.decided_by())
+        if step.decided_by is not None or not record.knows(step.name):
+            record.begin(step.name, {} if step.decided_by is None else step.decided_by())
     if len(open_steps) > 1:
         wanted = [step.wanted for step in open_steps if step.wanted is not None]
         make_files(request, wanted, matrix_of(request), losses_of(request), label)

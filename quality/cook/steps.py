@@ -22,6 +22,9 @@ from quality.options import EvaluateOptions
 from quality.pipeline import evaluating
 from quality.progress import EvaluationBar
 
+CARD = "card"
+"""Name of the step that writes README.md, which is recognised by what is in it."""
+
 SUMS_NAME = "SHA256SUMS"
 _OF_A_MODEL = (".json", ".safetensors", ".model", ".jinja", ".txt")
 """Endings of the files in a folder that decide what is made of it."""
@@ -38,6 +41,7 @@ class Step:
     make        makes the outputs; gets a label for its bar
     renewed     when what decides has changed, outputs are made anew instead of the run being refused
     wanted      the file of a step that makes one: such steps are made together
+    is_means    nobody has asked for the outputs by name; other steps need them
     """
 
     name: str
@@ -47,6 +51,7 @@ class Step:
     make: Callable[[str], None]
     renewed: bool = False
     wanted: WantedFile | None = None
+    is_means: bool = False
 
 
 def steps_of(request: CookRequest, record: Record, collect: Collect) -> list[Step]:
@@ -87,12 +92,14 @@ def _steps(request: CookRequest, record: Record, collect: Collect) -> Iterator[S
             "importances", "importances", (target,),
             lambda: {"model": model, **text},
             lambda label: collect(request.source, request.text, target, request),
+            is_means=True,
         )  # fmt: skip
     if request.has_sizes:
         yield Step(
             "losses", "what each tensor costs at each type", (losses,),
             lambda: {"model": model, **text},
             lambda label: _measure_losses(request, losses, label),
+            is_means=True,
         )  # fmt: skip
     for each in request.wanted:
         yield Step(
@@ -115,7 +122,7 @@ def _steps(request: CookRequest, record: Record, collect: Collect) -> Iterator[S
             lambda label: _measure(request, held_out, label),
             renewed=True,
         )  # fmt: skip
-    yield Step("card", "card", (request.folder / "README.md",), None, lambda label: _write_card(request))
+    yield Step(CARD, "card", (request.folder / "README.md",), None, lambda label: _write_card(request))
     yield Step(
         "sums", "checksums", (request.folder / SUMS_NAME,), None, lambda label: _write_sums(request, record)
     )

@@ -117,19 +117,29 @@ def test_files_of_others_are_replaced_by_force_alone(
     texts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (texts / "out").mkdir()
-    strangers = [texts / "out" / name for name in ("README.md", "tiny-deepseek-v3.imatrix.gguf")]
-    for number, stranger in enumerate(strangers):
+    matrix = texts / "out" / "tiny-deepseek-v3.imatrix.gguf"
+    others = [texts / "out" / name for name in ("README.md", "SHA256SUMS", "tiny-deepseek-v3-F16.gguf")]
+    for stranger in (*others, matrix):
         stranger.write_text("mine")
         assert gguf_tools.cli.main(words("F16", "-o", "out", "-q")) == 1
         err = capsys.readouterr().err
         assert (err.count("\n"), f"{stranger.relative_to(texts)}: " in err) == (1, True)
-        assert "--force" in err
-        if number == 0:
-            stranger.unlink()
-    strangers[0].write_text("mine")
+        assert ("--name" if stranger == matrix else "--force") in err
+        assert list(contents(texts / "out")) == [stranger.name]
+        assert stranger.read_text() == "mine"
+        stranger.unlink()
+    matrix.write_text("mine")
+    for replacing in ("--force", "--restart"):
+        assert gguf_tools.cli.main(words("F16", "-o", "out", "-q", replacing)) == 1
+        assert matrix.read_text() == "mine", "days of work, perhaps, and nobody named it"
+    matrix.unlink()
+    for stranger in others:
+        stranger.write_text("mine")
+    assert gguf_tools.cli.main(words("F16", "-o", "out", "-q", "--restart")) == 1
+    assert b"mine" in others[-1].read_bytes()
     assert gguf_tools.cli.main(words("F16", "-o", "out", "-q", "--force")) == 0
     assert sums_agree(texts / "out")
-    assert b"mine" not in [stranger.read_bytes() for stranger in strangers]
+    assert b"mine" not in [stranger.read_bytes() for stranger in others]
 
 
 def test_a_disk_that_is_too_small(
