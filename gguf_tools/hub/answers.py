@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from http.cookiejar import DefaultCookiePolicy
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -39,7 +40,11 @@ _SLACK_BYTES = 1 << 16
 
 
 class Later(Exception):
-    """An answer that means "later", raised where the client would wait without a word."""
+    """An answer that means "later", raised with its `response` where the client would wait without a word."""
+
+    def __init__(self, said: str, response: Any) -> None:
+        super().__init__(said)
+        self.response = response
 
 
 class BrokenOff(Exception):
@@ -140,6 +145,8 @@ class _Guarded:
             "response": [_check_answer, *hooks.get("response", ())],
         }
         client.timeout = limits.allowed()  # of calls that say none, which would wait for ever
+        # No cookie is needed, and one that can't be sent back would end every call from then on.
+        client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         keep_pace(client)
         return client
 
@@ -225,8 +232,9 @@ def _later(subject: str, response: Any) -> None:
         response.read()
         try:
             hf_raise_for_status(response)
-        except Exception as error:
-            raise Later(str(error)) from error
+        except Exception as error:  # lists too deep for a message, too
+            said = getattr(error, "server_message", None) or str(error)
+            raise Later(str(said), response) from None
     wait = asked_wait(response.headers)
     if wait is None:
         return

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from tests.hostile.small_hub import (
     LISTING,
     NAME,
     Speak,
+    is_whole,
     refusal,
     weights_of,
 )
@@ -203,3 +205,22 @@ def test_a_wait_that_is_too_long_is_refused(
 @pytest.mark.parametrize("text", ["", "-5", "soon", "1e9", "\u0663", "Wed, 99 Foo 2026", "0x10", "1.5"])
 def test_an_odd_wait_is_none(text: str) -> None:
     assert answers.asked_wait({"Retry-After": text}) is None
+
+
+@pytest.mark.parametrize("cookie", ["a=\xb2", "a=b; Domain=127.0.0.1; Path=/", "\xb2"])
+def test_a_cookie_is_not_kept(cookie: str, hub: HubServer, small_model: Path) -> None:
+    """One that can't be sent back would end every call from then on."""
+    hub.troubles.append(Trouble("", times=3, headers={"Set-Cookie": cookie}))
+    assert is_whole(fetch(NAME, quiet=True), small_model)
+    assert hub.cookies == []
+
+
+@pytest.mark.parametrize("status", [429, 503, 400, 404])
+@pytest.mark.parametrize("where", [LISTING, CONFIG])
+@pytest.mark.parametrize(
+    "body", [b"[" * 9999, b"null", b'{"error": ["a", 3]}', b'{"errors": [{"message": 5}]}', b"\xff"]
+)
+def test_errors_of_other_shapes(body: bytes, where: str, status: int, hub: HubServer) -> None:
+    json_type = {"Content-Type": "application/json"}
+    hub.troubles.append(Trouble(where, status=status, headers=json_type, change=lambda _: body))
+    refusal(lambda: fetch(NAME, quiet=True))
