@@ -9,8 +9,9 @@ run may end with the right bytes or with one clear line. Anything else is a fail
 a token that leaves, a file outside of the cache, a wait that nobody allowed, a run that takes long. After
 each run, an honest Hub has to bring the right bytes into what the hostile one has left of the cache.
 
-It stops by itself, after the answers or the time. What a run does depends on the seed and its number; threads
-of the client may change the order in which requests come. The exit code is 1 if anything failed.
+Failures are printed as they come. It stops by itself, after the answers or the time. What a run does depends
+on the seed and its number; threads of the client may change the order in which requests come. The exit code
+is 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -234,7 +235,9 @@ def _count(outcome: Outcome, what: str, hub: HostileHub) -> None:
 
 
 def _fail(outcome: Outcome, number: int, hub: HostileHub, text: str) -> None:
-    outcome.failures.append(f"run {number}: {text}\n    after {'; '.join(hub.told[-4:])}")
+    failure = f"run {number}: {text}\n    after {'; '.join(hub.told[-4:])}"
+    outcome.failures.append(failure)
+    print(failure, file=sys.__stderr__, flush=True)
 
 
 def _outside(place: Path) -> set[Path]:
@@ -271,8 +274,6 @@ def main() -> int:
         print(f"{outcome.counts[what]:>8,}  {what}{answers}")
     for line, n_times in outcome.lines.most_common(40):
         print(f"{n_times:>8,}  {line}")
-    for failure in outcome.failures:
-        print(failure)
     return 1 if outcome.failures else 0
 
 

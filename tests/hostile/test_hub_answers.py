@@ -14,6 +14,8 @@ import pytest
 
 from convert.checkpoint.hub import fetch
 from gguf_tools.hub import answers, client
+from gguf_tools.hub.downloads import download
+from gguf_tools.hub.listing import list_files
 from tests.hostile.small_hub import (
     CONFIG,
     LARGE,
@@ -28,6 +30,9 @@ from tests.support.hub_server import HubServer, Trouble
 
 SIBLING = {"rfilename": "config.json", "size": 3}
 COMMIT = "a" * 40
+
+PAUSE = time.sleep
+"""As it is before the tests make waiting take no time."""
 
 
 @pytest.mark.parametrize(
@@ -146,13 +151,12 @@ def test_a_file_that_breaks_off_at_once_again_and_again(broken_at: int, hub: Hub
 
 def dripping(head: bytes, piece: bytes) -> Speak:
     """Return how to answer with `head` and then a little of what never ends, in time for each read."""
-    pause = time.sleep
 
     def speak(write: Callable[[bytes], object]) -> None:
         write(head)
         for _ in range(500):
             write(piece)
-            pause(0.02)
+            PAUSE(0.02)
 
     return speak
 
@@ -224,3 +228,21 @@ def test_errors_of_other_shapes(body: bytes, where: str, status: int, hub: HubSe
     json_type = {"Content-Type": "application/json"}
     hub.troubles.append(Trouble(where, status=status, headers=json_type, change=lambda _: body))
     refusal(lambda: fetch(NAME, quiet=True))
+
+
+def test_after_an_error_the_other_files_are_not_waited_for(hub: HubServer) -> None:
+    n_written = 0
+
+    def speak(write: Callable[[bytes], object]) -> None:
+        nonlocal n_written
+        write(CHUNKED)
+        while n_written < 3000:
+            write(b"1\r\nx\r\n")
+            n_written += 1
+            PAUSE(0.01)
+
+    hub.troubles.append(Trouble(LARGE, speak=speak))
+    hub.troubles.append(Trouble(CONFIG, status=404))
+    listing = list_files(NAME)
+    refusal(lambda: download(NAME, listing.commit, listing.files.values()))
+    assert n_written < 3000
