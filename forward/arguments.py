@@ -28,7 +28,7 @@ def cut_of(args: argparse.Namespace) -> Cut:
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add device, dtype, threads, memory, --timeout and --restart; return their group, for what else a command has."""
+    """Add device, dtype, threads, memory, --timeout and --restart; return their group, for more."""
     command.add_quiet(parser)
     run = parser.add_argument_group("how to run it")
     run.add_argument("--device", help="torch device: cpu, cuda, cuda:1 ... (default: CUDA if there is one)")

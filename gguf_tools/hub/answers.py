@@ -14,12 +14,14 @@ from __future__ import annotations
 import functools
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from http.cookiejar import DefaultCookiePolicy
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -39,7 +41,11 @@ _SLACK_BYTES = 1 << 16
 
 
 class Later(Exception):
-    """An answer that means "later", raised where the client would wait without a word."""
+    """An answer that means "later", raised with its `response` where the client would wait without a word."""
+
+    def __init__(self, said: str, response: Any) -> None:
+        super().__init__(said)
+        self.response = response
 
 
 class BrokenOff(Exception):
@@ -48,10 +54,14 @@ class BrokenOff(Exception):
 
 @dataclass(frozen=True)
 class Fetched:
-    """A file that a thread fetches: the commit that it is of, and its size or the most that it may have."""
+    """A file that a thread fetches: the commit that it is of, and its size or the most that it may have.
+
+    stop  set when nobody waits for it any more
+    """
 
     commit: str
     n_bytes: int
+    stop: threading.Event = field(default_factory=threading.Event)
 
 
 _fetched: ContextVar[Fetched | None] = ContextVar("fetched", default=None)
@@ -140,6 +150,8 @@ class _Guarded:
             "response": [_check_answer, *hooks.get("response", ())],
         }
         client.timeout = limits.allowed()  # of calls that say none, which would wait for ever
+        # No cookie is needed, and one that can't be sent back would end every call from then on.
+        client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         keep_pace(client)
         return client
 
@@ -165,7 +177,7 @@ def _check_answer(response: Any) -> None:
         if file is None:
             _check_length(subject, response, most)
         make = _bounded(type(response).__module__.partition(".")[0])
-        response.stream = make(response.stream, subject, most, is_file=file is not None)
+        response.stream = make(response.stream, subject, most, file)
     if status in PASSING:
         _later(subject, response)
 
@@ -174,10 +186,10 @@ def _check_names(subject: str, response: Any) -> None:
     """Refuse an ETag or a commit that would make another file name than one of the Hub's."""
     if response.request.method != "HEAD":
         return
-    for name in ("ETag", "X-Linked-ETag"):
-        found = response.headers.get(name)
-        if found is not None and not _ETAG.fullmatch(found):
-            raise HubError(f"{subject}: the server's {name} is {shown(repr(found))}, expected a hash")
+    name = "X-Linked-ETag" if response.headers.get("X-Linked-ETag") else "ETag"  # as the client takes them
+    found = response.headers.get(name)
+    if found is not None and not _ETAG.fullmatch(found):
+        raise HubError(f"{subject}: the server's {name} is {shown(repr(found))}, expected a hash")
     found, file = response.headers.get("X-Repo-Commit"), _fetched.get()
     if found is None:
         return
@@ -225,8 +237,9 @@ def _later(subject: str, response: Any) -> None:
         response.read()
         try:
             hf_raise_for_status(response)
-        except Exception as error:
-            raise Later(str(error)) from error
+        except Exception as error:  # lists too deep for a message, too
+            said = getattr(error, "server_message", None) or str(error)
+            raise Later(str(said), response) from None
     wait = asked_wait(response.headers)
     if wait is None:
         return
@@ -252,14 +265,18 @@ def _bounded(library: str) -> Callable[..., Any]:
     class Bounded(base):
         """A body of at most `most` bytes; a file's has to keep the pace, others to end in time."""
 
-        def __init__(self, stream: Any, subject: str, most: int, *, is_file: bool) -> None:
-            self._stream, self._subject, self._most, self._is_file = stream, subject, most, is_file
+        def __init__(self, stream: Any, subject: str, most: int, file: Fetched | None) -> None:
+            self._stream, self._subject, self._most = stream, subject, most
+            self._is_file = file is not None
+            self._stop = threading.Event() if file is None else file.stop
 
         def __iter__(self) -> Iterator[bytes]:
             n_bytes = n_recent = 0
             waited, begun = 0.0, time.monotonic()
             try:
                 for piece in self._stream:
+                    if self._stop.is_set():
+                        raise KeyboardInterrupt
                     waited += time.monotonic() - begun
                     n_bytes += len(piece)
                     n_recent += len(piece)

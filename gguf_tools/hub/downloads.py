@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -51,11 +52,13 @@ def download(name: HubName, commit: str, files: Iterable[ListedFile]) -> Path:
     """
     folder = snapshot_folder(name.repo, commit)
     _write_ref(name, commit)
+    stop = threading.Event()
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
-        for _ in pool.map(partial(_bring, name.repo, commit), files):
+        for _ in pool.map(partial(_bring, name.repo, commit, stop), files):
             pass
     finally:
+        stop.set()  # after an error, or ctrl-C, the others are not waited for
         pool.shutdown(cancel_futures=True)
     return folder
 
@@ -74,14 +77,14 @@ def note_refused(repo: str, commit: str, name: str) -> None:
         file.write(b".")
 
 
-def _bring(repo: str, commit: str, file: ListedFile) -> None:
+def _bring(repo: str, commit: str, stop: threading.Event, file: ListedFile) -> None:
     path, mark = snapshot_folder(repo, commit) / file.name, _mark(repo, commit, file.name)
     if not _is_doubtful(path, file, mark):
         return
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.touch()
     if not path.exists():
-        call(f"{repo}: {file.name}", partial(_fetch, repo, commit, file))
+        call(f"{repo}: {file.name}", partial(_fetch, repo, commit, stop, file))
     check(f"{repo}: {file.name}", path, file)
     mark.unlink(missing_ok=True)
 
@@ -95,12 +98,12 @@ def _is_doubtful(path: Path, file: ListedFile, mark: Path) -> bool:
     )
 
 
-def _fetch(repo: str, commit: str, file: ListedFile) -> None:
+def _fetch(repo: str, commit: str, stop: threading.Event, file: ListedFile) -> None:
     from huggingface_hub import hf_hub_download
 
     # A file of unknown size may fill the disk, and no more.
     most = shutil.disk_usage(_existing(_cached_model(repo))).free if file.n_bytes is None else file.n_bytes
-    with fetching(Fetched(commit, most)):
+    with fetching(Fetched(commit, most, stop)):
         hf_hub_download(repo, file.name, revision=commit)
 
 

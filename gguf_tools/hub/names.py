@@ -117,7 +117,7 @@ def _is_repo(text: str) -> bool:
 
 def _of_address(text: str) -> HubName:
     parts = urlsplit(text)
-    ours = urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc
+    ours = urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc.rpartition("@")[2]
     if parts.netloc.lower() not in (*PUBLIC_HOSTS, *([ours.lower()] if ours else [])):
         raise BadRequest(
             f"{text}: not an address of the Hub, expected https://{PUBLIC_HOSTS[0]}/OWNER/NAME"

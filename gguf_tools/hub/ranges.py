@@ -4,8 +4,8 @@ A large file's address on the Hub redirects to a signed address of the large sto
 or so. It is asked for once and again when it has run out, so a range costs one request. A line that breaks in
 the middle of a range goes on where it broke; rate limits and busy servers are waited for, see `client.call`.
 
-Lengths are checked and, by TLS, what is sent. The whole file's hash is, where all of it has passed in an order
-in which it can be; see `digests`.
+Lengths are checked and, by TLS, what is sent. The whole file's hash is, where all of it has passed in an
+order in which it can be; see `digests`.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_tools.errors import BadRequest, OutputError
+from gguf_tools.hub.answers import guard
 from gguf_tools.hub.belonging import UNFINISHED, files_of_a_model
 from gguf_tools.hub.client import call, quiet_client
 from gguf_tools.hub.downloads import digest
@@ -83,6 +84,7 @@ def upload(
     """
     from huggingface_hub import HfApi
 
+    guard()  # before the client takes its address from HF_ENDPOINT
     api = HfApi()
     with quiet_client(bars=bars):
         call(name.repo, lambda: api.create_repo(name.repo, private=private or None, exist_ok=True))

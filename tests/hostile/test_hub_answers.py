@@ -8,17 +8,21 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from pathlib import Path
 
 import pytest
 
 from convert.checkpoint.hub import fetch
 from gguf_tools.hub import answers, client
+from gguf_tools.hub.downloads import download
+from gguf_tools.hub.listing import list_files
 from tests.hostile.small_hub import (
     CONFIG,
     LARGE,
     LISTING,
     NAME,
     Speak,
+    is_whole,
     refusal,
     weights_of,
 )
@@ -26,6 +30,9 @@ from tests.support.hub_server import HubServer, Trouble
 
 SIBLING = {"rfilename": "config.json", "size": 3}
 COMMIT = "a" * 40
+
+PAUSE = time.sleep
+"""As it is before the tests make waiting take no time."""
 
 
 @pytest.mark.parametrize(
@@ -144,13 +151,12 @@ def test_a_file_that_breaks_off_at_once_again_and_again(broken_at: int, hub: Hub
 
 def dripping(head: bytes, piece: bytes) -> Speak:
     """Return how to answer with `head` and then a little of what never ends, in time for each read."""
-    pause = time.sleep
 
     def speak(write: Callable[[bytes], object]) -> None:
         write(head)
         for _ in range(500):
             write(piece)
-            pause(0.02)
+            PAUSE(0.02)
 
     return speak
 
@@ -203,3 +209,40 @@ def test_a_wait_that_is_too_long_is_refused(
 @pytest.mark.parametrize("text", ["", "-5", "soon", "1e9", "\u0663", "Wed, 99 Foo 2026", "0x10", "1.5"])
 def test_an_odd_wait_is_none(text: str) -> None:
     assert answers.asked_wait({"Retry-After": text}) is None
+
+
+@pytest.mark.parametrize("cookie", ["a=\xb2", "a=b; Domain=127.0.0.1; Path=/", "\xb2"])
+def test_a_cookie_is_not_kept(cookie: str, hub: HubServer, small_model: Path) -> None:
+    """One that can't be sent back would end every call from then on."""
+    hub.troubles.append(Trouble("", times=3, headers={"Set-Cookie": cookie}))
+    assert is_whole(fetch(NAME, quiet=True), small_model)
+    assert hub.cookies == []
+
+
+@pytest.mark.parametrize("status", [429, 503, 400, 404])
+@pytest.mark.parametrize("where", [LISTING, CONFIG])
+@pytest.mark.parametrize(
+    "body", [b"[" * 9999, b"null", b'{"error": ["a", 3]}', b'{"errors": [{"message": 5}]}', b"\xff"]
+)
+def test_errors_of_other_shapes(body: bytes, where: str, status: int, hub: HubServer) -> None:
+    json_type = {"Content-Type": "application/json"}
+    hub.troubles.append(Trouble(where, status=status, headers=json_type, change=lambda _: body))
+    refusal(lambda: fetch(NAME, quiet=True))
+
+
+def test_after_an_error_the_other_files_are_not_waited_for(hub: HubServer) -> None:
+    n_written = 0
+
+    def speak(write: Callable[[bytes], object]) -> None:
+        nonlocal n_written
+        write(CHUNKED)
+        while n_written < 3000:
+            write(b"1\r\nx\r\n")
+            n_written += 1
+            PAUSE(0.01)
+
+    hub.troubles.append(Trouble(LARGE, speak=speak))
+    hub.troubles.append(Trouble(CONFIG, status=404))
+    listing = list_files(NAME)
+    refusal(lambda: download(NAME, listing.commit, listing.files.values()))
+    assert n_written < 3000

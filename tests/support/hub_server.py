@@ -74,6 +74,7 @@ class HubServer:
         self.tokens: set[str] = set()
         self.leaked_tokens: list[str] = []
         self.authorized: list[tuple[str, str, str]] = []
+        self.cookies: list[str] = []
         self.ignores_ranges = False
         self.refuses_content = False
         self.uploads = Path()
@@ -193,6 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
         with hub.lock:
             hub.requests.append(request if asked_range is None else f"{request} {asked_range}")
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        hub.cookies += self.headers.get_all("Cookie") or []
         if self.headers.get("Authorization"):
             hub.authorized.append((self.headers["Authorization"], self.headers["Host"], path))
         self.trouble = hub.trouble(request) or Trouble("")

@@ -143,6 +143,27 @@ def test_a_run_that_failed_goes_on(
 
 
 @pytest.mark.slow
+def test_a_flipped_bit_ends_a_run_and_is_not_gone_on_with(
+    hub: HubServer, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [NAME, "--stream", "--outtype", "Q8_0", "--outfile", "streamed.gguf", "--threads", "1"]
+
+    def flipped(body: bytes) -> bytes:
+        return body[:-9] + bytes([body[-9] ^ 1]) + body[-8:]
+
+    hub.troubles.append(Trouble("GET /cdn/", times=5, change=lambda body: body))
+    hub.troubles.append(Trouble("GET /cdn/", times=1, change=flipped))
+    code, err = says(words, capsys)
+    assert (code, "the content that came is not the Hub's" in err) == (1, True), err
+    assert not Path("streamed.gguf").exists()
+    code, err = says(words, capsys)
+    assert (code, "source model.safetensors was" in err, "--restart" in err) == (1, True, True), err
+    assert convert.cli.main(["-q", *words, "--restart"]) == 0
+    assert convert.cli.main(["-q", str(folder), "--outtype", "Q8_0", "--outfile", "local.gguf"]) == 0
+    assert Path("streamed.gguf").read_bytes() == Path("local.gguf").read_bytes()
+
+
+@pytest.mark.slow
 def test_another_commit_s_weights_are_not_mixed_in(
     hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

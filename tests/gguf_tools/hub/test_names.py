@@ -34,7 +34,8 @@ def test_names(text: str, repo: str, revision: str | None) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["m.gguf", "folder", "a/b/c", "/a/b", "./a/b", "../b", "a/b.gguf", "a/..", "a/b--c", "a/", "~/b", "a/b@"],
+    ["m.gguf", "folder", "a/b/c", "/a/b", "./a/b", "../b", "a/b.gguf", "a/..", "a/b--c", "a/", "~/b", "a/b@",
+     "a/b@../main", "a/b@x//y", "a/b@/x"],
 )
 def test_paths(text: str) -> None:
     assert parse_hub_name(text) is None
@@ -61,6 +62,8 @@ def test_another_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "https://hub.example.com:8443")
     assert parse_hub_name("https://hub.example.com:8443/a/b") == HubName("a/b")
     assert parse_hub_name("https://huggingface.co/a/b") == HubName("a/b")
+    monkeypatch.setenv("HF_ENDPOINT", "https://user:password@hub.example.com:8443")
+    assert parse_hub_name("https://hub.example.com:8443/a/b") == HubName("a/b")
 
 
 def test_folders_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -259,3 +259,13 @@ def test_the_user_says_how_long_a_wait_may_be(
 def test_times_that_are_none(text: str, hub: HubServer, folder: Path) -> None:
     assert run(folder, REPO, "--timeout", text) == 2
     assert hub.requests == []
+
+
+def test_user_and_password_of_the_endpoint_are_not_used(
+    hub: HubServer, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = hub.endpoint.replace("http://", "http://user:password@")
+    with hub.client(tmp_path / "other", HF_ENDPOINT=address, HF_TOKEN="hf_mine"):
+        assert run(folder, REPO) == 0
+    assert {given for given, _, _ in hub.authorized} == {"Bearer hf_mine"}
+    assert "password@" not in capsys.readouterr().err
