@@ -7,18 +7,23 @@ of the memory is one layer's attention and, per thread, a chunk's activations an
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from forward.device import device_name, require_torch
 from forward.text import Text, read_text
+from gguf_tools.errors import BadImportance
 from gguf_tools.inputs import InputWatch
 from imatrix.merge import merge
 from imatrix.options import CollectChoices, Collected, CollectOptions, NoReport, Reporter
 from imatrix.progress import LayerBar
 from quantize.importance import ImportanceFile, refuse_nonfinite
+
+if TYPE_CHECKING:
+    from forward.open import ModelSource
 
 _CHOSEN = (
     "tokens attend to {n_chosen} positions, whose choice depends on rounding: what is attended to is rounded"
@@ -94,6 +99,7 @@ def collect_beside(
         if n_chosen is not None and n_chosen < chunks.chunk_size and options.forward.dtype == "float32":
             options = replace(options, forward=replace(options.forward, half_cache=True))
             notes = (_CHOSEN.format(n_chosen=n_chosen),)
+        _refuse_others(options.earlier, source)
         about = _about(source.watch, chunks, options)
         with WorkFolder(output, about, watch=source.watch, restart=options.restart) as folder:
             dataset = options.dataset or text.name
@@ -102,6 +108,20 @@ def collect_beside(
     refuse_nonfinite(collected.importances.entries)
     merged = merge([*options.earlier, collected.importances])
     return replace(collected, importances=merged.importances, notes=(*notes, *collected.notes, *merged.notes))
+
+
+def _refuse_others(earlier: Sequence[ImportanceFile], source: ModelSource) -> None:
+    """Raise BadImportance, before anything is computed, for importances of another model."""
+    if earlier:
+        merge(earlier)
+    for file in earlier:
+        for name, entry in file.entries.items():
+            tensor = source.tensors.get(name)
+            if tensor is not None and entry.n_values % tensor.shape[-1]:
+                raise BadImportance(
+                    f"{file.path}: {name} has {entry.n_values} values, and the rows of {source.path} have"
+                    f" {tensor.shape[-1]} columns; of another model?"
+                )
 
 
 def _about(inputs: InputWatch, text: Text, options: CollectOptions) -> dict[str, Any]:

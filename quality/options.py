@@ -9,6 +9,9 @@ from typing import Protocol
 from forward.options import ForwardOptions
 from forward.text import Cut
 
+SHORTEST_CHUNK = 4
+"""Tokens of a chunk of which something can be measured."""
+
 
 @dataclass(frozen=True)
 class LogitsFile:

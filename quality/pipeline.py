@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from forward.device import require_torch
 from gguf_tools.errors import BadArgument, BadRequest, OutputError
-from quality.options import EvaluateOptions, LogitsFile, NoReport, Reporter
+from quality.options import SHORTEST_CHUNK, EvaluateOptions, LogitsFile, NoReport, Reporter
 
 if TYPE_CHECKING:
     from forward.logits import LogitSource
@@ -92,8 +92,8 @@ def evaluating(
         refuse_strangers(source.path, source.facts, models)
         path = None if text is None else Path(text)
         chunks = source.text(path, models[0].vocab())
-        if chunks.chunk_size < 4:
-            raise BadArgument(f"a context of {chunks.chunk_size} tokens, expected 4 or more")
+        if chunks.chunk_size < SHORTEST_CHUNK:
+            raise BadArgument(f"a context of {chunks.chunk_size} tokens, expected {SHORTEST_CHUNK} or more")
         about, tensors = _about_text(path, chunks, models[0]), [_tensors(each) for each in models]
         check(about, tensors)
         with work_folders(options, source.is_computed, len(models)) as folders, ExitStack() as passes:

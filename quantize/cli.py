@@ -20,6 +20,7 @@ from quality.calibrate.arguments import (
     add_calibration_arguments,
     evaluate_output,
     read_calibration,
+    refuse_evaluation_text,
 )
 from quantize.arguments import (
     add_matrix_arguments,
@@ -238,6 +239,8 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
                 for line in dry_run_lines(run, how, as_json=args.json, summary=args.summary):
                     print(line)
             return
+        if args.evaluate is not None:
+            refuse_evaluation_text(args, runs[0])
         card = prepare_card(args, source, [output for run in runs for output in run.output_paths])
         with ProgressBar(f"quantizing to {names}", quiet=args.quiet) as bar:
             options = RunOptions(n_threads, args.restart, args.reuse, args.verify, scheduler=args.scheduler)

@@ -12,6 +12,7 @@ from gguf_tools import command
 if TYPE_CHECKING:
     from forward.options import ForwardOptions
     from quality.calibrate.options import Calibration
+    from quantize.run import Run
 
 
 def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +48,14 @@ def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
         "--memory", type=command.gigabytes, default=4 << 30, metavar="GB",
         help="hidden states beyond so many gigabytes go to a file (default: 4)",
     )  # fmt: skip
+
+
+def refuse_evaluation_text(args: argparse.Namespace, run: Run) -> None:
+    """Raise BadRequest, before a weight is read, for a text that --evaluate can't use."""
+    from forward.text import Cut
+    from quality.calibrate.early import refuse_text
+
+    refuse_text(args.evaluate, Cut(args.ctx_size), run.preparation, measured=True)
 
 
 def evaluate_output(args: argparse.Namespace, source: Path, output: Path) -> None:

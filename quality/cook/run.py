@@ -11,6 +11,7 @@ from itertools import groupby
 from gguf_tools.errors import BadRequest, OutputError
 from gguf_tools.overwriting import refuse_shared
 from gguf_tools.text import size_text
+from quality.calibrate.early import refuse_text
 from quality.cook.making import make_files, plans
 from quality.cook.record import Record
 from quality.cook.request import Collect, CookRequest
@@ -36,7 +37,7 @@ def cook(request: CookRequest, collect: Collect) -> None:
                 record.forget(step.name, step.outputs)
         if request.restart:
             record.clear()
-        _refuse_small_disk(request)
+        _refuse_what_does_not_fit(request)
         number = 0
         for group in _together(steps, request):
             first, number = number + 1, number + len(group)
@@ -120,10 +121,14 @@ def _carry_out(group: Sequence[Step], request: CookRequest, record: Record, labe
             record.finish(step.name, step.outputs)
 
 
-def _refuse_small_disk(request: CookRequest) -> None:
-    """Raise OutputError if the files that are not there yet need more than the disk has left."""
+def _refuse_what_does_not_fit(request: CookRequest) -> None:
+    """Raise BadRequest for a text that is no good, and OutputError for a disk that is too small."""
     with plans(request) as runs:
         sizes = {label: run.preparation.total_bytes for label, run in runs.items()}
+        first = next(iter(runs.values())).preparation
+        refuse_text(request.text, request.cut, first)
+        if request.held_out is not None:
+            refuse_text(request.held_out, request.held_out_cut, first, measured=True)
     missing = [each for each in request.wanted if not request.output(each).exists()]
     n_bytes = sum(sizes[each.label] for each in missing)
     free = shutil.disk_usage(request.folder).free

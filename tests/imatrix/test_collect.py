@@ -360,3 +360,24 @@ def test_without_torch_one_line_says_what_to_install(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     line = fails(capsys, "-m", str(tiny_folder), "-f", str(calibration))
     assert "pip install 'gguf-tools[torch]'" in line
+
+
+def test_importances_of_another_model_are_refused_first(
+    tiny_folder: Path, calibration: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    import imatrix.run
+    from quantize.importance import Importance
+
+    def computed(*_: object) -> None:
+        raise AssertionError("a layer was computed")
+
+    monkeypatch.setattr(imatrix.run, "forward_pass", computed)
+    other = Importance(np.ones((1, 12), np.float32), np.ones(1, np.float32))
+    imatrix.save(
+        tmp_path / "other.gguf", imatrix.ImportanceFile({"blk.0.attn_output.weight": other}, (), 1, 8)
+    )
+    words = ["-m", str(tiny_folder), "-f", str(calibration), "-o", str(tmp_path / "m.gguf"), *SMALL]
+    line = fails(capsys, *words, "--in-file", str(tmp_path / "other.gguf"))
+    assert "other.gguf: blk.0.attn_output.weight has 12 values, and the rows of" in line
+    assert not (tmp_path / "m.gguf.work").exists()

@@ -104,6 +104,23 @@ def test_refusals_come_first(
     assert not (texts / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("content", "more", "part"),
+    [
+        (b"a few words", (), "tokens, expected a chunk of 64 or more"),
+        (b"\xff\xfe", (), "held.txt: not UTF-8 at byte 0"),
+        (b"a few words", ("-c", "2"), "a context of 2 tokens, expected 4 or more"),
+    ],
+)
+def test_a_text_to_evaluate_on_is_looked_at_first(
+    content: bytes, more: tuple[str, ...], part: str, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (texts / "held.txt").write_bytes(content)
+    assert gguf_tools.cli.main(words("Q8_0", "-o", "out", "-q", "--evaluate", "held.txt", *more)) != 0
+    assert part in capsys.readouterr().err
+    assert not (texts / "out" / "tiny-deepseek-v3.imatrix.gguf").exists()
+
+
 def test_another_text_is_refused(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert gguf_tools.cli.main(words("F16", "-o", "out", "-q")) == 0
     before = contents(texts / "out")

@@ -223,6 +223,7 @@ def test_bad_input_is_one_line(
         return err
 
     assert "Q9: no codec for this type" in fails("-o", str(tmp_path / "a.json"), "--types", "Q4_K,Q9")
+    assert "is a folder, expected a file to write" in fails("-o", str(tmp_path), "--force")
     assert "no such folder" in fails("-o", str(tmp_path / "no" / "a.json"))
     assert "expected a chunk of 100000 or more" in fails("-o", str(tmp_path / "a.json"), "-c", "100000")
     assert not list(tmp_path.glob("a.json*"))
