@@ -16,6 +16,7 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.ggml_types import by_name
 from gguf_tools.header import align_up
 from gguf_tools.text import size_text
+from quantize.formats.codecs import CODECS
 from quantize.plan.choose_types import ChosenTypes, Share, TypeRules, choose_types, is_expert_stack
 from quantize.plan.losses import Losses
 from quantize.plan.overrides import parse_overrides
@@ -89,7 +90,7 @@ def size_mixture(planner: Planner, request: SizeRequest) -> Sized:
         budget = None
     with planner(_mixture(base)) as run:
         preparation = run.preparation
-        frame = _Frame.of(preparation, request)
+        frame = _Frame.of(preparation, request, base)
         if budget is None:
             budget = _budget(request, preparation)
     chosen = frame.choose(_shares(request, budget, frame))
@@ -109,7 +110,7 @@ def curve(
 ) -> list[tuple[int, float]]:
     """Return (bytes of the file, predicted divergence) for sizes from the smallest file to the largest."""
     with planner(_mixture(sized.base)) as run:
-        frame = _Frame.of(run.preparation, request)
+        frame = _Frame.of(run.preparation, request, sized.base)
     sizes = {
         name: [
             frame.padded(by_name(type_).tensor_bytes(each.shape))
@@ -122,7 +123,7 @@ def curve(
     for number in range(n_points):
         # Equal steps of the logarithm: small files are where a byte saves most.
         budget = int(least * (most / least) ** (number / (n_points - 1)))
-        chosen = frame.choose([_everything(max(budget, least))])
+        chosen = frame.choose([Share(lambda name: True, max(budget, least))])
         taken = sum(frame.padded(each.n_bytes) for each in chosen.tensors.values())
         points.append((frame.n_bytes + taken, chosen.predicted))
     return points
@@ -168,7 +169,7 @@ class _Frame:
     n_bytes     of header, padding and the tensors that can't be chosen
     experts     of these, routed experts' bytes
     losses      of the tensors that can be chosen, in file order
-    rules       those of the request, which know the tensors that have importances
+    rules       those of the request, which know the tensors that have no importances
     calibrated  the file will be encoded with calibration
     """
 
@@ -180,10 +181,17 @@ class _Frame:
     calibrated: bool
 
     @classmethod
-    def of(cls, preparation: Preparation, request: SizeRequest) -> _Frame:
-        """Return the frame of a planned file; raises BadRequest for losses of another model."""
-        plan, measured = preparation.plan, request.losses.tensors
-        request.losses.refuse_strangers(plan.infos)
+    def of(cls, preparation: Preparation, request: SizeRequest, base: str) -> _Frame:
+        """Return the frame of a file planned as `base`; raises BadRequest for losses of another model."""
+        plan, recipe = preparation.plan, find_recipe(base)
+        measured = request.losses.fitted_to(plan.infos).tensors
+        unweighed = {
+            tensor.name: frozenset(
+                type_ for type_ in CODECS if recipe.refuses_without_importances(tensor.role, type_)
+            )
+            for tensor in plan.tensors
+            if tensor.name not in plan.weighed
+        }
         alignment = preparation.outputs[0].layout.alignment
         padded = {info.name: align_up(info.n_bytes, alignment) for info in plan.infos}
         kept = [name for name in padded if name not in measured and is_expert_stack(name)]
@@ -193,7 +201,7 @@ class _Frame:
             experts=sum(padded[name] for name in kept),
             alignment=alignment,
             losses=replace(request.losses, tensors=tensors),
-            rules=replace(request.rules, weighed=frozenset(plan.weighed)),
+            rules=replace(request.rules, unweighed=unweighed),
             calibrated=request.calibrated,
         )
 
@@ -244,17 +252,13 @@ def _budget(request: SizeRequest, preparation: Preparation) -> int:
 
 def _shares(request: SizeRequest, budget: int, frame: _Frame) -> list[Share]:
     if request.size is not None:
-        return [_everything(budget - frame.n_bytes)]
+        return [Share(lambda name: True, budget, "the file", frame.n_bytes)]
     assert request.vram is not None
     assert request.ram is not None
     return [
-        Share(is_expert_stack, request.ram - frame.experts, "routed experts (--ram)"),
-        Share(lambda name: True, request.vram - (frame.n_bytes - frame.experts), "the rest (--vram)"),
+        Share(is_expert_stack, request.ram, "routed experts (--ram)", frame.experts),
+        Share(lambda name: True, request.vram, "the rest (--vram)", frame.n_bytes - frame.experts),
     ]
-
-
-def _everything(n_bytes: int) -> Share:
-    return Share(lambda name: True, n_bytes)
 
 
 def _check(preparation: Preparation, chosen: ChosenTypes) -> None:

@@ -218,10 +218,10 @@ class _Sample:
         info = self._info
         n_bad, row = count_nonfinite(info.type, stored, info.row_bytes)
         if n_bad:
-            what = f"a scale of {info.type.name}" if info.type.is_quantized else f"a weight ({info.type.name})"
-            raise self._error(
-                f"row {start + row}: {what} is NaN or infinite, expected a finite one; {_DAMAGED}"
-            )
+            name = info.type.name
+            what = f"a scale of {name}" if info.type.is_quantized else f"a weight ({name})"
+            text = f"row {start + row}: {what} is NaN or infinite, expected a finite one"
+            raise self._error(f"{text}; {_DAMAGED}")
 
     def _check_bytes(self, stored: Bytes, expected: Bytes, start: int) -> None:
         if np.array_equal(stored, expected):

@@ -17,11 +17,14 @@ from enum import Enum
 class ImportanceUse(Enum):
     """What a codec does with column importances.
 
+    NEEDED    it can encode without, and llama-quantize refuses to, but for token_embd and output
+              (llama-quant.cpp: tensor_requires_imatrix)
     REQUIRED  it can't encode without (ggml_quantize_requires_imatrix)
     """
 
     IGNORED = "ignored"
     OPTIONAL = "optional"
+    NEEDED = "needed"
     REQUIRED = "required"
 
 
@@ -69,7 +72,8 @@ class Codec:
     falls_back_to: str | None = None
 
 
-_IGNORED, _OPTIONAL, _REQUIRED = ImportanceUse.IGNORED, ImportanceUse.OPTIONAL, ImportanceUse.REQUIRED
+_IGNORED, _OPTIONAL = ImportanceUse.IGNORED, ImportanceUse.OPTIONAL
+_NEEDED, _REQUIRED = ImportanceUse.NEEDED, ImportanceUse.REQUIRED
 
 CODECS: Mapping[str, Codec] = {
     "F32": Codec(".floats.f32", _IGNORED, ErrorRange(0.0, 0.0)),
@@ -87,11 +91,11 @@ CODECS: Mapping[str, Codec] = {
     "Q6_K": Codec(".k_quants.q6_k", _OPTIONAL, _halves(0.05, 128 * 32), "Q8_0"),
     "Q8_K": Codec(".k_quants.q8_k", _IGNORED, ErrorRange(0.025, 2.0**-120)),
     "IQ1_S": Codec(".iq.iq1_s", _REQUIRED, _halves(1.00, 15 * 1.125), "IQ4_NL"),
-    "IQ1_M": Codec(".iq.iq1_m", _OPTIONAL, _halves(1.50, 15 * 1.125), "IQ4_NL"),
+    "IQ1_M": Codec(".iq.iq1_m", _NEEDED, _halves(1.50, 15 * 1.125), "IQ4_NL"),
     "IQ2_XXS": Codec(".iq.iq2_xxs", _REQUIRED, _halves(0.71, 15.5 * 43 / 4), "IQ4_NL"),
     "IQ2_XS": Codec(".iq.iq2_xs", _REQUIRED, _halves(0.60, 15.5 * 43 / 4), "IQ4_NL"),
-    "IQ2_S": Codec(".iq.iq2_s", _OPTIONAL, _halves(0.68, 15.5 * 43 / 4), "IQ4_NL"),
-    "IQ3_XXS": Codec(".iq.iq3_xxs", _OPTIONAL, _halves(0.64, 15.5 * 62 / 2), "IQ4_NL"),
+    "IQ2_S": Codec(".iq.iq2_s", _NEEDED, _halves(0.68, 15.5 * 43 / 4), "IQ4_NL"),
+    "IQ3_XXS": Codec(".iq.iq3_xxs", _NEEDED, _halves(0.64, 15.5 * 62 / 2), "IQ4_NL"),
     "IQ3_S": Codec(".iq.iq3_s", _OPTIONAL, _halves(0.40, 31 * 15), "IQ4_NL"),
     "IQ4_NL": Codec(".iq.iq4_nl", _OPTIONAL, _halves(0.19, 127)),
     "IQ4_XS": Codec(".iq.iq4_xs", _OPTIONAL, _halves(0.19, 32 * 127), "IQ4_NL"),
@@ -169,6 +173,12 @@ def ignores_importances(name: str) -> bool:
     """Return whether the type of that name is encoded without a look at importances."""
     codec = codec_of(name)
     return codec is not None and codec.use is ImportanceUse.IGNORED
+
+
+def needs_importances(name: str) -> bool:
+    """Return whether llama-quantize makes no matrix of that type without importances."""
+    codec = codec_of(name)
+    return codec is not None and codec.use in (ImportanceUse.NEEDED, ImportanceUse.REQUIRED)
 
 
 def requires_importances(name: str) -> bool:

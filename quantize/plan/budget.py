@@ -28,6 +28,16 @@ _MAX_STATES = 100_000
 stay above the best possible by less than `Selection.gap`."""
 
 
+class BudgetTooSmall(BadRequest):
+    """Even the smallest choices take more; `least` is how many bytes these take."""
+
+    def __init__(self, budget: int, least: int) -> None:
+        super().__init__(
+            f"a budget of {budget} bytes, and the smallest choices take {least}; allow more bytes"
+        )
+        self.least = least
+
+
 @dataclass(frozen=True)
 class Choice:
     """One way to store an item: its bytes, and its damage in any unit that can be added up."""
@@ -74,14 +84,12 @@ class Selection:
 def select(items: Sequence[Item], budget: int) -> Selection:
     """Return the selection with the least damage whose bytes are at most `budget`.
 
-    raises  BadRequest when even the smallest choices take more, with the numbers
+    raises  BudgetTooSmall when even the smallest choices take more
     """
     fronts = [_undominated(item) for item in items]
     least = sum(front[0].n_bytes for front in fronts)
     if least > budget:
-        raise BadRequest(
-            f"a budget of {budget} bytes, and the smallest choices take {least}; allow more bytes"
-        )
+        raise BudgetTooSmall(budget, least)
     start = _walk_hulls(fronts, budget)
     picks = _finish(fronts, start, budget)
     chosen = tuple(front[pick] for front, pick in zip(fronts, picks, strict=True))

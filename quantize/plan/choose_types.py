@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from gguf_tools.errors import BadRequest
 from gguf_tools.ggml_types import by_name
 from gguf_tools.header import align_up
-from quantize.formats.codecs import CODECS, requires_importances
-from quantize.plan.budget import Choice, Item, Selection, select
+from gguf_tools.text import size_text
+from quantize.formats.codecs import CODECS
+from quantize.plan.budget import BudgetTooSmall, Choice, Item, Selection, select
 from quantize.plan.losses import Losses
 from quantize.plan.overrides import Override, find_override
 from quantize.plan.programs import LACKED_BY
@@ -50,7 +51,7 @@ class TypeRules:
     fixed          REGEX=TYPE: these tensors have this type; the first that matches wins
     at_least       REGEX=TYPE: no type of fewer bits per weight than this one; the first that matches wins
     at_most        REGEX=TYPE: no type of more bits
-    weighed        tensors that have importances; others get no type that can't do without. None: all have
+    unweighed      tensors that have no importances, and the types that they can't have without
     """
 
     target: Target = "llama.cpp"
@@ -59,7 +60,7 @@ class TypeRules:
     fixed: tuple[Override, ...] = ()
     at_least: tuple[Override, ...] = ()
     at_most: tuple[Override, ...] = ()
-    weighed: frozenset[str] | None = None
+    unweighed: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def allowed(self, name: str, measured: Iterable[str]) -> list[str]:
         """Return which of the types that were measured for a tensor it may have.
@@ -75,14 +76,13 @@ class TypeRules:
                 )
             return [fixed.type.name]
         refused = LACKING[self.target].union(*(SLOW[machine] for machine in self.fast_on))
+        refused |= self.unweighed.get(name, frozenset())
         least, most = find_override(self.at_least, name), find_override(self.at_most, name)
-        has_importances = self.weighed is None or name in self.weighed
         left = [
             type_
             for type_ in measured
             if type_ in CODECS
             and type_ not in refused
-            and (has_importances or not requires_importances(type_))
             and (least is None or by_name(type_).bits_per_weight >= least.type.bits_per_weight)
             and (most is None or by_name(type_).bits_per_weight <= most.type.bits_per_weight)
         ]
@@ -135,11 +135,15 @@ class ChosenTypes:
 
 @dataclass(frozen=True)
 class Share:
-    """Some of the tensors, and the bytes that they may take together."""
+    """Some of the tensors, and the bytes that they may take together.
+
+    besides  bytes of them that go to what can't be chosen
+    """
 
     belongs: Callable[[str], bool]
     n_bytes: int
     what: str = "the tensors"
+    besides: int = 0
 
 
 def is_expert_stack(name: str) -> bool:
@@ -175,9 +179,13 @@ def choose_types(
             for key, names in mine.items()
         ]
         try:
-            selection = select(items, share.n_bytes)
-        except BadRequest as error:
-            raise BadRequest(f"{share.what}: {error}") from error
+            selection = select(items, share.n_bytes - share.besides)
+        except BudgetTooSmall as error:
+            least = error.least + share.besides
+            raise BadRequest(
+                f"{share.what}: a size of {share.n_bytes:,} bytes, and the smallest that can be had is"
+                f" {least:,} bytes ({size_text(least)}); allow more, or types of fewer bits"
+            ) from error
         damage, gap = damage + selection.damage, gap + selection.gap
         price = max(price, selection.price)
         tensors.update(_explained(items, selection, mine, losses, calibrated=calibrated))

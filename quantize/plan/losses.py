@@ -20,7 +20,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,17 +91,39 @@ class Losses:
             total += each.damage[type_] * (each.ratio if calibrated else 1.0)
         return total
 
-    def refuse_strangers(self, tensors: Iterable[TensorInfo]) -> None:
-        """Raise BadRequest unless every tensor with losses is in the model, with the same shape."""
+    def fitted_to(self, tensors: Iterable[TensorInfo]) -> Losses:
+        """Return losses with the tensors of a model whose latent attention may be laid out differently.
+
+        Heads may be matrices of a stack or lie one below the other. Where the model has attn_kv_b instead of
+        attn_k_b and attn_v_b, it does the damage of both. Where it has all three, attn_kv_b has no losses.
+
+        raises  BadRequest unless every tensor with losses is in the model, with rows as long and as many
+        """
         shapes = {tensor.name: tensor.shape for tensor in tensors}
-        for name, each in self.tensors.items():
+        fitted: dict[str, TensorLosses] = {}
+        for name, each in self._joined(shapes).items():
             if name not in shapes:
                 raise BadRequest(f"{name}: has losses and is not in the model; losses of another model?")
-            if shapes[name] != each.shape:
+            shape = shapes[name]
+            if (math.prod(shape), shape[-1]) != (math.prod(each.shape), each.shape[-1]):
                 raise BadRequest(
-                    f"{name}: shape {_shown(shapes[name])}, and the losses have {_shown(each.shape)};"
+                    f"{name}: shape {_shown(shape)}, and the losses have {_shown(each.shape)};"
                     " losses of another model?"
                 )
+            fitted[name] = replace(each, shape=shape)
+        return replace(self, tensors=fitted)
+
+    def _joined(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, TensorLosses]:
+        """Return losses, those of attn_k_b and attn_v_b together where the model has attn_kv_b instead."""
+        joined = dict(self.tensors)
+        for name in shapes:
+            halves = [name.replace("attn_kv_b", half) for half in ("attn_k_b", "attn_v_b")]
+            if halves[0] == name or any(half in shapes or half not in joined for half in halves):
+                continue
+            k, v = (joined.pop(half) for half in halves)
+            damage = {type_: loss + v.damage[type_] for type_, loss in k.damage.items() if type_ in v.damage}
+            joined[name] = TensorLosses(shapes[name], damage, max(k.ratio, v.ratio))
+        return joined
 
 
 def write_losses(losses: Losses, path: str | os.PathLike[str]) -> None:

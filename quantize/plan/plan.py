@@ -16,7 +16,6 @@ from gguf_tools.findings import Finding
 from gguf_tools.ggml_types import I8, I16, I32, I64, GGMLType
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.text import types_table
-from quantize.formats.codecs import requires_importances
 from quantize.importance import Importances, ResolvedImportance, resolve
 from quantize.plan.decide import Candidate, Decision, PlanOptions, decide
 from quantize.plan.findings import find_all, stop_at_errors
@@ -24,7 +23,7 @@ from quantize.plan.model_facts import ModelFacts
 from quantize.plan.pruning import Pruning
 from quantize.plan.recipe import Recipe
 from quantize.plan.tensor_plan import TensorPlan
-from quantize.roles import Role, file_order, tensor_role
+from quantize.roles import file_order, tensor_role
 
 __all__ = ["Plan", "PlanOptions", "TensorPlan", "build_plan", "in_file_order"]
 
@@ -199,9 +198,4 @@ def _tensor_plan(
 
 
 def _needs_data(plan: TensorPlan, recipe: Recipe) -> bool:
-    if plan.stays:
-        return False
-    target = plan.target_type.name
-    if plan.role in (Role.TOKEN_EMBD, Role.OUTPUT):
-        return requires_importances(target)
-    return target in recipe.need_importances
+    return not plan.stays and recipe.refuses_without_importances(plan.role, plan.target_type.name)

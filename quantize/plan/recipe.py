@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gguf_tools.errors import BadRequest
-from quantize.formats.codecs import CODECS, requires_importances
+from quantize.formats.codecs import CODECS, needs_importances, requires_importances
 from quantize.plan.own_rules import own_rules
 from quantize.plan.rules import Rule, Situation
-from quantize.roles import Program
+from quantize.roles import Program, Role
 
-NEED_IMPORTANCES = frozenset(filter(requires_importances, CODECS)) | {"IQ1_M", "IQ2_S", "IQ3_XXS"}
+NEED_IMPORTANCES = frozenset(filter(needs_importances, CODECS))
 """Types that llama-quantize refuses to make without importances (except for token_embd and output)."""
 
 
@@ -47,6 +47,12 @@ class Recipe:
             if rule_.applies(situation):
                 return rule_.type, self._reason(rule_, situation)
         return self.default, f"{self.name}: default"
+
+    def refuses_without_importances(self, role: Role, type_: str) -> bool:
+        """Return whether a tensor of a role that has no importances can't have a type."""
+        if role in (Role.TOKEN_EMBD, Role.OUTPUT):
+            return requires_importances(type_)
+        return type_ in self.need_importances
 
     def _reason(self, chosen: Rule, situation: Situation) -> str:
         return f"{self.name}: {situation.role.value} {chosen.phrases}".rstrip()

@@ -16,6 +16,9 @@ _UNITS = {
     "G": 1 << 30, "GIB": 1 << 30, "GB": 10**9,
     "T": 1 << 40, "TIB": 1 << 40, "TB": 10**12,
 }  # fmt: skip
+_LEAST_BYTES = 10**4
+"""Bytes below which a number without a unit was hardly meant to be bytes."""
+
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
 
 
@@ -36,7 +39,8 @@ class Size:
 def parse_size(text: str) -> Size:
     """Return the size that `text` means.
 
-        12.5GiB, 700M, 13500000000     of the file; K, M, G and T are powers of 1024, KB ... of 1000
+        12.5GiB, 700M, 13500000000     of the file; K, M, G and T are powers of 1024, KB ... of 1000.
+                                       Without a unit they are bytes, at least 10,000
         3.4bpw                         bits per weight
         Q4_K_M                         what this file type makes of the model
 
@@ -53,6 +57,10 @@ def parse_size(text: str) -> Size:
         raise BadArgument(f"size {text!r}: expected more than 0")
     if unit == "BPW":
         return Size("bpw", amount)
+    if not unit and amount < _LEAST_BYTES:
+        raise BadArgument(
+            f"size {text!r}: expected a unit; is {match[1]}bpw (bits per weight) or {match[1]}GiB meant?"
+        )
     if unit not in _UNITS:
         raise BadArgument(f"size {text!r}: unknown unit {match[2]!r}, expected one like GiB, MB or bpw")
     return Size("bytes", amount * _UNITS[unit])

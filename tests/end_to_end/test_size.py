@@ -6,15 +6,34 @@ from pathlib import Path
 
 import pytest
 
+from convert.options import ConvertOptions
+from convert.pipeline import plan_run
 from gguf_tools import open_gguf
 from quantize.cli import main
-from quantize.plan.losses import read_losses
+from quantize.plan.losses import Losses, TensorLosses, read_losses, write_losses
 
 SAMPLE = Path(__file__).parents[2] / "examples" / "tiny-deepseek-v3"
 
-pytestmark = pytest.mark.slow
 
 
+@pytest.mark.parametrize("layout", ["split", "both", "none"])
+def test_losses_of_the_folder_serve_every_layout_of_its_attention(
+    layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`sensitivity FOLDER` measures split heads; --for ik_llama.cpp means --mla both."""
+    with plan_run(SAMPLE, tmp_path / "split.gguf", ConvertOptions(outtype="Q8_0")) as run:
+        infos = [info for info in run.preparation.plan.infos if info.type.is_quantized]
+    damage = {"Q4_0": 0.02, "IQ4_NL": 0.015, "Q8_0": 0.001}
+    tensors = {info.name: TensorLosses(info.shape, damage) for info in infos}
+    write_losses(Losses(tensors), tmp_path / "losses.json")
+    target = "llama.cpp" if layout == "split" else "ik_llama.cpp"
+    words = ["--dry-run", "--size", "5bpw", "--for", target, "--losses", tmp_path / "losses.json"]
+    more = [] if layout == "both" else ["--mla", layout]
+    assert main([str(word) for word in [*words, *more, SAMPLE, tmp_path / "out.gguf"]]) == 0
+    assert "types chosen for " in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_types_and_bytes_are_chosen_in_one_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

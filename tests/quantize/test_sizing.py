@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from gguf_tools import open_gguf
 from gguf_tools.errors import BadRequest
 from quantize.cli import main
+from quantize.formats.codecs import CODECS, needs_importances, requires_importances
 from quantize.pipeline import plan_run
 from quantize.plan.choose_types import TypeRules
 from quantize.plan.losses import Losses, write_losses
@@ -111,7 +113,7 @@ def test_the_map_has_a_line_for_each_part_and_a_character_for_each_layer() -> No
 @pytest.mark.parametrize(
     ("request_", "complaint"),
     [
-        (SizeRequest(LOSSES, parse_size("1bpw")), "the smallest choices take"),
+        (SizeRequest(LOSSES, parse_size("1bpw")), "bytes, and the smallest that can be had is"),
         (SizeRequest(LOSSES), "no size: expected one for the file, or both --vram and --ram"),
         (SizeRequest(Losses({"x": LOSSES.tensors["output.weight"]}), parse_size("3bpw")), "another model"),
     ],
@@ -122,6 +124,37 @@ def test_what_can_t_be_done_is_said(
     with pytest.raises(BadRequest) as caught:
         size_mixture(planner, request_)
     assert complaint in str(caught.value)
+
+
+def test_the_smallest_file_that_is_named_can_be_had(
+    planner: Callable[[Mixture], AbstractContextManager[Run]],
+) -> None:
+    request = SizeRequest(LOSSES, parse_size("1bpw"), rules=NO_GRIDS, base="Q2_K")
+    with pytest.raises(BadRequest) as caught:
+        size_mixture(planner, request)
+    named = re.search(r"the smallest that can be had is ([\d,]+) bytes", str(caught.value))
+    assert named is not None
+    least = named[1].replace(",", "")
+    sized = size_mixture(planner, replace(request, size=parse_size(least)))
+    assert sized.total_bytes <= int(least)
+    with pytest.raises(BadRequest, match="the smallest that can be had"):
+        size_mixture(planner, replace(request, size=parse_size(str(int(least) - 1))))
+
+
+@pytest.mark.parametrize("type_", [name for name in CODECS if needs_importances(name)])
+def test_what_is_chosen_without_importances_is_what_the_planner_takes(
+    type_: str, model: Path, tmp_path: Path
+) -> None:
+    """llama-quantize makes no such matrix, except of the embeddings and the output."""
+    tensors = {
+        name: replace(each, damage={type_: 1e-6, "Q8_0": 1e-3}) for name, each in LOSSES.tensors.items()
+    }
+    strict = partial(plan_run, model, tmp_path / "out.gguf")
+    sized = size_mixture(strict, SizeRequest(replace(LOSSES, tensors=tensors), parse_size("8.6bpw")))
+    expected = {
+        name: "Q8_0" if name.startswith("blk") or requires_importances(type_) else type_ for name in tensors
+    }
+    assert sized.chosen.types == expected
 
 
 TYPES = {
@@ -207,7 +240,8 @@ def test_a_dry_run_writes_nothing_but_what_is_asked_for(
 @pytest.mark.parametrize(
     ("code", "words", "complaint"),
     [
-        (1, ["--size", "1bpw", "--losses", "LOSSES"], "the smallest choices take"),
+        (1, ["--size", "1bpw", "--losses", "LOSSES"], "the smallest that can be had is"),
+        (2, ["--size", "3.4", "--losses", "LOSSES"], "is 3.4bpw (bits per weight) or 3.4GiB meant?"),
         (2, ["--size", "3bpw"], "--losses FILE.json, or --sensitivity-text TEXT"),
         (2, ["--vram", "3GiB", "--losses", "LOSSES"], "--vram and --ram go together"),
         (2, ["--vram", "Q4_K_M", "--ram", "3GiB", "--losses", "LOSSES"], "--vram Q4_K_M: expected bytes"),

@@ -65,7 +65,7 @@ def test_rules() -> None:
 
 
 def test_tensors_without_importances_get_no_type_that_needs_them() -> None:
-    rules = TypeRules(weighed=frozenset(LOSSES.tensors) - {"token_embd.weight"})
+    rules = TypeRules(unweighed={"token_embd.weight": frozenset({"IQ2_XS"})})
     types = choose_types(LOSSES, _all(_bytes_at(2.35)), rules).types
     assert types["token_embd.weight"] != "IQ2_XS"
     assert "IQ2_XS" in types.values()
@@ -79,7 +79,7 @@ def test_two_budgets() -> None:
     assert in_memory <= experts
     assert chosen.n_bytes - in_memory <= rest
     assert list(chosen.tensors) == list(LOSSES.tensors)
-    with pytest.raises(BadRequest, match="the rest: a budget of 1000 bytes"):
+    with pytest.raises(BadRequest, match="the rest: a size of 1,000 bytes, and the smallest that can be had"):
         choose_types(LOSSES, [shares[0], Share(lambda name: True, 1000, "the rest")])
 
 
@@ -121,6 +121,13 @@ def test_the_tables_name_types_that_exist() -> None:
 )
 def test_sizes(text: str, size: Size) -> None:
     assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["3.4", "12", "700"])
+def test_a_number_without_a_unit_is_asked_about(text: str) -> None:
+    """It was taken for bytes, which no file is as small as."""
+    with pytest.raises(BadRequest, match=rf"size '{text}': .* is {text}bpw .* or {text}GiB meant\?"):
+        parse_size(text)
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "3.4xyz", "-5GiB", "0bpw", "Q4_KM", "1e9"])

@@ -74,8 +74,33 @@ def test_damages_add_up() -> None:
 
 def test_losses_of_another_model_are_refused() -> None:
     losses = Losses({"a": TensorLosses((1, 256), {"Q4_K": 0.25})})
-    losses.refuse_strangers([TensorInfo("a", (1, 256), F32), TensorInfo("b", (2, 2), F32)])
+    assert losses.fitted_to([TensorInfo("a", (1, 256), F32), TensorInfo("b", (2, 2), F32)]) == losses
     with pytest.raises(BadRequest, match="a: has losses and is not in the model"):
-        losses.refuse_strangers([TensorInfo("b", (1, 256), F32)])
+        losses.fitted_to([TensorInfo("b", (1, 256), F32)])
     with pytest.raises(BadRequest, match="a: shape 2 x 256, and the losses have 1 x 256"):
-        losses.refuse_strangers([TensorInfo("a", (2, 256), F32)])
+        losses.fitted_to([TensorInfo("a", (2, 256), F32)])
+
+
+K_B, V_B, KV_B = (f"blk.3.attn_{part}.weight" for part in ("k_b", "v_b", "kv_b"))
+SPLIT = Losses(
+    {
+        K_B: TensorLosses((4, 256, 128), {"Q8_0": 0.25, "Q4_0": 1.0}, ratio=0.25),
+        V_B: TensorLosses((4, 128, 256), {"Q8_0": 0.5, "Q4_0": 2.0, "Q4_K": 3.0}, ratio=0.5),
+    }
+)
+
+
+def test_losses_serve_another_layout_of_latent_attention() -> None:
+    both = {K_B: (1024, 128), V_B: (512, 256), KV_B: (1024, 256)}
+    fitted = SPLIT.fitted_to([TensorInfo(name, shape, F32) for name, shape in both.items()])
+    assert {name: each.shape for name, each in fitted.tensors.items()} == {K_B: (1024, 128), V_B: (512, 256)}
+    assert [fitted.tensors[name].damage for name in (K_B, V_B)] == [
+        SPLIT.tensors[name].damage for name in (K_B, V_B)
+    ]
+    split = [TensorInfo(name, each.shape, F32) for name, each in SPLIT.tensors.items()]
+    assert fitted.fitted_to(split) == SPLIT
+
+
+def test_losses_of_a_matrix_are_those_of_its_halves() -> None:
+    fitted = SPLIT.fitted_to([TensorInfo(KV_B, (1024, 256), F32)])
+    assert fitted.tensors == {KV_B: TensorLosses((1024, 256), {"Q8_0": 0.75, "Q4_0": 3.0}, ratio=0.5)}

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from gguf_tools.errors import BadRequest
 from gguf_tools.ggml_types import by_name
 from quantize.formats.codecs import CODECS
+from quantize.list_of_types import recipe_lines
 from quantize.plan.fallback import fit
 from quantize.plan.overrides import parse_override
 from quantize.plan.recipes import ALIASES, RECIPES, find_recipe
@@ -88,3 +92,20 @@ def test_a_named_type_takes_the_place_of_the_tables() -> None:
     assert found.reason == "row length 128 is no multiple of 256: Q4_K -> Q8_0 (fallback k_b=Q8_0)"
     assert fit(by_name("Q4_0"), 128, named) == fit(by_name("Q4_0"), 128)
     assert fit(by_name("Q4_K"), 100, named) is None
+
+
+def test_help_says_which_file_types_need_importances() -> None:
+    lines = "\n".join(recipe_lines())
+    named = set(re.findall(r"^ *\d+  (\w+) .*needs --imatrix", lines, re.MULTILINE))
+    for name in ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_S", "IQ3_XXS", "Q2_K_S"):
+        assert name in named
+    for recipe in (RECIPES[name] for name in named & set(RECIPES)):
+        assert recipe.default in recipe.need_importances
+
+
+def test_the_readme_says_what_types_do_with_importances() -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    row = re.compile(r"^\| (\w+) \| [\d.]+ \| (ignored|optional|needed|required) \|", re.MULTILINE)
+    rows = dict(row.findall(readme))
+    assert len(rows) > 25
+    assert rows == {name: CODECS[name].use.value for name in rows}

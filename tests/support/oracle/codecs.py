@@ -108,7 +108,7 @@ def aborts(type_id: int, rows: npt.NDArray[np.float32], weights: npt.NDArray[np.
 
 
 def is_valid(type_id: int, blocks: npt.NDArray[np.uint8]) -> bool:
-    """Return whether llama-quantize writes such blocks; otherwise it says "quantized data validation failed"."""
+    """Return whether llama-quantize writes such blocks, or says "quantized data validation failed"."""
     blocks = np.ascontiguousarray(blocks)
     valid: bool = _library().ggml_validate_row_data(type_id, blocks.ctypes.data, blocks.nbytes)
     return valid
