@@ -46,7 +46,11 @@ def table(results: list[Result]) -> Iterator[str]:
         yield "|---" * (3 + len(OUTCOMES)) + "|"
         for row in sorted(rows, key=lambda row: (row == "all", row)):
             counts = rows[row]
-            numbers = (sum(counts[outcome] for outcome in OUTCOMES), counts["hits"], *map(counts.get, OUTCOMES))
+            numbers = (
+                sum(counts[outcome] for outcome in OUTCOMES),
+                counts["hits"],
+                *map(counts.get, OUTCOMES),
+            )
             yield f"| {row} | {' | '.join(f'{number or 0:,}' for number in numbers)} |"
         yield ""
 

@@ -67,6 +67,10 @@ def _pipe(path: Path, _target: Path) -> None:
 
 
 PLANTS = {
-    "file": _file, "folder": _folder, "symbolic link": _symbolic, "hard link": _hard, "dangling link": _dangling,
+    "file": _file,
+    "folder": _folder,
+    "symbolic link": _symbolic,
+    "hard link": _hard,
+    "dangling link": _dangling,
     "pipe": _pipe,
-}  # fmt: skip
+}

@@ -63,7 +63,8 @@ def plan(n_trials: int, seed: int, only: Sequence[str], n_jobs: int, minutes: fl
         random.Random(f"{seed} {number}").shuffle(trials)
     deadline = None if minutes is None else time.time() + 60 * minutes
     return [
-        Plan(tuple(trials), tuple(special[number::n_jobs]), seed, deadline) for number, trials in enumerate(jobs)
+        Plan(tuple(trials), tuple(special[number::n_jobs]), seed, deadline)
+        for number, trials in enumerate(jobs)
     ]
 
 
@@ -135,6 +136,10 @@ def run(plans: Sequence[Plan]) -> Iterator[Result]:
 
 
 def _work(one: Plan, folder: Path, results: Queue[Result | None]) -> None:
+    import torch
+
+    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    torch.set_num_threads(1)  # of the children, which are forked
     try:
         for result in run_here(one, folder):
             results.put(result)
@@ -145,23 +150,14 @@ def _work(one: Plan, folder: Path, results: Queue[Result | None]) -> None:
         results.put(None)
 
 
-def run_here(one: Plan, folder: Path, material: Path | None = None) -> Iterator[Result]:
-    """Run a plan in this process, which must have one thread alone; `folder` is made.
-
-    material  the commands' inputs, if they exist already
-    """
-    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-    import torch
-
+def run_here(one: Plan, folder: Path) -> Iterator[Result]:
+    """Run a plan in this process, which should have one thread alone; `folder` is made for it."""
     from tests.attack.kinds import KINDS
-    from tests.attack.material import make
     from tests.attack.specials import SPECIALS
     from tests.attack.trials import Bench, one_trial
 
-    torch.set_num_threads(1)
-    folder.mkdir(parents=True)
-    bench = Bench(material or make(folder / "material"), folder / "scratch")
-    bench.scratch.mkdir()
+    bench = Bench(folder / "material", folder / "scratch")
+    bench.scratch.mkdir(parents=True)
     commands: dict[str, Command] = {command.name: command for command in COMMANDS}
     for kind, name, number in one.numbered:
         if one.deadline is not None and time.time() > one.deadline:

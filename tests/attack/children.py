@@ -34,15 +34,15 @@ from tests.attack.material import main_of
 PATIENCE_SECONDS = 40.0
 _MAX_SAID = 1 << 16
 CALLS = (
-    "openat", "read", "pread64", "preadv", "write", "pwrite64", "writev", "fsync", "fdatasync", "ftruncate", "fallocate",
-    "fadvise64", "flock", "rename", "renameat", "unlink", "unlinkat", "mkdir", "rmdir", "statfs", "copy_file_range",
-    "sendfile", "mmap", "newfstatat",
+    "openat", "read", "pread64", "preadv", "write", "pwrite64", "writev", "fsync", "fdatasync", "ftruncate",
+    "fallocate", "fadvise64", "flock", "rename", "renameat", "unlink", "unlinkat", "mkdir", "rmdir", "statfs",
+    "copy_file_range", "sendfile", "newfstatat",
 )  # fmt: skip
 """Calls of the system that are counted, and let fail."""
 
 CHANGES = (
-    "write", "pwrite64", "writev", "fsync", "fdatasync", "ftruncate", "fallocate", "rename", "renameat", "unlink",
-    "unlinkat", "mkdir", "rmdir", "copy_file_range", "sendfile",
+    "write", "pwrite64", "writev", "fsync", "fdatasync", "ftruncate", "fallocate", "rename", "renameat",
+    "unlink", "unlinkat", "mkdir", "rmdir", "copy_file_range", "sendfile",
 )  # fmt: skip
 """Those at which a kill is worth trying."""
 
@@ -64,6 +64,9 @@ class Disturbance:
     trace: bool = False
     midway: Callable[[], object] | None = None
     midway_after: float = 0.0
+
+
+UNDISTURBED = Disturbance()
 
 
 @dataclass(frozen=True)
@@ -92,13 +95,13 @@ def has_strace() -> bool:
     return shutil.which("strace") is not None
 
 
-def run(command: Command, folder: Path, scratch: Path, how: Disturbance = Disturbance()) -> Ended:  # noqa: B008
+def run(command: Command, folder: Path, scratch: Path, how: Disturbance = UNDISTURBED) -> Ended:
     """Run `command` in `folder` and wait for it; files with what it says are in `scratch`."""
     child = start(command, folder, scratch, how)
     return child.wait()
 
 
-def start(command: Command, folder: Path, scratch: Path, how: Disturbance = Disturbance()) -> Child:  # noqa: B008
+def start(command: Command, folder: Path, scratch: Path, how: Disturbance = UNDISTURBED) -> Child:
     """Start `command` in `folder`."""
     traced = bool(how.inject) or how.trace
     files = Path(scratch, f"{command.name}-{time.monotonic_ns()}")
@@ -160,7 +163,7 @@ class Child:
 
 
 class _Shared(io.StringIO):
-    """Standard error in memory that the parent sees too: no failing call and no limit keeps a message back."""
+    """Standard error in memory that the parent sees too: no failing call keeps a message back."""
 
     def __init__(self, said: mmap.mmap) -> None:
         super().__init__()
@@ -184,7 +187,7 @@ def _be_child(
         _hold_ctrl_c()
         # All forks share tqdm's default lock, and one that is killed while holding it keeps it forever.
         tqdm.set_lock(threading.RLock())
-        sys.stdout, sys.stderr = open(1, "w", closefd=False), _Shared(said)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), _Shared(said)
         if not traced:
             os.fsync = os.fdatasync = lambda fd: None  # they guard against a crash of the machine
         main = main_of(command.program)
@@ -193,7 +196,6 @@ def _be_child(
         if traced:
             os.kill(os.getpid(), signal.SIGSTOP)
         code = main(command.words)
-        sys.stdout.flush()
     except BaseException:
         traceback.print_exc()
     finally:
@@ -206,9 +208,9 @@ def _hold_ctrl_c() -> None:
     run_command = gguf_tools.command.run
 
     def run(parser: Any, body: Any, argv: Any = None) -> int:
-        def interruptible(args: Any) -> int | None:
+        def interruptible(args: Any) -> Any:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-            return body(args)  # type: ignore[no-any-return]
+            return body(args)
 
         return run_command(parser, interruptible, argv)
 
@@ -218,7 +220,20 @@ def _hold_ctrl_c() -> None:
 def _attach(pid: int, log: Path, how: Disturbance) -> subprocess.Popen[bytes]:
     os.waitpid(pid, os.WUNTRACED)
     names = how.inject.partition(":")[0] if how.inject else ",".join(CALLS)
-    words = ["strace", "-f", "-q", "-y", "-s", "0", "-o", str(log), "-e", f"trace={names}", "-e", "signal=none"]
+    words = [
+        "strace",
+        "-f",
+        "-q",
+        "-y",
+        "-s",
+        "0",
+        "-o",
+        str(log),
+        "-e",
+        "signal=none",
+        "-e",
+        f"trace={names}",
+    ]
     if how.inject:
         words += ["-e", f"inject={how.inject}"]
     tracer = subprocess.Popen([*words, "-p", str(pid)], stderr=subprocess.PIPE)
@@ -230,6 +245,10 @@ def _attach(pid: int, log: Path, how: Disturbance) -> subprocess.Popen[bytes]:
         time.sleep(0.001)
     os.kill(pid, signal.SIGCONT)
     return tracer
+
+
+_MADE = re.compile(r'openat\([^"]*"(.*?)", [^ ]*O_CREAT|mkdir\("(.*?)"|rename\("(.*?)", "(.*?)"')
+"""A line of strace with names that a process makes."""
 
 
 class _Trace(NamedTuple):
@@ -247,11 +266,12 @@ def _read_trace(log: Path, folder: Path) -> _Trace:
     for line in log.read_text(errors="replace").splitlines():
         if found := re.match(r"(\d+) +(\w+)\(", line):
             by_thread[found.group(1), found.group(2)] += 1
-        if found := re.search(r'openat\([^"]*"(.*?)", [^ ]*O_CREAT|mkdir\("(.*?)"|rename\("(.*?)", "(.*?)"', line):
+        if found := _MADE.search(line):
             touched |= {Path(folder, name) for name in found.groups() if name}
         if "(INJECTED)" in line and not injected:
             injected = line.partition(" ")[2].strip()
     calls: Counter[str] = Counter()
     for (_, name), count in by_thread.items():
         calls[name] = max(calls[name], count)
-    return _Trace(calls, injected, frozenset(str(p.relative_to(folder)) for p in touched if p.is_relative_to(folder)))
+    here = (str(path.relative_to(folder)) for path in touched if path.is_relative_to(folder))
+    return _Trace(calls, injected, frozenset(here))

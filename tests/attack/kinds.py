@@ -22,7 +22,6 @@ ERRORS = {
     "flock": ("ENOLCK", "EOPNOTSUPP", "EINTR", "EAGAIN"),
     "rename": ("EIO", "ENOSPC", "EACCES", "EROFS", "EXDEV"),
     "copy_file_range": ("EXDEV", "EIO", "ENOSPC", "EOPNOTSUPP", "EINVAL", "ENOSYS"),
-    "mmap": ("ENOMEM", "ENODEV", "EAGAIN"),
     "other": ("EIO", "EACCES", "ENOMEM"),
 }
 """Errors that a call may report; calls of a family share them."""
@@ -32,7 +31,7 @@ _FAMILIES = {
     "renameat": "rename", "unlink": "rename", "unlinkat": "rename", "mkdir": "rename", "rmdir": "rename",
     "sendfile": "copy_file_range",
 }  # fmt: skip
-_DULL = ("newfstatat", "mmap")
+_DULL = ("newfstatat",)
 
 
 def kill(trial: Trial) -> str:
@@ -95,9 +94,9 @@ def fault(trial: Trial) -> str:
 
 def _some_fault(trial: Trial) -> tuple[str, str]:
     calls = trial.reference.calls
-    dull = trial.rng.random() < 0.15
+    dull = trial.rng.random() < 0.1
     name = trial.rng.choice([name for name in sorted(calls) if (name in _DULL) == dull])
-    error = trial.rng.choice(ERRORS[_FAMILIES.get(name, name) if _FAMILIES.get(name, name) in ERRORS else "other"])
+    error = trial.rng.choice(ERRORS.get(_FAMILIES.get(name, name), ERRORS["other"]))
     lasts = name in CHANGES and error != "EINTR" and trial.rng.random() < 0.3
     return name, f"{name}:error={error}:when={trial.rng.randint(1, calls[name])}{'+' if lasts else ''}"
 
@@ -143,6 +142,12 @@ def twice(trial: Trial) -> str:
 
 
 KINDS: dict[str, Kind] = {
-    "kill": kill, "interrupt": interrupt, "fault": fault, "limit": limit, "twice": twice,
-    "changed-input": mutations.under_a_run, "changed-between": mutations.between_runs, "beside": beside.beside,
-}  # fmt: skip
+    "kill": kill,
+    "interrupt": interrupt,
+    "fault": fault,
+    "limit": limit,
+    "twice": twice,
+    "changed-input": mutations.under_a_run,
+    "changed-between": mutations.between_runs,
+    "beside": beside.beside,
+}

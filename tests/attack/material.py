@@ -1,4 +1,4 @@
-"""The inputs of all commands: a model of half a million weights in every form that a command reads."""
+"""The inputs of all commands: a model of three million weights in every form that a command reads."""
 
 from __future__ import annotations
 
@@ -8,56 +8,47 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.attack.commands import FORWARD, PARTS
 from tests.support.checkpoints import micro_checkpoint, read_tensors
 from tests.support.tokenizer_files import copy_tokenizer
 from tests.support.trained_model import calibration_text
 
-VOCAB = 4096
 _SIZES = {
-    "vocab_size": VOCAB, "hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256,
-    "num_hidden_layers": 2, "n_routed_experts": 4, "num_experts_per_tok": 2, "q_lora_rank": None, "n_group": 1,
-    "topk_group": 1, "tie_word_embeddings": True,
+    "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256,
+    "num_hidden_layers": 2, "n_routed_experts": 4, "num_experts_per_tok": 2, "q_lora_rank": None,
+    "n_group": 1, "topk_group": 1, "tie_word_embeddings": True,
 }  # fmt: skip
 
-TEXT_OPTIONS = "-c 32 --chunks 3 -t 1"
+_LINES = {
+    "in.gguf": "convert-hf-to-gguf model --outfile in.gguf --outtype bf16 --threads 1",
+    **dict.fromkeys(PARTS, "gguf-tools split in.gguf in --max-tensors 12"),
+    "q8.gguf": "quantize in.gguf q8.gguf Q8_0 1",
+    "q4.gguf": "quantize --imatrix m.imatrix.gguf in.gguf q4.gguf Q4_K_M 1",
+    "both.gguf": "gguf-tools mla-layout in.gguf both.gguf --to both --threads 1",
+    "r4.gguf": "gguf-tools repack q4.gguf r4.gguf --threads 1",
+    "m.imatrix.gguf": f"imatrix -m model -f text.txt -o m.imatrix.gguf -t 1 {FORWARD}",
+    "n.imatrix.gguf": f"imatrix -m model -f other.txt -o n.imatrix.gguf -t 1 {FORWARD}",
+    "losses.json": "sensitivity model -f text.txt -o losses.json --types Q2_K,Q4_K,Q8_0 --rows 16 -t 1"
+    f" {FORWARD}",
+    "report.json": f"evaluate in.gguf q4.gguf -f text.txt --json report.json -t 1 {FORWARD}",
+}
 
 
-def make(folder: Path) -> Path:
-    """Write the inputs into `folder`, which is made, and return it.
-
-    model       a checkpoint
-    pickled     the same with a pytorch_model.bin
-    in.gguf     its BF16 file, and in-00001-of-00003.gguf, the same in parts
-    q8.gguf     quantized, q4.gguf too
-    both.gguf   with the layout of ik_llama.cpp
-    r4.gguf     with interleaved rows
-    m.imatrix   its importances, and n.imatrix, those of another text
-    losses.json what its tensors cost at three types
-    report.json what `evaluate` says about q4.gguf
-    *.txt       texts
-    """
-    folder.mkdir(parents=True)
-    text = calibration_text().decode()
-    (folder / "text.txt").write_text(text[:6000])
-    (folder / "other.txt").write_text(text[20000:26000])
-    model = micro_checkpoint(folder / "model", "v3", **_SIZES)
-    copy_tokenizer("tiny", model)
-    _pickled(folder)
-    with in_folder(folder):
-        for line in (
-            "convert-hf-to-gguf model --outfile in.gguf --outtype bf16 --threads 1",
-            "gguf-tools split in.gguf in --max-tensors 12",
-            f"imatrix -m model -f text.txt -o m.imatrix.gguf {TEXT_OPTIONS}",
-            f"imatrix -m model -f other.txt -o n.imatrix.gguf {TEXT_OPTIONS}",
-            "quantize in.gguf q8.gguf Q8_0 1",
-            "quantize --imatrix m.imatrix.gguf in.gguf q4.gguf Q4_K_M 1",
-            "gguf-tools mla-layout in.gguf both.gguf --to both --threads 1",
-            "gguf-tools repack q4.gguf r4.gguf --threads 1",
-            f"sensitivity model -f text.txt -o losses.json --types Q2_K,Q4_K,Q8_0 --rows 16 {TEXT_OPTIONS}",
-            f"evaluate in.gguf q4.gguf -f text.txt --json report.json {TEXT_OPTIONS}",
-        ):
-            call(line)
-    return folder
+def provide(folder: Path, name: str) -> Path:
+    """Return the path of an input in `folder`; it is made, with its own inputs, if it is not there."""
+    path = folder / name
+    if path.exists():
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    if name in _LINES:
+        for other in _LINES[name].split()[1:]:
+            if other != name and (other in _LINES or other in _MAKERS):
+                provide(folder, other)
+        with in_folder(folder):
+            call(_LINES[name])
+    else:
+        _MAKERS[name](path)
+    return path
 
 
 def call(line: str) -> None:
@@ -88,20 +79,6 @@ def main_of(name: str) -> Callable[[list[str]], int]:
     }[name]
 
 
-def _pickled(folder: Path) -> None:
-    import torch
-
-    (folder / "pickled").mkdir()
-    for path in (folder / "model").iterdir():
-        if path.suffix == ".json":
-            (folder / "pickled" / path.name).write_bytes(path.read_bytes())
-    tensors = read_tensors(folder / "model")
-    torch.save(
-        {name: torch.from_numpy(array.astype("float32")) for name, array in tensors.items()},
-        folder / "pickled" / "pytorch_model.bin",
-    )
-
-
 @contextlib.contextmanager
 def in_folder(folder: Path) -> Iterator[None]:
     """Work in `folder` in this block."""
@@ -111,3 +88,27 @@ def in_folder(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.chdir(before)
+
+
+def _model(path: Path) -> None:
+    copy_tokenizer("tiny", micro_checkpoint(path, "v3", **_SIZES))
+
+
+def _pickled(path: Path) -> None:
+    """Write the same model as a pickle of torch."""
+    import torch
+
+    model = provide(path.parent, "model")
+    path.mkdir()
+    for file in model.glob("*.json"):
+        (path / file.name).write_bytes(file.read_bytes())
+    tensors = {name: torch.from_numpy(array.astype("float32")) for name, array in read_tensors(model).items()}
+    torch.save(tensors, path / "pytorch_model.bin")
+
+
+_MAKERS: dict[str, Callable[[Path], object]] = {
+    "model": _model,
+    "pickled": _pickled,
+    "text.txt": lambda path: path.write_bytes(calibration_text()[:6000]),
+    "other.txt": lambda path: path.write_bytes(calibration_text()[20000:26000]),
+}

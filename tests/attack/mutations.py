@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import random
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.attack import places
-from tests.attack.children import Disturbance
+from tests.attack.children import Disturbance, Ended
 from tests.attack.places import Failure, Tree
 from tests.attack.trials import LINE, NOT_REACHED, SAME, Trial
 
@@ -34,7 +35,7 @@ def under_a_run(trial: Trial) -> str:
     if not done:
         return NOT_REACHED
     trial.n_hits += 1
-    return _judge(trial, name, ended.code, lambda: places.check_one_line(ended))
+    return _judge(trial, name, ended)
 
 
 def between_runs(trial: Trial) -> str:
@@ -42,15 +43,16 @@ def between_runs(trial: Trial) -> str:
     name = _some_input(trial)
     change = trial.rng.choice(sorted(CHANGES))
     seconds = trial.rng.uniform(0, trial.reference.seconds)
-    if trial.run(Disturbance(signal_after=(signal.SIGKILL, seconds)), f"kill after {seconds:.3f} s").code >= 0:
+    ended = trial.run(Disturbance(signal_after=(signal.SIGKILL, seconds)), f"kill after {seconds:.3f} s")
+    if ended.code >= 0:
         return NOT_REACHED
     trial.n_hits += 1
     CHANGES[change](trial.folder / name, random.Random(trial.rng.random()))
     ended = trial.run(step=f"{change} {name}, resumed")
-    return _judge(trial, name, ended.code, lambda: places.check_one_line(ended))
+    return _judge(trial, name, ended)
 
 
-def _judge(trial: Trial, name: str, code: int, check_said: object) -> str:
+def _judge(trial: Trial, name: str, ended: Ended) -> str:
     """Raise Failure unless outputs are the old input's, or the new one's, or nothing is published.
 
     name  the input that was changed
@@ -60,10 +62,10 @@ def _judge(trial: Trial, name: str, code: int, check_said: object) -> str:
     if now.get(name) is None:
         before.pop(name)
     places.check_unharmed(trial.command, before, now, trial.reference)
-    published = {output: now[output] for output in trial.reference.published if output in now and output != name}
-    old = {output: trial.reference.after[output] for output in trial.reference.published if output != name}
-    if code:
-        check_said()  # type: ignore[operator]
+    published = _published(trial, now, name)
+    old = _published(trial, trial.reference.after, name)
+    if ended.code:
+        places.check_one_line(ended)
         if not published.items() <= old.items():
             new = _undisturbed(trial, name)
             if new is None or not published.items() <= new.items():
@@ -82,13 +84,19 @@ def _undisturbed(trial: Trial, name: str) -> Tree | None:
             (folder / name).write_bytes((trial.folder / name).read_bytes())
         if trial.bench.run(trial.command, folder).code:
             return None
-        after = places.tree(folder)
-    return {output: after[output] for output in trial.reference.published if output in after and output != name}
+        return _published(trial, places.tree(folder), name)
+
+
+def _published(trial: Trial, found: Tree, name: str) -> Tree:
+    return {
+        output: found[output] for output in trial.reference.published if output in found and output != name
+    }
 
 
 def _some_input(trial: Trial) -> str:
-    own = [name for name in trial.reference.before if name.startswith(trial.command.inputs)]
-    return trial.rng.choice(sorted(name for name in own if name not in trial.command.edits) or own)
+    return trial.rng.choice(
+        [name for name in trial.reference.before if name.startswith(trial.command.inputs)]
+    )
 
 
 # ---- changes
@@ -108,14 +116,14 @@ def _flip(path: Path, rng: random.Random) -> None:
     _overwrite(path, rng, lambda data: bytes(byte ^ 0x55 for byte in data[:4]) + data[4:])
 
 
-def _overwrite(path: Path, rng: random.Random, change: object) -> None:
+def _overwrite(path: Path, rng: random.Random, change: Callable[[bytes], bytes]) -> None:
     status = path.stat()
     start = rng.randrange(status.st_size)
     with path.open("r+b") as file:
         file.seek(start)
         data = file.read(rng.choice((64, 4096, 1 << 20)))
         file.seek(start)
-        file.write(change(data))  # type: ignore[operator]
+        file.write(change(data))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 

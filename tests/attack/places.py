@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.attack.children import Ended
 from tests.attack.commands import BYSTANDERS, Command
+from tests.attack.material import provide
 
 Tree = dict[str, str]
 """What lies in a folder: path -> digest of a file, or what else it is."""
@@ -56,13 +57,14 @@ class Reference:
 
 
 def prepare(command: Command, material: Path, folder: Path) -> Path:
-    """Make `folder` with the command's inputs and the bystanders, and return it."""
+    """Make `folder` with the command's inputs, copied from `material`, and bystanders; return it."""
     folder.mkdir(parents=True)
     for name in command.inputs:
-        if (material / name).is_dir():
-            shutil.copytree(material / name, folder / name)
+        path = provide(material, name)
+        if path.is_dir():
+            shutil.copytree(path, folder / name)
         else:
-            shutil.copyfile(material / name, folder / name)
+            shutil.copyfile(path, folder / name)
     for name, data in BYSTANDERS.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(data)
@@ -94,7 +96,9 @@ def check_unharmed(command: Command, before: Tree, now: Tree, reference: Referen
     for name, digest in before.items():
         if now.get(name) == digest:
             continue
-        if name in command.edits and name in now and (now[name] == reference.after[name] or recovers):
+        if command.edits and name in now and now[name] == reference.after[name]:
+            continue
+        if command.edits and name in reference.outputs and name in now and recovers:
             continue
         raise Failure(f"{name} was {digest}, and is {now.get(name, 'gone')}")
 
@@ -102,7 +106,8 @@ def check_unharmed(command: Command, before: Tree, now: Tree, reference: Referen
 def check_published(reference: Reference, before: Tree, now: Tree) -> None:
     """Raise Failure if an output has its name and other bytes than those of the undisturbed run."""
     for name in reference.published:
-        if name in now and now[name] not in (reference.after[name], before.get(name)) and name not in reference.before:
+        is_edited = name in reference.before
+        if name in now and not is_edited and now[name] not in (reference.after[name], before.get(name)):
             raise Failure(f"{name} was published with other bytes")
 
 

@@ -30,7 +30,9 @@ def lying_workers(bench: Bench, wanted: range, seed: int) -> Iterator[Result]:
         yield _with_liar(bench, command, lies, number, seed, rng)
 
 
-def _with_liar(bench: Bench, command: Command, lies: str, number: int, seed: int, rng: random.Random) -> Result:
+def _with_liar(
+    bench: Bench, command: Command, lies: str, number: int, seed: int, rng: random.Random
+) -> Result:
     from tests.support.dask_cluster import dask_cluster
 
     os.environ["LIES"] = lies

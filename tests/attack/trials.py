@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.attack import children, places
-from tests.attack.children import Disturbance, Ended
+from tests.attack import children, material, places
+from tests.attack.children import UNDISTURBED, Disturbance, Ended
 from tests.attack.commands import Command
 from tests.attack.places import Failure, Reference, Tree
 
@@ -43,7 +43,7 @@ class Result:
 class Bench:
     """Where the trials of one process take place.
 
-    material  the inputs of all commands
+    material  a folder for the inputs of all commands
     scratch   a folder for trials
     """
 
@@ -52,12 +52,13 @@ class Bench:
     _references: dict[str, Reference] = field(default_factory=dict)
 
     def reference(self, command: Command) -> Reference:
-        """Return the undisturbed run of `command`; raises Failure if it fails, or if two runs differ."""
+        """Return the undisturbed run of `command`, as `measure` does, once."""
         if command.name not in self._references:
-            self._references[command.name] = self._measured(command)
+            self._references[command.name] = self.measure(command)
         return self._references[command.name]
 
-    def _measured(self, command: Command) -> Reference:
+    def measure(self, command: Command) -> Reference:
+        """Run `command` undisturbed; raises Failure if it fails, or if two runs differ."""
         # The first run is this process's own: children then find compiled what they need.
         with self.folder(command) as folder:
             before = places.tree(folder)
@@ -81,7 +82,7 @@ class Bench:
         """Return a context with a fresh folder for the command."""
         return TrialFolder(self, command)
 
-    def run(self, command: Command, folder: Path, how: Disturbance = Disturbance()) -> Ended:  # noqa: B008
+    def run(self, command: Command, folder: Path, how: Disturbance = UNDISTURBED) -> Ended:
         return children.run(command, folder, self.scratch, how)
 
 
@@ -115,10 +116,11 @@ class Trial:
     steps: list[str] = field(default_factory=list)
     n_hits: int = 0
 
-    def run(self, how: Disturbance = Disturbance(), step: str = "") -> Ended:  # noqa: B008
+    def run(self, how: Disturbance = UNDISTURBED, step: str = "") -> Ended:
         """Run the command, disturbed or not."""
         ended = self.bench.run(self.command, self.folder, how)
-        self.steps.append(f"{step or 'run'} -> {ended.code}" + (f" at {ended.injected}" if ended.injected else ""))
+        where = f" at {ended.injected}" if ended.injected else ""
+        self.steps.append(f"{step or 'run'} -> {ended.code}{where}")
         return ended
 
     def tree(self) -> Tree:
@@ -162,7 +164,5 @@ def one_trial(bench: Bench, kind: str, body: Kind, command: Command, number: int
 
 
 def _in_this_process(command: Command, folder: Path) -> None:
-    from tests.attack.material import call, in_folder
-
-    with in_folder(folder):
-        call(command.line)
+    with material.in_folder(folder):
+        material.call(command.line)
