@@ -32,12 +32,12 @@ def cook(request: CookRequest, collect: Collect) -> None:
         _refuse_shared(request, steps)
         for step in steps:
             _refuse_foreign(request, step, record)
+        _refuse_what_does_not_fit(request)
         for step in steps:
             if step.decided_by is not None and (request.restart or not record.knows(step.name)):
                 record.forget(step.name, step.outputs)
         if request.restart:
             record.clear()
-        _refuse_what_does_not_fit(request)
         number = 0
         for group in _together(steps, request):
             first, number = number + 1, number + len(group)
