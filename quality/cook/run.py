@@ -13,7 +13,8 @@ from quality.calibrate.early import refuse_text
 from quality.cook.making import make_files, plans
 from quality.cook.record import Record
 from quality.cook.request import Collect, CookRequest
-from quality.cook.steps import Step, losses_of, matrix_of, steps_of
+from quality.cook.steps import Step, losses_of, matrix_of, steps_of, work_of_evaluation
+from quality.work import forget_folders
 
 
 def cook(request: CookRequest, collect: Collect) -> None:
@@ -29,6 +30,7 @@ def cook(request: CookRequest, collect: Collect) -> None:
         steps = steps_of(request, record, collect)
         if request.restart:
             record.clear()
+            forget_folders(work_of_evaluation(request))
         for step in steps:
             is_foreign = request.force and not record.knows(step.name)
             if step.decided_by is not None and (request.restart or is_foreign):

@@ -160,6 +160,19 @@ def test_a_disk_that_is_too_small(
     assert "1 files take 22." in capsys.readouterr().err
 
 
+def test_starting_over_removes_nothing_of_others(texts: Path) -> None:
+    """What lies in `.cook`, or behind a link there, is somebody else's unless it carries our mark."""
+    others = texts / "others"
+    (others / "base.work").mkdir(parents=True)
+    (others / "base.work" / "mine.txt").write_text("mine")
+    assert gguf_tools.cli.main(words("F16", "-o", "out", "-q")) == 0
+    (texts / "out" / ".cook" / "evaluation").symlink_to(others)
+    (texts / "out" / ".cook" / "notes").mkdir()
+    assert gguf_tools.cli.main(words("F16", "-o", "out", "-q", "--restart")) == 0
+    assert (others / "base.work" / "mine.txt").read_text() == "mine"
+    assert (texts / "out" / ".cook" / "notes").is_dir()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("--calibrate",)], ids=["stock", "calibrated"])
 def test_killed_at_random_moments(more: tuple[str, ...], texts: Path) -> None:
