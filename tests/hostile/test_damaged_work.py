@@ -131,7 +131,8 @@ BACK = in_folder("out.backward", "hidden.0", "hidden.1", "embedding.npz", "sums.
 COMMANDS = {
     "imatrix": Command(lambda models, place: collect(models, place, IN_MEMORY), 2, IMATRIX, STALE),
     "imatrix in files": Command(
-        lambda models, place: collect(models, place, IN_FILES), 2, ("out.work/hidden.0", "out.work/middle"), STALE
+        lambda models, place: collect(models, place, IN_FILES), 2,
+        ("out.work/hidden.0", "out.work/middle"), STALE,
     ),
     "evaluate": Command(evaluate, 5, WORK, IN_STEP),
     "evaluate --keep": Command(

@@ -130,9 +130,7 @@ def test_another_text_is_refused(texts: Path, capsys: pytest.CaptureFixture[str]
     assert contents(texts / "out") == before
 
 
-def test_files_of_others_are_replaced_by_force_alone(
-    texts: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_others_are_replaced_by_force_alone(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (texts / "out").mkdir()
     strangers = [texts / "out" / name for name in ("README.md", "tiny-deepseek-v3.imatrix.gguf")]
     for number, stranger in enumerate(strangers):
