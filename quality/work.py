@@ -46,6 +46,14 @@ def work_folders(options: EvaluateOptions, has_base: bool, n_models: int) -> Ite
         options.work.rmdir()
 
 
+def forget_folders(work: Path) -> None:
+    """Delete what an evaluation that was interrupted has left in `work`; whatever else is there stays."""
+    for path in sorted(work.glob("*.work")):
+        forget(path.with_suffix(""))
+    with suppress(OSError):  # it is not empty, or not there
+        work.rmdir()
+
+
 def is_unfinished(work: Path) -> bool:
     """Return whether an evaluation that was interrupted has left its folders in `work`."""
     return any(folders_of_models.is_unfinished(work / name) for name in (_BASE, "model-1"))

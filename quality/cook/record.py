@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -113,12 +112,9 @@ class Record:
             self._write()
 
     def clear(self) -> None:
-        """Forget all that is recorded, and unfinished work."""
+        """Forget all that is recorded."""
         self._steps = {}
         self._write()
-        for path in self.work.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
 
     def _write(self) -> None:
         write_whole(self._path, (json.dumps({"steps": self._steps}, indent=1) + "\n").encode())

@@ -15,7 +15,8 @@ from quality.calibrate.early import refuse_text
 from quality.cook.making import make_files, plans
 from quality.cook.record import Record
 from quality.cook.request import Collect, CookRequest
-from quality.cook.steps import CARD, Step, losses_of, matrix_of, steps_of
+from quality.cook.steps import CARD, Step, losses_of, matrix_of, steps_of, work_of_evaluation
+from quality.work import forget_folders
 
 
 def cook(request: CookRequest, collect: Collect) -> None:
@@ -38,6 +39,7 @@ def cook(request: CookRequest, collect: Collect) -> None:
                 record.forget(step.name, step.outputs)
         if request.restart:
             record.clear()
+            forget_folders(work_of_evaluation(request))
         number = 0
         for group in _together(steps, request):
             first, number = number + 1, number + len(group)

@@ -78,6 +78,11 @@ def report_of(request: CookRequest) -> tuple[Path, Path]:
     return request.path(".evaluation.json"), request.path(".evaluation.html")
 
 
+def work_of_evaluation(request: CookRequest) -> Path:
+    """Return where an evaluation keeps finished layers."""
+    return request.folder / FOLDER / "evaluation"
+
+
 def _steps(request: CookRequest, record: Record, collect: Collect) -> Iterator[Step]:
     model = _model_state(request.source)
     cut, how = request.cut, request.forward
@@ -163,7 +168,7 @@ def _measure(request: CookRequest, held_out: Path, label: str) -> None:
     options = EvaluateOptions(
         cut=request.held_out_cut,
         forward=request.forward,
-        work=request.folder / FOLDER / "evaluation",
+        work=work_of_evaluation(request),
         restart=request.restart,
     )
     numbers, page = report_of(request)

@@ -131,16 +131,17 @@ BACK = in_folder("out.backward", "hidden.0", "hidden.1", "embedding.npz", "sums.
 COMMANDS = {
     "imatrix": Command(lambda models, place: collect(models, place, IN_MEMORY), 2, IMATRIX, STALE),
     "imatrix in files": Command(
-        lambda models, place: collect(models, place, IN_FILES), 2, (*IMATRIX, "out.work/middle"), STALE
+        lambda models, place: collect(models, place, IN_FILES), 2,
+        ("out.work/hidden.0", "out.work/middle"), STALE,
     ),
     "evaluate": Command(evaluate, 5, WORK, IN_STEP),
     "evaluate --keep": Command(
-        lambda models, place: evaluate(models, place, place / "kept"), 7, (*WORK, *KEPT),
+        lambda models, place: evaluate(models, place, place / "kept"), 7, ("work/base.work/hidden.1", *KEPT),
         IN_STEP,
     ),
     "gradients there": Command(gradients, 3, THERE),
     "gradients back": Command(
-        gradients, 6, (*THERE, *BACK),
+        gradients, 6, (THERE[-1], *BACK),
         frozenset({"out.backward.work/hidden.1"}),
     ),
     "calibrate": Command(

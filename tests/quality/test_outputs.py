@@ -142,3 +142,15 @@ def written_earlier(path: Path, text: Path, **change: object) -> Path:
     models = [{"path": "x-Q4_K.gguf", "n_bytes": 5, "kld": {"mean": 0.1}}]
     path.write_text(json.dumps({"text": {**about, **change}, "base": {"ppl": ppl}, "models": models}))
     return path
+
+
+def test_quantize_looks_at_the_text_to_evaluate_on_first(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from quantize.cli import main
+
+    short = tmp_path / "short.txt"
+    short.write_text("a few words")
+    assert main(["--evaluate", str(short), str(made("F32")), str(tmp_path / "o.gguf"), "Q8_0"]) == 1
+    assert "short.txt: 5 tokens, expected a chunk of 512 or more" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["short.txt"]

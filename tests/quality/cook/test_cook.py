@@ -130,9 +130,7 @@ def test_another_text_is_refused(texts: Path, capsys: pytest.CaptureFixture[str]
     assert contents(texts / "out") == before
 
 
-def test_files_of_others_are_replaced_by_force_alone(
-    texts: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_others_are_replaced_by_force_alone(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (texts / "out").mkdir()
     matrix = texts / "out" / "tiny-deepseek-v3.imatrix.gguf"
     others = [texts / "out" / name for name in ("README.md", "SHA256SUMS", "tiny-deepseek-v3-F16.gguf")]
@@ -168,6 +166,19 @@ def test_a_disk_that_is_too_small(
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=1 << 20))
     assert gguf_tools.cli.main(words("F16", "-o", "out", "-q")) == 1
     assert "1 files take 22." in capsys.readouterr().err
+
+
+def test_starting_over_removes_nothing_of_others(texts: Path) -> None:
+    """What lies in `.cook`, or behind a link there, is somebody else's unless it carries our mark."""
+    others = texts / "others"
+    (others / "base.work").mkdir(parents=True)
+    (others / "base.work" / "mine.txt").write_text("mine")
+    assert gguf_tools.cli.main(words("F16", "-o", "out", "-q")) == 0
+    (texts / "out" / ".cook" / "evaluation").symlink_to(others)
+    (texts / "out" / ".cook" / "notes").mkdir()
+    assert gguf_tools.cli.main(words("F16", "-o", "out", "-q", "--restart")) == 0
+    assert (others / "base.work" / "mine.txt").read_text() == "mine"
+    assert (texts / "out" / ".cook" / "notes").is_dir()
 
 
 @pytest.mark.slow
