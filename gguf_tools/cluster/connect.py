@@ -178,7 +178,7 @@ def _refuse_no_address(address: str) -> None:
     """Raise BadArgument for what can't be the address of a scheduler."""
     if not _ADDRESS.fullmatch(address):
         raise BadArgument(
-            f"--scheduler {address!r}: expected an address with a port, such as tcp://10.0.0.1:8786, or local:4"
+            f"--scheduler {address!r}: expected an address with a port (tcp://10.0.0.1:8786), or local:4"
         )
 
 
