@@ -38,8 +38,8 @@ _ROWS = 4
 """How many rows a sample has, where that many are left and rows are not interleaved."""
 
 _LEAST_COSINE = 0.25
-"""Cosine of the angle between what a type makes of ordinary rows and the rows. Random rows of
-seven kinds stay above 0.56 in ternary types, and above 0.65 in all others; rows that have nothing to do with each other come to 0.05 at most."""
+"""Least cosine of the angle between rows and what a type makes of them. Random rows of seven kinds stay above
+0.56 in ternary types, and above 0.65 in all others; rows of two models come to 0.05 at most."""
 
 
 def compare_with_source(
