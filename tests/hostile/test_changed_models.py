@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -89,7 +90,7 @@ def test_an_evaluation(model: Path, weights: Path, tmp_path: Path) -> None:
     for number, path in enumerate((weights, other / "model.safetensors")):
         good = path.read_bytes()
         with pytest.raises(ChangedInput, match=f"{path}: was changed"):
-            evaluate(model, TEXT, [other], options, After(0.5 + 5 * number, lambda: change(path, 0.01)))
+            evaluate(model, TEXT, [other], options, After(0.5 + 5 * number, partial(change, path, 0.01)))
         path.write_bytes(good)
     assert evaluate(model, TEXT, [other], options).models[0].divergence.kld.mean.value < 1e-9
 
