@@ -5,13 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from convert.architectures import find_architecture
 from convert.architectures.base import build
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights import open_weights
 from quantize.fill.sources import SourceTensor
+
+
+@contextmanager
+def open_tensors(folder: str | os.PathLike[str], *, allow_pickle: bool) -> Iterator[dict[str, SourceTensor]]:
+    """Give all tensors that the checkpoint in a folder can become, those of every layout of attention."""
+    with Checkpoint(folder, allow_pickle=allow_pickle) as checkpoint:
+        architecture = find_architecture(checkpoint.config, checkpoint.config_path, checkpoint.names())
+        has_layouts = any(field.name == "mla" for field in fields(architecture.options))
+        conversion = build(architecture, open_weights(checkpoint), {"mla": "both"} if has_layouts else {})
+        yield {tensor.name: tensor for tensor in conversion.tensors}
 
 
 @dataclass(frozen=True)

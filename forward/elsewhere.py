@@ -8,13 +8,14 @@ read by one worker only, whatever the length of the text.
 
 States pass through files in the work folder, new ones for every layer. Workers write only there, and what
 they write depends on the item alone. So an item may be done twice, and a worker that outlives its run writes
-to files that nobody reads.
+to files that nobody reads. With each item comes a digest of what was written, which is compared with what the
+parent reads.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from threading import Lock, local
 from typing import Any
 
 import torch
+import xxhash
 
 from forward.device import device_name
 from forward.experts import Experts
@@ -46,7 +48,7 @@ from forward.work_folder import WorkFolder
 from gguf_tools.cluster.connect import Cluster, open_cluster
 from gguf_tools.cluster.farm import Farm, ItemFailed
 from gguf_tools.cluster.job import PostedJob
-from gguf_tools.errors import BadActivation, ExecutionError
+from gguf_tools.errors import BadActivation, ClusterError, ExecutionError
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,10 @@ class PieceItem:
     at: int
     files: LayerFiles
     observer: Observer
+
+
+Digests = Mapping[Path, int]
+"""Digests of the rows that an item has written to files."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +155,8 @@ class LayersWorker:
         self._building = Lock()
         self._expert = local()
 
-    def run(self, item: ChunkItem | PieceItem) -> tuple[Observer, Any]:
-        """Compute an item; return its observer, and where the tokens of a chunk go.
+    def run(self, item: ChunkItem | PieceItem) -> tuple[Observer, Any, Digests]:
+        """Compute an item; return its observer, where the tokens of a chunk go, and digests of what it wrote.
 
         raises  BadActivation for NaN or infinity
         """
@@ -158,25 +164,25 @@ class LayersWorker:
         with torch.inference_mode():
             layer = self._layer_of(item.layer)
             if isinstance(item, ChunkItem):
-                return item.observer, self._take_chunk(item, layer)
+                return item.observer, *self._take_chunk(item, layer)
             assert layer.experts is not None
-            self._take_piece(item, layer.experts)
-            return item.observer, None
+            return item.observer, None, self._take_piece(item, layer.experts)
 
     def settle(self) -> None:
         """Nothing is left open: closing a file brings it to the server of a shared disk."""
 
-    def _take_chunk(self, item: ChunkItem, layer: Layer) -> Routes | None:
+    def _take_chunk(self, item: ChunkItem, layer: Layer) -> tuple[Routes | None, Digests]:
         sweep, files = self._sweep, item.files
         with (
             closing(self._open(files.before, self._sizes.states)) as before,
-            closing(self._open(files.middle, self._sizes.middle, sweep.dtype)) as middle,
-            closing(self._open(files.first, self._sizes.states)) as first,
+            closing(_Digesting(files.middle, *self._sizes.middle, sweep.dtype, create=False)) as middle,
+            closing(_Digesting(files.first, *self._sizes.states, create=False)) as first,
         ):
             hidden = before.read(item.start, item.start + sweep.chunk_size)
-            return take_chunk(sweep, layer, item.start, hidden, middle, first, item.observer)
+            routes = take_chunk(sweep, layer, item.start, hidden, middle, first, item.observer)
+            return routes, {path: digest for each in (middle, first) for path, digest in each.digests.items()}
 
-    def _take_piece(self, item: PieceItem, experts: Experts) -> None:
+    def _take_piece(self, item: PieceItem, experts: Experts) -> Digests:
         sweep, piece = self._sweep, item.piece
         block = self._block(item.layer, piece.expert, experts)
         size = self._sizes.middle
@@ -185,6 +191,7 @@ class LayersWorker:
         if len(output):
             with closing(self._open(item.files.outer, size, sweep.dtype)) as outer:
                 outer.write(item.at, output)
+        return {item.files.outer: _digest(output)}
 
     def _layer_of(self, number: int) -> Layer:
         with self._building:
@@ -240,7 +247,13 @@ class ClusterSweeps:
         items = [ChunkItem(i, number, start, files, observer.fresh()) for i, start in enumerate(starts)]
         by_chunk: list[Routes] = []
 
-        def take(item: ChunkItem, routes: Routes | None) -> None:
+        def take(item: ChunkItem, routes: Routes | None, digests: Digests) -> None:
+            middle = (*self._sizes.middle, sweep.dtype)
+            for path, size in ((files.first, self._sizes.states), (files.middle, middle)):
+                if path in digests:
+                    with closing(FileStates(path, *size, create=False)) as written:
+                        rows = written.read(item.start, item.start + sweep.chunk_size)
+                    self._refuse_lost(path, digests, rows)
             if routes is not None:
                 by_chunk.append(routes)
             sweep.advance(share / len(items))
@@ -267,32 +280,43 @@ class ClusterSweeps:
         share /= self._sizes.n_tokens * experts_shown(experts, sweep)
         FileStates(files.outer, *size, sweep.dtype).close()
 
-        def take(item: PieceItem, nothing: None) -> None:
+        def take(item: PieceItem, nothing: None, digests: Digests) -> None:
             piece = item.piece
             weighted = piece.weighted
             if len(weighted):
                 with closing(FileStates(files.outer, *size, sweep.dtype, create=False)) as outer:
                     output = outer.read(item.at, item.at + len(weighted))
+                self._refuse_lost(files.outer, digests, output)
                 after.add(piece.tokens[weighted], output, piece.weights[weighted])
             sweep.advance(share * len(piece.tokens))
 
         self._compute(items, observer, take)
 
-    def _compute(self, items: Sequence[Any], observer: Observer, take: Callable[[Any, Any], None]) -> None:
+    def _refuse_lost(self, path: Path, digests: Digests, rows: torch.Tensor) -> None:
+        """Raise ClusterError unless this process has read from a file what a worker says that it wrote."""
+        if _digest(rows) != digests[path]:
+            raise ClusterError(
+                f"{self._cluster.address}: what a worker says that it wrote to {path} is not there; do all"
+                " workers see the same files?"
+            )
+
+    def _compute(
+        self, items: Sequence[Any], observer: Observer, take: Callable[[Any, Any, Digests], None]
+    ) -> None:
         """Have items computed, and take their results in the order of the items.
 
         raises  BadActivation for NaN or infinity, ClusterError, ExecutionError
         """
-        waiting: dict[int, tuple[Observer, Any]] = {}
+        waiting: dict[int, tuple[Observer, Any, Digests]] = {}
         n_taken = 0
 
-        def done(item: ChunkItem | PieceItem, result: tuple[Observer, Any]) -> None:
+        def done(item: ChunkItem | PieceItem, result: tuple[Observer, Any, Digests]) -> None:
             nonlocal n_taken
             waiting[item.number] = result
             while n_taken in waiting:
-                seen, rest = waiting.pop(n_taken)
+                seen, routes, digests = waiting.pop(n_taken)
                 observer.merge(seen)
-                take(items[n_taken], rest)
+                take(items[n_taken], routes, digests)
                 n_taken += 1
 
         try:
@@ -322,6 +346,23 @@ class ClusterSweeps:
                 copy(before, stored)
         FileStates(files.middle, *self._sizes.middle, dtype).close()
         FileStates(files.first, *self._sizes.states).close()
+
+
+class _Digesting(FileStates):
+    """Rows in a file, and a digest of those that are written: one call's."""
+
+    def __init__(self, *arguments: Any, **choices: Any) -> None:
+        super().__init__(*arguments, **choices)
+        self.digests: dict[Path, int] = {}
+
+    def write(self, start: int, rows: torch.Tensor) -> None:
+        super().write(start, rows)
+        self.digests[self.path] = _digest(rows)
+
+
+def _digest(rows: torch.Tensor) -> int:
+    """Return a digest of the bytes of rows, by which the parent sees whether they have come through."""
+    return xxhash.xxh3_64_intdigest(rows.contiguous().view(torch.uint8).numpy().data)
 
 
 @contextmanager

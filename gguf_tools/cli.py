@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from convert.card import cli as card
 from gguf_tools import __version__, command
 from gguf_tools.commands import edit, look, scan, upload
 from gguf_tools.completion import SHELLS, completion_script
-from gguf_tools.shards import GGUFSet
+from gguf_tools.findings import Finding
+from gguf_tools.shards import GGUFSet, open_gguf
 from gguf_tools.text import json_text
 from quantize.mla_layout import cli as mla_layout
 from quantize.repack import cli as repack
@@ -24,6 +26,7 @@ examples:
   gguf-tools diff --no-data old.gguf new.gguf
   gguf-tools diff --values model-bf16.gguf model-Q4_K_M.gguf     errors of the values, by tensor
   gguf-tools verify model.gguf               finds NaN scales, gaps, stray bytes
+  gguf-tools verify model-Q4_K_M.gguf --against model-bf16.gguf     and values that are not the source's
   gguf-tools scan model.gguf                 a stranger's file: hidden bytes, hostile chat templates
   gguf-tools hash model.gguf                 SHA-256 of every tensor, the file and the content
   gguf-tools set model.gguf "general.name=DeepSeek V3"
@@ -68,7 +71,7 @@ def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         epilog=_EXAMPLES, version=__version__,
     )
     commands = command.Subcommands(parser)
-    look.add_to(commands, _compare_values)
+    look.add_to(commands, _compare_values, _compare_with_source)
     scan.add_to(commands)
     edit.add_to(commands)
     mla_layout.add_to(commands)
@@ -87,6 +90,25 @@ def _compare_values(a: GGUFSet, b: GGUFSet, quiet: bool) -> look.FileErrors:
 
     with Bar("comparing values", quiet=quiet) as bar:
         return compare_values(a, b, bar.start)
+
+
+def _compare_with_source(file: GGUFSet, args: argparse.Namespace) -> list[Finding]:
+    from pathlib import Path
+
+    from gguf_tools.progress import Bar
+    from quantize.against_source import compare_with_source
+    from quantize.fill.sources import GGUFTensor
+
+    with ExitStack() as opened:
+        if Path(args.against).is_dir():
+            from convert.source_spec import open_tensors
+
+            sources = opened.enter_context(open_tensors(args.against, allow_pickle=args.allow_pickle))
+        else:
+            source = opened.enter_context(open_gguf(args.against))
+            sources = {name: GGUFTensor(source, name) for name in source.tensors}
+        bar = opened.enter_context(Bar("comparing values", quiet=args.quiet))
+        return compare_with_source(file, sources, args.against, bar.start)
 
 
 def _add_cook(commands: command.Subcommands, words: Sequence[str] | None) -> None:

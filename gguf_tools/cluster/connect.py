@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import re
 import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from gguf_tools.cluster.at_work import examine, forget
 from gguf_tools.cluster.job import Job, PostedJob, posted
-from gguf_tools.errors import BadRequest, ClusterError
+from gguf_tools.errors import BadArgument, BadRequest, ClusterError
 
 CONNECT_SECONDS = 15.0
 """Time in which a scheduler has to answer; some networks take seconds."""
@@ -25,6 +28,9 @@ _FORGET_SECONDS = 2.0
 """Time in which workers close a job: one that hangs never does."""
 
 _LOCAL = "local:"
+
+_TALKATIVE = ("distributed", "tornado", "asyncio")
+"""Packages that log tracebacks of connections that are lost."""
 
 
 class Cluster:
@@ -85,18 +91,20 @@ class Cluster:
     def _ask_all(self, function: Callable[..., str], *arguments: Any) -> dict[str, str]:
         """Return what a function says in every worker; an exception there becomes a line."""
         answers: dict[str, Any] = {}
+        addresses = self.workers()
 
         def ask() -> None:
             try:
                 answers.update(self.client.run(function, *arguments, on_error="return"))
             except Exception as error:
-                answers.update(dict.fromkeys(self.client.nthreads(), error))
+                answers.update(dict.fromkeys(addresses, error))
 
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
         asking.join(WORKER_SECONDS)
         if asking.is_alive():
             raise ClusterError(f"{self.address}: a worker has not answered for {WORKER_SECONDS:g} s")
+        self.workers()  # where the scheduler is gone, that is what there is to say
         return {address: _line(answer) for address, answer in answers.items()}
 
 
@@ -114,6 +122,8 @@ def open_cluster(address: str) -> Iterator[Cluster]:
         yield _open[address]
         return
     n_local = _local_workers(address)
+    if not n_local:
+        _refuse_no_address(address)
     try:
         from distributed import Client, LocalCluster
     except ImportError as error:
@@ -132,6 +142,8 @@ def open_cluster(address: str) -> Iterator[Cluster]:
                         silence_logs=logging.CRITICAL + 1,
                     )
                 where = stack.enter_context(local)
+            else:
+                _knock(address)
             client = stack.enter_context(
                 Client(where, timeout=CONNECT_SECONDS, set_as_default=False, name="gguf-tools")
             )
@@ -140,7 +152,7 @@ def open_cluster(address: str) -> Iterator[Cluster]:
             if "connect" in str(error):
                 raise ClusterError(f"{address}: no scheduler answers there") from error
             raise ClusterError(f"{address}: no worker there; `dask worker {address}` starts one") from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             raise ClusterError(f"{address}: no scheduler answers there ({_line(error)})") from error
         _open[address] = Cluster(client, address)
         try:
@@ -159,6 +171,37 @@ def _local_workers(address: str) -> int:
     return int(number)
 
 
+_ADDRESS = re.compile(r"(\w+://)?([^\s/:\[\]]+|\[[0-9a-fA-F:.%\w]+\]):\d{1,5}/?")
+
+
+def _refuse_no_address(address: str) -> None:
+    """Raise BadArgument for what can't be the address of a scheduler."""
+    if not _ADDRESS.fullmatch(address):
+        raise BadArgument(
+            f"--scheduler {address!r}: expected an address with a port (tcp://10.0.0.1:8786), or local:4"
+        )
+
+
+def _knock(address: str) -> None:
+    """Raise ClusterError if nothing that speaks Dask's language answers at an address.
+
+    A Client that fails while it is made waits for half a minute when it goes, and prints a traceback.
+    """
+    from distributed import Security
+    from distributed.comm import connect
+
+    async def knock() -> None:
+        arguments = Security().get_connection_args("client")
+        comm = await connect(address, timeout=CONNECT_SECONDS, **arguments)
+        await comm.close()
+
+    try:
+        with ThreadPoolExecutor(1) as pool:  # there may be a loop in this thread
+            pool.submit(asyncio.run, knock()).result()
+    except Exception as error:
+        raise ClusterError(f"{address}: no scheduler answers there ({_line(error)})") from error
+
+
 @contextmanager
 def _deaf_children() -> Iterator[None]:
     """Have processes that are started in this block ignore ctrl-C, which is for who keeps the journal."""
@@ -175,15 +218,17 @@ def _deaf_children() -> Iterator[None]:
 @contextmanager
 def _silence() -> Iterator[None]:
     """Keep what Dask logs and warns from a terminal: what matters becomes an error of the toolkit."""
-    logger = logging.getLogger("distributed")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
+    names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] in _TALKATIVE]
+    levels = {logging.getLogger(name): logging.getLogger(name).level for name in (*names, *_TALKATIVE)}
+    for logger in levels:
+        logger.setLevel(logging.CRITICAL + 1)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 def _line(answer: object) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -30,6 +31,7 @@ class Pace:
     patience_factor  how many times longer than the longest so far that must be
     idle_seconds     how long the work waits without any worker
     lost_batches     how many times a batch may take its worker with it
+    looked_at        how many items of each worker are looked at before they count as done
     """
 
     batch_seconds: float = 15.0
@@ -38,6 +40,7 @@ class Pace:
     patience_factor: float = 4.0
     idle_seconds: float = 120.0
     lost_batches: int = 5
+    looked_at: int = 2
 
 
 class ItemFailed(Exception):
@@ -66,15 +69,22 @@ class _Batch(Generic[Item]):
 class Farm(Generic[Item]):
     """Hands out items of one job, and calls `done` with each and its result, in the calling thread.
 
+    look    is given the first items of every worker before `done` is; returns what is wrong with them, or ""
     raises  ItemFailed for the first item that fails; ClusterError for a worker that can't do the job, and for
             a scheduler or workers that are gone; what `done` raises
     """
 
     def __init__(
-        self, cluster: Cluster, job: PostedJob, done: Callable[[Item, Any], None], pace: Pace | None = None
+        self,
+        cluster: Cluster,
+        job: PostedJob,
+        done: Callable[[Item, Any], None],
+        pace: Pace | None = None,
+        look: Callable[[Item], str] | None = None,
     ) -> None:
         self._cluster, self._job, self._done = cluster, job, done
-        self._pace = pace or Pace()
+        self._pace, self._look = pace or Pace(), look
+        self._n_seen: Counter[str] = Counter()
         self._finished: queue.SimpleQueue[tuple[_Batch[Item], Any]] = queue.SimpleQueue()
         self._running: set[_Batch[Item]] = set()
         self._n_batches = 0
@@ -174,6 +184,7 @@ class Farm(Generic[Item]):
         if outcome.refusal:
             raise ClusterError(f"{self._cluster.address}: worker {outcome.worker}: {outcome.refusal}")
         for item, result in zip(batch.items, outcome.results, strict=False):
+            self._refuse_undone(outcome.worker, item)
             self._done(item, result)
         if outcome.failure:
             raise ItemFailed(batch.items[len(outcome.results)], outcome.failure, outcome.error)
@@ -183,6 +194,15 @@ class Farm(Generic[Item]):
         self._longest = max(self._longest, time.monotonic() - batch.given_out)
         seconds = outcome.seconds / len(batch.items)
         self._item_seconds = (self._item_seconds + seconds) / 2 if self._item_seconds else seconds
+
+    def _refuse_undone(self, worker: str, item: Item) -> None:
+        """Raise ClusterError if an item is not done as the worker says; later ones are taken on trust."""
+        if self._look is None or self._n_seen[worker] >= self._pace.looked_at:
+            return
+        self._n_seen[worker] += 1
+        wrong = self._look(item)
+        if wrong:
+            raise ClusterError(f"{self._cluster.address}: worker {worker} says that it is done, but {wrong}")
 
     def _look_at_workers(self) -> None:
         """See how many threads the workers have; raises ClusterError when there have been none for long."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from gguf_tools import command
+from gguf_tools.findings import Finding
 from gguf_tools.shards import GGUFSet, open_gguf
 from gguf_tools.text import json_text, printable
 
@@ -18,6 +19,9 @@ class FileErrors(Protocol):
 
     def to_json(self) -> dict[str, Any]: ...
 
+
+CompareWithSource = Callable[[GGUFSet, argparse.Namespace], list[Finding]]
+"""Compares the values of a file with those of what it was made of: (file, arguments of `verify`)."""
 
 CompareValues = Callable[[GGUFSet, GGUFSet, bool], FileErrors]
 """Compares the values of two files: (A, B, quiet)."""
@@ -33,6 +37,7 @@ _VERIFY_EXAMPLES = """\
 examples:
   gguf-tools verify model.gguf
   gguf-tools verify model-00001-of-00004.gguf && echo sound
+  gguf-tools verify model-Q4_K_M.gguf --against model-bf16.gguf
 """
 
 _HASH_EXAMPLES = """\
@@ -48,10 +53,13 @@ examples:
 """
 
 
-def add_to(commands: command.Subcommands, compare_values: CompareValues) -> None:
-    """Add the subcommands of this module.
+def add_to(
+    commands: command.Subcommands, compare_values: CompareValues, compare_with_source: CompareWithSource
+) -> None:
+    """Add the subcommands of this module. Decoding is the business of a higher floor.
 
-    compare_values  what `diff --values` calls with both files; decoding is the business of a higher floor
+    compare_values       what `diff --values` calls
+    compare_with_source  what `verify --against` calls
     """
     sub = commands.add(
         "show", show, "print metadata, tensors and totals",
@@ -78,11 +86,21 @@ def add_to(commands: command.Subcommands, compare_values: CompareValues) -> None
     command.add_quiet(sub)
 
     sub = commands.add(
-        "verify", verify, "check offsets, sizes, and floats and scales for NaN and infinity",
+        "verify", lambda args: verify(args, compare_with_source),
+        "check offsets, sizes, and floats and scales for NaN and infinity",
         "All data are read. The exit code is 1 if anything is bad.",
         epilog=_VERIFY_EXAMPLES,
     )
     sub.add_argument("file", help="a GGUF file, or any file of a split set")
+    sub.add_argument(
+        "--against", metavar="SOURCE",
+        help="also compare values of every tensor with the GGUF file or the folder that the file was made of:"
+        " their errors must be those that the types make",
+    )
+    sub.add_argument(
+        "--allow-pickle", action="store_true", help="read a SOURCE of .bin and .pt files, as weights only"
+    )
+    command.add_quiet(sub)
 
     sub = commands.add(
         "hash", hash_, "print SHA-256 of every tensor's data, of the files, and of the content",
@@ -122,11 +140,13 @@ def diff(args: argparse.Namespace, compare_values: CompareValues) -> int:
     return 1 if differences else 0
 
 
-def verify(args: argparse.Namespace) -> int:
+def verify(args: argparse.Namespace, compare_with_source: CompareWithSource) -> int:
     from gguf_tools.look import verify as checks
 
     with open_gguf(args.file) as source:
         findings = checks.verify(source)
+        if args.against is not None:
+            findings += compare_with_source(source, args)
         n_tensors = len(source.tensors)
     bad = [finding for finding in findings if finding.is_bad]
     if args.json:

@@ -17,6 +17,7 @@ from gguf_tools.writer import PartialFile
 from quantize.fill.chunks import ChunkTask
 from quantize.fill.digests import UNKNOWN, RowsDigest
 from quantize.fill.encode import FillJob, Target, digest_rows, encode_strips
+from quantize.fill.read_back import ends, wrong_row
 from quantize.fill.sources import SourceSpec, SourceTensor
 from quantize.importance import ResolvedImportance
 
@@ -52,6 +53,12 @@ class JobSpec:
                 for number, path in self.partials.items()
             }
             yield Filler(self, FillJob(sources, self.importances), partials)
+
+    def wrong_row(self, task: ChunkTask) -> int | None:
+        """See `quantize.fill.executors.WorkerSpec`."""
+        with self.sources.open() as sources:
+            job, target = FillJob(sources, self.importances), self.types[task.rows.tensor]
+            return wrong_row(self.partials[task.output], task, ends(task), target, job, self.endian)
 
 
 class Filler:
@@ -92,6 +99,10 @@ class DigestSpec:
     def open(self) -> Iterator[Digester]:
         with self.sources.open() as sources:
             yield Digester(sources)
+
+    def wrong_row(self, task: ChunkTask) -> int | None:
+        """Return None: nothing is written."""
+        return None
 
 
 class Digester:

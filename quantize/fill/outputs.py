@@ -178,7 +178,14 @@ class _OpenSet:
         )
         remove_job(first.path)  # of a session with workers that was killed
         self.session = Session(
-            made.outputs, self._table, made.job, self.journal, watch, progress, verify=options.verify
+            made.outputs,
+            self._table,
+            made.job,
+            self.journal,
+            watch,
+            progress,
+            verify=options.verify,
+            read_back=0 if options.scheduler is None else options.threads,
         )
 
     def open_outputs(self, stack: ExitStack) -> None:

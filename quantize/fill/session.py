@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from gguf_tools.errors import BadTensor, ChangedInput, ToolkitError
+from gguf_tools.errors import BadTensor, ChangedInput, OutputError, ToolkitError
 from gguf_tools.inputs import AnyInput, InputWatch
 from gguf_tools.journal import Journal
 from gguf_tools.layout import FileLayout, TensorInfo
@@ -26,6 +26,7 @@ from quantize.fill.encode import FillJob
 from quantize.fill.executors import naming
 from quantize.fill.filling import JobSpec
 from quantize.fill.provenance import PROVENANCE_KEY, digest_weighting, provenance_value, tensor_provenance
+from quantize.fill.read_back import to_read_back, wrong_chunks
 from quantize.fill.sources import OpenSources
 from quantize.fill.verify import Verification, verify_output
 
@@ -62,6 +63,8 @@ class Session:
     inputs    must not change before an output gets its name
     progress  told of every chunk, and at the start of what is done already
     verify    check every output before it gets its name
+    read_back how many threads read a row of every chunk back before that, where other processes have
+              written them; 0: none, and nothing is read back
     checked   what verifying has found so far
     """
 
@@ -75,6 +78,7 @@ class Session:
         progress: Progress,
         *,
         verify: bool,
+        read_back: int = 0,
     ) -> None:
         self.checked: list[Verification] = []
         self._outputs = outputs
@@ -83,7 +87,7 @@ class Session:
         self._journal = journal
         self._inputs = inputs
         self._progress = progress
-        self._verify = verify
+        self._verify, self._read_back = verify, read_back
         # Where nothing is encoded, what is laid out is said by the front, and stays.
         makes_some = any(job.is_encoded(name, chunks.info.type) for name, chunks in table.tensors.items())
         self._has_provenance = makes_some and PROVENANCE_KEY in outputs[0].layout.metadata
@@ -222,10 +226,31 @@ class Session:
     def _publish(self, output: OpenOutput) -> None:
         journal, writer = self._journal, output.writer
         self._sync()
+        if self._read_back:
+            self._refuse_holes(output)
         journal.finish_output(output.number, os.fstat(writer.fileno()).st_ino)
         if self._verify:
             self.checked.append(self._check(writer))
         writer.publish()
+
+    def _refuse_holes(self, output: OpenOutput) -> None:
+        """Raise OutputError for chunks whose bytes are not there, after forgetting that they are done."""
+        writer, job = output.writer, self._job
+        tasks = [
+            (task, chunks.info.type)
+            for chunks in self._table.tensors.values()
+            if chunks.output == output.number
+            for task in to_read_back(list(chunks), job)
+        ]
+        wrong = wrong_chunks(writer.partial, tasks, job, writer.layout.endian, self._read_back)
+        for task in wrong:
+            self._journal.forget(range(task.number, task.number + 1))
+        if wrong:
+            raise OutputError(
+                f"{writer.partial}: {len(wrong)} of the {len(tasks)} chunks that were read back are not what"
+                f" workers were to write, the first {wrong[0]}; they will be written again (do all workers"
+                " see the same files?)"
+            )
 
     def _sync(self) -> None:
         """Make sure of the chunks so far: that they are on the disk, and were made of the right inputs."""

@@ -44,6 +44,11 @@ class SharedSpec:
             fillers = [stack.enter_context(spec.open()) for spec in self.specs]
             yield SharedFiller(fillers, self.members)
 
+    def wrong_row(self, task: ChunkTask) -> int | None:
+        """See `quantize.fill.executors.WorkerSpec`."""
+        rows = (self.specs[member.set].wrong_row(member.task) for member in self.members[task.number])
+        return next((row for row in rows if row is not None), None)
+
 
 class SharedFiller:
     """A worker that fills the same rows in the partials of several sets."""

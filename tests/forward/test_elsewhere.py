@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gguf_tools.cluster import connect
-from gguf_tools.errors import BadActivation, ExecutionError
+from gguf_tools.errors import BadActivation, ClusterError, ExecutionError
 from tests.forward.deepseek4_models import v4_model
 
 torch = pytest.importorskip("torch")
@@ -19,6 +19,7 @@ distributed = pytest.importorskip("distributed")
 
 from forward import elsewhere  # noqa: E402
 from forward.accumulate import Accumulator  # noqa: E402
+from forward.hidden_states import FileStates  # noqa: E402
 from forward.open import open_model  # noqa: E402
 from forward.options import ForwardOptions  # noqa: E402
 from forward.run import forward_pass  # noqa: E402
@@ -133,3 +134,18 @@ def test_errors_of_workers_say_what_those_of_threads_say(
         patch.setattr(elsewhere.LayersWorker, "_take_chunk", full)
         with pytest.raises(ExecutionError, match=r"^blk\.\d: OSError: .*No space left"):
             compute(tmp_path / "other", options)
+
+
+@pytest.mark.parametrize("what", ["first", "middle", "outer"])
+def test_what_a_worker_says_that_it_wrote_and_did_not_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    write = FileStates.write
+
+    def lose(states: FileStates, start: int, rows: torch.Tensor) -> None:
+        if not states.path.name.endswith(what):
+            write(states, start, rows)
+
+    monkeypatch.setattr(FileStates, "write", lose)
+    with pytest.raises(ClusterError, match=rf"here: what a worker says .* wrote to .*\.{what} is not"):
+        compute(tmp_path / "out", ForwardOptions(scheduler="here"))

@@ -38,6 +38,10 @@ class WorkerSpec(Protocol):
 
     def open(self) -> AbstractContextManager[Worker]: ...
 
+    def wrong_row(self, task: ChunkTask) -> int | None:
+        """Return a row of a chunk that is done whose bytes are not there; looks at a few, in this process."""
+        ...
+
 
 class Executor(Protocol):
     def run(self, tasks: Iterable[ChunkTask], spec: WorkerSpec, done: Done) -> None:

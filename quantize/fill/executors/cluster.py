@@ -40,9 +40,15 @@ class ClusterExecutor:
         def finish(task: ChunkTask, digest: int) -> None:
             done(task.number, digest)
 
+        def look(task: ChunkTask) -> str:
+            row = spec.wrong_row(task)
+            if row is None:
+                return ""
+            return f"{task.rows.tensor}: row {row} is not in the file; does it see the same files?"
+
         with self._cluster.offer(spec, self._output) as job:
             try:
-                Farm(self._cluster, job, finish, self._pace).run(items)
+                Farm(self._cluster, job, finish, self._pace, look).run(items)
             except ItemFailed as failed:
                 text = failed.text if failed.error else f"{failed.item}: {failed.text}"
                 raise ExecutionError(text, failed.item) from None
