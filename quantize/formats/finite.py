@@ -2,7 +2,7 @@
 
 A weight beyond what a type can hold makes a scale infinite, and one such scale turns all that a model
 computes into NaN. So every encoder's bytes are looked at. These are kernels, because all bytes of a run pass
-here: looking at them takes about 1 % of the time in which the fastest type is encoded.
+here: they take about 2 % of the processor time of a run to Q8_0, and 0.6 % of one to Q4_K.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.ggml_types import BF16, F16, F32, GGMLType
+from gguf_tools.ggml_types import GGMLType, by_name
 from gguf_tools.scales import EXPONENTS, SCALES, Scales, count_nonfinite
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import load
 from quantize.simd.lanes import LANES, any_lane, maximum, splat
 
-_FLOATS = {F32: np.dtype(np.float32), F16: np.dtype(np.float16), BF16: np.dtype(ml_dtypes.bfloat16)}
+_FLOATS = {
+    "F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16),
+}  # fmt: skip
 
 # Sign and mantissa bits masked away, an all-ones exponent is infinity or NaN, in all three formats.
 _EXPONENT = {
@@ -47,33 +49,36 @@ def first_bad_scale(type_: GGMLType, data: npt.NDArray[np.uint8]) -> tuple[int, 
     data     uint8 (n_rows, row bytes), C-contiguous and little-endian
     returns  block 0 for a scale of the whole row
     """
-    if type_ in _FLOATS:
-        index = first_nonfinite(data.reshape(-1).view(_FLOATS[type_]))
+    places = _places(type_.name, data.shape[1])
+    if places is not None and not _any_exponent(data.reshape(-1), places):
+        return None  # as nearly always, so all that is done up to here is kept short
+    if type_.name in _FLOATS:
+        index = first_nonfinite(data.reshape(-1).view(_FLOATS[type_.name]))
         return None if index < 0 else divmod(index, data.shape[1] // type_.block_bytes)
-    flat = _read_only(data, np.uint8)
-    is_plain = type_.rows_interleaved == 1
-    if is_plain and not any(_any_exponent(flat, *place) for place in _places(type_, data.shape[1])):
-        return None
-    _, row = count_nonfinite(type_, flat, data.shape[1])
+    _, row = count_nonfinite(type_, data.reshape(-1), data.shape[1])
     if row < 0:
         return None
-    if not is_plain or type_.row_meta_bytes:
+    if type_.rows_interleaved > 1 or type_.row_meta_bytes:
         return row, 0
     return row, count_nonfinite(type_, data[row], type_.block_bytes)[1]
 
 
 @cache
-def _places(type_: GGMLType, row_bytes: int) -> tuple[tuple[int, int, int], ...]:
-    """Return where the upper parts of a type's exponents are: (first byte, step, mask)."""
-    scales = SCALES.get(type_.name, Scales())
+def _places(name: str, row_bytes: int) -> npt.NDArray[np.int64] | None:
+    """Return where the upper parts of a type's exponents are, (n, 3): first byte, step, mask.
+
+    None for floats, and for interleaved types, whose rows were looked at before they were interleaved
+    """
+    type_, scales = by_name(name), SCALES.get(name, Scales())
+    if name in _FLOATS or type_.rows_interleaved > 1:
+        return None
     numbers = [(code, start, type_.block_bytes) for code, start in scales.block]
     if scales.row:
         numbers.append((scales.row, 0, row_bytes))
-    return tuple(
-        (start + byte, step, mask)
-        for code, start, step in numbers
-        for byte, mask in EXPONENTS[code][:1]
-    )
+    places = [
+        (start + EXPONENTS[code][0][0], step, EXPONENTS[code][0][1]) for code, start, step in numbers
+    ]
+    return _read_only(np.array(places, np.int64), np.int64).reshape(-1, 3)
 
 
 def _read_only(array: npt.NDArray[Any], item: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -105,9 +110,13 @@ def _search(bits: npt.NDArray[Any], exponent: int, start: int) -> int:
 
 
 @kernel
-def _any_exponent(data: npt.NDArray[np.uint8], start: int, step: int, mask: int) -> bool:
-    """Return whether one of the bytes at start, start + step ... has all bits of `mask` set."""
-    largest = np.uint8(0)
-    for i in range((data.size - start + step - 1) // step):  # without a branch: all blocks of a run pass
-        largest = max(largest, data[start + i * step] & mask)
-    return largest == mask
+def _any_exponent(data: npt.NDArray[np.uint8], places: npt.NDArray[np.int64]) -> bool:
+    """Return whether one of the bytes at start, start + step ... has all bits of its mask set."""
+    for start, step, mask in places:
+        largest = np.uint8(0)
+        upper = np.uint8(mask)
+        for i in range((data.size - start + step - 1) // step):  # no branch: all blocks of a run pass
+            largest = max(largest, data[start + i * step] & upper)
+        if largest == upper:
+            return True
+    return False
