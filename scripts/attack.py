@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import signal
 import sys
 import time
 from collections import Counter, defaultdict
@@ -74,6 +75,7 @@ def main() -> int:
     if not has_strace():
         print("strace is not there: no call of the system fails, and kills come at moments alone", flush=True)
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that processes and folders go too
     begun = time.monotonic()
     results = []
     plans = campaign.plan(args.trials, args.seed, args.only, args.jobs, args.minutes)

@@ -67,7 +67,7 @@ class Bench:
             plain = self.run(command, folder)
             after = places.tree(folder)
         if plain.code:
-            raise Failure(f"{command.line}: fails undisturbed: {plain.said}")
+            raise Failure(f"fails undisturbed: {plain.said}")
         if not children.has_strace():
             return Reference(before, after, plain.seconds)
         with self.folder(command) as folder:
@@ -75,7 +75,8 @@ class Bench:
             again = places.tree(folder)
             touched = tuple(sorted(name for name in traced.touched if name not in before | after))
         if again != after:
-            raise Failure(f"{command.line}: two undisturbed runs differ")
+            names = [name for name in again.keys() | after.keys() if again.get(name) != after.get(name)]
+            raise Failure(f"two undisturbed runs differ in {', '.join(sorted(names))}")
         return Reference(before, after, plain.seconds, dict(traced.calls), touched)
 
     def folder(self, command: Command) -> TrialFolder:
@@ -154,8 +155,12 @@ Kind = Callable[[Trial], str]
 def one_trial(bench: Bench, kind: str, body: Kind, command: Command, number: int, seed: int) -> Result:
     """Run trial `number` of a kind on a command."""
     rng = random.Random(f"{seed} {kind} {command.name} {number}")
+    try:
+        reference = bench.reference(command)
+    except Failure as failure:
+        return Result(kind, command.name, number, seed, FAILED, 0, str(failure))
     with bench.folder(command) as folder:
-        trial = Trial(bench, command, folder, bench.reference(command), rng)
+        trial = Trial(bench, command, folder, reference, rng)
         try:
             outcome, why = body(trial), ""
         except Failure as failure:
