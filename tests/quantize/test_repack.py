@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 import gguf_tools.cli
@@ -15,6 +16,7 @@ from gguf_tools import open_gguf
 from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.ggml_types import by_name
 from gguf_tools.layout import FileLayout
+from gguf_tools.scales import count_nonfinite
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
 from gguf_tools.writer import GGUFWriter
@@ -48,7 +50,7 @@ METADATA: Metadata = {
 
 
 def write(path: Path, tensors: Any = TENSORS, metadata: Metadata = METADATA) -> Path:
-    """Write a file with these tensors, whose blocks are any bytes; floats are small."""
+    """Write a file with these tensors, whose blocks are any bytes with finite scales; floats are small."""
     infos = [TensorInfo(name, shape, by_name(type_)) for name, type_, shape in tensors]
     layout = FileLayout.of(metadata, infos)
     numbers = np.random.default_rng(3)
@@ -57,9 +59,17 @@ def write(path: Path, tensors: Any = TENSORS, metadata: Metadata = METADATA) -> 
             data = numbers.integers(0, 256, info.n_bytes, np.uint8)
             if not info.type.is_quantized:
                 data = np.zeros(info.n_bytes, np.uint8) | data & 0x3F
+            make_finite(info, data)
             writer.write(layout.offset_of(info.name), data)
         writer.publish()
     return path
+
+
+def make_finite(info: TensorInfo, data: npt.NDArray[np.uint8]) -> None:
+    """Change rows with scales that are NaN or infinite: files with such rows are refused."""
+    for rows in data.reshape(-1, info.type.rows_interleaved * info.row_bytes):
+        if count_nonfinite(info.type, rows, info.row_bytes)[0]:
+            rows &= 0x3F
 
 
 def types_of(path: Path) -> dict[str, str]:
@@ -127,6 +137,7 @@ def test_every_type_is_there_and_back(name: str, tmp_path: Path) -> None:
     shape = (2, group, N_COLS)
     info = TensorInfo("blk.0.attn_q.weight", shape, base)
     data = rows.reshape(-1)[: info.n_bytes].copy()
+    make_finite(info, data)
     if name == "Q8_KV_R8":
         blocks = data.reshape(2 * group, -1)
         blocks[:, 4:8] = blocks[:, 8:].view(np.int8).sum(axis=1, dtype=np.int32).view(np.uint8).reshape(-1, 4)
