@@ -16,7 +16,6 @@ from imatrix.foreign_flags import FOREIGN_FLAGS
 
 if TYPE_CHECKING:
     from convert.checkpoint.streamed import StreamedFolder
-    from forward.perplexity import Perplexity
     from imatrix.options import CollectOptions
     from quantize.importance import ImportanceFile, ImportanceFormat
 
@@ -55,7 +54,6 @@ _EXAMPLES = {
 }
 """What the help of each command ends with."""
 
-_STEPS_A_LINE = 6
 _KINDS_OF_MODEL = "folder, GGUF file, or OWNER/NAME on the Hub"
 
 
@@ -221,7 +219,7 @@ def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     from forward.work_folder import forget
     from imatrix.collecting import collect_beside
     from imatrix.layouts import notes_on_groups
-    from imatrix.progress import LayerBar
+    from imatrix.progress import LayerBar, perplexity_lines
     from imatrix.store import not_held, save
 
     refuse_to_overwrite_inputs(args.output, (Path(args.model), args.text))
@@ -240,7 +238,7 @@ def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if args.quiet:
         return
     if collected.perplexity is not None:
-        for line in _perplexity_lines(collected.perplexity):
+        for line in perplexity_lines(collected.perplexity):
             print(line)
     contents = collected.importances
     older = ", in place of an older file" if replaces else ""
@@ -265,12 +263,6 @@ def _collect_options(args: argparse.Namespace, earlier: Sequence[ImportanceFile]
         restart=args.restart,
         earlier=earlier,
     )
-
-
-def _perplexity_lines(perplexity: Perplexity) -> list[str]:
-    steps = [f"[{number}] {value:.4f}" for number, value in enumerate(perplexity.by_chunk, 1)]
-    lines = [", ".join(steps[start : start + _STEPS_A_LINE]) for start in range(0, len(steps), _STEPS_A_LINE)]
-    return [*lines, f"perplexity {perplexity.value:.4f} +/- {perplexity.error:.5f}"]
 
 
 def _show(args: argparse.Namespace) -> None:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from quantize.importance import ImportanceFile
 
 
+_STEPS_A_LINE, _MOST_STEPS = 6, 24
+"""Running perplexities: how many stand in a line, and how many of a long text are shown, evenly spread."""
+
+
 class LayerBar:
     """A Reporter that shows a bar over layers, and saves what is known after every few of them.
 
@@ -48,3 +52,13 @@ class LayerBar:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.close()
+
+
+def perplexity_lines(perplexity: Perplexity) -> list[str]:
+    """Return the perplexity as it ran, at 24 chunks or fewer of a long text, and in the end."""
+    values = perplexity.by_chunk
+    every = -(-len(values) // _MOST_STEPS) or 1
+    shown = [number for number in range(1, len(values) + 1) if number % every == 0 or number == len(values)]
+    steps = [f"[{number}] {values[number - 1]:.4f}" for number in shown]
+    lines = [", ".join(steps[start : start + _STEPS_A_LINE]) for start in range(0, len(steps), _STEPS_A_LINE)]
+    return [*lines, f"perplexity {perplexity.value:.4f} +/- {perplexity.error:.5f}"]

@@ -46,3 +46,18 @@ def test_a_file_that_is_neither_form_is_one_line(tmp_path: Path, capsys: pytest.
     assert err.startswith("imatrix: error: ")
     assert err.count("\n") == 1
     assert not (tmp_path / "m.gguf").exists()
+
+
+@pytest.mark.parametrize("n_chunks", [1, 24, 25, 1000])
+def test_a_long_text_shows_few_running_perplexities(n_chunks: int) -> None:
+    torch = pytest.importorskip("torch")
+    from forward.perplexity import Perplexity
+    from imatrix.progress import perplexity_lines
+
+    perplexity = Perplexity()
+    for _ in range(n_chunks):
+        perplexity.add_chunk(torch.ones(2, dtype=torch.float64))
+    *steps, total = perplexity_lines(perplexity)
+    assert len(steps) <= 5
+    assert f"[{n_chunks}] 2.7183" in steps[-1]
+    assert total.startswith("perplexity 2.7183")
