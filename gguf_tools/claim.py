@@ -59,9 +59,9 @@ class Claim:
 
     def close(self) -> None:
         """Let another process have the run."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        fd, self.fd = self.fd, -1  # an interruption must not have it closed twice
+        if fd >= 0:
+            os.close(fd)
             self._lock.release()
 
 

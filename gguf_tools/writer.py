@@ -257,9 +257,9 @@ class GGUFWriter:
 
     def close(self) -> None:
         """Close the partial and leave it where it is."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1  # an interruption must not have it closed twice
+        if fd >= 0:
+            os.close(fd)
             self._lock.release()
 
     def discard(self) -> None:

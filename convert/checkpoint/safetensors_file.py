@@ -219,9 +219,9 @@ class SafetensorsFile:
         self.close()
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1  # an interruption must not have it closed twice
+        if fd >= 0:
+            os.close(fd)
 
     def places(self) -> dict[str, tuple[int, int]]:
         """Return where in the file the bytes of each tensor lie: (offset, n_bytes)."""

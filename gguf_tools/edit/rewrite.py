@@ -62,7 +62,8 @@ def written(
     """Write all `files`, run the `with` block, and then rename them into place, the first one last.
 
     A run that is interrupted, that runs out of space, or whose block fails changes nothing. One that is
-    killed while it renames leaves complete files: some old, some new, the first still old.
+    killed or fails while it renames leaves complete files: some old, some new, the first still old, and the
+    partials of those that got no name, by which the next run knows that it goes on.
 
     inputs  files that must not be overwritten
     raises  OutputError, TruncatedError, OSError; see GGUFWriter and copy_range. ChangedInput for a file
@@ -81,8 +82,13 @@ def written(
             _finish(file, writer)
         watch.refuse_changed()
         yield
-        for writer in reversed(writers):
-            writer.publish()
+        for number, writer in enumerate(reversed(writers)):
+            try:
+                writer.publish()
+            except BaseException:
+                for each in writers if number else ():
+                    each.close()
+                raise
 
 
 def _refuse_unfinished(path: Path) -> None:

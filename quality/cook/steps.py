@@ -10,6 +10,7 @@ from typing import Any
 
 from convert.card.write import CardRequest, write_card
 from gguf_tools import __version__
+from gguf_tools.hub.belonging import files_of_a_model
 from gguf_tools.inputs import InputWatch, gguf_inputs
 from gguf_tools.shards import open_gguf
 from gguf_tools.text import json_text
@@ -196,12 +197,8 @@ def _write_card(request: CookRequest) -> None:
 
 
 def _write_sums(request: CookRequest, record: Record) -> None:
-    """Write the checksums of all files in the folder, as `sha256sum -c` reads them."""
-    paths = sorted(
-        path
-        for path in request.folder.iterdir()
-        if path.is_file() and path.name != SUMS_NAME and not path.name.startswith(".")
-    )
+    """Write the checksums of what belongs to the model in the folder, as `sha256sum -c` reads them."""
+    paths = [path for path in files_of_a_model(request.folder)[0] if path.name != SUMS_NAME]
     lines = [f"{record.digest(path)}  {path.name}\n" for path in paths]
     write_whole(request.folder / SUMS_NAME, "".join(lines).encode())
 

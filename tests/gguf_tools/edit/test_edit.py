@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import sys
 from functools import partial
@@ -206,6 +208,30 @@ def test_every_command_restores_what_was_interrupted(
     assert not in_place.undo_path(path).exists()
     with open_gguf(path) as source:
         assert source.get("general.name") == METADATA["general.name"].data
+
+
+def test_a_split_goes_on_after_a_name_could_not_be_given(
+    capsys: pytest.CaptureFixture[str], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(capsys, "split", path, "whole", "--max-tensors", 2)[0] == 0
+    rename, n_renamed = os.rename, 0
+
+    def fail_once(old: Path, new: Path) -> None:
+        nonlocal n_renamed
+        n_renamed += 1
+        if n_renamed == 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", fail_once)
+    assert run(capsys, "split", path, "m", "--max-tensors", 2)[0] == 1
+    assert sorted(each.name for each in Path().glob("m-*")) == [
+        "m-00001-of-00003.gguf.partial", "m-00002-of-00003.gguf.partial", "m-00003-of-00003.gguf",
+    ]  # fmt: skip
+    assert run(capsys, "split", path, "m", "--max-tensors", 2)[0] == 0
+    for part in Path().glob("whole-*"):
+        assert Path(part.name.replace("whole", "m")).read_bytes() == part.read_bytes()
+    assert len(list(Path().glob("m-*"))) == 3
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:
