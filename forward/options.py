@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gguf_tools.system.locks import refuse_thread_count
+
 DType = Literal["float32", "bfloat16"]
 
 
@@ -30,3 +32,6 @@ class ForwardOptions:
     like: Literal["llama.cpp"] | None = None
     half_cache: bool = False
     scheduler: str | None = None
+
+    def __post_init__(self) -> None:
+        refuse_thread_count(self.n_threads)

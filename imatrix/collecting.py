@@ -14,6 +14,7 @@ from typing import Any, Unpack
 
 from forward.device import device_name, require_torch
 from forward.text import Text, read_text
+from gguf_tools.named_files import output_path
 from imatrix.merge import merge
 from imatrix.options import CollectChoices, Collected, CollectOptions, NoReport, Reporter
 from imatrix.progress import LayerBar
@@ -56,7 +57,7 @@ def collect(
     options = replace(options or CollectOptions(), **choices)
     report = LayerBar(0, _save_nothing, quiet=not progress)
     with TemporaryDirectory() as nowhere, report:
-        place = Path(nowhere) / "none" if output is None else Path(output)
+        place = Path(nowhere) / "none" if output is None else output_path(output)
         collected = collect_beside(Path(model), Path(text), place, options, report)
         if output is not None:
             save(place, collected.importances)

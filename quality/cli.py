@@ -15,7 +15,6 @@ from gguf_tools.overwriting import add_force, refuse_to_overwrite_inputs, refuse
 if TYPE_CHECKING:
     from quality.options import EvaluateOptions, LogitsFile
     from quality.report.points import Earlier
-    from quantize.plan.losses import Losses
 
 DESCRIPTION = """\
 Measure how well quantized models keep what their base predicts, under the names and definitions of
@@ -98,9 +97,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_context_argument(what)
     what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
-    what.add_argument("--json", type=Path, metavar="FILE", help="write all numbers as one JSON object")
     what.add_argument(
-        "--html", type=Path, metavar="REPORT.html",
+        "--json", type=command.output_file, metavar="FILE", help="write all numbers as one JSON object"
+    )
+    what.add_argument(
+        "--html", type=command.output_file, metavar="REPORT.html",
         help="write charts, a map of each file's tensors, and the texts where it is worst, as one page that"
         " loads nothing",
     )  # fmt: skip
@@ -124,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         help="compare with --kl-divergence-base FILE instead of a BASE",
     )
     what.add_argument(
-        "--keep", type=Path, metavar="DIR",
+        "--keep", type=command.output_folder, metavar="DIR",
         help="keep the base's states in DIR, or use those that an earlier run has kept there",
     )  # fmt: skip
     what.add_argument(
@@ -134,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_scheduler(run)
     add_force(run)
     run.add_argument(
-        "--work", type=Path, metavar="DIR",
+        "--work", type=command.output_folder, metavar="DIR",
         help="where finished layers are kept (default: FILE.work beside --json or --html, else a temporary"
         " folder in $TMPDIR or /var/tmp)",
     )  # fmt: skip
@@ -142,13 +143,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    from gguf_tools.named_files import output_path
     from gguf_tools.text import json_text
     from quality.pipeline import evaluate
     from quality.progress import EvaluationBar
     from quality.table import evaluation_lines
+    from quantize.plan.losses import read_losses
 
     base, quants = _models(parser, args)
-    logits = None if args.kl_divergence else args.kl_divergence_base
+    is_written = args.kl_divergence_base is not None and not args.kl_divergence
+    logits = output_path(args.kl_divergence_base) if is_written else None
     outputs = [path for path in (args.json, args.html, logits) if path is not None]
     inputs = [path for path in (args.base, *args.quants, args.text, *args.compare_with) if path is not None]
     for output in (*outputs, *([args.keep] if args.keep is not None else [])):
@@ -156,7 +160,7 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     if args.work is None or not args.work.exists():
         refuse_to_replace(outputs, force=args.force)
     earlier = [] if args.html is None else _prepare_page(args)
-    losses = None if args.losses is None else _read_losses(args.losses)
+    losses = None if args.losses is None else read_losses(args.losses)
     with EvaluationBar(quiet=args.quiet) as bar:
         evaluation = evaluate(base, args.text, quants, _options(args, logits), bar)
     for line in evaluation_lines(evaluation):
@@ -198,27 +202,18 @@ def _models(
     return args.base, args.quants
 
 
-def _read_losses(path: Path) -> Losses:
-    from gguf_tools.errors import BadRequest
-    from quantize.plan.losses import read_losses
-
-    try:
-        return read_losses(path)
-    except OSError as error:
-        raise BadRequest(f"{path}: can't be read ({error.strerror})") from error
-
-
 def _prepare_page(args: argparse.Namespace) -> list[Earlier]:
     """Return the earlier evaluations; refuse, before hours of computing, what no page can be made of."""
     import hashlib
 
+    from gguf_tools.named_files import read_input
     from quality.report.charts import require_matplotlib
     from quality.report.points import read_earlier, refuse_another_text
 
     require_matplotlib()
     earlier = [read_earlier(path) for path in args.compare_with]
     if earlier and args.text is not None and args.text.is_file():
-        digest = hashlib.sha256(args.text.read_bytes()).hexdigest()
+        digest = hashlib.sha256(read_input(args.text)).hexdigest()
         for each in earlier:
             refuse_another_text(each, digest, args.ctx_size)
     return earlier

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from forward.device import require_torch
 from gguf_tools.errors import BadArgument, BadRequest, OutputError
+from gguf_tools.named_files import output_path
 from quality.options import EvaluateOptions, LogitsFile, NoReport, Reporter
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def evaluate(
     options, report = options or EvaluateOptions(), report or NoReport()
     if not quants:
         raise BadRequest("no model to compare with the base")
-    if options.logits is not None and not options.logits.parent.is_dir():
+    if options.logits is not None and not output_path(options.logits).parent.is_dir():
         raise OutputError(f"{options.logits}: can't be written (no such folder)")
     if options.forward.n_threads is not None:
         torch.set_num_threads(options.forward.n_threads)

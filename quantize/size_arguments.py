@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gguf_tools.errors import BadArgument, BadRequest
+from gguf_tools import command
+from gguf_tools.errors import BadArgument
 from gguf_tools.whole_file import write_whole
 from quantize.arguments import parsing_arguments
 from quantize.plan.size import parse_size
@@ -58,20 +59,28 @@ def add_size_arguments(parser: argparse.ArgumentParser) -> None:
             help=f"no {what} bits than TYPE for tensors whose name matches (repeatable)",
         )  # fmt: skip
     group.add_argument(
-        "--save-recipe", type=Path, metavar="FILE.yaml", help="write the choice as a recipe file"
+        "--save-recipe",
+        type=command.output_file,
+        metavar="FILE.yaml",
+        help="write the choice as a recipe file",
     )
     group.add_argument(
-        "--save-tensor-types", type=Path, metavar="FILE", help="... for llama-quantize --tensor-type-file"
+        "--save-tensor-types",
+        type=command.output_file,
+        metavar="FILE",
+        help="... for llama-quantize --tensor-type-file",
     )
-    group.add_argument("--save-custom-q", type=Path, metavar="FILE", help="... for ik_llama.cpp --custom-q")
+    group.add_argument(
+        "--save-custom-q", type=command.output_file, metavar="FILE", help="... for ik_llama.cpp --custom-q"
+    )
     group.add_argument(
         "--save-tensor-list",
-        type=Path,
+        type=command.output_file,
         metavar="FILE",
         help="... with a line per tensor, as Thireus' tools have it",
     )
     group.add_argument(
-        "--curve", type=Path, metavar="PLOT.svg",
+        "--curve", type=command.output_file, metavar="PLOT.svg",
         help="draw the predicted divergence of ten sizes; needs matplotlib",
     )  # fmt: skip
 
@@ -113,12 +122,8 @@ def size_request(args: argparse.Namespace, base: str | None, losses_file: Path) 
             at_least=parse_overrides(args.at_least),
             at_most=parse_overrides(args.at_most),
         )
-    try:
-        losses = read_losses(losses_file)
-    except OSError as error:
-        raise BadRequest(f"{losses_file}: can't be read ({error.strerror})") from error
     return SizeRequest(
-        losses,
+        read_losses(losses_file),
         size=None if args.size is None else parse_size(args.size),
         vram=_bytes(args.vram, "--vram"),
         ram=_bytes(args.ram, "--ram"),

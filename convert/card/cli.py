@@ -33,7 +33,11 @@ def add_to(commands: command.Subcommands) -> None:
         "files", nargs="+", type=Path, metavar="FILE", help="GGUF file, or a part of a split set"
     )
     sub.add_argument(
-        "-o", "--output", type=Path, metavar="README.md", help="where to write (default: beside the files)"
+        "-o",
+        "--output",
+        type=command.output_file,
+        metavar="README.md",
+        help="where to write (default: beside the files)",
     )
     sub.add_argument(
         "--source", type=Path, metavar="MODEL",

@@ -72,7 +72,7 @@ def write_card(
         remarks=request.remarks,
         own_text=old.rpartition(f"{MARK}\n")[2] if old else "",
     )
-    write_whole(path, card_text(card).encode())
+    write_whole(path, card_text(card).encode(errors="backslashreplace"))  # names of files can be any bytes
     return path
 
 

@@ -51,7 +51,12 @@ def _parser() -> argparse.ArgumentParser:
         "-f", "--file", dest="text", type=Path, required=True, metavar="TEXT", help="UTF-8 text"
     )
     what.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE.json", help="where the losses go"
+        "-o",
+        "--output",
+        type=command.output_file,
+        required=True,
+        metavar="FILE.json",
+        help="where the losses go",
     )
     add_context_argument(what)
     what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
@@ -63,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         help="rows of a tensor that are encoded at every type (default: %(default)s)",
     )  # fmt: skip
     what.add_argument(
-        "--seed", type=command.natural, default=0, metavar="N",
+        "--seed", type=command.seed, default=0, metavar="N",
         help="decides which labels are drawn from the model's predictions (default: 0)",
     )  # fmt: skip
     add_force(add_run_arguments(parser))

@@ -20,6 +20,7 @@ from forward.options import ForwardOptions
 from forward.text import Cut, Text, read_text
 from gguf_tools import __version__
 from gguf_tools.errors import OutputError
+from gguf_tools.named_files import output_path, read_input
 from quality.options import NoReport, Reporter
 from quantize.formats import get_format
 from quantize.plan.losses import Losses, TensorLosses, write_losses
@@ -77,7 +78,7 @@ def sensitivity(
     from forward.open import open_model
     from quality.calibrate.there_and_back import forget_folders
 
-    options, text, output = options or SensitivityOptions(), Path(text), Path(output)
+    options, text, output = options or SensitivityOptions(), Path(text), output_path(output)
     for name in options.types or ():
         get_format(name)  # says now if there is no such codec
     if not output.parent.is_dir():
@@ -95,7 +96,7 @@ def sensitivity(
             },
             text={
                 "path": text.name,
-                "sha256": hashlib.sha256(text.read_bytes()).hexdigest(),
+                "sha256": hashlib.sha256(read_input(text)).hexdigest(),
                 "chunks": chunks.n_chunks,
                 "context": chunks.chunk_size,
                 "seed": options.seed,
