@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
 from gguf_tools.system.locks import refuse_thread_count
 
@@ -35,3 +35,16 @@ class ForwardOptions:
 
     def __post_init__(self) -> None:
         refuse_thread_count(self.n_threads)
+
+
+class ForwardChoices(TypedDict, total=False):
+    """The fields of ForwardOptions as keyword arguments."""
+
+    device: str | None
+    dtype: DType
+    n_threads: int | None
+    memory_bytes: int
+    all_experts: bool
+    like: Literal["llama.cpp"] | None
+    half_cache: bool
+    scheduler: str | None
