@@ -28,6 +28,9 @@ def output_path(path: str | os.PathLike[str], *, may_be_folder: bool = False) ->
         mode = found.stat().st_mode if text else 0
     except FileNotFoundError:
         mode = 0
+    except NotADirectoryError as error:
+        file = next(parent for parent in found.parents if parent.is_file())
+        raise OutputError(f"{found}: {file} is a file, expected a folder") from error
     except OSError as error:
         raise OutputError(f"{found}: can't be written ({error.strerror})") from error
     if may_be_folder and stat.S_ISDIR(mode):

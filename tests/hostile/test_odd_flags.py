@@ -89,6 +89,7 @@ ODD_NAMES = {
     "": "names no file", ".": "names no file", "..": "names no file", "/": "names no file",
     "new/": "names no file", "m": "is a folder, expected a file", "pipe": "a pipe or a socket",
     "socket": "a pipe or a socket", "loop": "Too many levels of symbolic links",
+    "m.gguf/o": "m.gguf is a file, expected a folder",
 }  # fmt: skip
 
 OTHERS = [
@@ -126,6 +127,7 @@ OTHERS = [
     (["gguf-tools", "remove-key", "/", "general.name"], "/: is a folder, expected a file"),
     (["gguf-tools", "set", "loop", "general.name=x"], "Too many levels of symbolic links"),
     (["gguf-tools", "card", "m.gguf", "--report", "pipe"], "pipe: not a regular file"),
+    (["evaluate", "m.gguf", "--kl-divergence-base", "pipe", "--kl-divergence"], "pipe: not a file of logits"),
     (["gguf-tools", "card", "m.gguf", "--report", "deep.json"], "not a report of `evaluate --json`"),
 ]  # fmt: skip
 """Command lines, and what each of them says."""
