@@ -93,6 +93,11 @@ def output_file_or_folder(text: str) -> Path:
     return _output(partial(named_files.output_path, may_be_folder=True), text)
 
 
+def output_prefix(text: str) -> Path:
+    """Return an argument as what the names of several files begin with."""
+    return _output(named_files.output_prefix, text)
+
+
 def output_folder(text: str) -> Path:
     """Return an argument as the path of a folder that can be filled."""
     return _output(named_files.output_folder, text)

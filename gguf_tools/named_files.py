@@ -44,6 +44,14 @@ def output_path(path: str | os.PathLike[str], *, may_be_folder: bool = False) ->
     return found
 
 
+def output_prefix(path: str | os.PathLike[str]) -> Path:
+    """Return what the names of several outputs begin with; raises BadArgument where it has no name."""
+    text, found = os.fspath(path), Path(path)
+    if found.name in ("", "..") or text.endswith(os.sep):
+        raise BadArgument(f"{text!r} names no file, expected what the names of files begin with")
+    return found
+
+
 def output_folder(path: str | os.PathLike[str]) -> Path:
     """Return the path of a folder that is to be filled, and may not be there yet.
 

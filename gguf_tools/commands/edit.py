@@ -101,7 +101,7 @@ def add_to(commands: command.Subcommands) -> None:
     )
     _add_file(sub)
     sub.add_argument(
-        "prefix", metavar="PREFIX", type=command.output_file, help="what the names of the files begin with"
+        "prefix", metavar="PREFIX", type=command.output_prefix, help="what the names of the files begin with"
     )
     sub.add_argument(
         "--max-size", "--split-max-size", metavar="N(M|G)", type=_argument(_size),

@@ -29,7 +29,7 @@ import quantize
 import quantize.cli
 from forward.options import ForwardOptions
 from gguf_tools.errors import BadArgument, BadRequest, OutputError, ToolkitError
-from gguf_tools.named_files import output_folder, output_path, read_input
+from gguf_tools.named_files import output_folder, output_path, output_prefix, read_input
 from quantize.mla_layout import change_layout
 from tests.support.checkpoints import micro_checkpoint
 from tests.support.tokenizer_files import copy_tokenizer
@@ -69,7 +69,6 @@ OUTPUTS = {
     "set": ["gguf-tools", "set", "m.gguf", "general.name=x", "-o", "OUT"],
     "remove-key": ["gguf-tools", "remove-key", "m.gguf", "general.name", "-o", "OUT"],
     "rename": ["gguf-tools", "rename", "m.gguf", "output.weight=x", "-o", "OUT"],
-    "split": ["gguf-tools", "split", "m.gguf", "OUT"],
     "merge": ["gguf-tools", "merge", "m.gguf", "OUT"],
     "mla-layout": ["gguf-tools", "mla-layout", "m.gguf", "OUT", "--to", "both"],
     "repack": ["gguf-tools", "repack", "m.gguf", "OUT"],
@@ -120,6 +119,7 @@ OTHERS = [
     (["gguf-tools", "mla-layout", "m.gguf", "o.gguf", "--to", "both", "--threads", HUGE], "is not a whole"),
     (["gguf-tools", "repack", "m.gguf", "o.gguf", "--threads", HUGE], "is not a whole number from 1 to 1024"),
     (["gguf-tools", "split", "m.gguf", "o", "--max-size", f"{ENDLESS}M"], "is no size"),
+    *((["gguf-tools", "split", "m.gguf", name], "names no file") for name in ("", ".", "..", "/", "new/")),
     (["gguf-tools", "split", "m.gguf", "o", "--max-tensors", ENDLESS], "is no positive number"),
     (["gguf-tools", "set", "m.gguf", "general.name=str@/dev/null"], "/dev/null: not a regular file"),
     (["gguf-tools", "set", "m.gguf", "general.name=str@pipe"], "pipe: not a regular file"),
@@ -241,6 +241,7 @@ def test_names_of_files(place: Path) -> None:
     assert output_path("new.gguf") == Path("new.gguf")
     assert output_path(place / "m.gguf") == place / "m.gguf"
     assert output_path("m", may_be_folder=True) == Path("m")
+    assert output_prefix("m") == Path("m"), "a folder may have the name that others begin with"
     assert output_folder("m") == Path("m")
     assert output_folder("new") == Path("new")
     with pytest.raises(BadArgument):
