@@ -22,11 +22,27 @@ if TYPE_CHECKING:
     from convert.options import ConvertOptions
     from convert.pipeline import convert
     from convert.weights import open_checkpoint
+    from convert.weights.model_weights import ModelWeights
     from gguf_tools import __version__
     from gguf_tools.errors import ToolkitError
+    from quantize.calibration import Calibrating
+    from quantize.plan.overrides import Override
+    from quantize.plan.plan import PlanOptions
+    from quantize.plan.recipe_files import Mixture
+    from quantize.prepare import Preparation
+    from quantize.run import Result
+    from quantize.run_options import RunOptions
 
 __all__ = [
+    "Calibrating",
     "ConvertOptions",
+    "Mixture",
+    "ModelWeights",
+    "Override",
+    "PlanOptions",
+    "Preparation",
+    "Result",
+    "RunOptions",
     "ToolkitError",
     "__version__",
     "convert",
@@ -34,7 +50,15 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Calibrating": "quantize.calibration",
     "ConvertOptions": "convert.options",
+    "Mixture": "quantize.plan.recipe_files",
+    "ModelWeights": "convert.weights.model_weights",
+    "Override": "quantize.plan.overrides",
+    "PlanOptions": "quantize.plan.plan",
+    "Preparation": "quantize.prepare",
+    "Result": "quantize.run",
+    "RunOptions": "quantize.run_options",
     "ToolkitError": "gguf_tools.errors",
     "__version__": "gguf_tools",
     "convert": "convert.pipeline",

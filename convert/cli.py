@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -17,7 +18,7 @@ from gguf_tools import __version__, command
 from gguf_tools.completion import completes
 from gguf_tools.overwriting import add_force, refuse_to_replace
 from gguf_tools.parser import ForeignFlag, add_foreign_flags
-from gguf_tools.text import json_line
+from gguf_tools.text import json_line, quoted
 from quantize.arguments import (
     add_matrix_arguments,
     add_output_arguments,
@@ -90,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         help="folder with config.json; or OWNER/NAME[@REVISION] on the Hub",
     )  # fmt: skip
     parser.add_argument(
-        "--outfile", type=Path, metavar="FILE",
+        "--outfile", type=command.output_file_or_folder, metavar="FILE",
         help="where to write; {ftype} stands for the type, a folder gets a name made of the model's"
         " (default: into MODEL_DIR, or here for a model of the Hub)",
     )  # fmt: skip
@@ -130,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
         "--pre-tokenizer", metavar="NAME",
         help="llama.cpp's name of the pre-tokenizer, when tokenizer.json is not recognised",
     )  # fmt: skip
-    parser.add_argument("--threads", type=int, metavar="N", help="how many threads (default: one per core)")
+    command.add_threads(parser)
     parser.add_argument(
         "--print-supported-models", action="store_true", help="list the architectures that can be converted"
     )
@@ -164,8 +165,6 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     from quantize.run import execute_together
     from quantize.run_options import RunOptions
 
-    if not args.dry_run and args.threads is not None and args.threads < 1:
-        parser.error(f"--threads is {args.threads}, expected at least 1")
     folder = source_folder(
         args.model,
         stream=args.stream,
@@ -189,8 +188,9 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
                     print(f"would write {', '.join(map(str, run.output_paths))}")
             return
         outputs = [path for run in runs for path in run.output_paths]
-        reused = {path.resolve() for path in args.reuse}  # an output that is named there is to be replaced
-        refuse_to_replace(outputs, force=args.force or any(path.resolve() in reused for path in outputs))
+        reused = set(map(os.path.realpath, args.reuse))  # an output that is named there is to be replaced
+        is_reused = any(os.path.realpath(path) in reused for path in outputs)
+        refuse_to_replace(outputs, force=args.force or is_reused)
         card = prepare_card(args, Path(folder), outputs)
         with ProgressBar("converting", quiet=args.quiet) as bar:
             how = RunOptions(
@@ -258,9 +258,9 @@ def _size(text: str | None, parser: argparse.ArgumentParser) -> int | None:
     """Return the bytes of `300M` or `2G` (thousands, as llama.cpp's converter has them); 0 is no limit."""
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+)([KMG]?)", text)
+    match = re.fullmatch(r"(\d{1,18})([KMG]?)", text)
     if match is None:
-        parser.error(f"--split-max-size is {text!r}, expected a number with M or G, for instance 2G")
+        parser.error(f"--split-max-size is {quoted(text)}, expected a number with M or G, for instance 2G")
     return int(match[1]) * {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}[match[2]] or None
 
 

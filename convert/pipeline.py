@@ -33,6 +33,7 @@ from gguf_tools.ggml_types import F32
 from gguf_tools.header import Endian
 from gguf_tools.hub.names import cached_name
 from gguf_tools.look.model_size import count_parameters
+from gguf_tools.named_files import output_path
 from gguf_tools.shards import group_tensors
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata, Value
@@ -274,7 +275,7 @@ def _output_path(
 ) -> Path:
     # The Hub's cache is the client's own: an output there would be lost with it.
     default = folder if cached_name(folder) is None else Path()
-    target = default if outfile is None else Path(outfile)
+    target = default if outfile is None else output_path(outfile, may_be_folder=True)
     if target.is_dir():
         return target / general.default_outfile(type_name, vocab_only=vocab_only)
     if not target.parent.is_dir():

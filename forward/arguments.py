@@ -37,7 +37,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGrou
         help="what to multiply in (default: %(default)s)",
     )  # fmt: skip
     run.add_argument(
-        "-t", "--threads", type=command.positive, metavar="N", help="how many threads (default: one per core)"
+        "-t", "--threads", type=command.threads, metavar="N", help="how many threads (default: one per core)"
     )
     command.add_timeout(run)
     run.add_argument(

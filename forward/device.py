@@ -23,7 +23,7 @@ def device_name(wanted: str | None) -> str:
     if wanted is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.empty(1, device=wanted)
+        torch.zeros(1, device=wanted).item()  # meta has tensors, but no numbers
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise BadRequest(f"--device {wanted}: torch can't use it ({reason})") from error

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
+
+from gguf_tools.system.locks import refuse_thread_count
 
 DType = Literal["float32", "bfloat16"]
 
@@ -30,3 +32,19 @@ class ForwardOptions:
     like: Literal["llama.cpp"] | None = None
     half_cache: bool = False
     scheduler: str | None = None
+
+    def __post_init__(self) -> None:
+        refuse_thread_count(self.n_threads)
+
+
+class ForwardChoices(TypedDict, total=False):
+    """The fields of ForwardOptions as keyword arguments."""
+
+    device: str | None
+    dtype: DType
+    n_threads: int | None
+    memory_bytes: int
+    all_experts: bool
+    like: Literal["llama.cpp"] | None
+    half_cache: bool
+    scheduler: str | None

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from convert.tokenizer.vocab import TokenType
 from forward.sentence_pieces import SentencePieces
 from gguf_tools import keys
 from gguf_tools.errors import BadRequest, BadTokenizer
+from gguf_tools.named_files import read_input
 from gguf_tools.values import Metadata
 
 _BYTE_LEVEL, _SENTENCEPIECE = "gpt2", "llama"
@@ -71,6 +72,15 @@ class Cut:
     parse_special: bool = False
 
 
+class CutChoices(TypedDict, total=False):
+    """The fields of Cut as keyword arguments."""
+
+    chunk_size: int
+    from_chunk: int
+    n_chunks: int | None
+    parse_special: bool
+
+
 def read_text(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:
     """Return the chunks of the text in a file.
 
@@ -80,11 +90,7 @@ def read_text(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:
             BadTokenizer for a tokenizer that is not supported
     """
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise BadRequest(f"{path}: can't be read ({error.strerror})") from error
-    try:
-        text = content.decode("utf-8")
+        text = read_input(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadRequest(f"{path}: not UTF-8 at byte {error.start}; expected a text") from error
     ids = make_encoder(vocab, parse_special=cut.parse_special).encode(text.removesuffix("\n"))

@@ -21,15 +21,23 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 
+from gguf_tools import named_files
 from gguf_tools.errors import BadArgument, ToolkitError
 from gguf_tools.help_text import HelpFormatter
 from gguf_tools.hub import limits
 from gguf_tools.parser import Parser
+from gguf_tools.system.locks import MAX_THREADS
+from gguf_tools.text import quoted
 
 BAD_ARGUMENTS = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141
+MAX_SEED = (1 << 63) - 1
+"""The largest seed of torch's generators."""
+
 MAX_CHARS = 4000
 """Maximum length of a message: a file may hold a tensor name of any length."""
 
@@ -68,6 +76,13 @@ def add_timeout(parser: argparse._ActionsContainer) -> None:
     )  # fmt: skip
 
 
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    """Give the parser of work on several threads `--threads`."""
+    parser.add_argument(
+        "--threads", type=threads, metavar="N", help="how many threads (default: one per core)"
+    )
+
+
 def add_scheduler(parser: argparse._ActionsContainer) -> None:
     """Give the parser of work that other machines can share `--scheduler`."""
     parser.add_argument(
@@ -75,6 +90,50 @@ def add_scheduler(parser: argparse._ActionsContainer) -> None:
         help="have the workers of a Dask scheduler do it, such as tcp://10.0.0.1:8786; they must see the same"
         " files under the same names. local:N starts N processes here",
     )  # fmt: skip
+
+
+def output_file(text: str) -> Path:
+    """Return an argument as the path of a file that can be written."""
+    return _output(named_files.output_path, text)
+
+
+def output_file_or_folder(text: str) -> Path:
+    """Return an argument as the path of a file that can be written, or of a folder that is there."""
+    return _output(partial(named_files.output_path, may_be_folder=True), text)
+
+
+def output_prefix(text: str) -> Path:
+    """Return an argument as what the names of several files begin with."""
+    return _output(named_files.output_prefix, text)
+
+
+def output_folder(text: str) -> Path:
+    """Return an argument as the path of a folder that can be filled."""
+    return _output(named_files.output_folder, text)
+
+
+def _output(path_of: Callable[[str], Path], text: str) -> Path:
+    try:
+        return path_of(text)
+    except ToolkitError as error:
+        raise argparse.ArgumentTypeError(one_line(error)) from error
+
+
+def threads(text: str) -> int:
+    """Return an argument as a number of threads."""
+    return _whole(text, 1, MAX_THREADS)
+
+
+def seed(text: str) -> int:
+    """Return an argument as the seed of a random generator."""
+    return _whole(text, 0, MAX_SEED)
+
+
+def _whole(text: str, least: int, most: int) -> int:
+    number = int(text)
+    if not least <= number <= most:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a whole number from {least} to {most}")
+    return number
 
 
 def positive(text: str) -> int:

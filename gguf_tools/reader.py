@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from gguf_tools.errors import FormatError, ShapeError, TruncatedError
 from gguf_tools.header import Endian, check_data, read_header
 from gguf_tools.system.files import read_at, read_into
-from gguf_tools.tensor_arrays import as_array
+from gguf_tools.tensor_arrays import as_array, is_plain
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.text import types_table
 from gguf_tools.values import Value
@@ -51,6 +51,8 @@ class GGUFSource(Protocol):
     def file_of(self, name: str) -> GGUFFile: ...
     def data_offset(self, name: str) -> int: ...
     def raw(self, name: str) -> np.ndarray: ...
+    def array(self, name: str) -> np.ndarray: ...
+    def blocks(self, name: str) -> np.ndarray: ...
     def raw_rows(self, name: str, start: int, stop: int) -> np.ndarray: ...
     def read_rows(self, name: str, start: int, stop: int) -> np.ndarray: ...
     def read_bytes(self, name: str, start: int, stop: int) -> np.ndarray: ...
@@ -162,10 +164,22 @@ class GGUFFile:
         return self._view(self.data_offset(name), self.tensor(name).n_bytes)
 
     def array(self, name: str) -> np.ndarray:
-        """Return a tensor as an array of its shape, in new memory.
+        """Return a tensor of plain numbers as an array of its shape and dtype (BF16: that of ml_dtypes).
 
-        Numbers have their own dtype (BF16 that of ml_dtypes). Blocks stay bytes, uint8 (..., row_bytes);
-        `quantize.decode(array, type)` turns them into float32.
+        raises  FormatError for a quantized tensor: `quantize.read_values` has its values, `blocks` its bytes
+        """
+        info = self.tensor(name)
+        if not is_plain(info.type):
+            raise FormatError(
+                f"{self.path}: tensor {name!r} is quantized to {info.type.name}; its values are"
+                " quantize.read_values(file, name), its bytes file.blocks(name)"
+            )
+        return self.blocks(name)
+
+    def blocks(self, name: str) -> np.ndarray:
+        """Return a tensor as it is stored, in new memory: uint8 (..., row_bytes), or an array of its numbers.
+
+        `quantize.decode(blocks, type)` turns bytes into float32.
         raises  FormatError for blocks whose order on big-endian machines is not known
         """
         return as_array(self.tensor(name), self.read_bytes(name, 0, self.tensor(name).n_bytes), self.endian)

@@ -270,8 +270,12 @@ class GGUFSet:
         return self.file_of(name).raw(name)
 
     def array(self, name: str) -> np.ndarray:
-        """Return a tensor as an array of its shape, see GGUFFile.array."""
+        """Return a tensor of plain numbers as an array, see GGUFFile.array."""
         return self.file_of(name).array(name)
+
+    def blocks(self, name: str) -> np.ndarray:
+        """Return a tensor as it is stored, see GGUFFile.blocks."""
+        return self.file_of(name).blocks(name)
 
     def raw_rows(self, name: str, start: int, stop: int) -> np.ndarray:
         """Return rows of a tensor as a view, see GGUFFile.raw_rows."""

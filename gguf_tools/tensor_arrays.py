@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from gguf_tools.endian import swap_bytes
+from gguf_tools.ggml_types import GGMLType
 from gguf_tools.header import Endian
 from gguf_tools.tensors import TensorInfo
 
@@ -23,8 +24,13 @@ _DTYPES = {
 }
 
 
+def is_plain(type_: GGMLType) -> bool:
+    """Return whether a type is one of plain numbers, not of blocks."""
+    return type_.name == "BF16" or type_.name in _DTYPES
+
+
 def as_array(info: TensorInfo, data: np.ndarray, endian: Endian) -> np.ndarray:
-    """Return the data of a tensor as an array of its shape, see GGUFFile.array.
+    """Return the data of a tensor as an array of its shape, see GGUFFile.blocks.
 
     data  uint8 (n_bytes,), in the byte order `endian`
     """

@@ -14,16 +14,23 @@ from typing import TYPE_CHECKING
 from gguf_tools.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from forward.options import ForwardOptions
+    from forward.text import Cut
     from gguf_tools import __version__
     from gguf_tools.errors import ToolkitError
     from imatrix.collecting import collect
     from imatrix.options import Collected, CollectOptions
     from imatrix.store import ImportanceFile, load, save
+    from quantize.importance import ImportanceFormat, Importances
 
 __all__ = [
     "CollectOptions",
     "Collected",
+    "Cut",
+    "ForwardOptions",
     "ImportanceFile",
+    "ImportanceFormat",
+    "Importances",
     "ToolkitError",
     "__version__",
     "collect",
@@ -34,7 +41,11 @@ __all__ = [
 _HOMES = {
     "CollectOptions": "imatrix.options",
     "Collected": "imatrix.options",
+    "Cut": "forward.text",
+    "ForwardOptions": "forward.options",
     "ImportanceFile": "imatrix.store",
+    "ImportanceFormat": "quantize.importance",
+    "Importances": "quantize.importance",
     "ToolkitError": "gguf_tools.errors",
     "__version__": "gguf_tools",
     "collect": "imatrix.collecting",

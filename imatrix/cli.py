@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from forward.arguments import add_context_argument, add_run_arguments, forward_options
 from gguf_tools import __version__, command
+from gguf_tools.command import output_file
 from gguf_tools.help_text import HelpFormatter
 from gguf_tools.overwriting import StoreOutput, add_force, refuse_to_overwrite_inputs, refuse_to_replace
 from gguf_tools.parser import add_foreign_flags
@@ -77,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Write INPUT in the form that OUTPUT's name asks for: .dat, or GGUF for any other.",
     )
     convert.add_argument("input", type=Path, metavar="INPUT")
-    convert.add_argument("output", type=Path, metavar="OUTPUT")
+    convert.add_argument("output", type=output_file, metavar="OUTPUT")
     add_force(convert)
     _add_layout(convert)
     convert.add_argument(
@@ -91,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Add up sums and counts, per expert: what collecting all in one go would have given.",
     )
     merge.add_argument("inputs", type=Path, nargs="+", metavar="INPUT")
-    merge.add_argument("-o", "--output", dest="merged", type=Path, required=True, metavar="OUT")
+    merge.add_argument("-o", "--output", dest="merged", type=output_file, required=True, metavar="OUT")
     add_force(merge)
     merge.set_defaults(body=_merge)
     stats = commands.add_parser(
@@ -102,8 +103,9 @@ def _parser() -> argparse.ArgumentParser:
     stats.add_argument("file", type=Path, metavar="FILE")
     stats.add_argument("--json", action="store_true", help="as one JSON object")
     stats.add_argument(
-        "--plot", type=Path, action=StoreOutput, metavar="FILE.png", help="draw it, too; needs matplotlib"
-    )
+        "--plot", type=output_file, action=StoreOutput, metavar="FILE.png",
+        help="draw it, too; needs matplotlib",
+    )  # fmt: skip
     stats.set_defaults(body=_stats)
     check = commands.add_parser(
         "check",
@@ -124,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
         " from each other.",
     )
     repair.add_argument("file", type=Path, metavar="FILE")
-    repair.add_argument("-o", "--output", dest="repaired", type=Path, required=True, metavar="OUT")
+    repair.add_argument("-o", "--output", dest="repaired", type=output_file, required=True, metavar="OUT")
     add_force(repair)
     repair.add_argument(
         "--model", dest="for_model", metavar="MODEL",
@@ -154,8 +156,8 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     what.add_argument("-f", "--file", dest="text", type=Path, metavar="TEXT", help="calibration text, UTF-8")
     what.add_argument(
-        "-o", "--output", "--output-file", type=Path, action=StoreOutput, may_be=("in_file",), metavar="OUT",
-        default=Path("imatrix.gguf"), help="where to write (default: %(default)s)",
+        "-o", "--output", "--output-file", type=output_file, action=StoreOutput, may_be=("in_file",),
+        default=Path("imatrix.gguf"), metavar="OUT", help="where to write (default: %(default)s)",
     )  # fmt: skip
     what.add_argument(
         "--in-file", type=Path, action="append", default=[], metavar="FILE",

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Unpack
 
 from forward.device import device_name, require_torch
 from forward.text import Text, read_text
+from gguf_tools.choices import with_choices
 from gguf_tools.errors import BadImportance
 from gguf_tools.inputs import InputWatch
+from gguf_tools.named_files import output_path
 from imatrix.merge import merge
 from imatrix.options import CollectChoices, Collected, CollectOptions, NoReport, Reporter
 from imatrix.progress import LayerBar
@@ -49,20 +51,19 @@ def collect(
     text      path of a UTF-8 text
     output    where to save them; until then, finished layers are kept beside it, and the same call resumes
               after an interruption. None: nothing is saved
+    options   what to collect, and how
     progress  show a bar on standard error
-    choices   fields of CollectOptions as keyword arguments, which replace those of `options`
+    choices   fields of CollectOptions, and of the Cut and ForwardOptions in it, as keyword arguments:
+              n_chunks=8, chunk_size=512, device="cpu". They replace those of `options`
     raises    ToolkitError, for instance without torch
     """
     from forward.work_folder import forget
     from imatrix.store import save
 
-    unknown = sorted(choices.keys() - {field.name for field in fields(CollectOptions)})
-    if unknown:
-        raise TypeError(f"unexpected keyword arguments: {', '.join(unknown)}")
-    options = replace(options or CollectOptions(), **choices)
+    options = with_choices(options or CollectOptions(), choices)
     report = LayerBar(0, _save_nothing, quiet=not progress)
     with TemporaryDirectory() as nowhere, report:
-        place = Path(nowhere) / "none" if output is None else Path(output)
+        place = Path(nowhere) / "none" if output is None else output_path(output)
         collected = collect_beside(Path(model), Path(text), place, options, report)
         if output is not None:
             save(place, collected.importances)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypedDict
+from typing import TYPE_CHECKING, Protocol
 
-from forward.options import ForwardOptions
-from forward.text import Cut
+from forward.options import ForwardChoices, ForwardOptions
+from forward.text import Cut, CutChoices
 from quantize.importance import ImportanceFile
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ class CollectOptions:
     earlier: Sequence[ImportanceFile] = ()
 
 
-class CollectChoices(TypedDict, total=False):
-    """The fields of CollectOptions as keyword arguments."""
+class CollectChoices(CutChoices, ForwardChoices, total=False):
+    """The fields of CollectOptions, Cut and ForwardOptions as keyword arguments."""
 
     cut: Cut
     process_output: bool

@@ -99,10 +99,11 @@ def _parser() -> argparse.ArgumentParser:
     add_context_argument(what)
     what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
     what.add_argument(
-        "--json", type=Path, action=StoreOutput, metavar="FILE", help="write all numbers as one JSON object"
-    )
+        "--json", type=command.output_file, action=StoreOutput, metavar="FILE",
+        help="write all numbers as one JSON object",
+    )  # fmt: skip
     what.add_argument(
-        "--html", type=Path, action=StoreOutput, metavar="REPORT.html",
+        "--html", type=command.output_file, action=StoreOutput, metavar="REPORT.html",
         help="write charts, a map of each file's tensors, and the texts where it is worst, as one page that"
         " loads nothing",
     )  # fmt: skip
@@ -126,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         help="compare with --kl-divergence-base FILE instead of a BASE",
     )
     what.add_argument(
-        "--keep", type=Path, action=StoreOutput, metavar="DIR",
+        "--keep", type=command.output_folder, action=StoreOutput, metavar="DIR",
         help="keep the base's states in DIR, or use those that an earlier run has kept there",
     )  # fmt: skip
     what.add_argument(
@@ -136,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_scheduler(run)
     add_force(run)
     run.add_argument(
-        "--work", type=Path, action=StoreOutput, metavar="DIR",
+        "--work", type=command.output_folder, action=StoreOutput, metavar="DIR",
         help="where finished layers are kept (default: FILE.work beside --json or --html, else a temporary"
         " folder in $TMPDIR or /var/tmp)",
     )  # fmt: skip
@@ -144,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    from gguf_tools.errors import OutputError
+    from gguf_tools.named_files import output_path
     from gguf_tools.text import json_text
     from gguf_tools.whole_file import write_whole
     from quality.pipeline import evaluating
@@ -153,13 +154,12 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     from quality.work import is_unfinished
 
     base, quants = _models(parser, args)
-    logits = None if args.kl_divergence else args.kl_divergence_base
+    is_written = args.kl_divergence_base is not None and not args.kl_divergence
+    logits = output_path(args.kl_divergence_base) if is_written else None
     outputs = [path for path in (args.json, args.html, logits) if path is not None]
     inputs = [path for path in (args.base, *args.quants, args.text, *args.compare_with) if path is not None]
     for output in (*outputs, *([args.keep] if args.keep is not None else [])):
         _refuse_output(output, inputs)
-    for output in filter(Path.is_dir, outputs):
-        raise OutputError(f"{output}: is a folder, expected a file to write")
     options = _options(args, logits)
     if options.work is None or not is_unfinished(options.work):
         refuse_to_replace(outputs, force=args.force)
@@ -209,7 +209,6 @@ def _models(
 
 def _page_inputs(args: argparse.Namespace) -> PageInputs:
     """Return what the page is made of besides; refuse, before hours of computing, what can't be read."""
-    from gguf_tools.errors import BadRequest
     from quality.report.charts import require_matplotlib
     from quality.report.inputs import PageInputs
     from quality.report.points import read_earlier
@@ -217,10 +216,7 @@ def _page_inputs(args: argparse.Namespace) -> PageInputs:
 
     require_matplotlib()
     earlier = tuple(read_earlier(path) for path in args.compare_with)
-    try:
-        return PageInputs(earlier, None if args.losses is None else read_losses(args.losses))
-    except OSError as error:
-        raise BadRequest(f"{args.losses}: can't be read ({error.strerror})") from error
+    return PageInputs(earlier, None if args.losses is None else read_losses(args.losses))
 
 
 def _options(args: argparse.Namespace, logits: Path | None) -> EvaluateOptions:

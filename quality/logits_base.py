@@ -19,6 +19,7 @@ from forward.perplexity import predicted_positions
 from forward.text import Text
 from gguf_tools.errors import BadRequest, TruncatedError
 from gguf_tools.system import files
+from gguf_tools.system.files import NO_WAIT, open_file
 from quality.logits_file import HEADER_BYTES, MAGIC, ROW_HEADER_BYTES
 
 SMALLEST_LOG_PROB = -16.0
@@ -46,7 +47,8 @@ class FileLogits:
         raises  BadRequest for what is no such file, or can't be read; TruncatedError for one that ends early
         """
         try:
-            with path.open("rb") as file:
+            # A pipe is not waited for: as it is empty, it is no such file.
+            with open(open_file(path, os.O_RDONLY | NO_WAIT), "rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 start = file.read(HEADER_BYTES)
                 if len(start) < HEADER_BYTES or not start.startswith(MAGIC):

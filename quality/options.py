@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from forward.options import ForwardOptions
-from forward.text import Cut
+from forward.options import ForwardChoices, ForwardOptions
+from forward.text import Cut, CutChoices
 
 SHORTEST_CHUNK = 4
 """Tokens of a chunk of which something can be measured."""
@@ -39,6 +39,22 @@ class EvaluateOptions:
     restart: bool = False
     logits: Path | None = None
     keep: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("work", "logits", "keep"):
+            if getattr(self, name) is not None:  # a caller may have texts
+                object.__setattr__(self, name, Path(getattr(self, name)))
+
+
+class EvaluateChoices(CutChoices, ForwardChoices, total=False):
+    """The fields of EvaluateOptions, Cut and ForwardOptions as keyword arguments."""
+
+    cut: Cut
+    forward: ForwardOptions
+    work: Path | None
+    restart: bool
+    logits: Path | None
+    keep: Path | None
 
 
 class Reporter(Protocol):

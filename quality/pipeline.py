@@ -12,11 +12,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from forward.device import require_torch
+from gguf_tools.choices import with_choices
 from gguf_tools.errors import BadArgument, BadRequest, OutputError
-from quality.options import SHORTEST_CHUNK, EvaluateOptions, LogitsFile, NoReport, Reporter
+from gguf_tools.named_files import output_path
+from quality.options import (
+    SHORTEST_CHUNK,
+    EvaluateChoices,
+    EvaluateOptions,
+    LogitsFile,
+    NoReport,
+    Reporter,
+)
 
 if TYPE_CHECKING:
     from forward.logits import LogitSource
@@ -27,30 +36,37 @@ if TYPE_CHECKING:
     from quality.open_base import OpenBase
     from quality.visitor import DivergenceVisitor
 
-AnyPath = str | os.PathLike[str]
 
+AnyPath = str | os.PathLike[str]
 
 Check = Callable[["EvaluatedText", Sequence[tuple["TensorSize", ...]]], None]
 """Given the text and the tensors of each file, raises BadRequest for what can't be done with their result."""
 
 
 def evaluate(
-    base: AnyPath | LogitsFile,
-    text: AnyPath | None,
-    quants: Sequence[AnyPath],
+    base: str | os.PathLike[str] | LogitsFile,
+    text: str | os.PathLike[str] | None,
+    quants: Sequence[str | os.PathLike[str]],
     options: EvaluateOptions | None = None,
     report: Reporter | None = None,
+    **choices: Unpack[EvaluateChoices],
 ) -> Evaluation:
     """Return how well `base` predicts a text, and how far every other model is from it.
 
-    base    Hugging Face folder, or GGUF file; it may be gone if `options.keep` has its states. Or a file of
-            log probabilities that llama-perplexity has written
-    text    UTF-8 file; with a file of log probabilities it may be None
-    quants  GGUF files made of the base; a folder can be compared, too
-    raises  ToolkitError; BadRequest, before anything is computed, for a model with another vocabulary, number
-            of layers or hidden size, or a text without a whole chunk; BadActivation naming model, layer and
-            tensor for NaN or infinity; OutputError for a file that can't be written
+        evaluate("lite-bf16.gguf", "wiki.test.raw", ["lite-Q4_K_M.gguf"], n_chunks=40)
+
+    base     Hugging Face folder, or GGUF file; it may be gone if `options.keep` has its states. Or a file of
+             log probabilities that llama-perplexity has written
+    text     UTF-8 file; with a file of log probabilities it may be None
+    quants   GGUF files made of the base; a folder can be compared, too
+    report   is told how far it has come
+    choices  fields of EvaluateOptions, and of the Cut and ForwardOptions in it, as keyword arguments:
+             chunk_size=512, device="cpu". They replace those of `options`
+    raises   ToolkitError; BadRequest, before anything is computed, for a model with another vocabulary,
+             number of layers or hidden size, or a text without a whole chunk; BadActivation naming model,
+             layer and tensor for NaN or infinity; OutputError for a file that can't be written
     """
+    options = with_choices(options or EvaluateOptions(), choices)
     with evaluating(base, text, quants, options, report) as evaluation:
         return evaluation
 
@@ -82,7 +98,7 @@ def evaluating(
     options, report = options or EvaluateOptions(), report or NoReport()
     if not quants:
         raise BadRequest("no model to compare with the base")
-    if options.logits is not None and not options.logits.parent.is_dir():
+    if options.logits is not None and not output_path(options.logits).parent.is_dir():
         raise OutputError(f"{options.logits}: can't be written (no such folder)")
     if options.forward.n_threads is not None:
         torch.set_num_threads(options.forward.n_threads)

@@ -31,25 +31,36 @@ if TYPE_CHECKING:
     from gguf_tools import __version__
     from gguf_tools.errors import ToolkitError
     from gguf_tools.findings import Finding
-    from quantize.arrays import decode, encode
+    from quantize.arrays import decode, encode, read_values
+    from quantize.calibration import Calibrating
     from quantize.importance import Importance, ImportanceFile
     from quantize.linting import LintReport, lint
     from quantize.options import QuantizeOptions
     from quantize.pipeline import quantize, quantize_many
-    from quantize.plan.overrides import parse_overrides
+    from quantize.plan.model_facts import ModelFacts
+    from quantize.plan.overrides import Override, parse_overrides
     from quantize.plan.plan import Plan, PlanOptions, build_plan
+    from quantize.plan.recipe import Recipe
     from quantize.plan.recipe_files import Mixture, find_mixture
+    from quantize.prepare import Preparation
+    from quantize.run import Result
     from quantize.run_options import RunOptions
 
 __all__ = [
+    "Calibrating",
     "Finding",
     "Importance",
     "ImportanceFile",
     "LintReport",
     "Mixture",
+    "ModelFacts",
+    "Override",
     "Plan",
     "PlanOptions",
+    "Preparation",
     "QuantizeOptions",
+    "Recipe",
+    "Result",
     "RunOptions",
     "ToolkitError",
     "__version__",
@@ -61,17 +72,24 @@ __all__ = [
     "parse_overrides",
     "quantize",
     "quantize_many",
+    "read_values",
 ]
 
 _HOMES = {
+    "Calibrating": "quantize.calibration",
     "Finding": "gguf_tools.findings",
     "Importance": "quantize.importance",
     "ImportanceFile": "quantize.importance",
     "LintReport": "quantize.linting",
     "Mixture": "quantize.plan.recipe_files",
+    "ModelFacts": "quantize.plan.model_facts",
+    "Override": "quantize.plan.overrides",
     "Plan": "quantize.plan.plan",
     "PlanOptions": "quantize.plan.plan",
+    "Preparation": "quantize.prepare",
     "QuantizeOptions": "quantize.options",
+    "Recipe": "quantize.plan.recipe",
+    "Result": "quantize.run",
     "RunOptions": "quantize.run_options",
     "ToolkitError": "gguf_tools.errors",
     "__version__": "gguf_tools",
@@ -83,6 +101,7 @@ _HOMES = {
     "parse_overrides": "quantize.plan.overrides",
     "quantize": "quantize.pipeline",
     "quantize_many": "quantize.pipeline",
+    "read_values": "quantize.arrays",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gguf_tools import command
 from gguf_tools.errors import BadArgument, BadOverride, BadRequest
+from gguf_tools.named_files import read_input_text
 
 if TYPE_CHECKING:
     from quantize.importance import ImportanceFile
@@ -152,7 +153,7 @@ def plan_options(args: argparse.Namespace) -> PlanOptions:
         output_type = parse_type(args.output_tensor_type) if args.output_tensor_type else None
         embedding_type = parse_type(args.token_embedding_type) if args.token_embedding_type else None
     for path in args.tensor_type_file:
-        overrides += parse_override_file(_read_text(path))
+        overrides += parse_override_file(read_input_text(path))
     with parsing_arguments():
         overrides += tuple(each for text in args.custom_q for each in parse_custom_q(text))
     return PlanOptions(
@@ -164,13 +165,6 @@ def plan_options(args: argparse.Namespace) -> PlanOptions:
         embedding_type=embedding_type,
         allow_requantize=getattr(args, "allow_requantize", False),
     )
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise BadRequest(f"{path}: not a text file ({error.reason} at byte {error.start})") from error
 
 
 def read_importances(args: argparse.Namespace) -> ImportanceFile | None:

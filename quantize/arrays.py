@@ -1,4 +1,4 @@
-"""One array: encoded as a ggml type, or decoded, without a file around it."""
+"""One array: encoded as a ggml type, or decoded; and the values of a tensor of a file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from gguf_tools.errors import BadImportance, ShapeError
 from gguf_tools.ggml_types import GGMLType, by_name
+from gguf_tools.reader import GGUFSource
 from quantize.formats import get_decoder, get_format
 from quantize.formats.base import ROW_DTYPES
 from quantize.weighting import ColumnWeights
@@ -77,3 +78,17 @@ def decode(data: npt.NDArray[np.uint8], type_: str | GGMLType) -> npt.NDArray[np
         )
     n_cols = (data.shape[-1] - kind.row_meta_bytes) // kind.block_bytes * kind.block_elems
     return decoder(data.reshape(-1, data.shape[-1]), n_cols).reshape(*data.shape[:-1], n_cols)
+
+
+def read_values(source: GGUFSource, name: str) -> npt.NDArray[np.float32]:
+    """Return the values of a tensor of a GGUF file, whatever its type is: float32, in its shape.
+
+        read_values(gguf_tools.open_gguf("model-Q4_K_M.gguf"), "blk.0.ffn_down.weight")
+
+    raises  FormatError for a tensor that isn't there, QuantError for a type without a decoder
+    """
+    info = source.tensor(name)
+    stored = source.blocks(name)
+    if stored.shape == info.shape:
+        return stored.astype(np.float32)
+    return decode(stored, info.type).reshape(info.shape)

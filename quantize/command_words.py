@@ -6,8 +6,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from gguf_tools.command import threads
 from gguf_tools.errors import BadRequest
+from gguf_tools.named_files import output_path
 from gguf_tools.parser import did_you_mean
+from gguf_tools.system.locks import MAX_THREADS
+from gguf_tools.text import quoted
 from quantize.plan.recipe_files import is_recipe_file
 from quantize.plan.recipes import FILE_TYPES, find_recipe
 
@@ -34,10 +38,11 @@ def command_words(
     if rest:
         if output is None and not rest[0].isdecimal():
             parser.error(_no_type_text(words))
-        if not rest[0].isdecimal() or int(rest[0]) < 1:
-            parser.error(f"THREADS is {rest[0]!r}, expected a whole number from 1")
-        n_threads = int(rest[0])
-    return source, None if output is None else Path(output), type_, n_threads
+        try:
+            n_threads = threads(rest[0])
+        except (ValueError, argparse.ArgumentTypeError):
+            parser.error(f"THREADS is {quoted(rest[0])}, expected a whole number from 1 to {MAX_THREADS}")
+    return source, None if output is None else output_path(output), type_, n_threads
 
 
 def _no_type_text(words: Sequence[str]) -> str:

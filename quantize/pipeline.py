@@ -18,6 +18,7 @@ from typing import Unpack
 from gguf_tools.errors import BadRequest
 from gguf_tools.hub.names import cached_name
 from gguf_tools.inputs import gguf_inputs
+from gguf_tools.named_files import output_path
 from gguf_tools.shards import GGUFSet, open_gguf
 from gguf_tools.tensors import TensorInfo
 from quantize.fill.sources import GGUFSources, GGUFTensor
@@ -97,7 +98,7 @@ def plan_run(
     started = time.monotonic()
     mixture = file_type if isinstance(file_type, Mixture) else find_mixture(file_type)
     path = Path(source)
-    target = default_output(path, mixture.name) if output is None else Path(output)
+    target = default_output(path, mixture.name) if output is None else output_path(output)
     target = target.with_name(fill_template(target.name, mixture.name))
     with open_gguf(path) as opened:
         preparation = prepare(opened, target, mixture, options, allow_problems=allow_problems)

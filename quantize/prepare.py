@@ -13,6 +13,7 @@ from pathlib import Path
 from gguf_tools import keys
 from gguf_tools.ggml_types import GGMLType
 from gguf_tools.header import Endian
+from gguf_tools.named_files import output_path
 from gguf_tools.shards import SPLIT_KEYS, layouts_of, shard_paths
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.text import types_table
@@ -101,10 +102,13 @@ def decide_file(
 def lay_out(
     path: Path, metadata: Metadata, groups: Sequence[Sequence[TensorInfo]], endian: Endian = "little"
 ) -> tuple[Output, ...]:
-    """Return one output per group of tensors: `path` itself, or the files of a split set."""
+    """Return one output per group of tensors: `path` itself, or the files of a split set.
+
+    raises  BadArgument, OutputError for a path that no file can be written to
+    """
     layouts = layouts_of(metadata, groups, endian=endian)
-    paths = shard_paths(path, len(layouts))
-    return tuple(Output(path, layout) for path, layout in zip(paths, layouts, strict=True))
+    paths = shard_paths(output_path(path), len(layouts))
+    return tuple(Output(output_path(path), layout) for path, layout in zip(paths, layouts, strict=True))
 
 
 def source_bytes(plan: Plan) -> int:

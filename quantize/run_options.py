@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
+from gguf_tools.choices import refuse_unknown
 from gguf_tools.progress import Progress, StartProgress, StartSteps
 from gguf_tools.values import Value
 from quantize.calibration import Calibrating
@@ -69,13 +70,11 @@ def merge_choices(
     """Return `options` and `run` with the fields that `choices` name in their place.
 
     run     None: the defaults
-    raises  TypeError for a choice that is a field of neither
+    raises  TypeError for a choice that is a field of neither, listing all
     """
     own = {field.name for field in fields(options)}
     shared = {field.name for field in fields(RunOptions)}
-    unknown = [name for name in choices if name not in own | shared]
-    if unknown:
-        raise TypeError(f"unexpected keyword arguments: {', '.join(unknown)}")
+    refuse_unknown(choices, own | shared)
     return (
         replace(options, **{name: value for name, value in choices.items() if name in own}),
         replace(run or RunOptions(), **{name: choices[name] for name in choices if name in shared}),

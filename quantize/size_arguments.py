@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gguf_tools.errors import BadArgument, BadRequest
+from gguf_tools import command
+from gguf_tools.errors import BadArgument
 from gguf_tools.overwriting import StoreOutput
 from gguf_tools.whole_file import write_whole
 from quantize.arguments import parsing_arguments
@@ -59,26 +60,26 @@ def add_size_arguments(parser: argparse.ArgumentParser) -> None:
             help=f"no {what} bits than TYPE for tensors whose name matches (repeatable)",
         )  # fmt: skip
     group.add_argument(
-        "--save-recipe", type=Path, action=StoreOutput, metavar="FILE.yaml",
+        "--save-recipe", type=command.output_file, action=StoreOutput, metavar="FILE.yaml",
         help="write the choice as a recipe file",
     )  # fmt: skip
     group.add_argument(
-        "--save-tensor-types", type=Path, action=StoreOutput, metavar="FILE",
+        "--save-tensor-types", type=command.output_file, action=StoreOutput, metavar="FILE",
         help="... for llama-quantize --tensor-type-file",
     )  # fmt: skip
     group.add_argument(
-        "--save-custom-q", type=Path, action=StoreOutput, metavar="FILE",
+        "--save-custom-q", type=command.output_file, action=StoreOutput, metavar="FILE",
         help="... for ik_llama.cpp --custom-q",
     )  # fmt: skip
     group.add_argument(
         "--save-tensor-list",
-        type=Path,
+        type=command.output_file,
         action=StoreOutput,
         metavar="FILE",
         help="... with a line per tensor, as Thireus' tools have it",
     )
     group.add_argument(
-        "--curve", type=Path, action=StoreOutput, metavar="PLOT.svg",
+        "--curve", type=command.output_file, action=StoreOutput, metavar="PLOT.svg",
         help="draw the predicted divergence of ten sizes; needs matplotlib",
     )  # fmt: skip
 
@@ -120,12 +121,8 @@ def size_request(args: argparse.Namespace, base: str | None, losses_file: Path) 
             at_least=parse_overrides(args.at_least),
             at_most=parse_overrides(args.at_most),
         )
-    try:
-        losses = read_losses(losses_file)
-    except OSError as error:
-        raise BadRequest(f"{losses_file}: can't be read ({error.strerror})") from error
     return SizeRequest(
-        losses,
+        read_losses(losses_file),
         size=None if args.size is None else parse_size(args.size),
         vram=_bytes(args.vram, "--vram"),
         ram=_bytes(args.ram, "--ram"),

@@ -44,6 +44,12 @@ virtual) and packages near by: 15 s for cloning, an environment and `pip install
 converting and quantizing in one pass, 3 of them for compiling kernels.
 
     pip install .
+
+`imatrix` and `evaluate` below compute the model, so they need torch too. Its build for the CPU is enough
+here, and it spares the 5 GB of libraries that the build for CUDA brings along. For
+that one, install `".[torch]"` instead.
+
+    pip install torch --index-url https://download.pytorch.org/whl/cpu
 """
 
 STEPS: tuple[tuple[str, str, int], ...] = (

@@ -33,7 +33,7 @@ def add_to(commands: command.Subcommands) -> None:
         "files", nargs="+", type=Path, metavar="FILE", help="GGUF file, or a part of a split set"
     )
     sub.add_argument(
-        "-o", "--output", type=Path, action=StoreOutput, metavar="README.md",
+        "-o", "--output", type=command.output_file, action=StoreOutput, metavar="README.md",
         help="where to write (default: beside the files)",
     )  # fmt: skip
     sub.add_argument(

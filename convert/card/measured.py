@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gguf_tools.errors import BadRequest
+from gguf_tools.named_files import read_input
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def read_report(path: Path) -> Report:
     raises  BadRequest for a file that is something else, or can't be read
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_input(path))
         text = content["text"]
         return Report(
             path=path,
@@ -61,9 +62,7 @@ def read_report(path: Path) -> Report:
             base_ppl=float(content["base"]["ppl"]),
             files={Path(model["path"]).name: _measures(model) for model in content["models"]},
         )
-    except OSError as error:
-        raise BadRequest(f"{path}: can't be read ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise BadRequest(
             f"{path}: not a report of `evaluate --json` ({type(error).__name__}: {error})"
         ) from error

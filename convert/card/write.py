@@ -15,6 +15,7 @@ from convert.card.origin import origin_of
 from convert.card.page import COMMANDS_HEADING, MARK, Card, card_text
 from convert.metadata.model_card import read_model_card
 from gguf_tools.errors import BadRequest, GGUFError
+from gguf_tools.named_files import read_input
 from gguf_tools.whole_file import write_whole
 
 CARD_NAME = "README.md"
@@ -72,7 +73,7 @@ def write_card(
         remarks=request.remarks,
         own_text=old.rpartition(f"{MARK}\n")[2] if old else "",
     )
-    write_whole(path, card_text(card).encode())
+    write_whole(path, card_text(card).encode(errors="backslashreplace"))  # names of files can be any bytes
     return path
 
 
@@ -87,11 +88,9 @@ def refuse_foreign(path: Path) -> None:
 
 def _is_ours(path: Path) -> bool:
     try:
-        return path.read_text(encoding="utf-8").count(f"{MARK}\n") == 2
+        return read_input(path).decode("utf-8").count(f"{MARK}\n") == 2
     except UnicodeDecodeError:
         return False
-    except OSError as error:
-        raise BadRequest(f"{path}: can't be read ({error})") from error
 
 
 def _commands(card: str) -> dict[str, Sequence[str]]:

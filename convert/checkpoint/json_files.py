@@ -6,9 +6,9 @@ import codecs
 from pathlib import Path
 from typing import Any
 
-from convert.checkpoint.small_files import read_small_file
 from gguf_tools.bounded_json import MAX_MEMORY, parse_json
 from gguf_tools.errors import BadConfig, CheckpointError
+from gguf_tools.named_files import read_input
 
 MAX_BYTES = 64 << 20
 
@@ -21,7 +21,7 @@ def read_json_object(
     most_memory  bytes that the object may take
     raises       `error` when the file can't be read, is not JSON, or holds something else than an object
     """
-    data = read_small_file(path, MAX_BYTES, error)
+    data = read_input(path, MAX_BYTES, error)
     try:
         value = parse_json(data.removeprefix(codecs.BOM_UTF8), most_memory=most_memory)
     except ValueError as cause:  # UnicodeDecodeError and JSONDecodeError are ValueErrors

@@ -193,4 +193,8 @@ def _tensors(path: Path, *, in_memory: bool) -> dict[str, Any]:
             raise UnsupportedCheckpoint(
                 f"{path}: {str(name)[:80]!r} is {type(tensor).__name__}, expected tensors by name"
             )
+        if tensor.is_nested or tensor.layout != torch.strided or tensor.device.type != "cpu":
+            raise UnsupportedCheckpoint(f"{path}: {name[:80]!r} is nested, sparse or without data")
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise UnsupportedCheckpoint(f"{path}: {name[:80]!r} has more elements than are stored")
     return dict(tensors)

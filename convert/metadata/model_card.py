@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from convert.checkpoint.small_files import read_small_file
 from gguf_tools.errors import BadConfig
+from gguf_tools.named_files import read_input
 
 MAX_BYTES = 8 << 20
 MAX_ENTRY_BYTES = 1 << 17
@@ -26,7 +26,7 @@ def read_model_card(path: Path) -> tuple[dict[str, Any], str | None]:
     if not path.is_file():
         return {}, None
     try:
-        lines = read_small_file(path, MAX_BYTES, BadConfig).decode("utf-8-sig").splitlines()
+        lines = read_input(path, MAX_BYTES, BadConfig).decode("utf-8-sig").splitlines()
         if not lines or lines[0] != "---" or "---" not in lines[1:]:
             return {}, None
         # Some cards contain tabs, which YAML forbids.

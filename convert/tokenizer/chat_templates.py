@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from convert.checkpoint.json_files import read_json_object_if_there
-from convert.checkpoint.small_files import read_small_file
 from gguf_tools.errors import BadTokenizer
+from gguf_tools.named_files import read_input
 
 MAX_BYTES = 8 << 20
 
@@ -59,7 +59,7 @@ def _jinja_files(folder: Path) -> dict[str, str]:
         paths = {"default": main, **paths}
     try:
         return {
-            name: read_small_file(path, MAX_BYTES, BadTokenizer).decode("utf-8")
+            name: read_input(path, MAX_BYTES, BadTokenizer).decode("utf-8")
             for name, path in paths.items()
         }
     except UnicodeDecodeError as cause:

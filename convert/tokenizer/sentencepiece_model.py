@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-from convert.checkpoint.small_files import read_small_file
 from gguf_tools.errors import BadTokenizer
+from gguf_tools.named_files import read_input
 from gguf_tools.text import quoted
 
 MAX_BYTES = 8 << 20
@@ -71,7 +71,7 @@ class SentencePieceModel:
 
 def read_sentencepiece_model(path: Path) -> SentencePieceModel:
     """Return what the file at `path` says; raises BadTokenizer when it is no SentencePiece model."""
-    data = read_small_file(path, MAX_BYTES, BadTokenizer)
+    data = read_input(path, MAX_BYTES, BadTokenizer)
     try:
         return _model(data)
     except ValueError as cause:

@@ -17,10 +17,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from convert.checkpoint.small_files import read_small_file
 from convert.tokenizer.byte_alphabet import spelled
 from convert.tokenizer.vocab import MAX_VOCAB, TokenType, Vocab, added_tokens_of, pad_text
 from gguf_tools.errors import BadTokenizer
+from gguf_tools.named_files import read_input
 from gguf_tools.text import quoted, shown
 
 FILE_NAME = "tiktoken.model"
@@ -91,7 +91,7 @@ def read_ranks(path: Path) -> tuple[bytes, ...]:
     raises  BadTokenizer naming the line
     """
     tokens: list[bytes] = []
-    for number, line in enumerate(read_small_file(path, MAX_BYTES, BadTokenizer).splitlines(), 1):
+    for number, line in enumerate(read_input(path, MAX_BYTES, BadTokenizer).splitlines(), 1):
         if not line.strip():
             continue
         fields = line.split()

@@ -14,7 +14,7 @@ from gguf_tools.edit.assignments import Assignment, parse_assignment
 from gguf_tools.errors import BadRequest, ToolkitError
 from gguf_tools.overwriting import add_force, refuse_to_replace
 from gguf_tools.shards import open_gguf
-from gguf_tools.text import bytes_text, json_text
+from gguf_tools.text import bytes_text, json_text, quoted
 
 if TYPE_CHECKING:
     from gguf_tools.edit.header_edits import Edit
@@ -100,7 +100,9 @@ def add_to(commands: command.Subcommands) -> None:
         epilog=_SPLIT_EXAMPLES,
     )
     _add_file(sub)
-    sub.add_argument("prefix", metavar="PREFIX", type=Path, help="what the names of the files begin with")
+    sub.add_argument(
+        "prefix", metavar="PREFIX", type=command.output_prefix, help="what the names of the files begin with"
+    )
     sub.add_argument(
         "--max-size", "--split-max-size", metavar="N(M|G)", type=_argument(_size),
         help="start a new file at this size, in millions or billions of bytes of tensor data",
@@ -121,7 +123,7 @@ def add_to(commands: command.Subcommands) -> None:
         epilog=_MERGE_EXAMPLES,
     )
     _add_file(sub)
-    sub.add_argument("output", metavar="OUT", type=Path, help="the new file")
+    sub.add_argument("output", metavar="OUT", type=command.output_file, help="the new file")
     add_force(sub)
     _add_dry_run(sub)
 
@@ -132,7 +134,8 @@ def _add_file(sub: argparse.ArgumentParser) -> None:
 
 def _add_output(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
-        "-o", "--output", metavar="OUT", help="write the result there, and leave FILE as it is"
+        "-o", "--output", type=command.output_file, metavar="OUT",
+        help="write the result there, and leave FILE as it is",
     )
     _add_dry_run(sub)
 
@@ -163,15 +166,15 @@ def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 def _size(text: str) -> int:
     """Return the bytes of `500M` or `2G`, in powers of 1000 as in llama-gguf-split."""
-    match = re.fullmatch(r"0*([1-9]\d*)([KMG])", text)
+    match = re.fullmatch(r"0*([1-9]\d{,17})([KMG])", text)
     if match is None:
-        raise BadRequest(f"{text!r} is no size, expected a number with M or G, for instance 2G")
+        raise BadRequest(f"{quoted(text)} is no size, expected a number with M or G, for instance 2G")
     return int(match[1]) * {"K": 10**3, "M": 10**6, "G": 10**9}[match[2]]
 
 
 def _count(text: str) -> int:
-    if not re.fullmatch(r"0*[1-9]\d*", text):
-        raise BadRequest(f"{text!r} is no positive number")
+    if not re.fullmatch(r"0*[1-9]\d{,17}", text):
+        raise BadRequest(f"{quoted(text)} is no positive number that fits")
     return int(text)
 
 

@@ -14,10 +14,10 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gguf_tools.errors import BadRequest
+from gguf_tools.named_files import read_input
 from gguf_tools.values import FIXED_CODES, Kind, Value, as_float32, text_of
 
 _KINDS: Mapping[str, Kind] = {
@@ -61,7 +61,7 @@ class Assignment:
 def parse_assignment(argument: str) -> Assignment:
     """Return what KEY=TYPE:VALUE, KEY=TYPE@FILE or KEY=VALUE says.
 
-    raises  BadRequest if it is none of these, OSError if the file can't be read
+    raises  BadRequest if it is none of these, or if the file can't be read
     """
     key, equals, text = argument.partition("=")
     if not key or not equals:
@@ -74,7 +74,7 @@ def parse_assignment(argument: str) -> Assignment:
     type_name = _KINDS[match["kind"]].name.lower()
     if match["array"]:
         type_name = f"array of {type_name}"
-    rest = match["rest"] if match["from"] == ":" else text_of(Path(match["rest"]).read_bytes())
+    rest = match["rest"] if match["from"] == ":" else text_of(read_input(match["rest"]))
     return Assignment(key, type_name, rest)
 
 

@@ -154,11 +154,13 @@ def recover(path: str | os.PathLike[str], *, dry_run: bool = False) -> list[Path
 
 def _real(path: Path) -> Path:
     """Return the file behind a path: a symbolic link is kept, and its target is changed."""
-    return path.resolve() if path.is_symlink() else path
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def _files_by_name(path: Path) -> list[Path]:
     """Return the files of the set that a path belongs to, by name alone: their headers may be unreadable."""
+    if not path.name:
+        return []
     prefix, count = set_of(path) or (path, 0)
     if not 1 <= count <= MAX_SHARDS:
         return [path]

@@ -34,7 +34,12 @@ def add_to(commands: command.Subcommands, text: str) -> None:
     sub = commands.add("cook", cook, text, DETAIL, epilog=EPILOG, json=False)
     sub.add_argument("model", metavar="MODEL", help="folder, GGUF file, or OWNER/NAME[@REVISION] on the Hub")
     sub.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FOLDER", help="where everything goes"
+        "-o",
+        "--output",
+        type=command.output_folder,
+        required=True,
+        metavar="FOLDER",
+        help="where everything goes",
     )
     sub.add_argument(
         "-f", "--file", dest="text", type=Path, required=True, metavar="TEXT", help="calibration text, UTF-8"

@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         "-f", "--file", dest="text", type=Path, required=True, metavar="TEXT", help="UTF-8 text"
     )
     what.add_argument(
-        "-o", "--output", type=Path, action=StoreOutput, required=True, metavar="FILE.json",
+        "-o", "--output", type=command.output_file, action=StoreOutput, required=True, metavar="FILE.json",
         help="where the losses go",
     )  # fmt: skip
     add_context_argument(what)
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         help="rows of a tensor that are encoded at every type (default: %(default)s)",
     )  # fmt: skip
     what.add_argument(
-        "--seed", type=command.natural, default=0, metavar="N",
+        "--seed", type=command.seed, default=0, metavar="N",
         help="decides which labels are drawn from the model's predictions (default: 0)",
     )  # fmt: skip
     add_force(add_run_arguments(parser))

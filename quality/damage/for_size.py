@@ -10,6 +10,7 @@ from forward.arguments import cut_of
 from forward.text import Cut
 from gguf_tools.errors import BadArgument, ToolkitError
 from gguf_tools.hub.names import cached_name, folder_name
+from gguf_tools.named_files import read_input
 from quality.calibrate.arguments import calibration_forward
 from quality.damage.measure import SensitivityOptions, sensitivity
 from quality.progress import EvaluationBar
@@ -45,7 +46,7 @@ def _are_the_same(path: Path, source: Path, text: Path, cut: Cut) -> bool:
     """Return whether a file has the losses that would be measured."""
     try:
         losses: Losses = read_losses(path)
-        digest = hashlib.sha256(text.read_bytes()).hexdigest()
+        digest = hashlib.sha256(read_input(text)).hexdigest()
     except (OSError, ToolkitError):
         return False
     return (

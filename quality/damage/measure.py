@@ -13,13 +13,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from forward.device import require_torch
-from forward.options import ForwardOptions
-from forward.text import Cut, Text, read_text
+from forward.options import ForwardChoices, ForwardOptions
+from forward.text import Cut, CutChoices, Text, read_text
 from gguf_tools import __version__
+from gguf_tools.choices import with_choices
 from gguf_tools.errors import OutputError
+from gguf_tools.named_files import output_path, read_input
 from quality.options import NoReport, Reporter
 from quantize.formats import get_format
 from quantize.plan.losses import Losses, TensorLosses, write_losses
@@ -27,8 +29,6 @@ from quantize.plan.losses import Losses, TensorLosses, write_losses
 if TYPE_CHECKING:
     from forward.open import ModelSource
     from quantize.fill.sources import SourceTensor
-
-AnyPath = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -55,21 +55,38 @@ class SensitivityOptions:
     restart: bool = False
 
 
+class SensitivityChoices(CutChoices, ForwardChoices, total=False):
+    """The fields of SensitivityOptions, Cut and ForwardOptions as keyword arguments."""
+
+    cut: Cut
+    types: tuple[str, ...] | None
+    rows: int
+    least_rows: int
+    tokens: int
+    seed: int
+    forward: ForwardOptions
+    restart: bool
+
+
 def sensitivity(
-    model: AnyPath,
-    text: AnyPath,
-    output: AnyPath,
+    model: str | os.PathLike[str],
+    text: str | os.PathLike[str],
+    output: str | os.PathLike[str],
     options: SensitivityOptions | None = None,
     report: Reporter | None = None,
+    **choices: Unpack[SensitivityChoices],
 ) -> Losses:
     """Return what each tensor of a model costs at each type, and write it to a file.
 
-    model   Hugging Face folder, or GGUF file. A folder is seen as the file that the converter makes of it
-    text    UTF-8 file
-    output  where the losses go. Work folders beside it keep finished layers until all is done
-    raises  ToolkitError: BadActivation naming layer and tensor for NaN or infinity, BadRequest for a text or
-            options that don't fit, OutputError for a disk that is too small or an output that can't be
-            written. Finished layers stay for the next run
+    model    Hugging Face folder, or GGUF file. A folder is seen as the file that the converter makes of it
+    text     UTF-8 file
+    output   where the losses go. Work folders beside it keep finished layers until all is done
+    report   is told how far it has come
+    choices  fields of SensitivityOptions, and of the Cut and ForwardOptions in it, as keyword arguments; they
+             replace those of `options`
+    raises   ToolkitError: BadActivation naming layer and tensor for NaN or infinity, BadRequest for a text or
+             options that don't fit, OutputError for a disk that is too small or an output that can't be
+             written. Finished layers stay for the next run
     """
     require_torch("measuring sensitivities")
     import torch
@@ -77,7 +94,8 @@ def sensitivity(
     from forward.open import open_model
     from quality.calibrate.there_and_back import forget_folders
 
-    options, text, output = options or SensitivityOptions(), Path(text), Path(output)
+    options = with_choices(options or SensitivityOptions(), choices)
+    text, output = Path(text), output_path(output)
     for name in options.types or ():
         get_format(name)  # says now if there is no such codec
     if not output.parent.is_dir():
@@ -98,7 +116,7 @@ def sensitivity(
             },
             text={
                 "path": text.name,
-                "sha256": hashlib.sha256(text.read_bytes()).hexdigest(),
+                "sha256": hashlib.sha256(read_input(text)).hexdigest(),
                 "chunks": chunks.n_chunks,
                 "context": chunks.chunk_size,
                 "seed": options.seed,

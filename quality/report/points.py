@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gguf_tools.errors import BadRequest
+from gguf_tools.named_files import read_input
 from quality.evaluation import EvaluatedText, Evaluation
 
 _NEAR = 0.01
@@ -56,7 +57,7 @@ def read_earlier(path: Path) -> Earlier:
     raises  BadRequest for a file that is something else
     """
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(read_input(path))
         text = content["text"]
         return Earlier(
             path=path,
@@ -69,9 +70,7 @@ def read_earlier(path: Path) -> Earlier:
                 for model in content["models"]
             ),
         )
-    except OSError as error:
-        raise BadRequest(f"{path}: can't be read ({error.strerror})") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         raise BadRequest(f"{path}: not what evaluate --json writes") from error
 
 

@@ -31,8 +31,9 @@ def label_numbers(axis: Axis, length: float) -> None:
 
     length  of the axis in points
     """
-    is_across = axis.axis_name == "x"
-    gap = (_POINTS_A_NUMBER_ACROSS if is_across else _POINTS_UP) / length
+    from matplotlib.axis import XAxis
+
+    gap = (_POINTS_A_NUMBER_ACROSS if isinstance(axis, XAxis) else _POINTS_UP) / length
     _label(axis, log_ticks(*_limits(axis), 10, _IN_A_DECADE, gap), number_text)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gguf_tools.progress import StartProgress, StartSteps, no_start, no_steps
-from gguf_tools.system.locks import usable_cores
+from gguf_tools.system.locks import refuse_thread_count, usable_cores
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,10 @@ class FillOptions:
     scheduler: str | None = field(default=None, kw_only=True)
     gradients: StartSteps = field(default=no_steps, kw_only=True)
 
+    def __post_init__(self) -> None:
+        refuse_thread_count(self.n_threads)
+
     @property
     def threads(self) -> int:
         """How many threads to run: `n_threads`, or one for each core that this process may use."""
-        if self.n_threads:
-            return self.n_threads
-        return usable_cores()
+        return usable_cores() if self.n_threads is None else self.n_threads

@@ -48,7 +48,9 @@ def add_to(commands: command.Subcommands) -> None:
         epilog=EPILOG,
     )
     sub.add_argument("source", type=Path, metavar="IN", help="a GGUF file, or any file of a split set")
-    sub.add_argument("output", type=Path, metavar="OUT", nargs="?", help="not needed with --dry-run")
+    sub.add_argument(
+        "output", type=command.output_file, metavar="OUT", nargs="?", help="not needed with --dry-run"
+    )
     sub.add_argument(
         "--to", required=True, choices=["split", "both", "none"], help="the layout that OUT shall have"
     )
@@ -57,7 +59,7 @@ def add_to(commands: command.Subcommands) -> None:
         help="ggml type of tensors that IN lacks and whose name matches; the first match wins (repeatable)",
     )  # fmt: skip
     sub.add_argument("--keep-split", action="store_true", help="write as many parts as IN has")
-    sub.add_argument("--threads", type=int, metavar="N", help="how many threads (default: one per core)")
+    command.add_threads(sub)
     sub.add_argument("--dry-run", action="store_true", help="print what would be done; write nothing")
     add_restart_argument(sub)
     add_force(sub)
@@ -67,8 +69,6 @@ def add_to(commands: command.Subcommands) -> None:
 def mla_layout(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if args.output is None and not args.dry_run:
         parser.error("OUT is missing")
-    if args.threads is not None and args.threads < 1:
-        parser.error(f"--threads {args.threads}: expected 1 or more")
     from gguf_tools.shards import open_gguf
     from quantize.mla_layout.pipeline import LayoutOptions, change_layout, prepare
     from quantize.mla_layout.report import change_lines, describe, result_lines

@@ -26,6 +26,7 @@ from typing import Any
 
 from gguf_tools.errors import BadRequest, FormatError
 from gguf_tools.ggml_types import by_name
+from gguf_tools.named_files import read_input
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.whole_file import write_whole
 
@@ -134,11 +135,11 @@ def write_losses(losses: Losses, path: str | os.PathLike[str]) -> None:
 def read_losses(path: str | os.PathLike[str]) -> Losses:
     """Return the contents of a losses file.
 
-    raises  FormatError naming the file and the key that is wrong; OSError when it can't be read
+    raises  FormatError naming the file and the key that is wrong; BadRequest when it can't be read
     """
     path = Path(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_input(path))
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise FormatError(f"{path}: not a losses file ({error})") from error
     if not isinstance(data, dict) or data.get("format") != _FORMAT:

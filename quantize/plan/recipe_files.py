@@ -34,6 +34,7 @@ from typing import Any
 
 from gguf_tools.errors import BadOverride, BadRequest
 from gguf_tools.ggml_types import GGMLType
+from gguf_tools.named_files import read_input
 from quantize.plan.decide import PlanOptions
 from quantize.plan.overrides import Override, parse_custom_q, parse_override, parse_type
 from quantize.plan.recipes import Recipe, find_recipe
@@ -75,9 +76,8 @@ class Mixture:
 def find_mixture(text: str) -> Mixture:
     """Return the mixture that `text` names: a file type (Q4_K_M, 15), or a recipe file (mine.yaml).
 
-    raises  BadRequest   for an unknown file type
+    raises  BadRequest   for an unknown file type, and a recipe file that can't be read
             BadOverride  for a recipe file that is wrong
-            OSError      for a recipe file that can't be read
     """
     if is_recipe_file(text):
         return read_recipe_file(Path(text))
@@ -94,10 +94,10 @@ def read_recipe_file(path: Path) -> Mixture:
     """Return the mixture that a recipe file describes.
 
     raises  BadOverride  naming the file and the key
-            OSError      when the file can't be read
+            BadRequest   when the file can't be read
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_input(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadOverride(f"{path}: not a text file ({error.reason} at byte {error.start})") from error
     entries = _entries(path, text)

@@ -38,7 +38,9 @@ def add_to(commands: command.Subcommands) -> None:
         epilog=EPILOG,
     )
     sub.add_argument("source", type=Path, metavar="IN", help="a GGUF file, or any file of a split set")
-    sub.add_argument("output", type=Path, metavar="OUT", nargs="?", help="not needed with --dry-run")
+    sub.add_argument(
+        "output", type=command.output_file, metavar="OUT", nargs="?", help="not needed with --dry-run"
+    )
     sub.add_argument(
         "--to", metavar="TYPES",
         help="make these interleaved types and no others, for instance Q4_K_R4,Q6_K_R4; rows that one can't"
@@ -50,7 +52,7 @@ def add_to(commands: command.Subcommands) -> None:
         help="leave tensors alone in whose names no REGEX matches (repeatable)",
     )  # fmt: skip
     sub.add_argument("--keep-split", action="store_true", help="write as many parts as IN has")
-    sub.add_argument("--threads", type=int, metavar="N", help="how many threads (default: one per core)")
+    command.add_threads(sub)
     sub.add_argument("--dry-run", action="store_true", help="print what would be done; write nothing")
     sub.add_argument(
         "--verify", action="store_true", help="before OUT gets its name, compare a sample of it with IN"
@@ -62,8 +64,6 @@ def add_to(commands: command.Subcommands) -> None:
 def _repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if args.output is None and not args.dry_run:
         parser.error("OUT is missing")
-    if args.threads is not None and args.threads < 1:
-        parser.error(f"--threads {args.threads}: expected 1 or more")
     to = () if args.to is None else tuple(args.to.split(","))
     options = RepackOptions(to, args.undo, tuple(args.only), args.keep_split)
     carry_out(args, args.source, args.output, options, args.threads, force=args.force)

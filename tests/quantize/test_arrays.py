@@ -87,11 +87,20 @@ def test_arrays_of_a_file(tmp_path: Path, endian: Endian) -> None:
         writer.publish()
     with gguf_tools.open_gguf(tmp_path / "a.gguf") as file:
         for name, (_, expected) in arrays.items():
-            found = file.array(name)
+            found = file.blocks(name)
             assert found.dtype == expected.dtype
             np.testing.assert_array_equal(found, expected)
         with pytest.raises(gguf_tools.FormatError):
             file.array("d")
+        np.testing.assert_array_equal(file.array("b"), arrays["b"][1])
+        with pytest.raises(gguf_tools.FormatError, match=r"'c' is quantized to Q4_0; .*read_values"):
+            file.array("c")
+        for name in "abc":
+            values = quantize.read_values(file, name)
+            assert values.dtype == np.float32
+            np.testing.assert_allclose(values.reshape(6, 256), ROWS, atol=0.2 * np.abs(ROWS).max())
+        decoded = quantize.decode(arrays["c"][1], "Q4_0")
+        np.testing.assert_array_equal(quantize.read_values(file, "c"), decoded)
 
 
 def test_reprs_are_one_line(tmp_path: Path) -> None:

@@ -36,5 +36,5 @@ def test_choices_replace_fields() -> None:
 
 
 def test_an_unknown_choice_is_refused() -> None:
-    with pytest.raises(TypeError, match="unexpected keyword arguments: thread"):
+    with pytest.raises(TypeError, match=r"'threads'; did you mean n_threads\?; expected .*, n_threads, "):
         quantize.quantize("in.gguf", "out.gguf", "Q8_0", threads=3)  # type: ignore[call-arg]

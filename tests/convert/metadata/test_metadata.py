@@ -257,7 +257,7 @@ def test_wrong_values_in_the_metadata_file(entries: dict[str, Any], expected: st
 
 
 def test_a_missing_metadata_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(BadConfig, match=r"nowhere\.json: can't be read: No such file"):
+    with pytest.raises(BadConfig, match=r"nowhere\.json: can't be read \(No such file"):
         general_metadata(tmp_path, {}, metadata_file=tmp_path / "nowhere.json")
 
 

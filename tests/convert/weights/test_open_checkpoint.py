@@ -190,6 +190,22 @@ def test_a_pickle_of_something_else_is_an_error(tmp_path: Path) -> None:
         convert.open_checkpoint(tmp_path, allow_pickle=True)
 
 
+def test_tensors_without_plain_data_are_refused(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    (tmp_path / "config.json").write_text("{}")
+    parts = [torch.zeros(2, 3), torch.zeros(1, 3)]
+    for tensor, complaint in (
+        (torch.nested.nested_tensor(parts), "is nested, sparse or without data"),
+        (torch.nested.nested_tensor(parts, layout=torch.jagged), "nested, sparse|can't read it"),
+        (torch.eye(3).to_sparse(), "is nested, sparse or without data"),
+        (torch.zeros(3, device="meta"), "is nested, sparse or without data"),
+        (torch.zeros(1).expand(10**15), "has more elements than are stored"),
+    ):
+        torch.save({"a.weight": tensor}, tmp_path / "pytorch_model.bin")
+        with pytest.raises(CheckpointError, match=complaint):
+            convert.open_checkpoint(tmp_path, allow_pickle=True)
+
+
 def test_an_old_torch_is_not_trusted(pickled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.__version__", "2.9.1+cpu")
     with pytest.raises(UnsupportedCheckpoint, match=r"torch 2\.9\.1\+cpu .*expected 2\.10 or newer"):

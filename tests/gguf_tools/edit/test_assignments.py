@@ -95,7 +95,7 @@ def test_files_are_taken_as_they_are(tmp_path: Path) -> None:
     assert value_of(f"k=str@{tmp_path}/chat.jinja") == Value.string(raw)
     (tmp_path / "ids.json").write_text("[1,\n 2]\n")
     assert value_of(f"k=[u32]@{tmp_path}/ids.json") == Value.u32s([1, 2])
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(BadRequest, match="nowhere: can't be read"):
         parse_assignment("k=str@nowhere")
 
 

@@ -141,7 +141,7 @@ def test_a_recipe_that_is_no_text(tmp_path: Path) -> None:
     path.write_bytes(b"file_type: \xff")
     with pytest.raises(BadOverride, match="not a text file"):
         read_recipe_file(path)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(BadRequest, match="can't be read"):
         find_mixture(str(tmp_path / "none.yaml"))
 
 

@@ -1,0 +1,106 @@
+"""Files that a user or a folder names: outputs that can have the name, and inputs that are read whole.
+
+A name may belong to a pipe, which would be waited for ever, to a link to /dev/zero, or to gigabytes.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from gguf_tools.errors import BadArgument, BadRequest, OutputError, ToolkitError
+from gguf_tools.system.files import NO_WAIT, open_file
+
+MAX_BYTES = 1 << 30
+"""The largest text or table that is read: a gigabyte of text would be computed for weeks."""
+
+
+def output_path(path: str | os.PathLike[str], *, may_be_folder: bool = False) -> Path:
+    """Return the path of an output, if a file can be written there.
+
+    may_be_folder  a folder that is there may be named too
+    raises         BadArgument for a name that no file can have; OutputError where something other than a
+                   file has it. A device would be replaced by a file, and with it what other programs need
+    """
+    text, found = os.fspath(path), Path(path)
+    try:
+        mode = found.stat().st_mode if text else 0
+    except FileNotFoundError:
+        mode = 0
+    except NotADirectoryError as error:
+        file = next(parent for parent in found.parents if parent.is_file())
+        raise OutputError(f"{found}: {file} is a file, expected a folder") from error
+    except OSError as error:
+        raise OutputError(f"{found}: can't be written ({error.strerror})") from error
+    if may_be_folder and stat.S_ISDIR(mode):
+        return found
+    if found.name in ("", "..") or (not mode and text.endswith(os.sep)):
+        raise BadArgument(f"{text!r} names no file, expected one to write")
+    if stat.S_ISDIR(mode):
+        raise OutputError(f"{found}: is a folder, expected a file to write")
+    if mode and not stat.S_ISREG(mode):
+        raise OutputError(f"{found}: is a device, a pipe or a socket, expected a file to write")
+    return found
+
+
+def output_prefix(path: str | os.PathLike[str]) -> Path:
+    """Return what the names of several outputs begin with; raises BadArgument where it has no name."""
+    text, found = os.fspath(path), Path(path)
+    if found.name in ("", "..") or text.endswith(os.sep):
+        raise BadArgument(f"{text!r} names no file, expected what the names of files begin with")
+    return found
+
+
+def output_folder(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a folder that is to be filled, and may not be there yet.
+
+    raises  BadArgument for an empty name, OutputError where something else has the name
+    """
+    if not os.fspath(path):
+        raise BadArgument("'' names no folder, expected one to write to")
+    found = Path(path)
+    try:
+        is_other = not stat.S_ISDIR(found.stat().st_mode)
+    except FileNotFoundError:
+        is_other = False
+    except OSError as error:
+        raise OutputError(f"{found}: can't be written to ({error.strerror})") from error
+    if is_other:
+        raise OutputError(f"{found}: is a file, expected a folder")
+    return found
+
+
+def read_input(
+    path: str | os.PathLike[str], most: int = MAX_BYTES, error: type[ToolkitError] = BadRequest
+) -> bytes:
+    """Return the bytes of a text or a table.
+
+    raises  `error` for what is not a regular file, has more than `most` bytes, or can't be read
+    """
+    try:
+        # Opening a pipe must not wait for a writer, and a device has no end.
+        with open(open_file(path, os.O_RDONLY | NO_WAIT), "rb", buffering=0) as file:
+            status = os.fstat(file.fileno())
+            if stat.S_ISDIR(status.st_mode):
+                raise error(f"{path}: is a folder, expected a file")
+            if not stat.S_ISREG(status.st_mode):
+                raise error(f"{path}: not a regular file")
+            if status.st_size > most:
+                raise error(f"{path}: {status.st_size} bytes, expected at most {most}")
+            return b"".join(iter(lambda: file.read(most), b""))
+    except OSError as cause:
+        raise error(f"{path}: can't be read ({cause.strerror or cause})") from cause
+    except ValueError as cause:  # a name with a character that no file name has
+        raise error(f"{path}: can't be read ({cause})") from cause
+
+
+def read_input_text(path: str | os.PathLike[str]) -> str:
+    """Return a text in UTF-8; see `read_input`.
+
+    raises  BadRequest for what is no UTF-8, too
+    """
+    try:
+        return read_input(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"{path}: not a text in UTF-8 ({error.reason} at byte {error.start})") from error
