@@ -63,7 +63,7 @@ class ModelSource:
     @cached_property
     def watch(self) -> InputWatch:
         """The files as they are when this is first asked for, which is before weights are read."""
-        return InputWatch(self.inputs)
+        return InputWatch(self.inputs, by_path=True)
 
     def loader(self, device: torch.device, dtype: torch.dtype) -> Loader:
         """Return what reads weights to `device`, matrices as `dtype`."""

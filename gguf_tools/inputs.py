@@ -14,7 +14,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain
@@ -57,10 +57,12 @@ class InputFile:
     """A file that a run reads: a path that also knows where tensors lie.
 
     places  tensor -> (offset of its data, n_bytes); empty where they are not known
+    fd      that the run reads it through, as long as it is open; None: there is only the path
     """
 
     path: Path
     places: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
+    fd: int | None = field(default=None, repr=False, compare=False)
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -122,12 +124,16 @@ class Digest:
 class InputWatch:
     """The inputs of a run as they are when this is made.
 
+    A file that is open may be deleted or renamed: the run goes on with the one that it has.
+
+    by_path  other processes open the inputs by their names, so these must go on standing for the same bytes
     digests  of each, by name
     raises   ChangedInput for a file that can't be read, or that changes while its samples are taken
     """
 
-    def __init__(self, inputs: Iterable[AnyInput]) -> None:
-        self._files = [each if isinstance(each, InputFile) else InputFile(Path(each)) for each in inputs]
+    def __init__(self, inputs: Iterable[AnyInput], *, by_path: bool = False) -> None:
+        files = (each if isinstance(each, InputFile) else InputFile(Path(each)) for each in inputs)
+        self._files = [replace(file, fd=None) if by_path else file for file in files]
         self._looked_at = time.time_ns()
         seen = [_look_at(file) for file in self._files]
         self._seen = {file.path: status for file, (status, _) in zip(self._files, seen, strict=True)}
@@ -154,7 +160,7 @@ class InputWatch:
         looked_at, now = self._looked_at, time.time_ns()
         for file in self._files:
             path, before = file.path, self._seen[file.path]
-            status = _status_of(path)
+            status = _status_of(file)
             if status == before and not before.may_hide_a_change(looked_at):
                 continue
             status, digest = _look_at(file)
@@ -176,29 +182,29 @@ def gguf_inputs(source: GGUFSet) -> tuple[InputFile, ...]:
 def gguf_input(file: GGUFFile) -> InputFile:
     """Return an open file."""
     places = {name: (file.data_offset(name), info.n_bytes) for name, info in file.tensors.items()}
-    return InputFile(file.path, places)
+    return InputFile(file.path, places, file.fileno())
 
 
 def _look_at(file: InputFile) -> tuple[Status, Digest]:
     """Return status and digest of a file that stays the same meanwhile."""
-    status = _status_of(file.path)
+    status = _status_of(file)
     known = _known_digest if not status.may_hide_a_change(time.time_ns()) else _digest
     try:
         digest = known(file, status, len(file.places))
     except OSError as error:
         raise ChangedInput(f"{file.path}: can't be read: {error.strerror}") from error
-    if _status_of(file.path) != status:
+    if _status_of(file) != status:
         raise ChangedInput(f"{file.path}: is being changed; run the command again when that is over")
     return status, digest
 
 
-def _status_of(path: Path) -> Status:
+def _status_of(file: InputFile) -> Status:
     try:
-        found = os.stat(path)
+        found = os.stat(file.path if file.fd is None else file.fd)
     except OSError as error:
-        raise ChangedInput(f"{path}: can't be read any more: {error.strerror}") from error
+        raise ChangedInput(f"{file.path}: can't be read any more: {error.strerror}") from error
     if not stat.S_ISREG(found.st_mode):
-        raise ChangedInput(f"{path}: is no longer a regular file")
+        raise ChangedInput(f"{file.path}: is no longer a regular file")
     return Status(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
@@ -207,6 +213,8 @@ def _digest(file: InputFile, status: Status, n_places: int) -> Digest:
 
     status, n_places  so that `_known_digest` tells files apart
     """
+    if file.fd is not None:
+        return _digest_of_open(file.fd, file)
     fd = open_file(file.path, os.O_RDONLY | NO_WAIT)
     try:
         return _digest_of_open(fd, file)

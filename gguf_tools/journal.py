@@ -1,21 +1,22 @@
 """The journal of a run that fills files: which chunks are done, so that a killed run can be resumed.
 
     PATH.journal
-      one line    JSON: what the run is about, and a random name for it
+      one line    JSON: what the run is about, a random name for it, and the state of its inputs
       records     20 bytes each, appended: kind, number, value (uint32, uint32, uint64), CRC-32 of those
 
     kind       number   value
     CHUNK      which    a digest of what the chunk was made of, or 0: its bytes have been written
     PUBLISHED  which    the inode of this output: all chunks are written, next come its header and its name
     SYNCED     0        how many CHUNK records so far stand for bytes that are on the disk itself
-    BOOT       0        a digest of this start of the machine and of the inputs' state: a session begins;
-                        0: the disk has failed, or an input has changed
+    BOOT       0        a digest of this start of the machine: a session begins; 0: chunks that no SYNCED
+                        covers may be wrong, because the disk has failed or an input has changed
     FORGOTTEN  first    how many chunks from this one on are no longer done: the file with them is gone
 
 When a process is killed, the kernel keeps everything it has written, so its records hold. After a crash of
 the machine, or a failure of the disk, only synced bytes are sure: under another BOOT, CHUNK records that no
-SYNCED covers are forgotten. So they are where an input may have been changed since, because each SYNCED comes
-after a look at the inputs. A record that was cut short is ignored, and so is everything after it.
+SYNCED covers are forgotten. So they are where inputs are in another state than when the run began, because
+each SYNCED comes after a look at the inputs. A record that was cut short is ignored, and so is everything
+after it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ FORMAT = 1
 SYNC_SECONDS = 60.0
 """Most work, in seconds, that a crash of the machine may cost."""
 
-_RUN = "run"
+_RUN, _STATE = "run", "state of the inputs"
 _START = f'{{"{_RUN}":"'.encode()
 _RECORD = struct.Struct("<IIQ")
 _CRC = struct.Struct("<I")
@@ -95,7 +96,6 @@ class Journal:
         state: bytes = b"",
     ) -> None:
         self.path = journal_path(Path(path))
-        self._boot = _this_boot(state)
         self.run = os.urandom(8)
         self.done: dict[int, int] = {}
         self.published: dict[int, int] = {}
@@ -107,7 +107,7 @@ class Journal:
         self._synced_at = time.monotonic()
         self._claim = claim_run(self.path, {"journal": FORMAT, **about}, _refusals(self.path))
         try:
-            self._begin(restart)
+            self._begin(restart, blake2b(state, digest_size=8).hexdigest())
         except NotAJournal:
             self.close()
             raise
@@ -122,7 +122,7 @@ class Journal:
     def _has_something_done(self) -> bool:
         return bool(self.done or self.published)
 
-    def _begin(self, restart: bool) -> None:
+    def _begin(self, restart: bool, state: str) -> None:
         data = self._read()
         if not _is_ours(data):
             raise NotAJournal(
@@ -138,16 +138,20 @@ class Journal:
         try:
             if stored and self._has_something_done:
                 self.run = bytes.fromhex(stored.pop(_RUN))
+                before = stored.pop(_STATE, None)
                 self._claim.refuse_another(stored)
                 os.ftruncate(self._claim.fd, len(line) + 1 + n_valid)
+                if before != state:
+                    self.forget_unsynced()
             else:
                 self._chunk_records, self._n_synced = [], 0
-                head = json.dumps({_RUN: self.run.hex(), **self._claim.about}, separators=(",", ":"))
+                about = {_RUN: self.run.hex(), _STATE: state, **self._claim.about}
+                head = json.dumps(about, separators=(",", ":"))
                 os.ftruncate(self._claim.fd, 0)
                 _write_all(self._claim.fd, head.encode() + b"\n")
         except OSError as error:
             raise OutputError(f"{self.path}: can't be written: {error.strerror}") from error
-        self._append(_Kind.BOOT, 0, self._boot)
+        self._append(_Kind.BOOT, 0, _this_boot())
 
     def __enter__(self) -> Self:
         return self
@@ -273,7 +277,7 @@ class Journal:
                 if value != boot:
                     self._drop(self._chunk_records[self._n_synced :])
                 boot = value
-        if boot != self._boot:
+        if boot != _this_boot():
             self._drop(self._chunk_records[self._n_synced :])
         return n_valid
 
@@ -337,11 +341,10 @@ def _write_all(fd: int, data: bytes) -> None:
         left = left[os.write(fd, left) :]
 
 
-def _this_boot(state: bytes) -> int:
-    """Return a number for inputs of this state at this start of the machine, or in this process where the
-    machine has none."""
+def _this_boot() -> int:
+    """Return a number for this start of the machine, or for this process where the machine has none."""
     try:
         name = _BOOT_ID.read_bytes()
     except OSError:
         name = f"{os.getpid()} {time.time_ns()}".encode()
-    return int.from_bytes(blake2b(name + state, digest_size=8).digest(), "little")
+    return int.from_bytes(blake2b(name, digest_size=8).digest(), "little")

@@ -112,7 +112,8 @@ class Checkpoint:
         """Return the shards that are files here, by name, and where tensors lie in them."""
         if isinstance(self.source, StreamedFolder):
             return ()
-        return tuple(InputFile(file.path, file.places()) for file in self.files if file.tensors)
+        files = (file for file in self.files if file.tensors)
+        return tuple(InputFile(file.path, file.places(), file.fileno()) for file in files)
 
     def read_json(self, file_name: str) -> dict[str, Any] | None:
         """Return another JSON file of the folder as a dictionary, None if it isn't there."""

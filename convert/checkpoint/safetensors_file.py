@@ -81,6 +81,10 @@ class TensorFile(Protocol):
     @property
     def metadata(self) -> Mapping[str, str]: ...
 
+    def fileno(self) -> int:
+        """Return the descriptor of a file on this machine."""
+        ...
+
     def places(self) -> dict[str, tuple[int, int]]:
         """Return where in the file the bytes of each tensor lie: (offset, n_bytes)."""
         ...
@@ -222,6 +226,10 @@ class SafetensorsFile:
         fd, self._fd = self._fd, -1  # an interruption must not have it closed twice
         if fd >= 0:
             os.close(fd)
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._fd
 
     def places(self) -> dict[str, tuple[int, int]]:
         """Return where in the file the bytes of each tensor lie: (offset, n_bytes)."""

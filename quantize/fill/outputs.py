@@ -113,7 +113,9 @@ def write_sets(
         opened: list[_OpenSet] = []
         watches: dict[tuple[AnyInput, ...], InputWatch] = {}
         for made, progress_of_set in zip(sets, progress, strict=True):
-            watch = watches.get(made.inputs) or watches.setdefault(made.inputs, InputWatch(made.inputs))
+            if made.inputs not in watches:
+                watches[made.inputs] = InputWatch(made.inputs, by_path=options.scheduler is not None)
+            watch = watches[made.inputs]
             opened.append(_OpenSet(made, replace(options, reuse=reuse), watch, progress_of_set, stack))
         try:
             for each in opened:

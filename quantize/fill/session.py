@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -206,6 +206,8 @@ class Session:
 
     def keep(self, error: BaseException) -> None:
         """Leave what is done for the next session, and say so; if nothing is, leave nothing."""
+        with suppress(ToolkitError):  # which is about what was done, and not why the session ends
+            self._sync()
         if self._journal.done:
             done = f"{len(self._journal.done)} of {self._table.n_chunks} chunks are done and kept"
             error.add_note(f"{done}: the same command resumes from there")

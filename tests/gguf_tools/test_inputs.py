@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from tests.gguf_tools.sample_files import write_file
 def file(tmp_path: Path) -> InputFile:
     write_file(tmp_path / "in.gguf")
     with GGUFFile(tmp_path / "in.gguf") as opened:
-        return gguf_input(opened)
+        return replace(gguf_input(opened), fd=None)
 
 
 def flip(path: Path, offset: int) -> None:
@@ -62,13 +63,23 @@ def test_a_change_of_the_size_is_noticed(file: InputFile) -> None:
         watch.refuse_changed()
 
 
-def test_a_file_that_is_gone_or_no_file_is_named(file: InputFile) -> None:
-    watch = InputWatch([file])
+def test_names_that_other_processes_open_must_stay(file: InputFile) -> None:
+    watch = InputWatch([file], by_path=True)
     file.path.unlink()
     with pytest.raises(ChangedInput, match=f"{file.path}: can't be read any more: No such file"):
         watch.refuse_changed()
     file.path.mkdir()
     with pytest.raises(ChangedInput, match="no longer a regular file"):
+        watch.refuse_changed()
+
+
+def test_a_file_that_is_open_stays_what_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "in.gguf"
+    write_file(path)
+    with GGUFFile(path) as opened:
+        watch = InputWatch([gguf_input(opened)])
+        path.unlink()
+        path.write_bytes(b"another model")
         watch.refuse_changed()
 
 

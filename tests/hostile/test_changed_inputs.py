@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from gguf_tools.edit.split import split_files
 from gguf_tools.errors import OutputError
 from gguf_tools.ggml_types import F32
 from gguf_tools.shards import open_gguf
+from quantize.fill.session import Session
 from quantize.repack import repack
 from tests.support.checkpoints import micro_checkpoint, shard
 from tests.support.tokenizer_files import copy_tokenizer
@@ -55,7 +57,16 @@ def change(path: Path, where: float = 0.95) -> None:
 
 
 class Killed(Exception):
-    """Stands for whatever ends a run."""
+    """Ends a run."""
+
+
+@contextmanager
+def without_last_words() -> Iterator[None]:
+    """Let runs end in this block as if by a signal that can't be caught."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "keep", lambda *_: None)
+        with pytest.raises(Killed):
+            yield
 
 
 def after_chunks(count: int, act: Callable[[], object]) -> Callable[[Any], Callable[[int], None]]:
@@ -69,6 +80,13 @@ def after_chunks(count: int, act: Callable[[], object]) -> Callable[[Any], Calla
             act()
 
     return lambda preparation: progress
+
+
+def download_again(path: Path) -> None:
+    """Put the same bytes into another file of the same name."""
+    copy = shutil.copy(path, path.with_name("again"))
+    path.unlink()
+    Path(copy).rename(path)
 
 
 def kill() -> None:
@@ -91,10 +109,7 @@ def right(source: Path, tmp_path: Path) -> bytes:
     return (tmp_path / "right.gguf").read_bytes()
 
 
-def test_a_source_changed_after_a_kill_is_refused_by_name(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal_module, "SYNC_SECONDS", 0.0)
+def test_a_source_changed_after_a_kill_is_refused_by_name(source: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.gguf"
     with pytest.raises(Killed):
         make(source, output, progress=after_chunks(4, kill))
@@ -107,26 +122,42 @@ def test_a_source_changed_after_a_kill_is_refused_by_name(
     assert output.read_bytes() == (tmp_path / "other.gguf").read_bytes()
 
 
-def test_chunks_that_nobody_has_made_sure_of_are_made_again(source: Path, tmp_path: Path) -> None:
+def test_another_source_is_refused_whatever_is_done_of_the_first(source: Path, tmp_path: Path) -> None:
     with pytest.raises(Killed):
         make(source, tmp_path / "out.gguf", progress=after_chunks(4, kill))
-    change(source)
-    assert not make(source, tmp_path / "out.gguf").written.n_resumed
-    make(source, tmp_path / "other.gguf")
-    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "other.gguf").read_bytes()
+    other = write_source(tmp_path / "other.gguf", seed=1)
+    with pytest.raises(OutputError, match=r"source other\.gguf was absent"):
+        make(other, tmp_path / "out.gguf")
+    assert make(source, tmp_path / "out.gguf").written.n_resumed == 4
 
 
-def test_a_source_downloaded_again_is_resumed(
-    source: Path, right: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal_module, "SYNC_SECONDS", 0.0)
+def test_a_source_downloaded_again_is_resumed(source: Path, right: bytes, tmp_path: Path) -> None:
     output = tmp_path / "out.gguf"
     with pytest.raises(Killed):
         make(source, output, progress=after_chunks(4, kill))
-    shutil.copy(source, tmp_path / "again")
-    source.unlink()
-    (tmp_path / "again").rename(source)
-    assert make(source, output).written.n_resumed
+    download_again(source)
+    assert make(source, output).written.n_resumed == 4
+    assert output.read_bytes() == right
+
+
+def test_what_was_made_before_a_kill_and_after_the_last_look_is_made_again(
+    source: Path, right: bytes, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.gguf"
+    with without_last_words():
+        make(source, output, progress=after_chunks(4, kill))
+    download_again(source)
+    assert not make(source, output).written.n_resumed
+    assert output.read_bytes() == right
+
+
+def test_a_source_that_nobody_touched_is_resumed_after_a_kill(
+    source: Path, right: bytes, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.gguf"
+    with without_last_words():
+        make(source, output, progress=after_chunks(4, kill))
+    assert make(source, output).written.n_resumed == 4
     assert output.read_bytes() == right
 
 
@@ -162,7 +193,7 @@ def test_chunks_of_a_source_that_was_changed_and_put_back_are_made_again(
 
         return progress
 
-    with pytest.raises(Killed):
+    with without_last_words():
         make(source, output, progress=two_acts)
     source.write_bytes(good)
     make(source, output)
@@ -189,12 +220,9 @@ def test_a_source_that_is_replaced_by_the_same_bytes_does_no_harm(
     assert (tmp_path / "out.gguf").read_bytes() == right
 
 
-def test_a_source_that_is_gone_when_the_run_ends_is_named(source: Path, tmp_path: Path) -> None:
-    away = tmp_path / "away"
-    with pytest.raises(Exception, match=r"in\.gguf: can't be read any more: No such file"):
-        make(source, tmp_path / "out.gguf", progress=after_chunks(3, lambda: source.rename(away)))
-    away.rename(source)
-    make(source, tmp_path / "out.gguf")
+def test_a_source_that_is_deleted_is_still_open(source: Path, right: bytes, tmp_path: Path) -> None:
+    make(source, tmp_path / "out.gguf", progress=after_chunks(3, source.unlink))
+    assert (tmp_path / "out.gguf").read_bytes() == right
 
 
 def test_several_files_of_one_source_are_all_refused(source: Path, tmp_path: Path) -> None:

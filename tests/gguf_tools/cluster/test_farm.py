@@ -153,7 +153,7 @@ def test_bad_numbers_of_processes_are_refused(address: str) -> None:
         pass
 
 
-@pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nonsense://x", "127.0.0.1:1"])
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nonsense://x:1", "127.0.0.1:1"])
 def test_nobody_answers(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gguf_tools.cluster.connect.CONNECT_SECONDS", 0.5)
     with pytest.raises(ClusterError, match=rf"^{address}: no scheduler answers there"), open_cluster(address):
