@@ -100,7 +100,8 @@ def _request(args: argparse.Namespace) -> CookRequest:
     hub_name = None if args.base_model is None else parse_hub_name(args.base_model)
     if args.base_model is not None and hub_name is None:
         raise BadRequest(f"--base-model {args.base_model}: expected OWNER/NAME")
-    if args.name is not None and (Path(args.name).name != args.name or args.name.startswith(".")):
+    is_name = args.name is None or (Path(args.name).name == args.name and args.name.isprintable())
+    if not is_name or (args.name or "").startswith("."):
         raise BadRequest(f"--name {args.name}: expected the beginning of a file's name")
     opened = source_folder(args.model, dry_run=args.dry_run, quiet=args.quiet)
     source = Path(opened)

@@ -126,6 +126,7 @@ OTHERS = [
     (["gguf-tools", "set", "", "general.name=x"], "is a folder, expected a file"),
     (["gguf-tools", "remove-key", "/", "general.name"], "/: is a folder, expected a file"),
     (["gguf-tools", "set", "loop", "general.name=x"], "Too many levels of symbolic links"),
+    (["gguf-tools", "cook", "m", *TEXT, "--types", "Q8_0", "-o", "o", "--name", "\udcff"], "beginning of"),
     (["gguf-tools", "card", "m.gguf", "--report", "pipe"], "pipe: not a regular file"),
     (["evaluate", "m.gguf", "--kl-divergence-base", "pipe", "--kl-divergence"], "pipe: not a file of logits"),
     (["gguf-tools", "card", "m.gguf", "--report", "deep.json"], "not a report of `evaluate --json`"),
