@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import IO
 
 from gguf_tools.errors import OutputError
+from gguf_tools.named_files import output_path
 from gguf_tools.system import files
 from gguf_tools.system.locks import try_lock
 from gguf_tools.system.own_files import open_own
-
-_STREAMS = Path("/dev"), Path("/proc")
-"""Folders of names that stand for streams and devices, such as /dev/stdout: these are written to."""
 
 _START_BYTES = 4096
 
@@ -46,10 +44,7 @@ def whole_file(path: Path, permissions: int = 0o666) -> Iterator[IO[bytes]]:
     raises       OutputError when it can't be written; what had the name keeps it
     """
     try:
-        if any(folder in path.parents for folder in _STREAMS):
-            with path.open("wb") as stream:
-                yield stream
-            return
+        output_path(path)
         remove_leftovers(path)
         partial, fd = _begin(path, permissions)
         try:

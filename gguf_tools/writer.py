@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gguf_tools.errors import OutputError
 from gguf_tools.layout import FileLayout
+from gguf_tools.named_files import output_path
 from gguf_tools.system import files
 from gguf_tools.system.lock_files import Lock, Taken, hold
 from gguf_tools.system.own_files import is_at, open_own
@@ -75,8 +76,7 @@ class GGUFWriter:
         self._lock = Lock()
         for written in (self.path, self.partial):
             refuse_inputs(written, inputs)
-        if self.path.is_dir():
-            raise OutputError(f"{self.path}: is a directory, expected a file name")
+        output_path(self.path)
         self._open(os.O_CREAT)
         try:
             self.resumed = run is not None and self._is_of_run(run, whole)

@@ -80,10 +80,10 @@ def test_output_that_is_an_input_is_refused(tmp_path: Path) -> None:
 def test_output_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"nope/out\.gguf\.partial: can't be created: No such file"):
         GGUFWriter(tmp_path / "nope" / "out.gguf", LAYOUT)
-    with pytest.raises(OutputError, match="is a directory"):
+    with pytest.raises(OutputError, match="is a folder, expected a file to write"):
         GGUFWriter(tmp_path, LAYOUT)
     (tmp_path / "file").touch()
-    with pytest.raises(OutputError, match="Not a directory"):
+    with pytest.raises(OutputError, match="is a file, expected a folder"):
         GGUFWriter(tmp_path / "file" / "out.gguf", LAYOUT)
 
 

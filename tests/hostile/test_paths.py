@@ -13,11 +13,13 @@ from convert.cli import main as convert
 from gguf_tools.cli import main as gguf_tools
 from gguf_tools.errors import OutputError
 from gguf_tools.whole_file import whole_file, write_whole
+from gguf_tools.writer import GGUFWriter
 from imatrix.cli import main as imatrix
 from quality.cli import main as evaluate
 from quality.cli import sensitivity
 from quantize.cli import main as quantize
 from quantize.plan.losses import write_losses
+from tests.gguf_tools.test_writer import LAYOUT
 from tests.quantize.model_files import made_up_losses, write_mixture_model
 from tests.support.checkpoints import micro_checkpoint
 from tests.support.tokenizer_files import copy_tokenizer
@@ -184,11 +186,13 @@ def test_a_killed_process_leaves_no_litter_for_good(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"a", "a.1234abcd.partial.txt", "b.1234abcd.partial"}
 
 
-def test_streams_are_written_to(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    write_whole(Path("/dev/stdout"), b"numbers\n")
-    write_whole(Path("/dev/null"), b"numbers\n")
-    assert capfd.readouterr().out == "numbers\n"
-    assert Path("/dev/null").is_char_device()
+def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OutputError, match="a pipe or a socket, expected a file"):
+        write_whole(tmp_path / "pipe", b"numbers\n")
+    with pytest.raises(OutputError, match="a pipe or a socket, expected a file"):
+        GGUFWriter(tmp_path / "pipe", LAYOUT)
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
