@@ -282,9 +282,10 @@ def test_after_a_crash_of_the_machine_what_was_not_synced_is_done_again(
         boot.write_text(f"{chunk}, first")
         monkeypatch.setattr(journal_module, "_BOOT_ID", boot)
         n_asked = 0
-        with monkeypatch.context() as crash, pytest.raises(ExecutionError, match="Input/output error"):
+        with monkeypatch.context() as crash:
             crash.setattr(Session, "keep", lambda *_: None)  # a session that ends in order syncs
-            run(folder, n_parts, job=failing_at(chunk))
+            with pytest.raises(ExecutionError, match="Input/output error"):
+                run(folder, n_parts, job=failing_at(chunk))
         cache.lose()
         boot.write_text(f"{chunk}, second")
         written = run(folder, n_parts)
