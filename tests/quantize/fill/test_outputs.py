@@ -28,6 +28,7 @@ from gguf_tools.values import Value
 from quantize.fill.encode import FillJob
 from quantize.fill.options import FillOptions
 from quantize.fill.outputs import Written, write_outputs
+from quantize.fill.session import Session
 from quantize.prepare import lay_out
 from tests.support.killing import OLD, Mode, WatchedOutputs, killed_at, without_syncs  # noqa: F401
 
@@ -281,11 +282,10 @@ def test_after_a_crash_of_the_machine_what_was_not_synced_is_done_again(
         boot.write_text(f"{chunk}, first")
         monkeypatch.setattr(journal_module, "_BOOT_ID", boot)
         n_asked = 0
-        with pytest.raises(ExecutionError, match="Input/output error") as caught:
-            run(folder, n_parts, job=failing_at(chunk))
-        assert caught.value.__notes__ == [
-            f"{chunk} of {N_CHUNKS} chunks are done and kept: the same command resumes from there"
-        ]
+        with monkeypatch.context() as crash:
+            crash.setattr(Session, "keep", lambda *_: None)  # a session that ends in order syncs
+            with pytest.raises(ExecutionError, match="Input/output error"):
+                run(folder, n_parts, job=failing_at(chunk))
         cache.lose()
         boot.write_text(f"{chunk}, second")
         written = run(folder, n_parts)
@@ -293,6 +293,24 @@ def test_after_a_crash_of_the_machine_what_was_not_synced_is_done_again(
         n_synced = max(last_synced if last_synced <= chunk else 0, (0, 6, 9)[n_published])
         assert written == Written(N_CHUNKS, n_synced)
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == expected[n_parts]
+
+
+def test_a_session_that_ends_in_order_keeps_all_that_is_done(
+    expected: dict[int, dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, boot, folder = Cache(monkeypatch), tmp_path / "boot_id", tmp_path / "out"
+    folder.mkdir()
+    boot.write_text("first")
+    monkeypatch.setattr(journal_module, "_BOOT_ID", boot)
+    with pytest.raises(ExecutionError, match="Input/output error") as caught:
+        run(folder, job=failing_at(4))
+    assert caught.value.__notes__ == [
+        f"4 of {N_CHUNKS} chunks are done and kept: the same command resumes from there"
+    ]
+    cache.lose()
+    boot.write_text("second")
+    assert run(folder) == Written(N_CHUNKS, 4)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == expected[N_PARTS]
 
 
 def test_what_a_failing_disk_may_have_lost_is_done_again(
