@@ -27,7 +27,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from gguf_tools.errors import HubError
 from gguf_tools.hub import limits
-from gguf_tools.hub.pace import body_begins, keep_pace
+from gguf_tools.hub.pace import BrokenOff, body_begins, keep_pace
 from gguf_tools.text import shown
 
 PASSING = (408, 429, 500, 502, 503, 504)
@@ -46,10 +46,6 @@ class Later(Exception):
     def __init__(self, said: str, response: Any) -> None:
         super().__init__(said)
         self.response = response
-
-
-class BrokenOff(Exception):
-    """An answer that ended before it had brought anything worth going on from."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +154,12 @@ class _Guarded:
 
 def _check_request(request: Any) -> None:
     request.headers["Accept-Encoding"] = "identity"
+    if request.method in ("GET", "HEAD"):
+        # Where a first try takes too long, the client makes a second one of a minute.
+        longest = limits.answer_seconds() if request.method == "HEAD" else limits.silence_seconds()
+        given = request.extensions.get("timeout", {})
+        capped = {what: longest if asked is None else min(asked, longest) for what, asked in given.items()}
+        request.extensions = {**request.extensions, "timeout": capped}
     if origin(str(request.url)) != origin(endpoint()):
         request.headers.pop("Authorization", None)
 

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from gguf_tools.errors import HubError, ToolkitError
-from gguf_tools.hub.answers import PASSING, BrokenOff, asked_wait, check_wait, endpoint, guard
+from gguf_tools.hub.answers import PASSING, asked_wait, check_wait, endpoint, guard
 from gguf_tools.hub.limits import MIN_PROGRESS_BYTES
+from gguf_tools.hub.pace import BrokenOff
 from gguf_tools.text import shown
 
 T = TypeVar("T")

@@ -18,6 +18,10 @@ MAX_HEAD_BYTES = 1 << 20
 """Bytes before the body of an answer, and the first piece of it."""
 
 
+class BrokenOff(Exception):
+    """An answer that ended, or did not come, before it had brought anything worth going on from."""
+
+
 def keep_pace(client: Any) -> None:
     """Let all connections that an httpx client will make keep the pace.
 
@@ -58,7 +62,7 @@ class _Stream(_Around):
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
-        self.is_in_head = True
+        self.is_in_head, self._is_question = True, False
         self._n_bytes = self._n_recent = 0
         self._waited = 0.0
 
@@ -67,9 +71,20 @@ class _Stream(_Around):
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self._inner.write(buffer, timeout)
+        if buffer:  # a question without a body ends with nothing
+            self._is_question = buffer.startswith((b"GET ", b"HEAD "))
         self._begin()
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        try:
+            return self._read(max_bytes, timeout)
+        except Exception as error:
+            if self.is_in_head and self._is_question and type(error).__name__ == "ReadTimeout":
+                # The client would ask again by itself, several times, and wait longer each time.
+                raise BrokenOff(f"no answer in {timeout} s") from error
+            raise
+
+    def _read(self, max_bytes: int, timeout: float | None) -> bytes:
         begun = time.monotonic()
         data: bytes = self._inner.read(max_bytes, timeout)
         if self._n_bytes:  # the wait for the first byte is bounded by `timeout`

@@ -14,10 +14,11 @@ import threading
 from typing import Any
 
 from gguf_tools.errors import HubError
-from gguf_tools.hub.answers import BrokenOff, Fetched, endpoint, fetching, guard, origin
+from gguf_tools.hub.answers import Fetched, endpoint, fetching, guard, origin
 from gguf_tools.hub.client import call
 from gguf_tools.hub.digests import InOrder
 from gguf_tools.hub.limits import MIN_PROGRESS_BYTES, answer_seconds, silence_seconds
+from gguf_tools.hub.pace import BrokenOff
 
 _RUN_OUT = (401, 403, 404, 410)
 """HTTP status codes by which a signed address says that its time is over."""

@@ -246,3 +246,12 @@ def test_after_an_error_the_other_files_are_not_waited_for(hub: HubServer) -> No
     listing = list_files(NAME)
     refusal(lambda: download(NAME, listing.commit, listing.files.values()))
     assert n_written < 3000
+
+
+@pytest.mark.parametrize("where", [LISTING, "HEAD /", CONFIG, LARGE])
+@pytest.mark.usefixtures("impatient")
+def test_an_answer_that_never_comes(where: str, hub: HubServer) -> None:
+    """The client would ask by itself again, for a minute each time."""
+    hub.troubles.append(Trouble(where, status=103))
+    assert "broke off" in refusal(lambda: fetch(NAME, quiet=True))
+    assert len(hub.asked(where)) <= client.TRIES_WITHOUT_PROGRESS
