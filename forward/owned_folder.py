@@ -11,6 +11,7 @@ from typing import Any
 
 from forward.file_record import MARK, is_marked
 from gguf_tools.errors import BadRequest, OutputError
+from gguf_tools.system.lock_files import LOCK_SUFFIX
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,13 @@ class FolderKind:
     def refuse_foreign(self, folder: Path) -> None:
         """Raise BadRequest for a folder that holds something, and not our mark.
 
-        A run that was killed before it set the mark leaves empty files.
+        A run that was killed before it set the mark leaves empty files, and a lock where there are none.
         """
         if self.is_ours(folder):
             return
         for path in files_of(folder):
+            if path.name.endswith(LOCK_SUFFIX) and self.names.fullmatch(path.name[: -len(LOCK_SUFFIX)]):
+                continue
             if not (self.names.fullmatch(path.name) and path.is_file() and path.stat().st_size == 0):
                 raise BadRequest(
                     f"{folder}: holds {path.name!r} and was not made by this command, expected an empty"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from forward.work_folder import WorkFolder, forget
 from gguf_tools.errors import OutputError
 from gguf_tools.system import lock_files
 from gguf_tools.system.lock_files import Taken, hold
@@ -105,3 +106,17 @@ def test_advice_that_is_refused_ends_nothing(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(os, "posix_fadvise", refuse)
     test_outputs_are_written_all_the_same(tmp_path)
+
+
+def test_a_work_folder_whose_run_was_killed_at_once_is_taken_over(tmp_path: Path) -> None:
+    """Killed before it set its mark: all that is there is the lock, and the file that it is of."""
+    folder = tmp_path / "out.work"
+    folder.mkdir()
+    (folder / "lock").touch()
+    written(folder / "lock", started="12")
+    with WorkFolder(tmp_path / "out", {"model": "a"}) as work:
+        assert (folder / "lock.lock").exists()
+        assert work.done < 0
+    assert not (folder / "lock.lock").exists()
+    forget(tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
