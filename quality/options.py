@@ -8,6 +8,7 @@ from typing import Protocol
 
 from forward.options import ForwardOptions
 from forward.text import Cut
+from gguf_tools.findings import Finding
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,10 @@ class EvaluateOptions:
 class Reporter(Protocol):
     """Is told how far an evaluation has come."""
 
+    def tell(self, finding: Finding) -> None:
+        """A user should know this of the text before anything is computed."""
+        ...
+
     def start(self, n_layers: int, done: int) -> None:
         """The run begins; `done` layers of `n_layers`, those of all models, are left from an earlier one."""
         ...
@@ -56,6 +61,9 @@ class Reporter(Protocol):
 
 class NoReport:
     """A Reporter that ignores everything."""
+
+    def tell(self, finding: Finding) -> None:
+        pass
 
     def start(self, n_layers: int, done: int) -> None:
         pass

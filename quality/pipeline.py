@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,6 +72,7 @@ def evaluate(
         chunks = source.text(path, models[0].vocab())
         if chunks.chunk_size < 4:
             raise BadArgument(f"a context of {chunks.chunk_size} tokens, expected 4 or more")
+        _tell_nonsense(chunks, report)
         with work_folders(options, source.is_computed, len(models)) as folders, ExitStack() as passes:
             steps = source.begin(Way(chunks, options, report, passes), models, folders)
             report.start(steps.n_layers_in_all, steps.n_layers_done)
@@ -81,6 +83,15 @@ def evaluate(
                 first = steps.models[0]
                 write_logits(head, first.load.device, chunks, options.logits, first.n_workers)
             return _evaluation(source, steps, visitor, _about_text(path, chunks, models[0], visitor))
+
+
+def _tell_nonsense(text: Text, report: Reporter) -> None:
+    """Say of a text that shows next to nothing that numbers from it say next to nothing."""
+    from forward.text_quality import judge
+
+    for finding in judge(text).findings():
+        if finding.is_bad:
+            report.tell(replace(finding, text=f"{finding.text}: these numbers say nothing of ordinary texts"))
 
 
 def _compare_logits(
