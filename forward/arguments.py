@@ -20,6 +20,15 @@ def add_context_argument(group: argparse._ActionsContainer) -> None:
     )  # fmt: skip
 
 
+def add_force_of_text(group: argparse._ActionsContainer) -> None:
+    """Add --force of a command that replaces outputs and learns from a text."""
+    group.add_argument(
+        "--force", action="store_true",
+        help="replace outputs that are there already; and use a text that is nonsense (one token over and"
+        " over, copies of a passage), with a warning that even -q prints",
+    )  # fmt: skip
+
+
 def cut_of(args: argparse.Namespace) -> Cut:
     """Return the part of a text that --ctx-size and --chunks ask for; fewer than 0 chunks are all."""
     from forward.text import Cut

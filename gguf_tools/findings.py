@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -68,3 +70,25 @@ class Finding:
     def where(self) -> str:
         """The first tensor or key that the finding concerns, "" for a whole file."""
         return self.about[0] if self.about else ""
+
+
+Tell = Callable[[Finding], object]
+"""Is told what a user should know before work begins."""
+
+
+def tell_nobody(finding: Finding) -> None:
+    """Ignore a finding."""
+
+
+def teller(*, quiet: bool) -> Tell:
+    """Return what prints findings on standard error.
+
+    quiet  only bad ones
+    """
+
+    def tell(finding: Finding) -> None:
+        if finding.is_bad or not quiet:
+            word = "note" if finding.level is Level.NOTE else "warning"
+            print(f"{word}: {finding.text}", file=sys.stderr, flush=True)
+
+    return tell

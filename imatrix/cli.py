@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forward.arguments import add_context_argument, add_run_arguments, forward_options
+from forward.arguments import (
+    add_context_argument,
+    add_force_of_text,
+    add_run_arguments,
+    forward_options,
+)
 from gguf_tools import __version__, command
 from gguf_tools.command import output_file
 from gguf_tools.help_text import HelpFormatter
@@ -189,7 +194,7 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
         "--show-statistics", action="store_true",
         help="collect nothing, and print what `imatrix stats` says of the files of --in-file",
     )  # fmt: skip
-    add_force(how)
+    add_force_of_text(how)
     how.add_argument("--dataset-name", metavar="NAME", help="name of the text (default: its file's name)")
     command.add_scheduler(add_run_arguments(parser))
     add_foreign_flags(parser, "llama-imatrix", FOREIGN_FLAGS)
@@ -264,6 +269,7 @@ def _collect_options(args: argparse.Namespace, earlier: Sequence[ImportanceFile]
         forward=forward_options(args, all_experts=args.all_experts),
         restart=args.restart,
         earlier=earlier,
+        any_text=args.force,
     )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from forward.device import device_name, require_torch
 from forward.text import Text, read_text
+from forward.text_quality import admit
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import BadImportance
 from gguf_tools.inputs import InputWatch
@@ -95,16 +96,18 @@ def collect_beside(
         torch.set_num_threads(options.forward.n_threads)
     with open_model(model) as source:
         chunks = read_text(text, source.vocab(), source.network.vocab_size, options.cut)
-        notes: tuple[str, ...] = ()
+        report = report or NoReport()
+        quality = admit(chunks, str(text), report.tell, any_text=options.any_text)
+        notes = tuple(finding.text for finding in quality.findings())
         n_chosen = source.network.n_chosen
         if n_chosen is not None and n_chosen < chunks.chunk_size and options.forward.dtype == "float32":
             options = replace(options, forward=replace(options.forward, half_cache=True))
-            notes = (_CHOSEN.format(n_chosen=n_chosen),)
+            notes += (_CHOSEN.format(n_chosen=n_chosen),)
         _refuse_others(options.earlier, source)
         about = _about(source.watch, chunks, options)
         with WorkFolder(output, about, watch=source.watch, restart=options.restart) as folder:
             dataset = options.dataset or text.name
-            collected = run(source, chunks, options, folder, report or NoReport(), dataset)
+            collected = run(source, chunks, options, folder, report, dataset)
             source.watch.refuse_changed()
     refuse_nonfinite(collected.importances.entries)
     merged = merge([*options.earlier, collected.importances])

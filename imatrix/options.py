@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from forward.options import ForwardChoices, ForwardOptions
 from forward.text import Cut, CutChoices
+from gguf_tools.findings import Finding
 from quantize.importance import ImportanceFile
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class CollectOptions:
     forward         how the model is computed
     restart         start over instead of resuming an interrupted run
     earlier         importances to add to
+    any_text        use the text even if it is nonsense; see forward/text_quality.py
     """
 
     cut: Cut = field(default_factory=Cut)
@@ -34,6 +36,7 @@ class CollectOptions:
     forward: ForwardOptions = field(default_factory=ForwardOptions)
     restart: bool = False
     earlier: Sequence[ImportanceFile] = ()
+    any_text: bool = False
 
 
 class CollectChoices(CutChoices, ForwardChoices, total=False):
@@ -46,6 +49,7 @@ class CollectChoices(CutChoices, ForwardChoices, total=False):
     forward: ForwardOptions
     restart: bool
     earlier: Sequence[ImportanceFile]
+    any_text: bool
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,10 @@ class Collected:
 
 class Reporter(Protocol):
     """Is told how far a collection has come."""
+
+    def tell(self, finding: Finding) -> None:
+        """A user should know this of the text before anything is computed."""
+        ...
 
     def start(self, n_layers: int, done: int) -> None:
         """The run begins; `done` of `n_layers` are left from an earlier one."""
@@ -79,6 +87,9 @@ class Reporter(Protocol):
 
 class NoReport:
     """A Reporter that ignores everything."""
+
+    def tell(self, finding: Finding) -> None:
+        pass
 
     def start(self, n_layers: int, done: int) -> None:
         pass

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from gguf_tools.findings import Finding, teller
 from gguf_tools.progress import LAYERS, Bar
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ class LayerBar:
     def __init__(self, every: int, save: Callable[[ImportanceFile], None], *, quiet: bool = False) -> None:
         self._every, self._save, self._quiet = every, save, quiet
         self._bar = Bar("layers", LAYERS, quiet=quiet)
+
+    def tell(self, finding: Finding) -> None:
+        teller(quiet=self._quiet)(finding)
 
     def start(self, n_layers: int, done: int) -> None:
         if done and not self._quiet:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from forward.options import ForwardChoices, ForwardOptions
 from forward.text import Cut, CutChoices
+from gguf_tools.findings import Finding
 
 SHORTEST_CHUNK = 4
 """Tokens of a chunk of which something can be measured."""
@@ -60,6 +61,10 @@ class EvaluateChoices(CutChoices, ForwardChoices, total=False):
 class Reporter(Protocol):
     """Is told how far an evaluation has come."""
 
+    def tell(self, finding: Finding) -> None:
+        """A user should know this of the text before anything is computed."""
+        ...
+
     def start(self, n_layers: int, done: int) -> None:
         """The run begins; `done` layers of `n_layers`, those of all models, are left from an earlier one."""
         ...
@@ -75,6 +80,9 @@ class Reporter(Protocol):
 
 class NoReport:
     """A Reporter that ignores everything."""
+
+    def tell(self, finding: Finding) -> None:
+        pass
 
     def start(self, n_layers: int, done: int) -> None:
         pass

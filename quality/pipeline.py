@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -110,6 +111,7 @@ def evaluating(
         chunks = source.text(path, models[0].vocab())
         if chunks.chunk_size < SHORTEST_CHUNK:
             raise BadArgument(f"a context of {chunks.chunk_size} tokens, expected {SHORTEST_CHUNK} or more")
+        _tell_nonsense(chunks, report)
         about, tensors = _about_text(path, chunks, models[0]), [_tensors(each) for each in models]
         check(about, tensors)
         with work_folders(options, source.is_computed, len(models)) as folders, ExitStack() as passes:
@@ -126,6 +128,15 @@ def evaluating(
             for model in models:
                 model.watch.refuse_changed()
             yield evaluation
+
+
+def _tell_nonsense(text: Text, report: Reporter) -> None:
+    """Say of a text that shows next to nothing that numbers from it say next to nothing."""
+    from forward.text_quality import judge
+
+    for finding in judge(text).findings():
+        if finding.is_bad:
+            report.tell(replace(finding, text=f"{finding.text}: these numbers say nothing of ordinary texts"))
 
 
 def _compare_logits(

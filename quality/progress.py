@@ -6,6 +6,7 @@ import sys
 from types import TracebackType
 from typing import Self
 
+from gguf_tools.findings import Finding, teller
 from gguf_tools.progress import LAYERS, Bar
 
 
@@ -15,6 +16,9 @@ class EvaluationBar:
     def __init__(self, label: str = "layers of all models", *, quiet: bool = False) -> None:
         self._label, self._quiet = label, quiet
         self._bar = Bar(label, LAYERS, quiet=quiet)
+
+    def tell(self, finding: Finding) -> None:
+        teller(quiet=self._quiet)(finding)
 
     def start(self, n_layers: int, done: int) -> None:
         if done and not self._quiet:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from gguf_tools.findings import teller
 from gguf_tools.progress import LAYERS, Bar, Progress, Unit
 
 if TYPE_CHECKING:
@@ -55,8 +56,9 @@ class ProgressBar:
         return self._layers.start(n_layers, done)
 
     def shows(self, run: RunOptions) -> RunOptions:
-        """Return how a run goes that these bars show."""
-        return replace(run, progress=self.start, compiling=self.compiling, gradients=self.gradients)
+        """Return how a run goes that these bars show; what a user should know goes to standard error, too."""
+        shown = replace(run, progress=self.start, compiling=self.compiling, gradients=self.gradients)
+        return replace(shown, tell=teller(quiet=self._quiet))
 
     def _advance(self, n_bytes: int) -> None:
         with self._lock:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from gguf_tools.choices import refuse_unknown
+from gguf_tools.findings import Tell
 from gguf_tools.progress import Progress, StartProgress, StartSteps
 from gguf_tools.values import Value
 from quantize.calibration import Calibrating
@@ -31,7 +32,7 @@ else:
 class RunOptions(FillOptions):
     """How to run; nothing here changes a byte of the output.
 
-    n_threads, restart, reuse, verify, scheduler, compiling, gradients  see FillOptions
+    n_threads, restart, reuse, verify, scheduler, compiling, gradients, tell  see FillOptions
     progress   called once with what was decided; what it returns is then called with the bytes of every
                chunk, from the thread that has filled it. An exception from there ends the run like ctrl-C:
                finished work is kept for the next one. True: a bar on standard error
@@ -50,6 +51,7 @@ class RunChoices(TypedDict, total=False):
     scheduler: str | None
     compiling: StartProgress
     gradients: StartSteps
+    tell: Tell
     progress: Callable[[Preparation], Progress] | bool | None
 
 

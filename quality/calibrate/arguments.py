@@ -25,6 +25,10 @@ def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
     add_context_argument(group)
     group.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
     group.add_argument(
+        "--force", action="store_true",
+        help="calibrate with a text that is nonsense, too: one token over and over, copies of a passage",
+    )  # fmt: skip
+    group.add_argument(
         "--no-sequential",
         action="store_true",
         help="let all tensors see what the original makes of the text; half the time, larger errors",
@@ -88,6 +92,7 @@ def read_calibration(args: argparse.Namespace) -> Calibration | None:
         sequential=not args.no_sequential,
         two_sided=not args.one_sided,
         embedding=not args.no_embedding,
+        any_text=args.force,
         forward=calibration_forward(args),
     )
 

@@ -23,6 +23,7 @@ class Choices:
     two_sided   round matrices under the covariance of the gradients at their outputs, too; it takes a pass
                 back through the model
     embedding   round token_embd under the covariance of the gradients there
+    any_text    use the text even if it is nonsense; see forward/text_quality.py
     forward     how the model is computed; `n_threads` is that of the run
     """
 
@@ -31,6 +32,7 @@ class Choices:
     sequential: bool = True
     two_sided: bool = True
     embedding: bool = True
+    any_text: bool = False
     forward: ForwardOptions = field(default_factory=ForwardOptions)
 
     def read(self, metadata: Metadata, sight: Sight) -> Text:

@@ -7,6 +7,7 @@ within a factor of 1.5 on a machine that does nothing else.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 
 from forward.products import fast_products
 from forward.text import Text
+from gguf_tools.findings import Finding, Level
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.text import size_text
 from quality.calibrate.choices import Choices
@@ -44,6 +46,13 @@ _BACKWARD = 4
 
 _HELD_PRODUCTS = 5
 """Products with the rows that are held back, for each matrix."""
+
+
+_LEAST_TOKENS = 32768
+"""Tokens that are enough for 256 columns: the sample model's figures were measured with these."""
+
+_LARGE = 2
+"""A text is large with more than this many times the tokens that are enough."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +111,28 @@ def estimate_lines(choices: Choices, shapes: Shapes, text: Text, n_threads: int)
     yield f"  memory  about {size_text(memory)}"
     yield f"  disk    {size_text(disk)} beside the output, until it is done"
     yield f"  time    about {time_text(seconds)} on {n_threads} threads"
+
+
+def large_text_findings(choices: Choices, shapes: Shapes, text: Text, n_threads: int) -> Iterator[Finding]:
+    """Yield, of a text larger than the model needs, how long it takes and how many chunks would do."""
+    enough = -(-enough_tokens(shapes) // text.chunk_size)
+    if text.n_chunks <= _LARGE * enough:
+        return
+    part, speed = Text(text.tokens[:enough], text.inputs[:enough]), flops_per_second()
+    whole, short = (
+        time_text(calibration_seconds(choices, shapes, each, n_threads, speed)) for each in (text, part)
+    )
+    yield Finding(
+        "large text",
+        f"the text has {text.n_chunks:,} chunks, which take about {whole} on {n_threads} threads; --chunks"
+        f" {enough} shows every matrix as many tokens as it has columns, and takes about {short}",
+        Level.NOTE,
+    )
+
+
+def enough_tokens(shapes: Shapes) -> int:
+    """Return how many tokens show every matrix as many rows as it has columns, on average."""
+    return max([_LEAST_TOKENS, *(math.ceil(info.n_cols / shapes.share(info)) for info in shapes.made)])
 
 
 def calibration_seconds(choices: Choices, shapes: Shapes, text: Text, n_threads: int, speed: float) -> float:

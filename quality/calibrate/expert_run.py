@@ -21,7 +21,7 @@ from forward.ffn import FeedForward
 from forward.observe import Silent
 from gguf_tools.errors import BadActivation
 from quality.calibrate.inputs import HELD_ROWS, PIECE_ROWS, Inputs, Shown
-from quality.calibrate.making import Part, Under, unders
+from quality.calibrate.making import Part, Under
 from quality.calibrate.models import Setting
 from quality.calibrate.moments import PAIR_BYTES, Moments, Statistics
 
@@ -131,7 +131,7 @@ class ExpertRun:
         self._pool: Moments | None = None
         missing = [name for name in (self._names.gate, self._names.up) if setting.is_missing(name)]
         if missing:
-            (self._shared,) = unders([(shared.statistics(MIDDLE), None)], missing[0], setting.workers)
+            (self._shared,) = setting.unders([(shared.statistics(MIDDLE), None)], missing[0])
         self._is_down_missing = setting.is_missing(self._names.down)
 
     def run(self) -> None:
@@ -178,7 +178,7 @@ class ExpertRun:
             for _, inputs, _ in missing
             if inputs.moments
         ]
-        of_own = unders(own, self._names.gate, setting.workers)
+        of_own = setting.unders(own, self._names.gate)
         made = []
         for parts, inputs, n_seen in missing:
             if inputs.moments:
@@ -192,7 +192,7 @@ class ExpertRun:
     def _gather_gate_up(self, visit: _Visit) -> tuple[Inputs, int]:
         """Return what gate and up of an expert multiply, summed up if there is enough; and how many rows."""
         setting = self._setting
-        inputs = Inputs(setting.is_followed)
+        inputs = Inputs(setting.makes_up)
         if len(visit.held):
             inputs.hold(self._middles(visit.held))
         summed = visit.own.tokens[setting.division.summed_tokens(visit.own.tokens)]
@@ -223,7 +223,7 @@ class ExpertRun:
         """Add the original's output to its hidden states, and return what down multiplies."""
         setting, rows = self._setting, visit.rows
         blocks = [experts.read(visit.expert) for experts in self._experts]
-        inputs = Inputs(setting.is_followed)
+        inputs = Inputs(setting.makes_up)
         tokens = torch.unique(torch.cat([each.tokens for each in rows]))
         after = setting.original.stream.after(self._number)
 
@@ -268,7 +268,7 @@ class ExpertRun:
         for visit, inputs in zip(visits, gathered, strict=True):
             moments = inputs.moments.get(key)
             if moments is None:
-                moments = Moments.zeros(1, info.n_cols, setting.device, cross=setting.is_followed)
+                moments = Moments.zeros(1, info.n_cols, setting.device, cross=setting.makes_up)
             part = self._part(self._names.down, visit.expert, Under.nothing(info.n_cols))
             if part is not None:
                 statistics = Statistics.of(moments)
@@ -277,9 +277,9 @@ class ExpertRun:
                 parts.append(part)
                 shown.append((statistics, inputs.held(key)))
             if self._pool is None:  # its own memory: the statistics above share that of `moments`
-                self._pool = Moments.zeros(1, info.n_cols, setting.device, cross=setting.is_followed)
+                self._pool = Moments.zeros(1, info.n_cols, setting.device, cross=setting.makes_up)
             self._pool.merge(moments)
-        made = unders(shown, info.name, setting.workers)
+        made = setting.unders(shown, info.name)
         setting.maker.make([replace(part, under=under) for part, under in zip(parts, made, strict=True)])
 
     def _finish(self, visit: _Visit) -> None:

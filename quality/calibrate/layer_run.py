@@ -136,7 +136,7 @@ class LayerRun:
                 shown.append(capture.inputs())
             return shown
 
-        return gather(setting.division, take, setting.workers, crossed=True)
+        return gather(setting.division, take, setting.workers, crossed=setting.makes_up)
 
     def _pass(self, wanted: Collection[str]) -> tuple[Inputs, list[_Way]]:
         """Compute the attention of all models up to `middle`.
@@ -187,8 +187,8 @@ class LayerRun:
             return [{MIDDLE: x[:, None]} for x in middles]
 
         if not self._missing((each.gate, each.up) for each in names):
-            return Inputs(setting.is_followed)
-        return gather(setting.division, take, setting.workers, crossed=setting.is_followed)
+            return Inputs(setting.makes_up)
+        return gather(setting.division, take, setting.workers, crossed=setting.makes_up)
 
     def _block(self, shared: Inputs, ways: Sequence[_Way]) -> None:
         """Make the matrices of the dense block or shared expert, and add its output to the hidden states."""
@@ -210,7 +210,7 @@ class LayerRun:
                 shown.append(capture.inputs())
             return shown
 
-        inputs = gather(setting.division, take, setting.workers, crossed=setting.is_followed)
+        inputs = gather(setting.division, take, setting.workers, crossed=setting.makes_up)
         blocks.clear()
         setting.make(inputs, (names.down,), (names.down,))
         del inputs

@@ -25,6 +25,7 @@ from quality.calibrate.output_side import OutputBlock, OutputSide
 from quality.calibrate.overlay import WrittenTensor
 from quality.calibrate.records import Record, Records
 from quality.calibrate.target import corrected, correction
+from quality.calibrate.trust import Trust
 from quantize.compensate.base import Effort
 from quantize.compensate.factor import Factor
 from quantize.compensate.feedback import encode_compensated
@@ -70,7 +71,9 @@ class Under:
         return cls(Statistics.nothing(n_cols), None, None, None)
 
 
-def unders(inputs: Iterable[tuple[Statistics, Held | None]], name: str, workers: Workers) -> Iterator[Under]:
+def unders(
+    inputs: Iterable[tuple[Statistics, Held | None]], name: str, workers: Workers, trust: Trust
+) -> Iterator[Under]:
     """Yield what follows from statistics, each with the rows that were held back.
 
     name    of a matrix, for messages
@@ -84,7 +87,7 @@ def unders(inputs: Iterable[tuple[Statistics, Held | None]], name: str, workers:
         if not statistics.n_rows:
             return statistics, held, None
         try:
-            return statistics, held, Factor.of(statistics.own)
+            return statistics, held, Factor.of(statistics.own, trust.input_damp)
         except BadMoments:
             return statistics, held, None
 

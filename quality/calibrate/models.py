@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +13,11 @@ from forward.load import Loader
 from forward.rope import Rotation
 from forward.workers import Workers
 from gguf_tools.tensors import TensorInfo
-from quality.calibrate.inputs import Division, Inputs
-from quality.calibrate.making import Maker, Part, unders
+from quality.calibrate.inputs import Division, Held, Inputs
+from quality.calibrate.making import Maker, Part, Under, unders
+from quality.calibrate.moments import Statistics
 from quality.calibrate.streams import Stream
+from quality.calibrate.trust import Trust
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Setting:
               under what the original multiplies
     wanted    the tensors to make, by name
     tokens    ids of the whole text, int64 (n_tokens,)
+    trust     how far the text's moments are trusted
     """
 
     models: tuple[Model, ...]
@@ -50,11 +53,17 @@ class Setting:
     maker: Maker
     workers: Workers
     tokens: torch.Tensor
+    trust: Trust
 
     @property
     def is_followed(self) -> bool:
         """Whether the model that is being written goes through the text, too."""
         return len(self.models) > 1
+
+    @property
+    def makes_up(self) -> bool:
+        """Whether a tensor makes up for those before it."""
+        return self.is_followed and self.trust.makes_up
 
     @property
     def original(self) -> Model:
@@ -69,6 +78,10 @@ class Setting:
         """Whether a tensor is to be made, and some of its rows are not written."""
         return name in self.wanted and self.maker.is_missing(name)
 
+    def unders(self, inputs: Iterable[tuple[Statistics, Held | None]], name: str) -> Iterator[Under]:
+        """Yield what follows from statistics; see `making.unders`."""
+        return unders(inputs, name, self.workers, self.trust)
+
     def make(self, inputs: Inputs, key: tuple[str, ...], names: Collection[str]) -> None:
         """Make those of `names` that are not written, under what `inputs` has of `key`."""
         missing = [name for name in names if self.is_missing(name)]
@@ -77,7 +90,7 @@ class Setting:
 
         mats = range(len(inputs.moments[key].own))
         shown = ((inputs.statistics(key, mat), inputs.held(key, mat)) for mat in mats)
-        all_mats = list(unders(shown, missing[0], self.workers))
+        all_mats = list(self.unders(shown, missing[0]))
         parts = []
         for name in missing:
             info = self.wanted[name]

@@ -6,9 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forward.device import require_torch
+from forward.text_quality import admit, judge
 from gguf_tools import keys
+from gguf_tools.findings import tell_nobody
 from gguf_tools.inputs import AnyInput
 from gguf_tools.tensors import TensorInfo
 from gguf_tools.values import Metadata
@@ -22,6 +25,9 @@ from quantize.fill.session import Output
 from quantize.importance import ImportanceFile
 from quantize.plan.plan import Plan
 
+if TYPE_CHECKING:
+    from quality.calibrate.footprint import Shapes
+
 
 @dataclass(frozen=True)
 class Calibration(Choices):
@@ -33,6 +39,7 @@ class Calibration(Choices):
         sight = Sight.of(Path(self.text), metadata, tensors)
         entries = {tensor.name: PromisedImportance.of(tensor) for tensor in tensors if sight.promises(tensor)}
         text = self.read(metadata, sight)
+        admit(text, str(self.text), tell_nobody, any_text=self.any_text)
         return ImportanceFile(entries, (Path(self.text).name,), text.n_chunks, text.chunk_size)
 
     @contextmanager
@@ -46,15 +53,32 @@ class Calibration(Choices):
     ) -> Iterator[Calibrator]:
         """See `quantize.calibration.Calibrating`."""
         require_torch("calibrating")
+        from quality.calibrate.estimate import large_text_findings
         from quality.calibrate.run import CalibratedRun
 
         with CalibratedRun(self, plan, outputs, job, inputs, options) as run:
+            if self.cut.n_chunks is None:
+                shapes = self._shapes(plan, outputs)
+                for finding in large_text_findings(self, shapes, run.text, options.threads):
+                    options.tell(finding)
             yield run
 
     def estimate(self, plan: Plan, outputs: Sequence[Output], options: FillOptions) -> Iterator[str]:
         """See `quantize.calibration.Calibrating`."""
         require_torch("calibrating")
-        from quality.calibrate.estimate import estimate_lines
+        from quality.calibrate.estimate import estimate_lines, large_text_findings
+
+        shapes = self._shapes(plan, outputs)
+        text = self.read(outputs[0].layout.metadata, Sight(shapes.network))
+        yield from estimate_lines(self, shapes, text, options.threads)
+        findings = list(judge(text).findings())
+        if self.cut.n_chunks is None:
+            findings += large_text_findings(self, shapes, text, options.threads)
+        for finding in findings:
+            yield f"note: {finding.text}"
+
+    def _shapes(self, plan: Plan, outputs: Sequence[Output]) -> Shapes:
+        """Return what an estimate has to know of the model."""
         from quality.calibrate.footprint import Shapes, heads_of
 
         metadata = outputs[0].layout.metadata
@@ -63,5 +87,4 @@ class Calibration(Choices):
         arch = metadata[keys.ARCHITECTURE].data
         used = metadata.get(keys.EXPERT_USED_COUNT.format(arch=arch))
         n_used = 1 if used is None else used.data
-        shapes = Shapes(sight.network, plan.infos, made, n_used, heads_of(metadata))
-        yield from estimate_lines(self, shapes, self.read(metadata, sight), options.threads)
+        return Shapes(sight.network, plan.infos, made, n_used, heads_of(metadata))

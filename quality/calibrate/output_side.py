@@ -50,9 +50,11 @@ class OutputSide:
     """The covariances of a run; those of one layer at a time are in memory.
 
     gradients  None where matrices are encoded from one side
+    damp       what is added to the diagonal of covariances, in units of its mean
     """
 
     gradients: Gradients | None
+    damp: float = OUTPUT_DAMP
     _layer: int = -1
     _covariances: LayerGradients | None = None
     _shared: dict[str, list[OutputBlock]] = field(default_factory=dict)
@@ -81,7 +83,9 @@ class OutputSide:
         blocks = []
         for block in self._covariances.blocks(info.name, index):
             if origin <= block.start and block.stop <= origin + n_rows:
-                made = _output_block(block.start - origin, block.stop - origin, block.covariance)
+                made = _output_block(
+                    block.start - origin, block.stop - origin, block.covariance, self.damp
+                )
                 if made is None:
                     return []
                 blocks.append(made)
@@ -90,13 +94,13 @@ class OutputSide:
         return blocks if sum(block.stop - block.start for block in blocks) == n_rows else []
 
 
-def _output_block(start: int, stop: int, covariance: np.ndarray) -> OutputBlock | None:
+def _output_block(start: int, stop: int, covariance: np.ndarray, damp: float) -> OutputBlock | None:
     """Return a block; None where its covariance can't be used."""
     mean = float(np.diagonal(covariance).mean())
     if not mean > 0:
         return None
     try:
-        factor = Factor.of(covariance, damp=OUTPUT_DAMP)
+        factor = Factor.of(covariance, damp=damp)
     except BadMoments:
         return None
     return OutputBlock(start, stop, factor, (covariance / mean).astype(np.float32))

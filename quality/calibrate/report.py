@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from forward.text_quality import TextQuality
 from gguf_tools.findings import Finding, Level
 from gguf_tools.tensors import TensorInfo
 from quality.calibrate.closing import Closing
@@ -21,17 +22,25 @@ class Report:
     parts     of all tensors that it has made
     division  of the text; None before anything is done
     closing   how far the model that was written is from the original; None where it was not followed
+    quality   of the text; None before anything is done
     """
 
     parts: tuple[Record, ...] = ()
     division: Division | None = None
     closing: Closing | None = None
+    quality: TextQuality | None = None
 
     @classmethod
     def of(
-        cls, infos: Iterable[TensorInfo], records: Records, division: Division, closing: Closing | None
+        cls,
+        infos: Iterable[TensorInfo],
+        records: Records,
+        division: Division,
+        closing: Closing | None,
+        quality: TextQuality,
     ) -> Report:
-        return cls(tuple(records.of(info.name for info in infos)), division, closing)
+        parts = tuple(records.of(info.name for info in infos))
+        return cls(parts, division, closing, quality)
 
     @property
     def kept(self) -> tuple[Record, ...]:
@@ -40,9 +49,20 @@ class Report:
 
     def findings(self) -> Iterator[Finding]:
         """Yield what a user should know."""
+        if self.quality is not None:
+            yield from self.quality.findings()
+            if self.quality.is_nonsense:
+                yield Finding(
+                    "nothing proven",
+                    "rows that were held back are like all others of such a text and prove nothing: on"
+                    " ordinary text the file may be worse than one made without --calibrate",
+                    Level.BAD,
+                )
         if self.division is not None and self.division.n_chunks == 1:
             yield Finding(
-                "one chunk", "the text has one chunk, so nothing was held back: stock's bytes were never kept"
+                "one chunk",
+                "the text has one chunk, so nothing was held back: encodings were compared on the rows that"
+                " they were made under, and no tensor makes up for those before it",
             )
         few = [part for part in self.parts if 0 < part.n_seen < part.n_cols]
         if few:
@@ -93,7 +113,7 @@ def report_lines(report: Report) -> Iterator[str]:
     if report.closing is not None:
         yield from report.closing.lines()
     for finding in report.findings():
-        yield f"note: {finding.text}"
+        yield f"{'warning' if finding.is_bad else 'note'}: {finding.text}"
 
 
 def _names(parts: Iterable[Record]) -> str:

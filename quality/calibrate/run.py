@@ -23,6 +23,7 @@ from forward.families import EMBEDDINGS, OUTPUT
 from forward.load import Loader
 from forward.open import ModelSource
 from forward.products import fast_products
+from forward.text_quality import admit
 from forward.work_folder import EMBEDDING, WorkFolder, forget
 from forward.workers import Workers
 from gguf_tools.inputs import AnyInput, InputWatch
@@ -42,6 +43,7 @@ from quality.calibrate.records import Records
 from quality.calibrate.report import Report, report_lines
 from quality.calibrate.sight import Sight
 from quality.calibrate.streams import open_streams
+from quality.calibrate.trust import Trust
 from quantize.compensate.base import Effort
 from quantize.fill.chunks import CHUNK_ELEMS, ChunkTable, ChunkTask
 from quantize.fill.encode import FillJob
@@ -54,12 +56,15 @@ from quantize.roles import layer_of
 
 _RECORDS = "records.jsonl"
 
-VERSION = 2
+VERSION = 3
 """Number of the method; it goes up whenever a run could give other bytes."""
 
 
 class CalibratedRun:
-    """A Calibrator, and a context manager that deletes the work folder when the run has succeeded."""
+    """A Calibrator, and a context manager that deletes the work folder when the run has succeeded.
+
+    text  that it calibrates with
+    """
 
     def __init__(
         self,
@@ -73,7 +78,9 @@ class CalibratedRun:
         self._choices, self._outputs, self._job, self._options = choices, outputs, job, options
         path, metadata = outputs[0].path, outputs[0].layout.metadata
         self._sight = Sight.of(path, metadata, plan.infos)
-        self._text = choices.read(metadata, self._sight)
+        self.text = choices.read(metadata, self._sight)
+        self._quality = admit(self.text, str(choices.text), options.tell, any_text=choices.any_text)
+        self._trust = Trust.of(self.text, self._quality)
         self._all_infos = plan.infos
         self._device = device_name(choices.forward.device)
         self._infos = {
@@ -88,15 +95,16 @@ class CalibratedRun:
         self.names = frozenset(self._infos)
         self.about: Mapping[str, Any] = {
             "version": VERSION,
-            "text": self._text.digest(),
-            "chunks": self._text.n_chunks,
-            "context": self._text.chunk_size,
+            "text": self.text.digest(),
+            "chunks": self.text.n_chunks,
+            "context": self.text.chunk_size,
             "dtype": choices.forward.dtype,
             "device": self._device,
             "sequential": choices.sequential,
             "two-sided": choices.two_sided,
             "embedding": choices.embedding,
             "effort": asdict(Effort()),
+            "trust": asdict(self._trust),
         }
         self._watch = InputWatch(inputs)
         self.digest = self._digest()
@@ -138,12 +146,12 @@ class CalibratedRun:
             for task in (task for group in missing.values() for task in group):
                 tensors[task.rows.tensor].written[task.rows.start : task.rows.stop] = False
             files = {number: opened.enter_context(PartialFile(path)) for number, path in partials.items()}
-            side = OutputSide(gradients if self._choices.two_sided else None)
+            side = OutputSide(gradients if self._choices.two_sided else None, self._trust.output_damp)
             maker = Maker(self._job, tensors, missing, files, done, records, workers, side, Effort())
             if gradients is not None and self._is_missing(EMBEDDINGS, missing):
                 info = self._infos[EMBEDDINGS]
                 shown = [(embedding_statistics(gradients), None)]
-                (under,) = unders(shown, EMBEDDINGS, workers)
+                (under,) = unders(shown, EMBEDDINGS, workers, self._trust)
                 maker.make([Part(info, 0, info.n_rows, under)])
             setting = self._setting(folder, tensors, maker, workers, opened)
             for layer in range(folder.done + 1, self._sight.network.n_layers):
@@ -154,8 +162,10 @@ class CalibratedRun:
             self._finish(setting)
             self._make_unseen(setting, list(missing))
             n_threads = self._options.threads if self._device == "cpu" else 1
-            closing = closing_of(setting, self._sight.network, self._text, n_threads)
-            self._report = Report.of(self._infos.values(), records, setting.division, closing)
+            closing = closing_of(setting, self._sight.network, self.text, n_threads)
+            self._report = Report.of(
+                self._infos.values(), records, setting.division, closing, self._quality
+            )
 
     def _is_missing(self, name: str, missing: Iterable[str]) -> bool:
         return name in self._infos and name in missing
@@ -171,8 +181,8 @@ class CalibratedRun:
         )
         torch.set_num_threads(self._options.threads)
         shapes = Shapes(self._sight.network, self._all_infos, (), 1, heads_of(metadata))
-        at_once = shapes.chunks_at_once(self._text.chunk_size, self._options.threads)
-        passes = self._choices, source, self._text, path, self._options, at_once
+        at_once = shapes.chunks_at_once(self.text.chunk_size, self._options.threads)
+        passes = self._choices, source, self.text, path, self._options, at_once
         return opened.enter_context(open_gradients(*passes))
 
     def _open_folder(
@@ -204,7 +214,7 @@ class CalibratedRun:
         workers: Workers,
         opened: ExitStack,
     ) -> Setting:
-        network, text, forward = self._sight.network, self._text, self._choices.forward
+        network, text, forward = self._sight.network, self.text, self._choices.forward
         device, dtype = torch.device(self._device), getattr(torch, forward.dtype)
         original = Loader(self._outputs[0].path, self._job.sources, device, dtype)
         loaders = [original]
@@ -215,7 +225,9 @@ class CalibratedRun:
         models = (Model(network, load, rotate, stream) for load, stream in zip(loaders, streams, strict=True))
         division = Division.of(text.n_chunks, text.chunk_size)
         tokens = torch.from_numpy(text.inputs).flatten()
-        return Setting(tuple(models), division, device, dtype, self._infos, maker, workers, tokens)
+        return Setting(
+            tuple(models), division, device, dtype, self._infos, maker, workers, tokens, self._trust
+        )
 
     def _make_unseen(self, setting: Setting, names: Iterable[str]) -> None:
         """Make tensors that the forward pass does not show, as they are made without importances."""
@@ -239,7 +251,7 @@ class CalibratedRun:
             inputs = (end(each.read(*rows).to(setting.device)).to(setting.dtype) for each, end in pairs)
             return [{(OUTPUT,): x[:, None]} for x in inputs]
 
-        inputs = gather(setting.division, take, setting.workers, crossed=setting.is_followed)
+        inputs = gather(setting.division, take, setting.workers, crossed=setting.makes_up)
         setting.make(inputs, (OUTPUT,), (OUTPUT,))
 
     def damaged_row(self, tensor: str, path: Path) -> int | None:

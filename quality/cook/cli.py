@@ -6,10 +6,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forward.arguments import add_context_argument, add_run_arguments, forward_options
+from forward.arguments import (
+    add_context_argument,
+    add_force_of_text,
+    add_run_arguments,
+    forward_options,
+)
 from gguf_tools import command
 from gguf_tools.errors import BadRequest
-from gguf_tools.overwriting import add_force
 
 if TYPE_CHECKING:
     from quality.cook.request import CookRequest
@@ -71,7 +75,7 @@ def add_to(commands: command.Subcommands, text: str) -> None:
     sub.add_argument("--base-model", metavar="OWNER/NAME", help="for the card: the model on the Hub")
     sub.add_argument("--quantized-by", metavar="NAME", help="for the card: who has made the files")
     sub.add_argument("--dry-run", action="store_true", help="print steps, sizes and times; write nothing")
-    add_force(add_run_arguments(sub))
+    add_force_of_text(add_run_arguments(sub))
 
 
 def cook(args: argparse.Namespace) -> None:
@@ -131,5 +135,7 @@ def _collect(model: Path, text: Path, output: Path, request: CookRequest) -> Non
     from imatrix.collecting import collect
     from imatrix.options import CollectOptions
 
-    options = CollectOptions(cut=request.cut, forward=request.forward, restart=request.restart)
+    options = CollectOptions(
+        cut=request.cut, forward=request.forward, restart=request.restart, any_text=request.force
+    )
     collect(model, text, output, options, progress=not request.quiet)

@@ -30,7 +30,9 @@ def plan(
     """Plan a file; see `convert.pipeline.plan_run` and its twin for GGUF files."""
     calibration = None
     if request.calibrate:
-        calibration = Calibration(request.text, cut=request.cut, forward=request.forward)
+        calibration = Calibration(
+            request.text, cut=request.cut, forward=request.forward, any_text=request.force
+        )
     if request.source.is_dir():
         options = ConvertOptions(outtype=mixture, importances=matrix, calibration=calibration)
         return plan_folder(request.streamed or request.source, output, options, allow_problems=allow_problems)

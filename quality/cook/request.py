@@ -51,7 +51,7 @@ class CookRequest:
     calibrate      encode under the activations of `text`, which also gives importances
     cut            the part of `text` that is used
     held_out_cut   the part of `held_out` that is used
-    force          replace files in the folder that were not cooked there
+    force          replace files in the folder that were not cooked there, and use a text that is nonsense
     typed          the command line, for the card
     repo           OWNER/NAME of the model on the Hub, None: what the source knows
     streamed       the same model with its weights on the Hub, for a plan; None: it is here

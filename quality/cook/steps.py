@@ -157,7 +157,9 @@ def _maker(request: CookRequest, wanted: WantedFile) -> Callable[[str], None]:
 
 
 def _measure_losses(request: CookRequest, output: Path, label: str) -> None:
-    options = SensitivityOptions(cut=request.cut, forward=request.forward, restart=request.restart)
+    options = SensitivityOptions(
+        cut=request.cut, forward=request.forward, restart=request.restart, any_text=request.force
+    )
     with EvaluationBar(f"{label} layers there and back", quiet=request.quiet) as bar:
         sensitivity(request.source, request.text, output, options, bar)
 

@@ -7,9 +7,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forward.arguments import add_context_argument, add_run_arguments, cut_of, forward_options
+from forward.arguments import (
+    add_context_argument,
+    add_force_of_text,
+    add_run_arguments,
+    cut_of,
+    forward_options,
+)
 from gguf_tools import __version__, command
-from gguf_tools.overwriting import StoreOutput, add_force, refuse_to_overwrite_inputs, refuse_to_replace
+from gguf_tools.overwriting import StoreOutput, refuse_to_overwrite_inputs, refuse_to_replace
 
 if TYPE_CHECKING:
     from quality.damage.measure import SensitivityOptions
@@ -67,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         "--seed", type=command.seed, default=0, metavar="N",
         help="decides which labels are drawn from the model's predictions (default: 0)",
     )  # fmt: skip
-    add_force(add_run_arguments(parser))
+    add_force_of_text(add_run_arguments(parser))
     return parser
 
 
@@ -98,6 +104,7 @@ def _options(args: argparse.Namespace) -> SensitivityOptions:
         seed=args.seed,
         forward=forward_options(args),
         restart=args.restart,
+        any_text=args.force,
     )
 
 

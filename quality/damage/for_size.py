@@ -34,7 +34,9 @@ def losses_for_size(args: argparse.Namespace, source: Path, output: Path | None)
     cut = cut_of(args)
     if path.exists() and not args.restart and _are_the_same(path, source, text, cut):
         return path
-    options = SensitivityOptions(cut=cut, forward=calibration_forward(args), restart=args.restart)
+    options = SensitivityOptions(
+        cut=cut, forward=calibration_forward(args), restart=args.restart, any_text=args.force
+    )
     with EvaluationBar("measuring what each tensor costs", quiet=args.quiet) as bar:
         sensitivity(source, text, path, options, bar)
     if not args.quiet and not args.json:

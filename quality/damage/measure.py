@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Unpack
 from forward.device import require_torch
 from forward.options import ForwardChoices, ForwardOptions
 from forward.text import Cut, CutChoices, Text, read_text
+from forward.text_quality import admit
 from gguf_tools import __version__
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import OutputError
@@ -43,6 +44,7 @@ class SensitivityOptions:
     seed        decides which labels are drawn
     forward     how the model is computed
     restart     start over instead of resuming
+    any_text    use the text even if it is nonsense; see forward/text_quality.py
     """
 
     cut: Cut = field(default_factory=Cut)
@@ -53,6 +55,7 @@ class SensitivityOptions:
     seed: int = 0
     forward: ForwardOptions = field(default_factory=ForwardOptions)
     restart: bool = False
+    any_text: bool = False
 
 
 class SensitivityChoices(CutChoices, ForwardChoices, total=False):
@@ -106,7 +109,9 @@ def sensitivity(
         torch.set_num_threads(options.forward.n_threads)
     with open_model(model) as source, _targets(source) as targets:
         chunks = read_text(text, source.vocab(), source.network.vocab_size, options.cut)
-        tensors = _measure(source, targets, chunks, output, options, report or NoReport())
+        report = report or NoReport()
+        admit(chunks, str(text), report.tell, any_text=options.any_text)
+        tensors = _measure(source, targets, chunks, output, options, report)
         source.watch.refuse_changed()
         losses = Losses(
             tensors,

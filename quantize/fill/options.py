@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from gguf_tools.findings import Tell, tell_nobody
 from gguf_tools.progress import StartProgress, StartSteps, no_start, no_steps
 from gguf_tools.system.locks import refuse_thread_count, usable_cores
 
@@ -25,6 +26,7 @@ class FillOptions:
     gradients  called with the layers that a calibration computes and differentiates before it makes tensors,
                a layer that is differentiated counted as four, and how many are done; what it returns is
                called with each share of a layer, from any thread
+    tell       told what a user should know of a calibration before it begins
     """
 
     n_threads: int | None = None
@@ -34,6 +36,7 @@ class FillOptions:
     compiling: StartProgress = no_start
     scheduler: str | None = field(default=None, kw_only=True)
     gradients: StartSteps = field(default=no_steps, kw_only=True)
+    tell: Tell = field(default=tell_nobody, kw_only=True)
 
     def __post_init__(self) -> None:
         refuse_thread_count(self.n_threads)

@@ -274,7 +274,7 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     capsys.readouterr()
     assert main(list(arguments)) == 1
     err = capsys.readouterr().err
-    lines = [line for line in err.splitlines() if not line.startswith("going on")]
+    lines = [line for line in err.splitlines() if not line.startswith(("going on", "warning: "))]
     assert len(lines) == 1, err
     return lines[0]
 
