@@ -69,6 +69,7 @@ class SensitivityChoices(CutChoices, ForwardChoices, total=False):
     seed: int
     forward: ForwardOptions
     restart: bool
+    any_text: bool
 
 
 def sensitivity(
