@@ -13,7 +13,7 @@ from gguf_tools.errors import HubError, ToolkitError
 from gguf_tools.hub.answers import PASSING, asked_wait, check_wait, endpoint, guard
 from gguf_tools.hub.limits import MIN_PROGRESS_BYTES
 from gguf_tools.hub.pace import BrokenOff
-from gguf_tools.text import shown
+from gguf_tools.text import printable
 
 T = TypeVar("T")
 
@@ -25,6 +25,8 @@ TRIES_WITHOUT_PROGRESS = 3
 
 FIRST_WAIT_SECONDS = 1.0
 """Seconds before the second try, doubled for each further one, unless the server asks for another time."""
+
+MAX_REASON_CHARS = 400
 
 _NEVER_PASSING = ("UnsupportedProtocol", "InvalidURL", "TooManyRedirects", "DecodingError")
 """Errors of the transport that come again with every try."""
@@ -220,7 +222,9 @@ def _of_client(error: Exception) -> str | None:
     """Return what an error means that the client did not mean to raise: an answer that it did not expect."""
     if isinstance(error, RecursionError):
         return "the Hub's answer is nested too deep, or broke off again and again"
-    if _is_inconsistent(error) or isinstance(error, RuntimeError):
+    if _is_inconsistent(error):
+        return _first_line(error)
+    if isinstance(error, RuntimeError):
         # How the client tells of storage that refuses a file, and its part in Rust of anything.
         return _last_line(error)
     if isinstance(error, LookupError | TypeError | ValueError | AttributeError | ArithmeticError):
@@ -252,4 +256,6 @@ def _first_line(error: BaseException) -> str:
 
 def _on_one_line(text: str) -> str:
     """Return a text that may have a server's words in it, as one line of no more than a message."""
-    return text if text.isprintable() and len(text) <= 400 else shown(" ".join(text.split())[:400])
+    line = " ".join(text.split())
+    line = line if len(line) <= MAX_REASON_CHARS else f"{line[:MAX_REASON_CHARS]}..."
+    return printable(line)

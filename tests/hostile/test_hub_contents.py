@@ -152,3 +152,9 @@ def test_a_commit_of_a_foreign_form(commit: str, hub: HubServer, tmp_path: Path)
     assert "commit" in line
     assert not list((tmp_path / "cache").rglob("*out*"))
     assert not list((tmp_path / "cache").rglob("snapshots/*/config.json"))
+
+
+def test_a_file_that_is_told_and_sent_shorter(hub: HubServer) -> None:
+    hub.troubles.append(Trouble(LARGE, change=lambda body: body[:-5]))
+    line = refusal(lambda: fetch(NAME, quiet=True))
+    assert "model.safetensors: Consistency check failed: file should be of size" in line
