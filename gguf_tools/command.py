@@ -115,7 +115,7 @@ def output_folder(text: str) -> Path:
 def _output(path_of: Callable[[str], Path], text: str) -> Path:
     try:
         return path_of(text)
-    except ToolkitError as error:
+    except BadArgument as error:  # what is in the way of a good name is no mistake of the command line's
         raise argparse.ArgumentTypeError(one_line(error)) from error
 
 
@@ -205,6 +205,9 @@ def run(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str] | None 
         args = parser.parse_args(argv)
     except SystemExit as exit_:
         return int(exit_.code or 0)
+    except ToolkitError as error:
+        print(f"{parser.prog}: error: {one_line(error)}", file=sys.stderr)
+        return 1
     args.typed = (parser.prog, *(sys.argv[1:] if argv is None else argv))
     verbose = bool(getattr(args, "verbose", False))
     args.quiet = bool(getattr(args, "quiet", False))

@@ -204,7 +204,7 @@ def _status_of(file: InputFile) -> Status:
     except OSError as error:
         raise ChangedInput(f"{file.path}: can't be read any more: {error.strerror}") from error
     if not stat.S_ISREG(found.st_mode):
-        raise ChangedInput(f"{file.path}: is no longer a regular file")
+        raise ChangedInput(f"{file.path}: is not a regular file")
     return Status(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 

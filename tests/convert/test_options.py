@@ -31,7 +31,7 @@ def test_convert_has_four_arguments() -> None:
 
 
 def test_an_unknown_keyword_argument_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="unexpected keyword arguments: out_type"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'out_type'; did you mean outtype"):
         convert.convert(tmp_path, out_type="bf16")  # type: ignore[call-arg]
 
 

