@@ -15,9 +15,9 @@ from typing import Any
 import xxhash
 
 from gguf_tools.errors import OutputError
-from gguf_tools.line_log import LineLog, whole_lines
+from gguf_tools.line_log import LineLog, line_of, whole_lines
 from gguf_tools.system import files
-from gguf_tools.system.own_files import open_own
+from gguf_tools.system.own_files import open_own, read_own
 
 RECORD = "record"
 
@@ -108,8 +108,16 @@ class FileRecord:
 def is_marked(folder: Path, kind: str) -> bool:
     """Return whether a folder has a record of that kind."""
     try:
-        with (folder / RECORD).open("rb") as file:
-            return _has_mark(whole_lines(file.readline(1 << 10))[0], kind)
+        start = read_own(folder / RECORD, 1 << 10)
+    except OSError:
+        return False
+    return _has_mark(whole_lines(start[: start.find(b"\n") + 1])[0], kind)
+
+
+def begins_mark(path: Path, kind: str) -> bool:
+    """Return whether a file is the beginning of a record of that kind, and has nothing but its mark."""
+    try:
+        return line_of({MARK: kind}).startswith(read_own(path, 1 << 10))
     except OSError:
         return False
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forward.file_record import MARK, is_marked
+from forward.file_record import MARK, RECORD, begins_mark, is_marked
 from gguf_tools.errors import BadRequest, OutputError
 from gguf_tools.system.lock_files import LOCK_SUFFIX
+from gguf_tools.system.own_files import read_own
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class FolderKind:
     def read_about(self, folder: Path) -> dict[str, Any] | None:
         """Return what the JSON file says; None where it is missing, damaged or somebody else's."""
         try:
-            data = json.loads((folder / self.about).read_bytes())
+            data = json.loads(read_own(folder / self.about))
         except (OSError, ValueError, RecursionError):
             return None
         return data if isinstance(data, dict) and self.mark.items() <= data.items() else None
@@ -47,18 +48,26 @@ class FolderKind:
     def refuse_foreign(self, folder: Path) -> None:
         """Raise BadRequest for a folder that holds something, and not our mark.
 
-        A run that was killed before it set the mark leaves empty files, and a lock where there are none.
+        A run that was killed, or whose disk was full, before it had set the mark leaves empty files, the
+        beginning of the mark, and a lock where there are none.
         """
         if self.is_ours(folder):
             return
         for path in files_of(folder):
-            if path.name.endswith(LOCK_SUFFIX) and self.names.fullmatch(path.name[: -len(LOCK_SUFFIX)]):
-                continue
-            if not (self.names.fullmatch(path.name) and path.is_file() and path.stat().st_size == 0):
+            if not self._may_be_left(path):
                 raise BadRequest(
                     f"{folder}: holds {path.name!r} and was not made by this command, expected an empty"
                     " folder or none; move it away, or name another one"
                 )
+
+
+    def _may_be_left(self, path: Path) -> bool:
+        """Return whether a file may have been left by a run that had not set the mark yet."""
+        if path.name.endswith(LOCK_SUFFIX) and self.names.fullmatch(path.name[: -len(LOCK_SUFFIX)]):
+            return True
+        if path.name == RECORD:
+            return begins_mark(path, self.kind)
+        return bool(self.names.fullmatch(path.name)) and path.is_file() and path.stat().st_size == 0
 
 
 def files_of(folder: Path) -> Iterator[Path]:

@@ -236,14 +236,19 @@ def _refusals(folder: Path) -> Refusals:
 
 
 def is_unfinished(output: Path) -> bool:
-    """Return whether a run for `output` has left its work folder."""
-    return _KIND.is_ours(_folder_of(output))
+    """Return whether a run for `output` has left its work folder, or what is left of removing it."""
+    folder = _folder_of(output)
+    try:
+        _KIND.refuse_foreign(folder)
+    except ToolkitError:  # somebody else's, or there is none
+        return False
+    return True
 
 
 def forget(output: Path) -> None:
     """Delete the work folder of `output`, which is finished; what is not ours in it stays."""
     folder = _folder_of(output)
-    if not _KIND.is_ours(folder):
+    if not is_unfinished(output):
         return
     with suppress(ToolkitError, OSError):  # another run has begun there, or somebody else's files are left
         with closing(claim_run(folder / _LOCK, {}, _refusals(folder))):

@@ -28,7 +28,7 @@ from gguf_tools.system.files import NO_WAIT, open_file, read_at
 from gguf_tools.text import shown
 
 PIECE_BYTES = 4096
-_WHOLE_BYTES = 1 << 16
+_WHOLE_BYTES = 1 << 20
 """Size up to which a tensor is read whole."""
 
 _LEAST_PIECES, _MOST_PIECES = 4, 64
@@ -257,8 +257,8 @@ def sample_places(n_bytes: int) -> list[tuple[int, int]]:
 
     >>> sample_places(100)
     [(0, 100)]
-    >>> sample_places(1_000_000)
-    [(0, 4096), (331968, 4096), (663936, 4096), (995904, 4096)]
+    >>> sample_places(10_000_000)
+    [(0, 4096), (3331968, 4096), (6663936, 4096), (9995904, 4096)]
     """
     if n_bytes <= _WHOLE_BYTES:
         return [(0, n_bytes)]

@@ -6,20 +6,40 @@ All three have logits. The first two have hidden states after every layer, too, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from forward.hidden_states import Rows
-from forward.layer import run_layer
+from forward.layer import Layer, run_layer
+from forward.load import Loader
 from forward.logits import Head, LogitSource
 from forward.observe import Arrays
 from forward.open import ModelSource
+from forward.options import ForwardOptions
 from forward.run import ForwardPass
 from gguf_tools import keys
 from gguf_tools.errors import BadActivation, BadRequest
 from quality.drift import Routes
+
+
+@dataclass(frozen=True)
+class BaseWeights:
+    """The weights of a base that is there, whether or not it is computed.
+
+    build  layer number -> the layer, with its weights
+    """
+
+    load: Loader
+    build: Callable[[int], Layer]
+
+    @staticmethod
+    def of(source: ModelSource, chunk_size: int, options: ForwardOptions) -> BaseWeights:
+        """Return the weights of an open model for chunks of so many tokens."""
+        load, network = source.loader_for(options), source.network
+        rotate = network.rope.rotation(chunk_size, load.device)
+        return BaseWeights(load, lambda number: network.build(load, number, rotate))
 
 
 class LayeredBase(Protocol):

@@ -15,7 +15,7 @@ from forward.logits import LogitSource, Positions
 from forward.observe import Arrays
 from forward.perplexity import predicted_positions
 from forward.run import ForwardPass
-from quality.base import ComputedBase, LayeredBase, compute_layer, head_of
+from quality.base import BaseWeights, LayeredBase, compute_layer, head_of
 from quality.drift import LayerDrift, drift_of
 
 
@@ -25,11 +25,13 @@ class Lockstep:
 
     base       None where only logits of it are known: then no drift is measured
     base_head  returns what gives the base's logits, once all layers are computed
+    weights    of the base; None where they are not there
     """
 
     base: LayeredBase | None
     base_head: Callable[[], LogitSource]
     models: Sequence[ForwardPass]
+    weights: BaseWeights | None = None
 
     @property
     def n_layers(self) -> int:
@@ -70,11 +72,6 @@ class Lockstep:
     def heads(self) -> list[LogitSource]:
         """Return the ends of all models but the base."""
         return [head_of(model) for model in self.models]
-
-    @property
-    def computed_base(self) -> ForwardPass | None:
-        """The base's own pass, if it was computed: then its weights are there, too."""
-        return self.base.forward if isinstance(self.base, ComputedBase) else None
 
     def _first_missing(self) -> int:
         done = [model.folder.done for model in self.models]

@@ -22,7 +22,7 @@ from forward.workers import threads_for
 from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.inputs import InputWatch
 from gguf_tools.values import Metadata
-from quality.base import ComputedBase, ModelFacts
+from quality.base import BaseWeights, ComputedBase, ModelFacts
 from quality.kept import KeptBase, KeptFolder, StatesKeeper, about_states
 from quality.lockstep import Lockstep
 from quality.logits_base import SMALLEST_LOG_PROB, FileLogits
@@ -167,22 +167,23 @@ class ModelBase:
             lambda works: _settle(works, keeper),
         )
         computed = ComputedBase(base, keeper)
-        return Lockstep(computed, computed.head, others)
+        weights = BaseWeights.of(self.source, way.text.chunk_size, self.options.forward)
+        return Lockstep(computed, computed.head, others, weights)
 
 
 @dataclass(frozen=True)
 class StoredBase:
     """A base whose states an earlier run has kept.
 
-    about  what the kept states are of
-    files  the base's as they are now; None if it is gone
+    about   what the kept states are of
+    source  the base itself, whose weights tell which tensors of the worst layer are far off; None: it is gone
     """
 
     path: Path
     options: EvaluateOptions
     kept: KeptFolder
     about: Mapping[str, Any]
-    files: Files | None
+    source: ModelSource | None
     is_computed: bool = False
     floor: float | None = None
 
@@ -192,13 +193,14 @@ class StoredBase:
 
     def text(self, path: Path | None, vocab: Metadata) -> Text:
         text = _text(path, vocab, self.facts, self.options)
-        files = self.about["run"]["base"] if self.files is None else self.files
+        files = self.about["run"]["base"] if self.source is None else self.source.watch.recognised_by()
         run = {"base": files, "name": self.path.name, **_about_text(text, self.options)}
         self.kept.refuse_another(about_states(self.facts, self.about["norm_eps"], run))
         return text
 
     def refuse_changed(self) -> None:
-        """Nothing of the base is read but what was kept."""
+        if self.source is not None:
+            self.source.watch.refuse_changed()
 
     def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
         forward, facts = self.options.forward, self.about["facts"]
@@ -213,7 +215,10 @@ class StoredBase:
             hidden_size=facts["hidden_size"],
             vocab_size=facts["vocab_size"],
         )
-        return Lockstep(base, base.head, way.passes(self.about["run"]["base"], models, folders))
+        passes = way.passes(self.about["run"]["base"], models, folders)
+        if self.source is None:
+            return Lockstep(base, base.head, passes)
+        return Lockstep(base, base.head, passes, BaseWeights.of(self.source, way.text.chunk_size, forward))
 
 
 @dataclass(frozen=True)
@@ -274,10 +279,8 @@ def open_base(base: Path | LogitsFile, options: EvaluateOptions, opened: ExitSta
                 )
             print(f"{kept.damaged}: missing, or not as it was written; computing the base again", file=stderr)
         elif kept.about is not None:
-            if not base.exists():
-                return StoredBase(base, options, kept, kept.about, None)
-            with open_model(base) as source:
-                return StoredBase(base, options, kept, kept.about, source.watch.recognised_by())
+            source = opened.enter_context(open_model(base)) if base.exists() else None
+            return StoredBase(base, options, kept, kept.about, source)
     return ModelBase(opened.enter_context(open_model(base)), options, kept)
 
 

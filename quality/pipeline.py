@@ -201,7 +201,7 @@ def _evaluation(
                 bits_per_weight=_bits_per_weight(source),
                 divergence=measure(tokens, visitor.positions.first),
                 layers=layers,
-                worst_layer=find_worst_layer(steps.computed_base, each, layers),
+                worst_layer=find_worst_layer(steps.weights, each, layers),
                 tokens=tokens,
                 tensors=tensors[number - 1],
             )

@@ -56,7 +56,7 @@ def forget_folders(work: Path) -> None:
 
 def is_unfinished(work: Path) -> bool:
     """Return whether an evaluation that was interrupted has left its folders in `work`."""
-    return any(folders_of_models.is_unfinished(work / name) for name in (_BASE, "model-1"))
+    return any(folders_of_models.is_unfinished(path.with_suffix("")) for path in work.glob("*.work"))
 
 
 def temporary_folder() -> Path | None:

@@ -17,6 +17,7 @@ from forward.attention.mla import LatentAttention
 from forward.families import EMBEDDINGS, OUTPUT_NORM
 from forward.run import ForwardPass
 from gguf_tools.ggml_types import I32
+from quality.base import BaseWeights
 from quality.drift import LayerDrift
 
 _RUN_BYTES = 16 << 20
@@ -45,7 +46,7 @@ class WorstLayer:
 
 
 def find_worst_layer(
-    base: ForwardPass | None, model: ForwardPass, layers: Sequence[LayerDrift]
+    base: BaseWeights | None, model: ForwardPass, layers: Sequence[LayerDrift]
 ) -> WorstLayer | None:
     """Return the layer that adds most to the drift of `model`, the first one if there is no drift.
 
@@ -67,7 +68,7 @@ def _added(layers: Sequence[LayerDrift], number: int) -> float:
     return layers[number].drift ** 2 - before**2
 
 
-def _errors_by_name(base: ForwardPass, model: ForwardPass, layer: int) -> Iterator[TensorError]:
+def _errors_by_name(base: BaseWeights, model: ForwardPass, layer: int) -> Iterator[TensorError]:
     """Yield the errors of tensors that both models have under the same name."""
     wanted = {OUTPUT_NORM, model.source.network.output}
     if layer == 0:
@@ -79,7 +80,7 @@ def _errors_by_name(base: ForwardPass, model: ForwardPass, layer: int) -> Iterat
                 yield TensorError(name, tensor.type.name, error)
 
 
-def _error_of_tensor(base: ForwardPass, model: ForwardPass, name: str) -> float | None:
+def _error_of_tensor(base: BaseWeights, model: ForwardPass, name: str) -> float | None:
     """Return the error of a tensor; None where the rows of both models differ in number or length.
 
     A table of whole numbers has none, either.
@@ -101,12 +102,12 @@ def _error_of_tensor(base: ForwardPass, model: ForwardPass, name: str) -> float 
     return _relative(difference, norm)
 
 
-def _errors_of_heads(base: ForwardPass, model: ForwardPass, layer: int) -> Iterator[TensorError]:
+def _errors_of_heads(base: BaseWeights, model: ForwardPass, layer: int) -> Iterator[TensorError]:
     """Yield the errors of keys and values where the models have them in different layouts."""
     whole = f"blk.{layer}.attn_kv_b.weight"
     if base.load.has(whole) and model.load.has(whole):
         return
-    reference, attention = (each.sweep.build(layer).attention for each in (base, model))
+    reference, attention = base.build(layer).attention, model.sweep.build(layer).attention
     if not (isinstance(reference, LatentAttention) and isinstance(attention, LatentAttention)):
         return
     for part, expected, found in (

@@ -74,6 +74,11 @@ def _claim(fd: int, path: Path) -> Lock:
     return lock
 
 
+def read_header(fd: int, n_bytes: int) -> bytes:
+    """Return the first bytes of a file."""
+    return files.read_at(fd, n_bytes, 0)
+
+
 def replace_header(fd: int, path: Path, header: bytes) -> None:
     """Overwrite the header of a file with one of the same length.
 
@@ -81,9 +86,13 @@ def replace_header(fd: int, path: Path, header: bytes) -> None:
     raises  OutputError if something can't be written; the old header is then restored, or still in NAME.undo
     """
     status = os.fstat(fd)
-    old = files.read_at(fd, len(header), 0)
+    old = read_header(fd, len(header))
     content = old + header + _SIZES.pack(_MAGIC, len(header), status.st_size)
     undo = undo_path(path)
+    if undo.is_symlink():
+        raise OutputError(f"{undo}: is in the way, and was not left by an interrupted edit; move it away")
+    if undo.exists():
+        _read(undo)  # raises for somebody else's
     try:
         with whole_file(undo, stat.S_IMODE(status.st_mode)) as file:
             file.write(content + hashlib.sha256(content).digest())

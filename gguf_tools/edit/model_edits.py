@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -127,10 +127,26 @@ def _edit_in_place(
         # The first file comes last of those that get a new one in their place: until then its lock keeps
         # others from the whole set.
         with written([file.new_file for file in outcome.files if file.how == "rewritten"], (), progress):
-            for file in outcome.files:
-                if file.how == "in place":
-                    in_place.replace_header(locks[file.path], file.path, file.layout.header)
+            _replace_headers([file for file in outcome.files if file.how == "in place"], locks)
         return outcome
+
+
+def _replace_headers(edits: Sequence[FileEdit], locks: Mapping[Path, int]) -> None:
+    """Overwrite the headers of files; where one can't be, those before it get their old ones back.
+
+    locks  descriptors by path, from `in_place.locked`
+    """
+    replaced: list[tuple[FileEdit, bytes]] = []
+    try:
+        for edit in edits:
+            old = in_place.read_header(locks[edit.path], len(edit.layout.header))
+            in_place.replace_header(locks[edit.path], edit.path, edit.layout.header)
+            replaced.append((edit, old))
+    except BaseException:
+        for edit, old in replaced:
+            with suppress(OutputError):  # its NAME.undo is then left for `recover`
+                in_place.replace_header(locks[edit.path], edit.path, old)
+        raise
 
 
 def recover(path: str | os.PathLike[str], *, dry_run: bool = False) -> list[Path]:

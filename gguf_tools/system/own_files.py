@@ -51,3 +51,10 @@ def is_at(fd: int, path: str | os.PathLike[str]) -> bool:
         return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
     except OSError:
         return False
+
+
+def read_own(path: str | os.PathLike[str], most: int = 1 << 30) -> bytes:
+    """Return the start of a file that only we write, up to `most` bytes; raises OSError as `open_own`."""
+    fd = open_own(path, os.O_RDONLY)
+    with os.fdopen(fd, "rb") as file:
+        return file.read(most)

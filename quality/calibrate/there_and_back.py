@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from forward import work_folder
 from forward.backward import BackwardPass, backward_pass
 from forward.device import device_name
 from forward.memory import give_back
@@ -61,6 +62,11 @@ def forget_folders(output: Path) -> None:
     """Delete the work folders of `output`."""
     for each in _outputs(output):
         forget(each)
+
+
+def is_unfinished(output: Path) -> bool:
+    """Return whether a run for `output` has left one of its work folders."""
+    return any(map(work_folder.is_unfinished, _outputs(output)))
 
 
 def what_decides(source: ModelSource, text: Text, forward: ForwardOptions, seed: int) -> dict[str, Any]:

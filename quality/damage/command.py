@@ -79,11 +79,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _sensitivity(args: argparse.Namespace) -> None:
     from convert.source_path import model_path
+    from quality.calibrate.there_and_back import is_unfinished
     from quality.damage.measure import sensitivity
     from quality.progress import EvaluationBar
 
     refuse_to_overwrite_inputs(args.output, (Path(args.model), args.text))
-    refuse_to_replace([args.output], force=args.force)
+    if not is_unfinished(args.output):
+        refuse_to_replace([args.output], force=args.force)
     model = model_path(args.model, quiet=args.quiet)
     with EvaluationBar("layers there and back", quiet=args.quiet) as bar:
         losses = sensitivity(model, args.text, args.output, _options(args), bar)

@@ -207,7 +207,7 @@ class _OpenSet:
         job, session = self._set.job, self.session
         if job.calibrator is not None:
             missing = _missing(session, job, calibrated=True)
-            job.calibrator.run(missing, session.spec().partials, session.done)
+            job.calibrator.run(missing, session.partials(), session.done)
 
     def written(self, compile_seconds: float, limit: str | None) -> Written:
         checked, calibrator = self.session.checked, self._set.job.calibrator

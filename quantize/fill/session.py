@@ -144,6 +144,11 @@ class Session:
             digests=self._has_provenance,
         )
 
+    def partials(self) -> dict[int, Path]:
+        """Return where the outputs are that have no name yet, also those that lack no chunk."""
+        writers = {number: output.writer for number, output in self._open.items()}
+        return {number: writer.partial for number, writer in writers.items() if writer.is_open}
+
     def incomplete(self) -> Iterator[TensorChunks]:
         """Yield the tensors of the outputs that lack chunks."""
         for chunks in self._table.tensors.values():

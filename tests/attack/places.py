@@ -17,8 +17,8 @@ from tests.attack.material import provide
 Tree = dict[str, str]
 """What lies in a folder: path -> digest of a file, or what else it is."""
 
-_RECORDS = {"kept/about.json", "cooked/.cook/record.json"}
-"""Files that hold time stamps and inodes: they are not compared."""
+_RECORDS = {"kept/about.json", "kept/record", "cooked/.cook/record.json"}
+"""Files that hold time stamps, inodes or what was done how often: they are not compared."""
 
 _WORKPLACES = ("kept/", "work/", "cooked/.cook/")
 """Folders whose files are not outputs until the command ends."""

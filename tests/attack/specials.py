@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.attack import places
-from tests.attack.commands import COMMANDS, Command
+from tests.attack.commands import COMMANDS, FORWARD, Command
 from tests.attack.places import Failure
 from tests.attack.trials import FAILED, LINE, SAME, Bench, Result, Trial
 
@@ -81,6 +81,8 @@ TEXTS: Mapping[str, bytes] = {
 def nonsense(bench: Bench, wanted: range, seed: int) -> Iterator[Result]:
     """Calibrate with texts of nonsense; each must be refused, unless --force is given."""
     command = {one.name: one for one in COMMANDS}["quantize-calibrate"]
+    # What is nonsense shows in as much text as a person would calibrate with; less is told to be thin.
+    command = replace(command, line=command.line.replace(FORWARD, "-c 128 --chunks 8"))
     names = list(TEXTS)
     for number in wanted:
         name = names[number % len(names)]

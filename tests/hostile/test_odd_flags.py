@@ -128,7 +128,8 @@ OTHERS = [
     (["gguf-tools", "set", "loop", "general.name=x"], "Too many levels of symbolic links"),
     (["gguf-tools", "cook", "m", *TEXT, "--types", "Q8_0", "-o", "o", "--name", "\udcff"], "beginning of"),
     (["gguf-tools", "card", "m.gguf", "--report", "pipe"], "pipe: not a regular file"),
-    (["evaluate", "m.gguf", "--kl-divergence-base", "pipe", "--kl-divergence"], "pipe: (is )?not a (regular file|file of logits)"),
+    (["evaluate", "m.gguf", "--kl-divergence-base", "pipe", "--kl-divergence"],
+     "pipe: (is )?not a (regular file|file of logits)"),
     (["gguf-tools", "card", "m.gguf", "--report", "deep.json"], "not a report of `evaluate --json`"),
 ]  # fmt: skip
 """Command lines, and what each of them says."""

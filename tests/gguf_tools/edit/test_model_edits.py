@@ -450,6 +450,34 @@ def test_a_set_whose_last_file_cannot_be_written_is_left(
     assert content(tmp_path) == before
 
 
+def test_a_set_of_which_a_header_cannot_be_replaced_keeps_its_old_ones(
+    shards: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = content(tmp_path)
+    replace_header, n_replaced = in_place.replace_header, 0
+
+    def fail(*args: Any) -> None:
+        nonlocal n_replaced
+        n_replaced += 1
+        if n_replaced == 2:
+            raise OutputError(f"{args[1]}: full")
+        replace_header(*args)
+
+    monkeypatch.setattr(in_place, "replace_header", fail)
+    with pytest.raises(OutputError, match=r"gguf: full"):
+        edit_model(shards[0], renaming(*((name, f"{name[:-1]}x") for name in NAMES)))
+    assert n_replaced == 3
+    assert content(tmp_path) == before
+
+
+def test_an_undo_of_somebody_else_is_left(path: Path, tmp_path: Path) -> None:
+    undo = in_place.undo_path(path)
+    undo.symlink_to("nowhere")
+    with pytest.raises(OutputError, match=r"m\.gguf\.undo: is in the way"):
+        edit_model(path, setting("a.u8=7"))
+    assert undo.is_symlink()
+
+
 def test_a_file_that_becomes_shorter_meanwhile_is_named(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -255,6 +255,15 @@ def test_what_memory_or_disk_have_changed_is_found(
     assert output.read_bytes() == one_sided.read_bytes()
 
 
+def test_a_file_of_which_nothing_is_calibrated_is_written(base: Path, text: Path, tmp_path: Path) -> None:
+    """All of it is there when the calibration begins, and has no name yet; a kill may leave it so, too."""
+    calibration = plainly(text, Cut(64, n_chunks=2))
+    options = quantize.QuantizeOptions(calibration=calibration)
+    quantize.quantize(base, tmp_path / "a.gguf", "F16", options)
+    quantize.quantize(base, tmp_path / "b.gguf", "F16")
+    assert tensor_bytes(tmp_path / "a.gguf") == tensor_bytes(tmp_path / "b.gguf")
+
+
 def test_another_text_does_not_resume(
     base: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
