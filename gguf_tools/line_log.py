@@ -48,8 +48,10 @@ class LineLog:
 
     def append(self, data: Any) -> None:
         """Add a line; raises OutputError."""
+        left = memoryview(line_of(data))
         try:
-            os.write(self._fd, line_of(data))
+            while left:  # a disk that becomes full takes a part first
+                left = left[os.write(self._fd, left) :]
         except OSError as error:
             raise self._unwritable(error) from error
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from gguf_tools.errors import OutputError
 from gguf_tools.system import files
 from gguf_tools.system.lock_files import Lock, Taken, hold
+from gguf_tools.system.own_files import read_own
 from gguf_tools.whole_file import remove_leftovers, whole_file
 
 UNDO_SUFFIX = ".undo"
@@ -135,7 +136,10 @@ def restore(path: Path) -> bool:
 
 def _read(undo: Path) -> tuple[bytes, bytes, int]:
     """Return the old header, the new one, and the size of the file."""
-    content = undo.read_bytes()
+    try:
+        content = read_own(undo)
+    except OSError as error:
+        raise OutputError(f"{undo}: isn't what an interrupted edit leaves ({error.strerror})") from error
     body, digest = content[:-_HASH_BYTES], content[-_HASH_BYTES:]
     if len(body) >= _SIZES.size and hashlib.sha256(body).digest() == digest:
         magic, n_bytes, file_bytes = _SIZES.unpack(body[-_SIZES.size :])

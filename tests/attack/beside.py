@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from tests.attack import places
 from tests.attack.places import Failure
 from tests.attack.trials import LINE, SAME, Trial
+
+_RANDOM = re.compile(r"\.[0-9a-f]{8}\.partial$")
 
 
 def beside(trial: Trial) -> str:
@@ -15,7 +18,9 @@ def beside(trial: Trial) -> str:
 
     An output may replace a file of its name. Nothing else is replaced, and nothing is written through a link.
     """
-    name = trial.rng.choice(sorted(trial.reference.touched) or trial.reference.outputs)
+    # Nobody else's file has a name with eight random digits.
+    touched = [name for name in sorted(trial.reference.touched) if not _RANDOM.search(name)]
+    name = trial.rng.choice(touched or trial.reference.outputs)
     is_output = name in trial.reference.outputs
     what = trial.rng.choice(sorted(PLANTS if not is_output else PLANTS.keys() - {"file", "folder", "pipe"}))
     path = trial.folder / name

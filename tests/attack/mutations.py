@@ -88,8 +88,12 @@ def _undisturbed(trial: Trial, name: str) -> Tree | None:
 
 
 def _published(trial: Trial, found: Tree, name: str) -> Tree:
+    """Return the outputs that were made; files that are edited in place are outputs once they are changed."""
+    before = trial.reference.before
     return {
-        output: found[output] for output in trial.reference.published if output in found and output != name
+        output: found[output]
+        for output in trial.reference.published
+        if output in found and output != name and found[output] != before.get(output)
     }
 
 

@@ -6,7 +6,7 @@ all types, those of ik_llama.cpp and interleaved ones too, wherever weights beco
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +49,19 @@ FACTORS = (1e7, 1e10)
 
 FLOATS = {"F32", "F16", "BF16"}
 
-every_type = pytest.mark.parametrize("name", encodable())
+QUICK = {"IQ2_XXS", "IQ4_XS", "IQ4_NL", "IQ4_KS"}
+"""Types with grids or tables that stand for the others, whose kernels take long to compile."""
+
+
+def types(names: Iterable[str]) -> pytest.MarkDecorator:
+    """Try a test with types; those that stand behind another one are slow."""
+    slow = [name for name in names if name.startswith("IQ") and name not in QUICK]
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=pytest.mark.slow if name in slow else ()) for name in names]
+    )
+
+
+every_type = types(encodable())
 
 
 def hostile_rows() -> Iterator[npt.NDArray[np.float32]]:
@@ -103,7 +115,7 @@ def test_no_scale_is_ever_nan_or_infinite(name: str) -> None:
 
 
 @pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
-@pytest.mark.parametrize("name", codecs.OF_LLAMA)
+@types(codecs.OF_LLAMA)
 def test_what_llama_quantize_refuses_is_refused_and_nothing_else(name: str) -> None:
     type_ = by_name(name)
     for rows in hostile_rows():
@@ -168,7 +180,7 @@ def test_a_damaged_tensor_is_not_copied(name: str) -> None:
         encode_rows(RowRange("t", 0, 4), type_, job)
 
 
-@pytest.mark.parametrize("name", ROUNDERS)
+@types(ROUNDERS)
 def test_feedback_never_makes_what_the_encoder_refuses(name: str) -> None:
     inputs = np.random.default_rng(2).standard_normal((64, N_COLS))
     factor = Factor.of((inputs.T @ inputs).astype(np.float32), damp=0.05)
