@@ -126,14 +126,17 @@ class InputWatch:
 
     A file that is open may be deleted or renamed: the run goes on with the one that it has.
 
+    beside   files that must not change either, and that the run is recognised by in another way
     by_path  other processes open the inputs by their names, so these must go on standing for the same bytes
     digests  of each, by name
     raises   ChangedInput for a file that can't be read, or that changes while its samples are taken
     """
 
-    def __init__(self, inputs: Iterable[AnyInput], *, by_path: bool = False) -> None:
-        files = (each if isinstance(each, InputFile) else InputFile(Path(each)) for each in inputs)
-        self._files = [replace(file, fd=None) if by_path else file for file in files]
+    def __init__(
+        self, inputs: Iterable[AnyInput], beside: Iterable[AnyInput] = (), *, by_path: bool = False
+    ) -> None:
+        self._inputs = [_as_file(each, by_path) for each in inputs]
+        self._files = [*self._inputs, *(_as_file(each, by_path) for each in beside)]
         self._looked_at = time.time_ns()
         seen = [_look_at(file) for file in self._files]
         self._seen = {file.path: status for file, (status, _) in zip(self._files, seen, strict=True)}
@@ -141,16 +144,16 @@ class InputWatch:
 
     @property
     def digests(self) -> dict[str, Digest]:
-        return {path.name: digest for path, digest in self._digests.items()}
+        return {file.name: self._digests[file.path] for file in self._inputs}
 
     def recognised_by(self) -> list[list[str]]:
         """Return name and digest of each file, short, as JSON data."""
-        return [[path.name, str(digest)] for path, digest in self._digests.items()]
+        return [[file.name, str(self._digests[file.path])] for file in self._inputs]
 
     @property
     def state(self) -> bytes:
         """What the file system says of all files: other bytes where one may have changed meanwhile."""
-        return repr([tuple(status) for status in self._seen.values()]).encode()
+        return repr([tuple(self._seen[file.path]) for file in self._inputs]).encode()
 
     def refuse_changed(self) -> None:
         """Raise ChangedInput, naming file and tensor, for the first input that holds other bytes by now.
@@ -172,6 +175,11 @@ class InputWatch:
                 )
             self._seen[path] = status
         self._looked_at = now
+
+
+def _as_file(given: AnyInput, by_path: bool) -> InputFile:
+    file = given if isinstance(given, InputFile) else InputFile(Path(given))
+    return replace(file, fd=None) if by_path else file
 
 
 def gguf_inputs(source: GGUFSet) -> tuple[InputFile, ...]:

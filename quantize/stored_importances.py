@@ -3,13 +3,15 @@
 A model with 256 experts a layer has a gigabyte of importances, and a chunk of its weights needs one row of
 them: 28 KB. They are read with `pread`, not mapped: pages of a map count as this process's memory, and a file
 that another program shortens meanwhile is an error here and a crash there. The file stays open as long as one
-of its entries is in use, so it may be replaced or deleted meanwhile; it must not be overwritten in place.
+of its entries is in use, so it may be replaced or deleted meanwhile. A run that fills outputs notices when it
+is overwritten in place; see `stored_inputs`.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Iterable
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.errors import BadImportance
+from gguf_tools.inputs import InputFile
 from gguf_tools.system.files import open_file, read_into
 from quantize.importance import ImportanceEntry
 
@@ -32,6 +35,10 @@ class OpenFile:
         self.path, self._fd = path, fd
         weakref.finalize(self, os.close, fd)
         self.n_bytes = os.fstat(fd).st_size
+
+    def fileno(self) -> int:
+        """Return the file's descriptor."""
+        return self._fd
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let another process open the file itself, by its path."""
@@ -108,6 +115,20 @@ class StoredImportance(ImportanceEntry):
     def in_rows(self, counts: npt.NDArray[np.float32]) -> StoredImportance:
         return self._part(0, (len(counts), self.n_values // len(counts)), counts)
 
+    def place(self) -> tuple[OpenFile, str, tuple[int, int]]:
+        """Return the file, the entry's name, and where its values are: offset and number of bytes."""
+        return self._file, self._name, (self._offset, 4 * prod(self._shape))
+
     def _part(self, first: int, shape: tuple[int, int], counts: npt.NDArray[np.float32]) -> StoredImportance:
         """Return values of this entry, from number `first` on, as an entry of their own."""
         return StoredImportance(self._file, self._name, self._offset + 4 * first, self._dtype, shape, counts)
+
+
+def stored_inputs(entries: Iterable[ImportanceEntry]) -> tuple[InputFile, ...]:
+    """Return the files in which entries are stored, by which a run notices that one is overwritten."""
+    places: dict[OpenFile, dict[str, tuple[int, int]]] = {}
+    for entry in entries:
+        if isinstance(entry, StoredImportance):
+            file, name, place = entry.place()
+            places.setdefault(file, {})[f"the values of {name}"] = place
+    return tuple(InputFile(file.path, found, file.fileno()) for file, found in places.items())

@@ -46,11 +46,16 @@ def open_own(path: str | os.PathLike[str], flags: int, permissions: int = 0o666)
 
 
 def is_at(fd: int, path: str | os.PathLike[str]) -> bool:
-    """Whether an open file still has this name: it was neither removed, nor did another take its place."""
+    """Whether an open file still has this name: it was neither removed, nor did another take its place.
+
+    Where the system can't say (it has no memory left, for instance), it is assumed to: that is the rule.
+    """
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
-    except OSError:
+    except FileNotFoundError:
         return False
+    except OSError:
+        return True
 
 
 def read_own(path: str | os.PathLike[str], most: int = 1 << 30) -> bytes:

@@ -33,6 +33,7 @@ from quantize.fill.reuse import OldFiles, OldTensor, Reuse
 from quantize.fill.session import Output, Session
 from quantize.fill.together import fill_together
 from quantize.fill.verify import Verification, merge_verifications
+from quantize.stored_importances import stored_inputs
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,13 @@ def write_sets(
         executor = _executor(options, sets[0].outputs[0].path, stack)
         opened: list[_OpenSet] = []
         watches: dict[tuple[AnyInput, ...], InputWatch] = {}
+        by_path = options.scheduler is not None
         for made, progress_of_set in zip(sets, progress, strict=True):
-            if made.inputs not in watches:
-                watches[made.inputs] = InputWatch(made.inputs, by_path=options.scheduler is not None)
-            watch = watches[made.inputs]
+            importances = stored_inputs(each.matrix for each in made.job.importances.values())
+            files_of_set = (*made.inputs, *importances)
+            if files_of_set not in watches:
+                watches[files_of_set] = InputWatch(made.inputs, importances, by_path=by_path)
+            watch = watches[files_of_set]
             opened.append(_OpenSet(made, replace(options, reuse=reuse), watch, progress_of_set, stack))
         try:
             for each in opened:

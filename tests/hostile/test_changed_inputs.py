@@ -26,7 +26,9 @@ from gguf_tools.edit.split import split_files
 from gguf_tools.errors import OutputError
 from gguf_tools.ggml_types import F32
 from gguf_tools.shards import open_gguf
+from imatrix.store import save
 from quantize.fill.session import Session
+from quantize.importance import Importance, ImportanceFile
 from quantize.repack import repack
 from tests.support.checkpoints import micro_checkpoint, shard
 from tests.support.tokenizer_files import copy_tokenizer
@@ -210,6 +212,24 @@ def test_checked_chunks_of_a_failed_run_are_resumed(
     source.write_bytes(good)
     assert make(source, output).written.n_resumed == 5
     assert output.read_bytes() == right
+
+
+@pytest.mark.parametrize("ending", ["gguf", "dat"])
+def test_importances_that_are_overwritten_under_a_run_give_no_file(
+    source: Path, tmp_path: Path, ending: str
+) -> None:
+    rng = np.random.default_rng(0)
+    ones = np.ones(1, np.float32)
+    entries = {name: Importance(rng.random((1, SHAPE[1]), np.float32), ones) for name in NAMES}
+    matrix = tmp_path / f"imatrix.{ending}"
+    save(matrix, ImportanceFile(entries))
+    options = quantize.QuantizeOptions(importances=matrix)
+    with pytest.raises(ChangedInput, match=rf"imatrix\.{ending}: was changed while it was read"):
+        quantize.quantize(
+            source, tmp_path / "out.gguf", "Q4_0", options,
+            n_threads=1, progress=after_chunks(3, lambda: change(matrix)),
+        )  # fmt: skip
+    assert not (tmp_path / "out.gguf").exists()
 
 
 def test_a_source_that_is_replaced_by_the_same_bytes_does_no_harm(
