@@ -86,7 +86,7 @@ def written(
             try:
                 writer.publish()
             except BaseException:
-                for each in writers if number else ():
+                for each in writers if number or not writer.is_open else ():  # some have their names
                     each.close()
                 raise
 

@@ -8,10 +8,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from forward.work_folder import forget
 from gguf_tools.errors import BadRequest, OutputError
 from gguf_tools.overwriting import refuse_shared
 from gguf_tools.text import size_text
 from quality.calibrate.early import refuse_text
+from quality.calibrate.there_and_back import forget_folders as forget_both_ways
 from quality.cook.making import make_files, plans
 from quality.cook.record import Record
 from quality.cook.request import Collect, CookRequest
@@ -45,6 +47,15 @@ def cook(request: CookRequest, collect: Collect) -> None:
             first, number = number + 1, number + len(group)
             label = f"[{first}/{len(steps)}]" if first == number else f"[{first}-{number}/{len(steps)}]"
             _carry_out(group, request, record, label)
+        _tidy_up(request, steps)
+
+
+def _tidy_up(request: CookRequest, steps: Sequence[Step]) -> None:
+    """Remove work folders of finished steps that were killed while they removed them themselves."""
+    forget_folders(work_of_evaluation(request))
+    for output in (output for step in steps for output in step.outputs):
+        forget(output)
+        forget_both_ways(output)
 
 
 def refuse(request: CookRequest) -> None:

@@ -12,6 +12,7 @@ from gguf_tools.errors import BadArgument, ToolkitError
 from gguf_tools.hub.names import cached_name, folder_name
 from gguf_tools.named_files import read_input
 from quality.calibrate.arguments import calibration_forward
+from quality.calibrate.there_and_back import forget_folders
 from quality.damage.measure import SensitivityOptions, sensitivity
 from quality.progress import EvaluationBar
 from quantize.plan.losses import Losses, read_losses
@@ -33,6 +34,7 @@ def losses_for_size(args: argparse.Namespace, source: Path, output: Path | None)
     path = Path(f"{output or named}.losses.json")
     cut = cut_of(args)
     if path.exists() and not args.restart and _are_the_same(path, source, text, cut):
+        forget_folders(path)  # of a run that was killed while it removed them
         return path
     options = SensitivityOptions(
         cut=cut, forward=calibration_forward(args), restart=args.restart, any_text=args.force
@@ -46,13 +48,17 @@ def losses_for_size(args: argparse.Namespace, source: Path, output: Path | None)
 
 def _are_the_same(path: Path, source: Path, text: Path, cut: Cut) -> bool:
     """Return whether a file has the losses that would be measured."""
+    from forward.open import open_model
+
     try:
         losses: Losses = read_losses(path)
         digest = hashlib.sha256(read_input(text)).hexdigest()
+        with open_model(source) as model:
+            files = model.watch.recognised_by()
     except (OSError, ToolkitError):
         return False
     return (
-        losses.model.get("path") == source.name
+        losses.model.get("files") == files
         and losses.text.get("sha256") == digest
         and losses.text.get("context") == cut.chunk_size
         and (cut.n_chunks is None or losses.text.get("chunks") == cut.n_chunks)

@@ -118,7 +118,7 @@ def sensitivity(
             tensors,
             model={
                 "path": source.path.name,
-                "files": [[name, digest.n_bytes] for name, digest in source.watch.digests.items()],
+                "files": source.watch.recognised_by(),
             },
             text={
                 "path": text.name,
