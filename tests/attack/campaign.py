@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from pathlib import Path
+from queue import Empty
 
 from tests.attack.commands import COMMANDS, Command
 from tests.attack.trials import FAILED, Result
@@ -25,6 +26,9 @@ SHARES = {
 
 SPECIAL_TRIALS = {"worker": 8, "nonsense": 15, "hub": 10_000}
 """Trials of the others in a whole campaign of 1000."""
+
+_PATIENCE_SECONDS = 60.0
+"""Seconds without a result after which processes are looked at: one may have died without a word."""
 
 _SELDOM = 3  # a command that takes long gets one trial where others get so many
 
@@ -123,7 +127,16 @@ def run(plans: Sequence[Plan]) -> Iterator[Result]:
     try:
         n_running = len(processes)
         while n_running:
-            result = results.get()
+            try:
+                result = results.get(timeout=_PATIENCE_SECONDS)
+            except Empty:
+                dead = [process for process in processes if process.exitcode]
+                for process in dead:
+                    why = f"a process of the campaign ended with {process.exitcode}"
+                    yield Result("campaign", "", 0, 0, FAILED, 0, why)
+                    processes.remove(process)
+                n_running -= len(dead)
+                continue
             if result is None:
                 n_running -= 1
             else:

@@ -11,6 +11,7 @@ import pytest
 
 import convert
 from tests.contract.import_graph import PACKAGES, ROOT, files_of, name_of
+from tests.support.trained_model import calibration_text
 
 GOLDEN = ROOT / "tests" / "golden"
 MODULES = [
@@ -31,7 +32,7 @@ def folder(
     (tmp_path / "model-bf16.gguf").symlink_to(tiny_gguf("bf16"))
     (tmp_path / "model.imatrix").symlink_to(GOLDEN / "imatrix" / "tiny-deepseek-v3.imatrix.gguf")
     (tmp_path / "mine.yaml").write_text(RECIPE)
-    (tmp_path / "text.txt").write_text("A text that the model has not seen. " * 100)
+    (tmp_path / "text.txt").write_bytes(calibration_text()[:4000])
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
