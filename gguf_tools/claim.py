@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from gguf_tools.errors import ToolkitError
 from gguf_tools.system.lock_files import Lock, Taken, hold
-from gguf_tools.system.own_files import is_at, open_own
+from gguf_tools.system.own_files import open_own
 from gguf_tools.text import for_json
 
 
@@ -77,10 +77,6 @@ def claim_run(path: Path, about: Mapping[str, Any], refusals: Refusals) -> Claim
         raise refusals.unwritable(str(error.strerror)) from error
     try:
         lock = hold(fd, path)
-        # Between open and lock its owner may have removed the file, and another process made a new one.
-        if not is_at(fd, path):
-            lock.release()
-            raise Taken
     except OSError as error:
         os.close(fd)
         if not isinstance(error, Taken):

@@ -135,13 +135,6 @@ def add_force(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None
     parser.add_argument("--force", action="store_true", help="replace outputs that are there already")
 
 
-def refuse_to_overwrite_inputs(output: Path, inputs: Iterable[Path]) -> None:
-    """Raise BadRequest, before anything is computed, if `output` is one of `inputs`."""
-    for path in inputs:
-        if output.exists() and path.exists() and output.samefile(path):
-            raise BadRequest(f"{output}: is an input, expected another file to write")
-
-
 def refuse_to_replace(outputs: Iterable[Path | None], *, force: bool) -> None:
     """Raise OutputError for an output that is a file already, unless it is a run's own or `force` is given.
 

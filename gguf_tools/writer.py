@@ -186,11 +186,6 @@ class GGUFWriter:
             raise OutputError(f"{self.partial}: can't be created: {error.strerror}") from error
         try:
             lock = hold(fd, self.partial)
-            # Between our open and our lock its owner may have published or removed it. Then this is
-            # the finished file, or nobody's.
-            if not is_at(fd, self.partial):
-                lock.release()
-                raise Taken
         except OSError as error:
             os.close(fd)
             what = "another process is writing it" if isinstance(error, Taken) else "can't be locked"

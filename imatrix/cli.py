@@ -16,7 +16,7 @@ from forward.arguments import (
 from gguf_tools import __version__, command
 from gguf_tools.command import output_file
 from gguf_tools.help_text import HelpFormatter
-from gguf_tools.overwriting import StoreOutput, add_force, refuse_to_overwrite_inputs, refuse_to_replace
+from gguf_tools.overwriting import StoreOutput, add_force, refuse_shared, refuse_to_replace
 from gguf_tools.parser import add_foreign_flags
 from imatrix.foreign_flags import FOREIGN_FLAGS
 
@@ -229,7 +229,7 @@ def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     from imatrix.progress import LayerBar, perplexity_lines
     from imatrix.store import not_held, save
 
-    refuse_to_overwrite_inputs(args.output, (Path(args.model), args.text))
+    refuse_shared({"-o": args.output}, (Path(args.model), args.text))  # also where it is the default
     refuse_to_replace([args.output], force=args.force)
     args.model = model_path(args.model, quiet=args.quiet)
     options = _collect_options(args, [load(path) for path in args.in_file])

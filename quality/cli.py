@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from forward.arguments import add_context_argument, add_run_arguments, cut_of, forward_options
 from gguf_tools import __version__, command
-from gguf_tools.overwriting import StoreOutput, add_force, refuse_to_overwrite_inputs, refuse_to_replace
+from gguf_tools.overwriting import StoreOutput, add_force, refuse_to_replace
 
 if TYPE_CHECKING:
     from quality.options import EvaluateOptions, LogitsFile
@@ -157,9 +157,8 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     is_written = args.kl_divergence_base is not None and not args.kl_divergence
     logits = output_path(args.kl_divergence_base) if is_written else None
     outputs = [path for path in (args.json, args.html, logits) if path is not None]
-    inputs = [path for path in (args.base, *args.quants, args.text, *args.compare_with) if path is not None]
     for output in (*outputs, *([args.keep] if args.keep is not None else [])):
-        _refuse_output(output, inputs)
+        _refuse_missing_folder(output)
     options = _options(args, logits)
     if options.work is None or not is_unfinished(options.work):
         refuse_to_replace(outputs, force=args.force)
@@ -238,13 +237,12 @@ def _options(args: argparse.Namespace, logits: Path | None) -> EvaluateOptions:
     )
 
 
-def _refuse_output(output: Path, inputs: Sequence[Path]) -> None:
-    """Refuse, before hours of computing, what would overwrite an input or can't be written."""
+def _refuse_missing_folder(output: Path) -> None:
+    """Refuse, before hours of computing, what can't be written."""
     from gguf_tools.errors import OutputError
 
     if not output.parent.is_dir():
         raise OutputError(f"{output}: can't be written (no such folder)")
-    refuse_to_overwrite_inputs(output, inputs)
 
 
 if __name__ == "__main__":

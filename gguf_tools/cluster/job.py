@@ -19,8 +19,7 @@ from typing import Any, Protocol
 
 from gguf_tools.cluster.code import code_version, this_machine
 from gguf_tools.errors import OutputError
-from gguf_tools.system.files import read_at
-from gguf_tools.system.own_files import open_own
+from gguf_tools.system.own_files import read_own
 from gguf_tools.whole_file import remove_leftovers, write_whole
 
 JOB_SUFFIX = ".job"
@@ -82,7 +81,7 @@ def posted(job: Job, output: Path) -> Iterator[PostedJob]:
     """Post a job beside an output, for the time of this block; raises OutputError."""
     data = _MAGIC + _pickled(job)
     path = job_path(output)
-    refuse_foreign(path)
+    _refuse_foreign(path)
     write_whole(path, data)
     try:
         yield PostedJob(path.absolute(), _digest(data), code_version(), this_machine())
@@ -98,7 +97,7 @@ def remove_job(output: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def refuse_foreign(path: Path) -> None:
+def _refuse_foreign(path: Path) -> None:
     """Raise OutputError if a file under the name of a job is not ours."""
     if os.path.lexists(path) and not _is_job(path):
         raise OutputError(
@@ -109,13 +108,9 @@ def refuse_foreign(path: Path) -> None:
 
 def _is_job(path: Path) -> bool:
     try:
-        fd = open_own(path, os.O_RDONLY)
+        return read_own(path, len(_MAGIC)) == _MAGIC
     except OSError:
         return False
-    try:
-        return read_at(fd, len(_MAGIC), 0) == _MAGIC
-    finally:
-        os.close(fd)
 
 
 def job_path(output: Path) -> Path:

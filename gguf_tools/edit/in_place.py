@@ -64,15 +64,10 @@ def locked(path: Path) -> Iterator[int]:
 
 def _claim(fd: int, path: Path) -> Lock:
     try:
-        lock = hold(fd, path)
-        # Between our open and our lock another process may have put a new file in its place.
-        if not os.path.samestat(os.fstat(fd), os.stat(path)):
-            lock.release()
-            raise Taken
+        return hold(fd, path)
     except OSError as error:
         what = "another process is changing it" if isinstance(error, Taken) else "can't be locked"
         raise OutputError("; ".join(filter(None, (f"{path}: {what}", error.strerror)))) from error
-    return lock
 
 
 def read_header(fd: int, n_bytes: int) -> bytes:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gguf_tools.system.locks import try_lock
-from gguf_tools.system.own_files import open_own
+from gguf_tools.system.own_files import is_at, open_own
 
 LOCK_SUFFIX = ".lock"
 
@@ -55,8 +55,17 @@ def hold(fd: int, path: Path) -> Lock:
     """Lock an open file against all other processes.
 
     path    the file's name, to which a lock's own file adds .lock where the file system has no locks
-    raises  Taken if another process holds it; OSError if its own file can't be made
+    raises  Taken if another process holds it, or has removed or replaced it between our open and our lock;
+            OSError if the lock's own file can't be made
     """
+    lock = _lock(fd, path)
+    if not is_at(fd, path):
+        lock.release()
+        raise Taken
+    return lock
+
+
+def _lock(fd: int, path: Path) -> Lock:
     try:
         try_lock(fd)
     except OSError as error:

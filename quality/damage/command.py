@@ -15,7 +15,7 @@ from forward.arguments import (
     forward_options,
 )
 from gguf_tools import __version__, command
-from gguf_tools.overwriting import StoreOutput, refuse_to_overwrite_inputs, refuse_to_replace
+from gguf_tools.overwriting import StoreOutput, refuse_to_replace
 
 if TYPE_CHECKING:
     from quality.damage.measure import SensitivityOptions
@@ -83,7 +83,6 @@ def _sensitivity(args: argparse.Namespace) -> None:
     from quality.damage.measure import sensitivity
     from quality.progress import EvaluationBar
 
-    refuse_to_overwrite_inputs(args.output, (Path(args.model), args.text))
     if not is_unfinished(args.output):
         refuse_to_replace([args.output], force=args.force)
     model = model_path(args.model, quiet=args.quiet)

@@ -104,8 +104,6 @@ def sensitivity(
         get_format(name)  # says now if there is no such codec
     if not output.parent.is_dir():
         raise OutputError(f"{output}: can't be written (no such folder)")
-    if output.is_dir():
-        raise OutputError(f"{output}: is a folder, expected a file to write")
     if options.forward.n_threads is not None:
         torch.set_num_threads(options.forward.n_threads)
     with open_model(model) as source, _targets(source) as targets:
