@@ -1,5 +1,5 @@
 """`python -m convert` is the command `convert-hf-to-gguf`."""
 
-from convert.cli import main
+from gguf_cli.convert import main
 
 raise SystemExit(main())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantize.calibration import Calibrating
-from quantize.importance_files import ImportanceSource
+from quantize.importances.files import ImportanceSource
 from quantize.mla_layout.names import MLALayout
 from quantize.plan.decide import PlanOptions
 from quantize.plan.recipe_files import Mixture

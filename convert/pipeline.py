@@ -27,22 +27,22 @@ from convert.options import ConvertChoices, ConvertOptions
 from convert.source_spec import CheckpointSources
 from convert.tokenizer.tokenizer import Tokenizer, read_tokenizer
 from convert.weights import open_weights
-from gguf_tools import keys
 from gguf_tools.errors import BadRequest
-from gguf_tools.ggml_types import F32
-from gguf_tools.header import Endian
+from gguf_tools.files.named_files import output_path
+from gguf_tools.format import keys
+from gguf_tools.format.ggml_types import F32
+from gguf_tools.format.header import Endian
+from gguf_tools.format.shards import group_tensors
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata, Value
 from gguf_tools.hub.names import cached_name
 from gguf_tools.look.model_size import count_parameters
-from gguf_tools.named_files import output_path
-from gguf_tools.shards import group_tensors
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Metadata, Value
 from quantize.fill.encode import FillJob
 from quantize.fill.session import Output
 from quantize.options import QuantizeOptions
 from quantize.plan.converter_types import is_outtype, outtype_plan, resolve_outtype
 from quantize.plan.plan import Plan, in_file_order
-from quantize.plan.programs import only_in_ik
+from quantize.plan.program_support import only_in_ik
 from quantize.plan.recipe_files import find_mixture
 from quantize.plan.recipes import find_recipe
 from quantize.prepare import (

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from forward.kernels import sums_of_squares
+from forward.layers.kernels import sums_of_squares
 from forward.observe import Arrays
 from gguf_tools.errors import BadActivation
-from quantize.importance import Importance
+from quantize.importances.entries import Importance
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from forward.kernels import add_weighted
+from forward.layers.kernels import add_weighted
 from gguf_tools.errors import OutputError
 from gguf_tools.system import files
 from gguf_tools.system.own_files import open_own

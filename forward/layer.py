@@ -17,12 +17,12 @@ from typing import Protocol
 
 import torch
 
-from forward.experts import Experts
-from forward.ffn import FeedForward
 from forward.hidden_states import States
-from forward.norm import RMSNorm
+from forward.layers.experts import Experts
+from forward.layers.ffn import FeedForward
+from forward.layers.norm import RMSNorm
+from forward.layers.residual import PLAIN, Passage, Residual
 from forward.observe import Observer
-from forward.residual import PLAIN, Passage, Residual
 from forward.workers import Workers
 from gguf_tools.errors import BadActivation
 
@@ -161,7 +161,7 @@ class Sweep:
 
 
 class Elsewhere(Protocol):
-    """Other processes that compute layers; see forward/elsewhere.py."""
+    """Other processes that compute layers; see forward/cluster.py."""
 
     def run_layer(self, sweep: Sweep, number: int, before: States, after: States, observer: Observer) -> None:
         """Do what `run_layer` does, with the same numbers."""

@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import linear
 
 from forward.hidden_states import Rows
-from forward.load import Loader
+from forward.layers.load import Loader
 from forward.network import End
 from forward.workers import Workers
 from gguf_tools.errors import BadRequest

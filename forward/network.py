@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import torch
 
 from forward.layer import Layer
-from forward.load import Loader
-from forward.norm import RMSNorm
-from forward.rope import Rope, Rotation
-from gguf_tools.values import Metadata
+from forward.layers.load import Loader
+from forward.layers.norm import RMSNorm
+from forward.layers.rope import Rope, Rotation
+from gguf_tools.format.values import Metadata
 
 EMBEDDINGS, OUTPUT, OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"
 
@@ -37,7 +37,7 @@ class Network:
     n_chosen    positions that a token attends to at most, where indexers choose them or windows of them;
                 None: all
     n_strands   strands of hidden states side by side
-    n_handed    columns behind them: numbers that layers hand on (forward.residual.Apart)
+    n_handed    columns behind them: numbers that layers hand on (forward.layers.residual.Apart)
     end         (loader, norm before the output matrix) -> what makes of the last hidden states what that
                 matrix multiplies; None: the norm itself
     """

@@ -7,9 +7,9 @@ Several threads compute a layer at a time. Each works with an observer of its ow
 layer's observer takes them in one by one with `merge`, always in the same order. So what an observer adds up
 does not depend on the number of threads.
 
-In a differentiated pass (`forward.differentiate`), an observer that is `ObservesGradients` is shown the
-gradient of the loss at every product of a matrix, beside what the matrix multiplied. Parts of a layer name
-their products to `watch`, which does nothing in an ordinary pass.
+In a pass that is differentiated (gradients/differentiate.py), an observer that is `ObservesGradients` is
+shown the gradient of the loss at every product of a matrix, beside what the matrix multiplied. Parts of a
+layer name their products to `watch`, which does nothing in an ordinary pass.
 """
 
 from __future__ import annotations

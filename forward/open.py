@@ -24,14 +24,14 @@ from convert.tokenizer.tokenizer import read_tokenizer
 from convert.weights import open_weights
 from forward.device import device_name
 from forward.families import Network, find_family
-from forward.like_llama import rounding_of
-from forward.load import Loader
+from forward.layers.llama_rounding import rounding_of
+from forward.layers.load import Loader
 from forward.options import ForwardOptions
-from gguf_tools import keys
 from gguf_tools.errors import BadRequest, CheckpointError
-from gguf_tools.inputs import AnyInput, InputWatch, gguf_inputs
-from gguf_tools.shards import open_gguf
-from gguf_tools.values import Metadata
+from gguf_tools.files.inputs import AnyInput, InputWatch, gguf_inputs
+from gguf_tools.format import keys
+from gguf_tools.format.shards import open_gguf
+from gguf_tools.format.values import Metadata
 from quantize.fill.sources import GGUFTensor, SourceTensor
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from forward.logits import Head, Positions, sweep_vocabulary
-from forward.text import Text
+from forward.text.tokens import Text
 
 _LARGEST_LOSS = 700.0
 """Mean loss a little below what exp() can take; no model that makes sense comes near."""

@@ -19,18 +19,18 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from forward.elsewhere import open_elsewhere
+from forward.cluster import open_elsewhere
 from forward.families import EMBEDDINGS
 from forward.hidden_states import FileStates, MemoryStates, States, copy
 from forward.layer import Sweep, run_layer
-from forward.load import Loader
+from forward.layers.load import Loader
+from forward.layers.shared_weights import SharedWeights
 from forward.network import End
 from forward.observe import Arrays, Observer
 from forward.open import ModelSource
 from forward.options import ForwardOptions
-from forward.shared_weights import SharedWeights
-from forward.text import Text
-from forward.work_folder import EMBEDDING, WorkFolder
+from forward.text.tokens import Text
+from forward.work.work_folder import EMBEDDING, WorkFolder
 from forward.workers import threads_for
 from gguf_tools.errors import BadActivation
 

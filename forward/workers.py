@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 
 import torch
 
-from forward.memory import give_back_surplus
+from forward.malloc_trim import give_back_surplus
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

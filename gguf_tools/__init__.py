@@ -38,13 +38,13 @@ from gguf_tools.errors import (
     UnsupportedCheckpoint,
     UnsupportedVersion,
 )
-from gguf_tools.ggml_types import GGMLType
-from gguf_tools.layout import FileLayout
-from gguf_tools.reader import GGUFFile, GGUFSource
-from gguf_tools.shards import GGUFSet, open_gguf
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Kind, Metadata, Value
-from gguf_tools.writer import GGUFWriter
+from gguf_tools.files.partial_file import GGUFWriter
+from gguf_tools.format.ggml_types import GGMLType
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.reader import GGUFFile, GGUFSource
+from gguf_tools.format.shards import GGUFSet, open_gguf
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Kind, Metadata, Value
 
 __all__ = [
     "BadActivation",

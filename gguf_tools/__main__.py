@@ -1,5 +1,5 @@
 """`python -m gguf_tools` is the command `gguf-tools`."""
 
-from gguf_tools.cli import main
+from gguf_cli.main import main
 
 raise SystemExit(main())

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gguf_tools.parser import did_you_mean
+from gguf_tools.text import did_you_mean
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

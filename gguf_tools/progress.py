@@ -13,7 +13,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
+
+from gguf_tools.findings import Finding, teller
 
 Progress = Callable[[int], object]
 """Callback of a piece of work: is given the number of bytes after each piece."""
@@ -143,6 +145,72 @@ class Bar:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class Reporter(Protocol):
+    """Is told how far a run through the layers of models has come."""
+
+    def tell(self, finding: Finding) -> None:
+        """A user should know this before anything is computed."""
+        ...
+
+    def start(self, n_layers: int, done: int) -> None:
+        """The run begins; `done` layers of `n_layers`, those of all models, are left from an earlier one."""
+        ...
+
+    def advance(self, layers: float) -> None:
+        """This share of a layer, 0 to 1, has been computed since the last call."""
+        ...
+
+    def remark(self, text: str) -> None:
+        """The work after the last layer has come as far as `text` says."""
+        ...
+
+
+class NoReport:
+    """A Reporter that ignores everything."""
+
+    def tell(self, finding: Finding) -> None:
+        pass
+
+    def start(self, n_layers: int, done: int) -> None:
+        pass
+
+    def advance(self, layers: float) -> None:
+        pass
+
+    def remark(self, text: str) -> None:
+        pass
+
+
+class LayerBar:
+    """A Reporter that shows a bar over what `label` says, or nothing if `quiet`."""
+
+    def __init__(self, label: str, *, quiet: bool = False) -> None:
+        self._label, self._quiet = label, quiet
+        self._bar = Bar(label, LAYERS, quiet=quiet)
+
+    def tell(self, finding: Finding) -> None:
+        teller(quiet=self._quiet)(finding)
+
+    def start(self, n_layers: int, done: int) -> None:
+        if done and not self._quiet:
+            print(f"resuming after {done} of {n_layers} {self._label}", file=sys.stderr)
+        self._bar.start(n_layers, done)
+
+    def advance(self, layers: float) -> None:
+        self._bar.advance(layers)
+
+    def remark(self, text: str) -> None:
+        self._bar.remark(f" {text}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()
 
 
 class _Log:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Kind, Value
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Kind, Value
 
 MAX_ITEMS = 6
 MAX_CHARS = 80
@@ -152,3 +153,17 @@ def bytes_text(n_bytes: int) -> str:
     """Return a size: "1,234 bytes", followed by a rounded size where that is easier to read."""
     exact = f"{n_bytes:,} bytes"
     return exact if n_bytes < 1 << 20 else f"{exact} ({size_text(n_bytes)})"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return "; did you mean NAME?" for the name nearest to `word`, "" if none is near.
+
+    Case and the kind of dashes do not count: Q4_KM is near to Q4_K_M, and q4-k-m is nearer.
+    """
+    by_shape = {_shape(name): name for name in known}
+    near = difflib.get_close_matches(_shape(word), by_shape, n=1, cutoff=0.7)
+    return f"; did you mean {by_shape[near[0]]}?" if near else ""
+
+
+def _shape(name: str) -> str:
+    return name.upper().replace("-", "_")

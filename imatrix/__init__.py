@@ -15,13 +15,13 @@ from gguf_tools.lazy import lazy_names
 
 if TYPE_CHECKING:
     from forward.options import ForwardOptions
-    from forward.text import Cut
+    from forward.text.tokens import Cut
     from gguf_tools import __version__
     from gguf_tools.errors import ToolkitError
     from imatrix.collecting import collect
     from imatrix.options import Collected, CollectOptions
     from imatrix.store import ImportanceFile, load, save
-    from quantize.importance import ImportanceFormat, Importances
+    from quantize.importances.entries import ImportanceFormat, Importances
 
 __all__ = [
     "CollectOptions",
@@ -41,11 +41,11 @@ __all__ = [
 _HOMES = {
     "CollectOptions": "imatrix.options",
     "Collected": "imatrix.options",
-    "Cut": "forward.text",
+    "Cut": "forward.text.tokens",
     "ForwardOptions": "forward.options",
     "ImportanceFile": "imatrix.store",
-    "ImportanceFormat": "quantize.importance",
-    "Importances": "quantize.importance",
+    "ImportanceFormat": "quantize.importances.entries",
+    "Importances": "quantize.importances.entries",
     "ToolkitError": "gguf_tools.errors",
     "__version__": "gguf_tools",
     "collect": "imatrix.collecting",

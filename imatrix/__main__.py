@@ -1,5 +1,5 @@
 """`python -m imatrix` is the command `imatrix`."""
 
-from imatrix.cli import main
+from gguf_cli.imatrix import main
 
 raise SystemExit(main())

@@ -11,10 +11,10 @@ import numpy as np
 
 from gguf_tools.errors import BadImportance, PlanError, QuantError
 from gguf_tools.findings import Finding, Level
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Metadata, Value
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata, Value
 from imatrix.stats import entry_stats, gap_text
-from quantize.importance import ImportanceEntry, ImportanceFile, Importances, resolve
+from quantize.importances.entries import ImportanceEntry, ImportanceFile, Importances, resolve
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.plan import build_plan
 from quantize.plan.recipe_files import find_mixture
@@ -140,7 +140,7 @@ def read_model(model: Path | StreamedFolder) -> CheckedModel:
     """
     if Path(model).is_dir():
         return _read_folder(model)
-    from gguf_tools.shards import open_gguf
+    from gguf_tools.format.shards import open_gguf
 
     with open_gguf(model) as file:
         return CheckedModel(tuple(file.tensors.values()), ModelFacts.from_metadata(file.metadata))

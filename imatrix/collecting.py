@@ -14,16 +14,16 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Unpack
 
 from forward.device import device_name, require_torch
-from forward.text import Text, read_text
-from forward.text_quality import admit
+from forward.text.quality import admit
+from forward.text.tokens import Text, read_text
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import BadImportance
-from gguf_tools.inputs import InputWatch
-from gguf_tools.named_files import output_path
+from gguf_tools.files.inputs import InputWatch
+from gguf_tools.files.named_files import output_path
 from imatrix.merge import merge
-from imatrix.options import CollectChoices, Collected, CollectOptions, NoReport, Reporter
-from imatrix.progress import LayerBar
-from quantize.importance import ImportanceFile, refuse_nonfinite
+from imatrix.options import CollectChoices, Collected, CollectOptions, CollectReporter, NoCollectReport
+from imatrix.progress import CollectBar
+from quantize.importances.entries import ImportanceFile, refuse_nonfinite
 
 if TYPE_CHECKING:
     from forward.open import ModelSource
@@ -58,11 +58,11 @@ def collect(
               n_chunks=8, chunk_size=512, device="cpu". They replace those of `options`
     raises    ToolkitError, for instance without torch
     """
-    from forward.work_folder import forget
+    from forward.work.work_folder import forget
     from imatrix.store import save
 
     options = with_choices(options or CollectOptions(), choices)
-    report = LayerBar(0, _save_nothing, quiet=not progress)
+    report = CollectBar(0, _save_nothing, quiet=not progress)
     with TemporaryDirectory() as nowhere, report:
         place = Path(nowhere) / "none" if output is None else output_path(output)
         collected = collect_beside(Path(model), Path(text), place, options, report)
@@ -77,26 +77,26 @@ def _save_nothing(contents: ImportanceFile) -> None:
 
 
 def collect_beside(
-    model: Path, text: Path, output: Path, options: CollectOptions, report: Reporter | None = None
+    model: Path, text: Path, output: Path, options: CollectOptions, report: CollectReporter | None = None
 ) -> Collected:
     """Return the importances that `text` gives the weights of `model`.
 
     output  where they will be saved. The folder beside it keeps finished layers until
-            `forward.work_folder.forget` deletes it
+            `forward.work.work_folder.forget` deletes it
     raises  ToolkitError; finished layers stay for the next run
     """
     require_torch("collecting importances")
     import torch
 
     from forward.open import open_model
-    from forward.work_folder import WorkFolder
+    from forward.work.work_folder import WorkFolder
     from imatrix.run import run
 
     if options.forward.n_threads is not None:
         torch.set_num_threads(options.forward.n_threads)
     with open_model(model) as source:
         chunks = read_text(text, source.vocab(), source.network.vocab_size, options.cut)
-        report = report or NoReport()
+        report = report or NoCollectReport()
         quality = admit(chunks, str(text), report.tell, any_text=options.any_text)
         notes = tuple(finding.text for finding in quality.findings())
         n_chosen = source.network.n_chosen

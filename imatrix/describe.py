@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gguf_tools.text import printable, table
-from quantize.importance import ImportanceEntry, ImportanceFile
+from quantize.importances.entries import ImportanceEntry, ImportanceFile
 
 
 def describe(contents: ImportanceFile) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from gguf_tools.errors import BadImportance, BadRequest
-from quantize.importance import Importance, ImportanceEntry, ImportanceFile
+from quantize.importances.entries import Importance, ImportanceEntry, ImportanceFile
 from quantize.roles import Role, has_row_groups, sibling_with_same_activations, tensor_role
 
 _OF_HEADS = (Role.ATTN_K_B, Role.ATTN_V_B)

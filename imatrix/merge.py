@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gguf_tools.errors import BadImportance
-from quantize.importance import Importance, ImportanceEntry, ImportanceFile
+from quantize.importances.entries import Importance, ImportanceEntry, ImportanceFile
 
 
 @dataclass(frozen=True)

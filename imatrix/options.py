@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from forward.options import ForwardChoices, ForwardOptions
-from forward.text import Cut, CutChoices
-from gguf_tools.findings import Finding
-from quantize.importance import ImportanceFile
+from forward.text.tokens import Cut, CutChoices
+from gguf_tools.progress import NoReport, Reporter
+from quantize.importances.entries import ImportanceFile
 
 if TYPE_CHECKING:
     from forward.perplexity import Perplexity
@@ -26,7 +26,7 @@ class CollectOptions:
     forward         how the model is computed
     restart         start over instead of resuming an interrupted run
     earlier         importances to add to
-    any_text        use the text even if it is nonsense; see forward/text_quality.py
+    any_text        use the text even if it is nonsense; see forward/text/quality.py
     """
 
     cut: Cut = field(default_factory=Cut)
@@ -61,44 +61,16 @@ class Collected:
     notes: tuple[str, ...]
 
 
-class Reporter(Protocol):
+class CollectReporter(Reporter, Protocol):
     """Is told how far a collection has come."""
-
-    def tell(self, finding: Finding) -> None:
-        """A user should know this of the text before anything is computed."""
-        ...
-
-    def start(self, n_layers: int, done: int) -> None:
-        """The run begins; `done` of `n_layers` are left from an earlier one."""
-        ...
-
-    def advance(self, layers: float) -> None:
-        """This share of a layer, 0 to 1, has been computed since the last call."""
-        ...
 
     def layer_done(self, layer: int, contents: Callable[[], ImportanceFile]) -> None:
         """A layer is done; `contents` returns the importances of all layers so far."""
         ...
 
-    def perplexity(self, running: Perplexity) -> None:
-        """Another chunk has been taken into the perplexity."""
-        ...
 
-
-class NoReport:
-    """A Reporter that ignores everything."""
-
-    def tell(self, finding: Finding) -> None:
-        pass
-
-    def start(self, n_layers: int, done: int) -> None:
-        pass
-
-    def advance(self, layers: float) -> None:
-        pass
+class NoCollectReport(NoReport):
+    """A CollectReporter that ignores everything."""
 
     def layer_done(self, layer: int, contents: Callable[[], ImportanceFile]) -> None:
-        pass
-
-    def perplexity(self, running: Perplexity) -> None:
         pass

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from gguf_tools.errors import BadRequest
-from gguf_tools.whole_file import whole_file
+from gguf_tools.files.atomic_write import whole_file
 from imatrix.stats import EntryStats, entry_stats
-from quantize.importance import ImportanceFile
+from quantize.importances.entries import ImportanceFile
 from quantize.roles import layer_of
 
 

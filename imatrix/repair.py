@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from quantize.importance import Importance, ImportanceEntry, ImportanceFile, refuse_nonfinite
+from quantize.importances.entries import Importance, ImportanceEntry, ImportanceFile, refuse_nonfinite
 
 _HEADS = re.compile(r"^(blk\.\d+\.)attn_v_b\.weight$")
 _LATENTS = re.compile(r"^(blk\.\d+\.)attn_kv_b\.weight$")

@@ -13,11 +13,11 @@ from forward.logits import Head
 from forward.open import ModelSource
 from forward.perplexity import Perplexity, measure
 from forward.run import ForwardPass, forward_pass
-from forward.text import Text
-from forward.work_folder import WorkFolder
+from forward.text.tokens import Text
+from forward.work.work_folder import WorkFolder
 from gguf_tools.errors import BadActivation
-from imatrix.options import Collected, CollectOptions, Reporter
-from quantize.importance import ImportanceFile
+from imatrix.options import Collected, CollectOptions, CollectReporter
+from quantize.importances.entries import ImportanceFile
 
 
 def run(
@@ -25,7 +25,7 @@ def run(
     text: Text,
     options: CollectOptions,
     folder: WorkFolder,
-    report: Reporter,
+    report: CollectReporter,
     dataset: str,
 ) -> Collected:
     """Return the importances of the weights of `source`, resuming what the work folder has.
@@ -63,9 +63,13 @@ def _observe_output(forward: ForwardPass, observer: Accumulator) -> None:
     observer.refuse_nonfinite()
 
 
-def _measure(forward: ForwardPass, report: Reporter) -> Perplexity:
+def _measure(forward: ForwardPass, report: CollectReporter) -> Perplexity:
     head = Head(forward.load, forward.last(), forward.output_norm(), forward.source.network.output)
-    perplexity = measure(head, forward.text, report.perplexity, forward.n_workers)
+
+    def running(perplexity: Perplexity) -> None:
+        report.remark(f"perplexity {perplexity.value:.4f} +/- {perplexity.error:.4f}")
+
+    perplexity = measure(head, forward.text, running, forward.n_workers)
     if perplexity.count and not np.isfinite(perplexity.total):
         raise BadActivation(f"{OUTPUT}: the logits have NaN or infinity")
     return perplexity

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from gguf_tools.text import printable, table
-from quantize.importance import ImportanceFile, Importances
+from quantize.importances.entries import ImportanceFile, Importances
 from quantize.roles import layer_of
 
 ACTIVE_ABOVE = 1e-5

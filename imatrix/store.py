@@ -1,6 +1,6 @@
 """Importance matrix files, written in the GGUF form and in the older `.dat` form.
 
-Their layouts, and how they are read, stand in quantize/importance_files.py. What is written here equals what
+Their layouts, and how they are read, stand in quantize/importances/files.py. What is written here equals what
 llama-imatrix writes, byte for byte.
 """
 
@@ -16,16 +16,16 @@ from pathlib import Path
 import numpy as np
 
 from gguf_tools.errors import BadImportance
-from gguf_tools.ggml_types import F32
-from gguf_tools.layout import FileLayout
-from gguf_tools.tensors import TensorInfo
+from gguf_tools.files.atomic_write import whole_file
+from gguf_tools.files.partial_file import PARTIAL_SUFFIX, GGUFWriter, refuse_inputs
+from gguf_tools.format.ggml_types import F32
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Value, bytes_of
 from gguf_tools.text import shown
-from gguf_tools.values import Value, bytes_of
-from gguf_tools.whole_file import whole_file
-from gguf_tools.writer import PARTIAL_SUFFIX, GGUFWriter, refuse_inputs
-from quantize.importance import ImportanceFile, ImportanceFormat, Importances
-from quantize.importance_files import COUNTS, SUMS, load
-from quantize.stored_importances import StoredImportance
+from quantize.importances.entries import ImportanceFile, ImportanceFormat, Importances
+from quantize.importances.files import COUNTS, SUMS, load
+from quantize.importances.stored import StoredImportance
 
 __all__ = ["ImportanceFile", "format_of", "load", "not_held", "save", "save_dat", "save_gguf"]
 

@@ -1,5 +1,5 @@
 """`python -m quality` is the command `evaluate`."""
 
-from quality.cli import main
+from gguf_cli.evaluate import main
 
 raise SystemExit(main())

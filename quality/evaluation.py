@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.ggml_types import GGMLType
+from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.text import html_table, size_text
 from quality.divergence import Divergence, Estimate, TokenValues
 

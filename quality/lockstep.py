@@ -15,7 +15,7 @@ from forward.logits import LogitSource, Positions
 from forward.observe import Arrays
 from forward.perplexity import predicted_positions
 from forward.run import ForwardPass
-from quality.base import BaseWeights, LayeredBase, compute_layer, head_of
+from quality.bases.base import BaseWeights, LayeredBase, compute_layer, head_of
 from quality.drift import LayerDrift, drift_of
 
 

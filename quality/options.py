@@ -1,14 +1,12 @@
-"""What to evaluate, and who is told how far it has come."""
+"""What to evaluate, and how."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from forward.options import ForwardChoices, ForwardOptions
-from forward.text import Cut, CutChoices
-from gguf_tools.findings import Finding
+from forward.text.tokens import Cut, CutChoices
 
 SHORTEST_CHUNK = 4
 """Tokens of a chunk of which something can be measured."""
@@ -56,39 +54,3 @@ class EvaluateChoices(CutChoices, ForwardChoices, total=False):
     restart: bool
     logits: Path | None
     keep: Path | None
-
-
-class Reporter(Protocol):
-    """Is told how far an evaluation has come."""
-
-    def tell(self, finding: Finding) -> None:
-        """A user should know this of the text before anything is computed."""
-        ...
-
-    def start(self, n_layers: int, done: int) -> None:
-        """The run begins; `done` layers of `n_layers`, those of all models, are left from an earlier one."""
-        ...
-
-    def advance(self, layers: float) -> None:
-        """This share of a layer, 0 to 1, has been computed since the last call."""
-        ...
-
-    def comparing(self, chunk: int, n_chunks: int) -> None:
-        """The logits of so many chunks have been compared."""
-        ...
-
-
-class NoReport:
-    """A Reporter that ignores everything."""
-
-    def tell(self, finding: Finding) -> None:
-        pass
-
-    def start(self, n_layers: int, done: int) -> None:
-        pass
-
-    def advance(self, layers: float) -> None:
-        pass
-
-    def comparing(self, chunk: int, n_chunks: int) -> None:
-        pass

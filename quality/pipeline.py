@@ -18,23 +18,17 @@ from typing import TYPE_CHECKING, Unpack
 from forward.device import require_torch
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import BadArgument, BadRequest, OutputError
-from gguf_tools.named_files import output_path
-from quality.options import (
-    SHORTEST_CHUNK,
-    EvaluateChoices,
-    EvaluateOptions,
-    LogitsFile,
-    NoReport,
-    Reporter,
-)
+from gguf_tools.files.named_files import output_path
+from gguf_tools.progress import NoReport, Reporter
+from quality.options import SHORTEST_CHUNK, EvaluateChoices, EvaluateOptions, LogitsFile
 
 if TYPE_CHECKING:
     from forward.logits import LogitSource
     from forward.open import ModelSource
-    from forward.text import Text
+    from forward.text.tokens import Text
+    from quality.bases.open_base import OpenBase
     from quality.evaluation import EvaluatedText, Evaluation, TensorSize
     from quality.lockstep import Lockstep
-    from quality.open_base import OpenBase
     from quality.visitor import DivergenceVisitor
 
 
@@ -91,10 +85,10 @@ def evaluating(
     import torch
 
     from forward.open import open_model
-    from quality.base import refuse_strangers
-    from quality.logits_file import write_logits
-    from quality.open_base import Way, open_base
-    from quality.work import work_folders
+    from quality.bases.base import refuse_strangers
+    from quality.bases.logits_file import write_logits
+    from quality.bases.open_base import Way, open_base
+    from quality.work_folders import work_folders
 
     options, report = options or EvaluateOptions(), report or NoReport()
     if not quants:
@@ -132,7 +126,7 @@ def evaluating(
 
 def _tell_nonsense(text: Text, report: Reporter) -> None:
     """Say of a text that shows next to nothing that numbers from it say next to nothing."""
-    from forward.text_quality import judge
+    from forward.text.quality import judge
 
     for finding in judge(text).findings():
         if finding.is_bad:
@@ -147,7 +141,11 @@ def _compare_logits(
 
     first = steps.models[0]
     paths = [base.path, *(each.source.path for each in steps.models)]
-    visitor = DivergenceVisitor(first.text, paths, first.load.device, report.comparing, base.floor)
+
+    def comparing(chunk: int, n_chunks: int) -> None:
+        report.remark(f"comparing logits, chunk {chunk} of {n_chunks}")
+
+    visitor = DivergenceVisitor(first.text, paths, first.load.device, comparing, base.floor)
     sweep_vocabulary([head, *steps.heads()], visitor.positions, [visitor], first.n_workers)
     return visitor
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from gguf_tools import keys
-from gguf_tools.values import Metadata
+from gguf_tools.format import keys
+from gguf_tools.format.values import Metadata
 
 _BYTE_LEVEL = "gpt2"
 """Value of tokenizer.ggml.model for vocabularies that spell each byte as a printable character."""

@@ -18,7 +18,7 @@ import torch
 
 from forward.logits import Positions
 from forward.perplexity import predicted_positions
-from forward.text import Text
+from forward.text.tokens import Text
 from gguf_tools.errors import BadActivation
 from quality.divergence import TokenValues
 

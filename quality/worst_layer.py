@@ -13,11 +13,11 @@ from math import prod
 
 import torch
 
-from forward.attention.mla import LatentAttention
 from forward.families import EMBEDDINGS, OUTPUT_NORM
+from forward.layers.attention.mla import LatentAttention
 from forward.run import ForwardPass
-from gguf_tools.ggml_types import I32
-from quality.base import BaseWeights
+from gguf_tools.format.ggml_types import I32
+from quality.bases.base import BaseWeights
 from quality.drift import LayerDrift
 
 _RUN_BYTES = 16 << 20

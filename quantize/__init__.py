@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gguf_tools.findings import Finding
     from quantize.arrays import decode, encode, read_values
     from quantize.calibration import Calibrating
-    from quantize.importance import Importance, ImportanceFile
+    from quantize.importances.entries import Importance, ImportanceFile
     from quantize.linting import LintReport, lint
     from quantize.options import QuantizeOptions
     from quantize.pipeline import quantize, quantize_many
@@ -78,8 +78,8 @@ __all__ = [
 _HOMES = {
     "Calibrating": "quantize.calibration",
     "Finding": "gguf_tools.findings",
-    "Importance": "quantize.importance",
-    "ImportanceFile": "quantize.importance",
+    "Importance": "quantize.importances.entries",
+    "ImportanceFile": "quantize.importances.entries",
     "LintReport": "quantize.linting",
     "Mixture": "quantize.plan.recipe_files",
     "ModelFacts": "quantize.plan.model_facts",

@@ -1,5 +1,5 @@
 """`python -m quantize` is the command `quantize`."""
 
-from quantize.cli import main
+from gguf_cli.quantize import main
 
 raise SystemExit(main())

@@ -16,10 +16,10 @@ import numpy as np
 
 from gguf_tools.errors import QuantError
 from gguf_tools.findings import Finding, Level
-from gguf_tools.layer_names import in_layer_ranges
+from gguf_tools.format.layer_names import in_layer_ranges
+from gguf_tools.format.reader import GGUFSource
+from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.progress import StartProgress, no_start
-from gguf_tools.reader import GGUFSource
-from gguf_tools.tensors import TensorInfo
 from quantize.fill.calibrated import ERRORS_RISE
 from quantize.fill.chunks import RowRange
 from quantize.fill.encode import FillJob, encode_rows

@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.errors import BadImportance, ShapeError
-from gguf_tools.ggml_types import GGMLType, by_name
-from gguf_tools.reader import GGUFSource
+from gguf_tools.format.ggml_types import GGMLType, by_name
+from gguf_tools.format.reader import GGUFSource
 from quantize.formats import get_decoder, get_format
 from quantize.formats.base import ROW_DTYPES
-from quantize.weighting import ColumnWeights
+from quantize.importances.weighting import ColumnWeights
 
 
 def encode(

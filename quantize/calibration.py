@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.errors import BadImportance
-from gguf_tools.inputs import AnyInput
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Metadata
+from gguf_tools.files.inputs import AnyInput
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata
 from quantize.fill.calibrated import Calibrator
 from quantize.fill.encode import FillJob
 from quantize.fill.options import FillOptions
 from quantize.fill.session import Output
-from quantize.importance import ImportanceEntry, ImportanceFile
+from quantize.importances.entries import ImportanceEntry, ImportanceFile
 from quantize.plan.plan import Plan
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from gguf_tools.errors import PlanError, QuantError
 from gguf_tools.findings import Finding
 from gguf_tools.text import html_table, size_text
-from quantize.importance_files import ImportanceSource
+from quantize.importances.files import ImportanceSource
 from quantize.options import QuantizeOptions
 from quantize.pipeline import plan_run
 from quantize.plan.decide import PlanOptions

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from gguf_tools.values import Value
+from gguf_tools.format.values import Value
 from quantize.calibration import Calibrating
-from quantize.importance import ImportanceFile
-from quantize.importance_files import ImportanceSource, importance_file
+from quantize.importances.entries import ImportanceFile
+from quantize.importances.files import ImportanceSource, importance_file
 from quantize.plan.decide import PlanOptions
 from quantize.plan.recipe_files import Mixture
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Unpack
 
 from gguf_tools.errors import BadRequest
+from gguf_tools.files.inputs import gguf_inputs
+from gguf_tools.files.named_files import output_path
+from gguf_tools.format.shards import GGUFSet, open_gguf
+from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.hub.names import cached_name
-from gguf_tools.inputs import gguf_inputs
-from gguf_tools.named_files import output_path
-from gguf_tools.shards import GGUFSet, open_gguf
-from gguf_tools.tensors import TensorInfo
 from quantize.fill.sources import GGUFSources, GGUFTensor
 from quantize.options import QuantizeOptions
 from quantize.plan.plan import Plan, PlanOptions, in_file_order

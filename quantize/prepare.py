@@ -10,21 +10,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gguf_tools import keys
-from gguf_tools.ggml_types import GGMLType
-from gguf_tools.header import Endian
-from gguf_tools.named_files import output_path
-from gguf_tools.shards import SPLIT_KEYS, layouts_of, shard_paths
-from gguf_tools.tensors import TensorInfo
+from gguf_tools.files.named_files import output_path
+from gguf_tools.format import keys
+from gguf_tools.format.ggml_types import GGMLType
+from gguf_tools.format.header import Endian
+from gguf_tools.format.shards import SPLIT_KEYS, layouts_of, shard_paths
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import types_table
-from gguf_tools.values import Metadata, Value
 from quantize.calibration import PromisedImportance
 from quantize.fill.digests import UNKNOWN
 from quantize.fill.encode import FillJob
 from quantize.fill.provenance import PROVENANCE_KEY, provenance_value
 from quantize.fill.session import Output
 from quantize.fill.sources import SourceSpec, SourceTensor
-from quantize.importance import ImportanceFile, refuse_nonfinite
+from quantize.importances.entries import ImportanceFile, refuse_nonfinite
 from quantize.options import QuantizeOptions
 from quantize.plan.findings import stop_at_errors, without_codec
 from quantize.plan.model_facts import ModelFacts

@@ -17,8 +17,8 @@ from enum import Enum
 from functools import lru_cache
 from typing import Literal
 
-from gguf_tools.layer_names import in_layer_ranges as in_layer_ranges
-from gguf_tools.values import bytes_of
+from gguf_tools.format.layer_names import in_layer_ranges as in_layer_ranges
+from gguf_tools.format.values import bytes_of
 
 _LAYER = re.compile(r"blk\.(\d+)")
 

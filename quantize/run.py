@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gguf_tools.errors import BadArgument
-from gguf_tools.inputs import AnyInput
+from gguf_tools.files.inputs import AnyInput
 from gguf_tools.progress import no_progress
 from gguf_tools.text import types_table
 from quantize.calibration import Calibrating
@@ -123,7 +123,7 @@ class Run:
 def execute_together(runs: Sequence[Run], how: RunOptions | None = None) -> list[Result]:
     """Carry out several runs from the same source, which is read once for all of them.
 
-    The results are those of executing each run alone; see quantize/fill/together.py.
+    The results are those of executing each run alone; see quantize/fill/shared_source.py.
     raises  BadRequest for runs with the same output, and what `Run.execute` raises
     """
     how = how or RunOptions()

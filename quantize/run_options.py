@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from gguf_tools.choices import refuse_unknown
 from gguf_tools.findings import Tell
+from gguf_tools.format.values import Value
 from gguf_tools.progress import Progress, StartProgress, StartSteps
-from gguf_tools.values import Value
 from quantize.calibration import Calibrating
 from quantize.fill.options import FillOptions
-from quantize.importance_files import ImportanceSource
+from quantize.importances.files import ImportanceSource
 from quantize.plan.decide import PlanOptions
 from quantize.prepare import Preparation
 

@@ -23,12 +23,12 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gguf_tools.ggml_types import TYPES
-from quantize.compensate.base import Effort
-from quantize.compensate.factor import Factor, Moments
-from quantize.compensate.feedback import costs, encode_compensated, stock_weighting
-from quantize.compensate.rounders import ROUNDERS
-from quantize.compensate.two_sided import OUTPUT_DAMP, encode_side_by_side
+from calibrate.rounding.base import Effort
+from calibrate.rounding.factor import Factor, Moments
+from calibrate.rounding.feedback import costs, encode_compensated, stock_weighting
+from calibrate.rounding.rounders import ROUNDERS
+from calibrate.rounding.two_sided import OUTPUT_DAMP, encode_side_by_side
+from gguf_tools.format.ggml_types import TYPES
 from quantize.formats import get_format
 from quantize.formats.base import Bytes
 from scripts.bench_kernels import machine

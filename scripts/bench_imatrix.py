@@ -123,7 +123,7 @@ def plain_loop(model: str, text: str, n_chunks: str, n_threads: str, dtype: str)
     from forward.layer import Sweep, run_layer
     from forward.open import open_model
     from forward.run import embed
-    from forward.text import Cut, Text, read_text
+    from forward.text.tokens import Cut, Text, read_text
 
     torch.set_num_threads(int(n_threads))
     with open_model(model) as source:
@@ -177,7 +177,7 @@ def measure(folder: Path, args: argparse.Namespace) -> list[Speed]:
     runs: list[tuple[str, str, int, list[str]]] = []
     for dtype in ("bfloat16", "float32") if args.dtype == "both" else (args.dtype,):
         ours = [
-            sys.executable, "-m", "imatrix.cli", "-m", str(model), "-f", str(text),
+            sys.executable, "-m", "gguf_cli.imatrix", "-m", str(model), "-f", str(text),
             "-o", str(folder / f"{dtype}.gguf"), "--chunks", str(args.chunks), "--threads", threads,
             "--dtype", dtype, "--no-ppl", "--force",
         ]  # fmt: skip
@@ -185,7 +185,7 @@ def measure(folder: Path, args: argparse.Namespace) -> list[Speed]:
         runs += [("layer by layer", dtype, args.chunks, ours), ("plain loop", dtype, args.plain_chunks, loop)]
     if args.llama_chunks or args.observed_chunks:
         to_gguf = ["--outfile", str(gguf), "--outtype", "bf16", "--force"]
-        run("convert", [sys.executable, "-m", "convert.cli", str(model), *to_gguf])
+        run("convert", [sys.executable, "-m", "gguf_cli.convert", str(model), *to_gguf])
         for n_chunks, observes in ((args.llama_chunks, ""), (args.observed_chunks, "observed")):
             decode = [*this, "--llama", str(gguf), str(n_chunks), threads, observes]
             runs.append((", ".join(filter(None, ("llama.cpp", observes))), "bfloat16", n_chunks, decode))

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from quantize.formats import available, get_format
 from quantize.formats.base import QuantFormat
 from quantize.formats.codecs import ignores_importances, requires_importances
-from quantize.weighting import ColumnWeights
+from quantize.importances.weighting import ColumnWeights
 from tests.quantize.codecs import OF_LLAMA
 from tests.support import oracle
 

@@ -42,11 +42,11 @@ from convert.checkpoint.checkpoint import Checkpoint
 from convert.options import ConvertOptions
 from convert.pipeline import prepare
 from gguf_tools import open_gguf
-from gguf_tools.ggml_types import F32
-from gguf_tools.layout import FileLayout
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Value
-from gguf_tools.writer import GGUFWriter
+from gguf_tools.files.partial_file import GGUFWriter
+from gguf_tools.format.ggml_types import F32
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Value
 from tests.support.checkpoints import STYLES, shapes
 from tests.support.memory import high_water
 from tests.support.tokenizer_files import VOCAB_SIZES, copy_tokenizer
@@ -198,20 +198,20 @@ def command(how: str, words: Sequence[str]) -> int:
 
     how  "killed": don't allocate the output's space at the start; "whole": run as usual
     """
-    import gguf_tools.writer
+    import gguf_tools.files.partial_file
 
     if how == "killed":
-        setattr(gguf_tools.writer, "_fallocate", lambda fd, n_bytes: False)  # noqa: B010
+        setattr(gguf_tools.files.partial_file, "_fallocate", lambda fd, n_bytes: False)  # noqa: B010
         status = list(os.statvfs("/"))
         status[4] = 1 << 60  # f_bavail
         os.statvfs = lambda path: os.statvfs_result(status)  # type: ignore[assignment]
     if words[0] == "quantize":
-        import quantize.cli
+        import gguf_cli.quantize
 
-        return quantize.cli.main(words[1:])
-    import convert.cli
+        return gguf_cli.quantize.main(words[1:])
+    import gguf_cli.convert
 
-    return convert.cli.main(words[1:])
+    return gguf_cli.convert.main(words[1:])
 
 
 def measure(folder: Path, n_layers: int, n_threads: int, seconds: float) -> Iterator[Run]:

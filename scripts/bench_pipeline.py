@@ -48,7 +48,7 @@ import imatrix
 from gguf_tools import open_gguf
 from quantize.fill.sources import GGUFTensor
 from quantize.formats.floats import f32
-from quantize.importance import Importance, ImportanceFile, ResolvedImportance, resolve
+from quantize.importances.entries import Importance, ImportanceFile, ResolvedImportance, resolve
 from quantize.options import QuantizeOptions
 from quantize.pipeline import prepare
 from quantize.plan.plan import TensorPlan
@@ -188,12 +188,12 @@ def measure(folder: Path, n_layers: int, n_threads: int, file_types: Sequence[st
     model, gguf, matrix = folder / "model", folder / "model.gguf", folder / "matrix.gguf"
     make_model(model, n_layers)
     python = [sys.executable, "-m"]
-    convert = [*python, "convert.cli", str(model), "--force", "--threads", str(n_threads), "--outfile"]
+    convert = [*python, "gguf_cli.convert", str(model), "--force", "--threads", str(n_threads), "--outfile"]
     runs = copy_and_convert(folder, [*convert, str(gguf)])
     make_matrix(gguf, matrix)
     for file_type in file_types:
         output = folder / "quantized.gguf"
-        words = [*python, "quantize.cli", "--imatrix", str(matrix), str(gguf), str(output), file_type]
+        words = [*python, "gguf_cli.quantize", "--imatrix", str(matrix), str(gguf), str(output), file_type]
         run("first", [*words, str(n_threads)])
         runs.append(run(f"quantize to {file_type}", [*words, str(n_threads)]))
         one_pass = [*convert, str(output), "--outtype", file_type, "--imatrix", str(matrix)]
@@ -239,12 +239,19 @@ def threads_and_workers(
     model, gguf, matrix = folder / "model", folder / "model.gguf", folder / "matrix.gguf"
     make_model(model, n_layers)
     python = [sys.executable, "-m"]
-    run("convert", [*python, "convert.cli", str(model), "--force", "--outfile", str(gguf)])
+    run("convert", [*python, "gguf_cli.convert", str(model), "--force", "--outfile", str(gguf)])
     make_matrix(gguf, matrix)
     best = []
     with dask_cluster(folder / "dask", n_threads, "--no-nanny") as processes:
         for file_type in file_types:
-            words = [*python, "quantize.cli", "--imatrix", str(matrix), str(gguf), str(folder / "out.gguf")]
+            words = [
+                *python,
+                "gguf_cli.quantize",
+                "--imatrix",
+                str(matrix),
+                str(gguf),
+                str(folder / "out.gguf"),
+            ]
             words += [file_type, str(n_threads)]
             runs: dict[str, list[Shared]] = {"threads": [], "workers": []}
             for _ in range(REPETITIONS + 1):  # the first compiles kernels

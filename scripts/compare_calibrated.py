@@ -30,18 +30,20 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+import calibrate
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import convert
 import quality
 import quantize
 from forward.options import ForwardOptions
-from forward.text import Cut
-from gguf_tools.shards import open_gguf
+from forward.text.tokens import Cut
+from gguf_tools.format.shards import open_gguf
 from imatrix.collecting import collect
 from imatrix.options import CollectOptions
 from imatrix.store import load
-from quantize.importance import ImportanceFile
+from quantize.importances.entries import ImportanceFile
 
 TYPES = ("Q2_K", "IQ2_XS", "IQ3_XXS", "Q3_K_M", "IQ4_XS", "Q4_0", "Q4_K_M", "Q5_K_M")
 
@@ -50,7 +52,7 @@ WAYS: Mapping[str, Mapping[str, bool]] = {
     "embedding": {"sequential": False, "two_sided": False, "embedding": True},
     "default": {},
 }
-"""Fields of `quality.Calibration` for each way."""
+"""Fields of `calibrate.Calibration` for each way."""
 
 DRAWS = 4000
 
@@ -154,7 +156,7 @@ def make(args: argparse.Namespace, base: Path, path: Path, type_: str, way: str)
     if path.exists():
         return 0.0
     started = time.monotonic()
-    calibration = quality.Calibration(
+    calibration = calibrate.Calibration(
         args.calibrate, Cut(n_chunks=args.chunks), forward=ForwardOptions(), **WAYS[way]
     )
     result = quantize.quantize(base, path, type_, calibration=calibration, n_threads=args.threads)

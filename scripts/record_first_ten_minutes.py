@@ -15,21 +15,21 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import convert.cli
-import gguf_tools.cli
-import imatrix.cli
-import quality.cli
-import quantize.cli
+import gguf_cli.convert
+import gguf_cli.evaluate
+import gguf_cli.imatrix
+import gguf_cli.main
+import gguf_cli.quantize
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "first-ten-minutes.md"
 
 MAINS: dict[str, Callable[[list[str]], int]] = {
-    "convert-hf-to-gguf": convert.cli.main,
-    "evaluate": quality.cli.main,
-    "gguf-tools": gguf_tools.cli.main,
-    "imatrix": imatrix.cli.main,
-    "quantize": quantize.cli.main,
+    "convert-hf-to-gguf": gguf_cli.convert.main,
+    "evaluate": gguf_cli.evaluate.main,
+    "gguf-tools": gguf_cli.main.main,
+    "imatrix": gguf_cli.imatrix.main,
+    "quantize": gguf_cli.quantize.main,
 }
 
 HEAD = """\

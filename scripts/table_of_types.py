@@ -24,8 +24,8 @@ from quantize.fill.sources import GGUFTensor
 from quantize.formats import available, get_format
 from quantize.formats.base import QuantFormat
 from quantize.formats.codecs import CODECS, ignores_importances, requires_importances
-from quantize.importance import resolve
-from quantize.weighting import ColumnWeights
+from quantize.importances.entries import resolve
+from quantize.importances.weighting import ColumnWeights
 from tests.end_to_end.quantize_cases import GOLDEN, make_inputs
 
 LONGEST_BLOCK = 256

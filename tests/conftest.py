@@ -19,6 +19,7 @@ import pytest
 ROOT = Path(__file__).parent
 
 LARGE = (
+    "calibrate",
     "contract",
     "convert/card",
     "convert/checkpoint/test_hub.py",
@@ -29,6 +30,8 @@ LARGE = (
     "forward",
     "fuzz",
     "hostile",
+    "gguf_cli/cook",
+    "gguf_cli/test_imatrix.py",
     "imatrix/test_collect.py",
     "imatrix/test_device.py",
     "imatrix/test_memory.py",

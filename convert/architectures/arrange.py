@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from convert.weights.base import Weight, rows_and_cols
-from gguf_tools.ggml_types import F32, GGMLType
+from gguf_tools.format.ggml_types import F32, GGMLType
 from quantize.fill import heads
 from quantize.fill.heads import joined, raw_rows, split_rows
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor, rows_dtype

@@ -19,10 +19,10 @@ from convert.architectures.arrange import OutputTensor
 from convert.architectures.options import make_options
 from convert.architectures.renaming import Renaming
 from convert.architectures.rules import Drop, Rule, match
-from convert.tokenizer.habits import NO_HABITS, Habits
+from convert.tokenizer.family_quirks import NO_HABITS, Habits
 from convert.weights.base import Weights
-from gguf_tools.ggml_types import GGMLType
-from gguf_tools.values import Value
+from gguf_tools.format.ggml_types import GGMLType
+from gguf_tools.format.values import Value
 
 _NONE: Mapping[str, object] = MappingProxyType({})
 """No choices: every option keeps its default."""
@@ -32,7 +32,7 @@ _NONE: Mapping[str, object] = MappingProxyType({})
 class Key:
     """One metadata key of a family.
 
-    name   a template of gguf_tools.keys: "{arch}.attention.head_count"
+    name   a template of gguf_tools.format.keys: "{arch}.attention.head_count"
     kind   Value.u32, Value.f32 ...
     value  (config, options) -> the value, None to leave the key out
     """

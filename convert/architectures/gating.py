@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gguf_tools.errors import UnsupportedCheckpoint
-from gguf_tools.hparams import HParams
+from gguf_tools.format.hparams import HParams
 
 GATING_FUNCTIONS: Mapping[str, int] = {"softmax": 1, "sigmoid": 2}
 """Number in expert_gating_func for each scoring function that most families have."""

@@ -13,7 +13,6 @@ because --help needs it.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, get_args, get_type_hints
@@ -41,30 +40,7 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def add_flags(parser: argparse.ArgumentParser, families: Iterable[type[Any]]) -> None:
-    """Add a flag for each option of each family; options of the same name share one.
-
-    A bool, or one that None leaves open, becomes two switches, --name and --no-name, a Literal a choice of
-    words.
-    """
-    for name, (kind, text) in _declared(families).items():
-        if kind in (bool, bool | None):
-            parser.add_argument(flag(name), action="store_true", default=None, help=text)
-            parser.add_argument(
-                flag(f"no_{name}"), dest=name, action="store_false", default=None,
-                help=f"the opposite of {flag(name)}",
-            )  # fmt: skip
-        else:
-            parser.add_argument(flag(name), choices=get_args(kind), help=text)
-
-
-def read_flags(args: argparse.Namespace, families: Iterable[type[Any]]) -> dict[str, object]:
-    """Return the options whose flags were given, by name."""
-    values = {name: getattr(args, name) for name in _declared(families)}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _declared(families: Iterable[type[Any]]) -> dict[str, tuple[Any, str]]:
+def declared(families: Iterable[type[Any]]) -> dict[str, tuple[Any, str]]:
     """Return type and description of every option; the first family that declares one describes it."""
     options: dict[str, tuple[Any, str]] = {}
     for declared in families:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gguf_tools import keys
 from gguf_tools.errors import BadRequest
+from gguf_tools.format import keys
+from gguf_tools.format.shards import open_gguf
 from gguf_tools.look.listing import type_totals
-from gguf_tools.shards import open_gguf
 
 _STATED = (keys.NAME, keys.LICENSE, keys.LICENSE_NAME, keys.LICENSE_LINK, keys.QUANTIZED_BY)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gguf_tools.errors import BadRequest
-from gguf_tools.named_files import read_input
+from gguf_tools.files.named_files import read_input
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from convert.card.files import FileFacts
 from convert.metadata.model_card import read_model_card
-from gguf_tools import keys
+from gguf_tools.format import keys
 from gguf_tools.hub.names import PUBLIC_HOSTS, cached_repo
 
 NOT_OF_A_QUANT = frozenset(

@@ -13,8 +13,9 @@ import yaml
 from convert.card.files import FileFacts, Matrix
 from convert.card.measured import Report
 from convert.card.origin import Origin
-from gguf_tools import __version__, keys
+from gguf_tools import __version__
 from gguf_tools.errors import BadRequest
+from gguf_tools.format import keys
 from gguf_tools.text import shown, size_text
 
 MARK = "<!-- gguf-tools card: what stands above the next such line is written anew -->"

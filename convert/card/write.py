@@ -15,8 +15,8 @@ from convert.card.origin import origin_of
 from convert.card.page import COMMANDS_HEADING, MARK, Card, card_text
 from convert.metadata.model_card import read_model_card
 from gguf_tools.errors import BadRequest, GGUFError
-from gguf_tools.named_files import read_input
-from gguf_tools.whole_file import write_whole
+from gguf_tools.files.atomic_write import write_whole
+from gguf_tools.files.named_files import read_input
 
 CARD_NAME = "README.md"
 _COMMANDS = re.compile(rf"^{COMMANDS_HEADING}\n\n```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)

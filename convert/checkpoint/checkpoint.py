@@ -32,7 +32,7 @@ from convert.checkpoint.model_config import PARAMS_NAME, mistral_config, with_te
 from convert.checkpoint.safetensors_file import RawTensor, SafetensorsFile, TensorFile
 from convert.checkpoint.streamed import StreamedFolder
 from gguf_tools.errors import BadConfig, CheckpointError, MissingTensor, UnsupportedCheckpoint
-from gguf_tools.inputs import InputFile
+from gguf_tools.files.inputs import InputFile
 from gguf_tools.text import shown
 
 PICKLE_INDEX_NAME = "pytorch_model.bin.index.json"

@@ -34,8 +34,8 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
-from gguf_tools.bounded_json import parse_json
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
+from gguf_tools.files.bounded_json import parse_json
 from gguf_tools.system.files import NO_WAIT, open_file, read_into
 from gguf_tools.text import shown
 

@@ -23,11 +23,11 @@ from convert.checkpoint.json_files import read_json_object
 from convert.metadata.model_card import read_model_card
 from convert.metadata.model_names import ModelName, parse_model_name, title
 from convert.metadata.naming import default_file_name
-from gguf_tools import keys
 from gguf_tools.errors import BadConfig
+from gguf_tools.format import keys
+from gguf_tools.format.values import Kind, Value
 from gguf_tools.hub.names import folder_name
 from gguf_tools.look.model_size import ParameterCounts
-from gguf_tools.values import Kind, Value
 
 # The order in which llama.cpp's converter writes them.
 _SCALARS = {

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from gguf_tools.errors import BadConfig
-from gguf_tools.named_files import read_input
+from gguf_tools.files.named_files import read_input
 
 MAX_BYTES = 8 << 20
 MAX_ENTRY_BYTES = 1 << 17

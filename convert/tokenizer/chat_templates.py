@@ -10,7 +10,7 @@ from typing import Any
 
 from convert.checkpoint.json_files import read_json_object_if_there
 from gguf_tools.errors import BadTokenizer
-from gguf_tools.named_files import read_input
+from gguf_tools.files.named_files import read_input
 
 MAX_BYTES = 8 << 20
 

@@ -22,7 +22,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from gguf_tools.errors import BadTokenizer
-from gguf_tools.named_files import read_input
+from gguf_tools.files.named_files import read_input
 from gguf_tools.text import quoted
 
 MAX_BYTES = 8 << 20

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.checkpoint.json_files import read_json_object_if_there
-from convert.tokenizer.habits import NO_HABITS, Habits
+from convert.tokenizer.family_quirks import NO_HABITS, Habits
 from convert.tokenizer.vocab_bpe import SPECIAL_KINDS, added_tokens_in
 from gguf_tools.errors import BadTokenizer
 

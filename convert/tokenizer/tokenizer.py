@@ -18,17 +18,17 @@ from typing import Any
 from convert.checkpoint.json_files import read_json_object, read_json_object_if_there
 from convert.tokenizer import vocab_tekken, vocab_tiktoken
 from convert.tokenizer.chat_templates import ChatTemplates, read_chat_templates
-from convert.tokenizer.habits import NO_HABITS, Habits
+from convert.tokenizer.family_quirks import NO_HABITS, Habits
 from convert.tokenizer.pretokenizers import find_known, find_pre_tokenizer
 from convert.tokenizer.special_tokens import SpecialTokens, read_special_tokens
 from convert.tokenizer.vocab import MAX_VOCAB, Vocab
 from convert.tokenizer.vocab_bpe import is_byte_level_bpe, load_tokenizer_json, read_bpe_vocab
 from convert.tokenizer.vocab_spm import read_spm_vocab
 from convert.tokenizer.vocab_spm_json import is_sentencepiece_bpe, read_spm_json_vocab
-from gguf_tools import keys
 from gguf_tools.errors import BadConfig, BadRequest, BadTokenizer
+from gguf_tools.format import keys
+from gguf_tools.format.values import Value
 from gguf_tools.text import shown
-from gguf_tools.values import Value
 
 # Kinds without a key (cls) are known to tokenizers but not to GGUF.
 _ID_KEYS = {

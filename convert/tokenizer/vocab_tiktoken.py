@@ -20,7 +20,7 @@ from typing import Any
 from convert.tokenizer.byte_alphabet import spelled
 from convert.tokenizer.vocab import MAX_VOCAB, TokenType, Vocab, added_tokens_of, pad_text
 from gguf_tools.errors import BadTokenizer
-from gguf_tools.named_files import read_input
+from gguf_tools.files.named_files import read_input
 from gguf_tools.text import quoted, shown
 
 FILE_NAME = "tiktoken.model"

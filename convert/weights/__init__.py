@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from convert.weights.model_weights import ModelWeights
 
 MODULES: tuple[str, ...] = (
-    "convert.weights.fp8",
-    "convert.weights.fp4",
-    "convert.weights.gptq",
-    "convert.weights.marlin",
-    "convert.weights.awq",
-    "convert.weights.auto_round",
-    "convert.weights.exl2",
-    "convert.weights.eetq",
-    "convert.weights.bnb",
-    "convert.weights.hqq",
-    "convert.weights.packed_integers",
+    "convert.weights.schemes.fp8",
+    "convert.weights.schemes.fp4",
+    "convert.weights.schemes.gptq",
+    "convert.weights.schemes.marlin",
+    "convert.weights.schemes.awq",
+    "convert.weights.schemes.auto_round",
+    "convert.weights.schemes.exl2",
+    "convert.weights.schemes.eetq",
+    "convert.weights.schemes.bnb",
+    "convert.weights.schemes.hqq",
+    "convert.weights.schemes.packed_integers",
     "convert.weights.integers",
-    "convert.weights.int4_row_pairs",
-    "convert.weights.torchao",
-    "convert.weights.tables",
+    "convert.weights.schemes.int4_row_pairs",
+    "convert.weights.schemes.torchao",
+    "convert.weights.integer_tables",
 )  # fmt: skip
 """The modules with LOADERS, in the order of trying."""
 
@@ -69,8 +69,8 @@ def open_weights(checkpoint: Checkpoint) -> ModelWeights:
     raises  UnsupportedCheckpoint naming the format, the key that says so and the first tensor that shows it
     """
     from convert.weights.model_weights import ModelWeights
-    from convert.weights.refusals import first_quantized, refuse
     from convert.weights.settings import read_settings
+    from convert.weights.unsupported import first_quantized, refuse
 
     settings = read_settings(checkpoint)
     loaders = all_loaders()

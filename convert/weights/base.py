@@ -24,7 +24,7 @@ from convert.checkpoint.checkpoint import Checkpoint
 from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.settings import Settings
 from gguf_tools.errors import CheckpointError, MissingTensor
-from gguf_tools.ggml_types import F32, GGMLType
+from gguf_tools.format.ggml_types import F32, GGMLType
 from quantize.fill.sources import RowSource, SourceTensor
 
 

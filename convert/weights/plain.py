@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from convert.checkpoint.safetensors_file import RawTensor
-from gguf_tools.ggml_types import BF16, F16, F32, GGMLType
+from gguf_tools.format.ggml_types import BF16, F16, F32, GGMLType
 
 TYPES: Mapping[str, GGMLType] = MappingProxyType({"F32": F32, "F16": F16, "BF16": BF16})
 """safetensors dtype -> the ggml type with the same bytes."""

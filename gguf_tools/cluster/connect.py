@@ -14,8 +14,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from gguf_tools.cluster.at_work import examine, forget
 from gguf_tools.cluster.job import Job, PostedJob, posted
+from gguf_tools.cluster.worker import examine, forget
 from gguf_tools.errors import BadArgument, BadRequest, ClusterError
 
 CONNECT_SECONDS = 15.0

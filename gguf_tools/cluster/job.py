@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 from gguf_tools.cluster.code import code_version, this_machine
 from gguf_tools.errors import OutputError
+from gguf_tools.files.atomic_write import remove_leftovers, write_whole
 from gguf_tools.system.own_files import read_own
-from gguf_tools.whole_file import remove_leftovers, write_whole
 
 JOB_SUFFIX = ".job"
 

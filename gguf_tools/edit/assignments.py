@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gguf_tools.errors import BadRequest
-from gguf_tools.named_files import read_input
-from gguf_tools.values import FIXED_CODES, Kind, Value, as_float32, text_of
+from gguf_tools.files.named_files import read_input
+from gguf_tools.format.values import FIXED_CODES, Kind, Value, as_float32, text_of
 
 _KINDS: Mapping[str, Kind] = {
     "u8": Kind.UINT8,

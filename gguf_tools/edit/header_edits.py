@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gguf_tools import keys
 from gguf_tools.edit.assignments import Assignment, parse_value
 from gguf_tools.errors import BadRequest
-from gguf_tools.key_kinds import expected_kinds
-from gguf_tools.shards import SPLIT_KEYS
+from gguf_tools.format import keys
+from gguf_tools.format.key_kinds import expected_kinds
+from gguf_tools.format.shards import SPLIT_KEYS
+from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import printable, value_text
-from gguf_tools.values import Metadata, Value
 
 Action = Literal["set", "add", "remove", "rename key", "rename tensor"]
 

@@ -26,10 +26,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gguf_tools.errors import OutputError
+from gguf_tools.files.atomic_write import remove_leftovers, whole_file
 from gguf_tools.system import files
 from gguf_tools.system.lock_files import Lock, Taken, hold
 from gguf_tools.system.own_files import read_own
-from gguf_tools.whole_file import remove_leftovers, whole_file
 
 UNDO_SUFFIX = ".undo"
 

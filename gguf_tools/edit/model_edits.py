@@ -20,18 +20,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from gguf_tools import keys
 from gguf_tools.edit import in_place
 from gguf_tools.edit.header_edits import Change, Edit, Edited
 from gguf_tools.edit.rename_rounds import rename_rounds
 from gguf_tools.edit.rewrite import NewFile, Origin, write_files, written
 from gguf_tools.errors import BadRequest, FormatError, OutputError
-from gguf_tools.header import DEFAULT_ALIGNMENT, alignment_of
-from gguf_tools.layout import FileLayout
+from gguf_tools.format import keys
+from gguf_tools.format.header import DEFAULT_ALIGNMENT, alignment_of
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.reader import GGUFFile
+from gguf_tools.format.shards import MAX_SHARDS, GGUFSet, open_gguf, set_of, shard_path, shard_paths
+from gguf_tools.format.values import Metadata, Value
 from gguf_tools.progress import StartProgress, no_start
-from gguf_tools.reader import GGUFFile
-from gguf_tools.shards import MAX_SHARDS, GGUFSet, open_gguf, set_of, shard_path, shard_paths
-from gguf_tools.values import Metadata, Value
 
 How = Literal["unchanged", "in place", "rewritten", "written"]
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gguf_tools.errors import BadRequest
-from gguf_tools.shards import GGUFSet
+from gguf_tools.format.shards import GGUFSet
 
 
 def rename_rounds(source: GGUFSet, new_names: Mapping[str, str]) -> list[dict[str, str]]:

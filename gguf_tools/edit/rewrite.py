@@ -8,14 +8,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gguf_tools.copying import copy_range
 from gguf_tools.errors import OutputError
-from gguf_tools.inputs import InputWatch, gguf_input
-from gguf_tools.journal import journal_path
-from gguf_tools.layout import FileLayout
+from gguf_tools.files.copying import copy_range
+from gguf_tools.files.inputs import InputWatch, gguf_input
+from gguf_tools.files.journal import journal_path
+from gguf_tools.files.partial_file import PARTIAL_SUFFIX, GGUFWriter
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.reader import GGUFFile
 from gguf_tools.progress import Progress, StartProgress, no_start
-from gguf_tools.reader import GGUFFile
-from gguf_tools.writer import PARTIAL_SUFFIX, GGUFWriter
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from gguf_tools import keys
 from gguf_tools.edit.rewrite import NewFile, Origin
 from gguf_tools.errors import BadRequest, FormatError
-from gguf_tools.header import align_up
-from gguf_tools.layout import FileLayout
-from gguf_tools.overwriting import refuse_to_replace
-from gguf_tools.shards import MAX_SHARDS, SPLIT_KEYS, GGUFSet, shard_metadata, shard_path
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Metadata, Value
+from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.format import keys
+from gguf_tools.format.header import align_up
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import MAX_SHARDS, SPLIT_KEYS, GGUFSet, shard_metadata, shard_path
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata, Value
 
 DEFAULT_MAX_TENSORS = 128
 _COUNTED_ALIGNMENT = 32

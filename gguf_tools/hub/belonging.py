@@ -12,8 +12,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from gguf_tools.errors import BadRequest
-from gguf_tools.journal import JOURNAL_SUFFIX
-from gguf_tools.writer import PARTIAL_SUFFIX
+from gguf_tools.files.journal import JOURNAL_SUFFIX
+from gguf_tools.files.partial_file import PARTIAL_SUFFIX
 
 PATTERNS = (
     "*.gguf", "*.imatrix", "*.dat", "*.safetensors",

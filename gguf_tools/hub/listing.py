@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
-from gguf_tools.bounded_json import parse_json
 from gguf_tools.errors import HubError
+from gguf_tools.files.bounded_json import parse_json
 from gguf_tools.hub import limits
 from gguf_tools.hub.answers import endpoint, is_commit
 from gguf_tools.hub.client import call

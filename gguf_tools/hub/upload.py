@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf_tools.errors import BadRequest, OutputError
+from gguf_tools.format.shards import open_gguf
 from gguf_tools.hub.answers import guard
 from gguf_tools.hub.belonging import UNFINISHED, files_of_a_model
 from gguf_tools.hub.client import call, quiet_client
 from gguf_tools.hub.downloads import digest
 from gguf_tools.hub.listing import ListedFile, list_files
 from gguf_tools.hub.names import HubName
-from gguf_tools.shards import open_gguf
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

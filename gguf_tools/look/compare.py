@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gguf_tools.header import encode_value
-from gguf_tools.layer_names import in_layer_ranges
-from gguf_tools.reader import GGUFSource
-from gguf_tools.row_chunks import CHUNK_BYTES
+from gguf_tools.format.header import encode_value
+from gguf_tools.format.layer_names import in_layer_ranges
+from gguf_tools.format.reader import GGUFSource
+from gguf_tools.format.row_chunks import CHUNK_BYTES
+from gguf_tools.format.values import Value
 from gguf_tools.text import MAX_WIDTH, printable, value_text
-from gguf_tools.values import Value
 
 
 @dataclass(frozen=True)

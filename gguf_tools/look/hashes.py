@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gguf_tools.reader import GGUFSource
-from gguf_tools.row_chunks import CHUNK_BYTES
-from gguf_tools.values import bytes_of
+from gguf_tools.format.reader import GGUFSource
+from gguf_tools.format.row_chunks import CHUNK_BYTES
+from gguf_tools.format.values import bytes_of
 
 
 @dataclass(frozen=True)

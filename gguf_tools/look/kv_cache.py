@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gguf_tools.hparams import Size, architecture_of, known_hparams
-from gguf_tools.reader import GGUFSource
+from gguf_tools.format.hparams import Size, architecture_of, known_hparams
+from gguf_tools.format.reader import GGUFSource
 
 BYTES_PER_NUMBER = 2
 """Size of a number in a 16-bit cache."""

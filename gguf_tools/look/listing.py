@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from gguf_tools.format.reader import GGUFSource
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata, Value
 from gguf_tools.look.kv_cache import KVCache, kv_cache
-from gguf_tools.reader import GGUFSource
-from gguf_tools.tensors import TensorInfo
 from gguf_tools.text import MAX_ITEMS, MAX_WIDTH, bytes_text, printable, table, value_text
-from gguf_tools.values import Metadata, Value
 
 _LEAST_WIDTH = 30
 """Width that a value may take however long its key is, in columns."""

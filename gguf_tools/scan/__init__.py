@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gguf_tools.findings import Finding, Level
+from gguf_tools.format.shards import GGUFSet
 from gguf_tools.scan.findings import as_json, as_text, capped
 from gguf_tools.scan.hidden import check_hidden
 from gguf_tools.scan.kinds import architecture_of, check_kinds
@@ -24,7 +25,6 @@ from gguf_tools.scan.strings import check_key_names, check_tensor_names, check_t
 from gguf_tools.scan.templates.verdicts import Limits, check_templates
 from gguf_tools.scan.tensors import check_tensors
 from gguf_tools.scan.vocabulary import check_vocabulary
-from gguf_tools.shards import GGUFSet
 
 __all__ = ["Finding", "Level", "Limits", "as_json", "as_text", "scan"]
 

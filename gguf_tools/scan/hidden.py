@@ -13,15 +13,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 
-from gguf_tools import keys
 from gguf_tools.findings import Finding, Level
-from gguf_tools.header import MAGIC
-from gguf_tools.reader import GGUFFile
+from gguf_tools.format import keys
+from gguf_tools.format.header import MAGIC
+from gguf_tools.format.reader import GGUFFile
+from gguf_tools.format.shards import SPLIT_KEYS
+from gguf_tools.format.values import FIXED_BYTES, Kind, bytes_of
 from gguf_tools.scan.findings import listed
-from gguf_tools.shards import SPLIT_KEYS
 from gguf_tools.system.files import read_at
 from gguf_tools.text import quoted
-from gguf_tools.values import FIXED_BYTES, Kind, bytes_of
 
 _CHUNK_BYTES = 16 << 20
 _SEARCHED_BYTES = 4 << 20

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gguf_tools import keys
 from gguf_tools.findings import Finding, Level
-from gguf_tools.values import Kind, Metadata
+from gguf_tools.format import keys
+from gguf_tools.format.values import Kind, Metadata
 
 _TEXT = ("string",)
 _TEXTS = ("array of string",)

@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from gguf_tools import keys
 from gguf_tools.findings import Finding, Level
+from gguf_tools.format import keys
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Kind, Metadata
 from gguf_tools.scan.kinds import architecture_of
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Kind, Metadata
 
 KNOWN_ARCHITECTURES = ("deepseek2",)
 

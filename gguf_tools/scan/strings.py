@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from gguf_tools import keys
 from gguf_tools.findings import Finding, Level
-from gguf_tools.header import MAX_NAME_BYTES
+from gguf_tools.format import keys
+from gguf_tools.format.header import MAX_NAME_BYTES
+from gguf_tools.format.values import Kind, Metadata, Value, bytes_of
 from gguf_tools.scan.characters import deceiving_characters, hidden_text, skeleton
 from gguf_tools.scan.findings import listed
 from gguf_tools.text import MAX_CHARS, quoted
-from gguf_tools.values import Kind, Metadata, Value, bytes_of
 
 _MAX_KEY_BYTES = 256
 _MAX_TEXT_CHARS = 1 << 20

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from gguf_tools import ggml_types
 from gguf_tools.findings import Finding, Level
-from gguf_tools.ggml_types import GGMLType
-from gguf_tools.tensors import TensorInfo
+from gguf_tools.format import ggml_types
+from gguf_tools.format.ggml_types import GGMLType
+from gguf_tools.format.tensors import TensorInfo
 
 _LAYER_PREFIX = re.compile(r"blk\.\d{1,9}\.")
 _SCALE_SUFFIX = re.compile(r"\.(?:input_)?scale$")  # of a whole matrix, beside an NVFP4 weight

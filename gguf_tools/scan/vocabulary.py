@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from gguf_tools import keys
 from gguf_tools.findings import Finding, Level
+from gguf_tools.format import keys
+from gguf_tools.format.values import Kind, Metadata
 from gguf_tools.scan.findings import listed
-from gguf_tools.values import Kind, Metadata
 
 _TOKEN_TYPES = range(7)
 _BYTE_LEVEL_BPE = "gpt2"

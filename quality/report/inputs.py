@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from quality.evaluation import EvaluatedText, Evaluation, TensorSize
 from quality.report.points import Earlier, is_of_base, refuse_another_base, refuse_another_text
 from quality.report.prices import prices_of
-from quantize.plan.losses import Losses
+from quantize.plan.sensitivities import Losses
 
 
 @dataclass(frozen=True)

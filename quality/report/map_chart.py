@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gguf_tools.ggml_types import GGMLType
+from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.text import printable, size_text
 from quality.report.charts import Canvas, drawing
 from quality.report.prices import Price

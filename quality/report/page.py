@@ -26,7 +26,7 @@ from quality.report.points import Earlier, earlier_points, measured_points
 from quality.report.prices import prices_of
 from quality.report.style import STYLE
 from quality.report.tensor_map import TensorMap, types_by_bits
-from quantize.plan.losses import Losses
+from quantize.plan.sensitivities import Losses
 
 N_PASSAGES = 4
 """Number of passages that are shown for each model."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gguf_tools.errors import BadRequest
-from gguf_tools.named_files import read_input
+from gguf_tools.files.named_files import read_input
 from quality.evaluation import EvaluatedText, Evaluation
 
 _NEAR = 0.01

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gguf_tools.errors import BadRequest
-from gguf_tools.ggml_types import by_name
+from gguf_tools.format.ggml_types import by_name
 from quality.evaluation import TensorSize
-from quantize.plan.losses import Losses, TensorLosses
+from quantize.plan.sensitivities import Losses, TensorLosses
 
 MIB = 1 << 20
 

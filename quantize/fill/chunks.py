@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gguf_tools.layout import FileLayout, TensorInfo
+from gguf_tools.format.layout import FileLayout, TensorInfo
 
 CHUNK_ELEMS = 4 * 1024 * 1024
 """Elements of a chunk, about: 16 MiB of float32. Long enough that a task's overhead vanishes, short enough

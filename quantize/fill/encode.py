@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gguf_tools.endian import swap_bytes
-from gguf_tools.ggml_types import GGMLType
-from gguf_tools.header import Endian
+from gguf_tools.format.endian import swap_bytes
+from gguf_tools.format.ggml_types import GGMLType
+from gguf_tools.format.header import Endian
 from quantize.fill.calibrated import Calibrator
 from quantize.fill.chunks import RowRange
 from quantize.fill.digests import RowsDigest
 from quantize.fill.sources import FLOAT_DTYPES, SourceSpec, SourceTensor
 from quantize.formats import get_format
 from quantize.formats.base import BlockRefused, Bytes, Rows
-from quantize.importance import ResolvedImportance
-from quantize.weighting import Weighting
+from quantize.importances.entries import ResolvedImportance
+from quantize.importances.weighting import Weighting
 
 STRIP_ELEMS = 256 * 1024
 """About how many weights are encoded at a time: as float32 they take half of a core's second cache."""

@@ -11,15 +11,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gguf_tools.ggml_types import GGMLType
-from gguf_tools.header import Endian
-from gguf_tools.writer import PartialFile
+from gguf_tools.files.partial_file import PartialFile
+from gguf_tools.format.ggml_types import GGMLType
+from gguf_tools.format.header import Endian
 from quantize.fill.chunks import ChunkTask
 from quantize.fill.digests import UNKNOWN, RowsDigest
 from quantize.fill.encode import FillJob, Target, digest_rows, encode_strips
 from quantize.fill.read_back import ends, wrong_row
 from quantize.fill.sources import SourceSpec, SourceTensor
-from quantize.importance import ResolvedImportance
+from quantize.importances.entries import ResolvedImportance
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from gguf_tools.header import encode_value
-from gguf_tools.inputs import InputWatch
-from gguf_tools.layout import FileLayout
-from gguf_tools.values import Kind, Value
+from gguf_tools.files.inputs import InputWatch
+from gguf_tools.format.header import encode_value
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.values import Kind, Value
 from quantize.fill.chunks import CHUNK_ELEMS
 from quantize.fill.digests import BYTES_VERSION
 from quantize.fill.encode import FillJob

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.ggml_types import F32, GGMLType
+from gguf_tools.format.ggml_types import F32, GGMLType
 from quantize.fill.sources import FLOAT_DTYPES, RowSource, SourceTensor, rows_dtype
 
 Source = TypeVar("Source", bound=RowSource)

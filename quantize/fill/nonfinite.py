@@ -11,7 +11,7 @@ from typing import Any
 import numpy.typing as npt
 
 from gguf_tools.errors import BadWeights
-from gguf_tools.ggml_types import GGMLType
+from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats.base import Bytes
 from quantize.formats.finite import first_bad_scale, first_nonfinite
 

@@ -1,6 +1,6 @@
 """Outputs: filled in any order, each published as soon as it is whole, resumed after an interruption.
 
-Beside the first output lies a journal of the chunks that are done (see gguf_tools/journal.py). A run that
+Beside the first output lies a journal of the chunks that are done (see files/journal.py). A run that
 fails or is killed leaves it and the partials; the same run again, and no other, resumes from there.
 
 Where the layout has a place for provenance (see provenance.py), it is filled in when all chunks of all
@@ -17,23 +17,23 @@ from pathlib import Path
 from typing import Any
 
 from gguf_tools.cluster.job import remove_job
-from gguf_tools.inputs import AnyInput, InputWatch
-from gguf_tools.journal import Journal, journal_path
+from gguf_tools.files.inputs import AnyInput, InputWatch
+from gguf_tools.files.journal import Journal, journal_path
+from gguf_tools.files.partial_file import PARTIAL_SUFFIX, refuse_inputs
 from gguf_tools.progress import Progress, no_progress
 from gguf_tools.system import files
-from gguf_tools.writer import PARTIAL_SUFFIX, refuse_inputs
+from gguf_tools.system.files import Moved
 from quantize.fill.chunks import CHUNK_ELEMS, ChunkTable, ChunkTask
 from quantize.fill.encode import FillJob
 from quantize.fill.executors import Executor, make_executor
 from quantize.fill.fingerprint import describe_run
-from quantize.fill.limits import limit_of
 from quantize.fill.options import FillOptions
 from quantize.fill.precompile import Encoding, compile_all
 from quantize.fill.reuse import OldFiles, OldTensor, Reuse
 from quantize.fill.session import Output, Session
-from quantize.fill.together import fill_together
+from quantize.fill.shared_source import fill_together
 from quantize.fill.verify import Verification, merge_verifications
-from quantize.stored_importances import stored_inputs
+from quantize.importances.stored import stored_inputs
 
 
 @dataclass(frozen=True)
@@ -243,3 +243,18 @@ def _encodings(session: Session, job: FillJob, reused: Reuse) -> Iterable[Encodi
 
 def _damage_note(tensor: OldTensor) -> str:
     return f"{tensor.path}: {tensor.info.name} is damaged; it was made anew"
+
+
+_LONG_SECONDS = 2.0
+"""Runs shorter than this are dominated by start-up and caches, so no limit is reported."""
+
+
+def limit_of(moved: Moved, seconds: float, n_threads: int) -> str | None:
+    """Tell what limited a run: "the disk" or "the page cache" if files took over half of the time; else None.
+
+    moved    what all threads have spent on files
+    seconds  how long `n_threads` threads were filling
+    """
+    if seconds < _LONG_SECONDS or moved.seconds < seconds * n_threads / 2:
+        return None
+    return "the page cache" if moved.cpu_seconds > moved.seconds / 2 else "the disk"

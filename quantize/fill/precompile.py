@@ -18,13 +18,13 @@ from threading import Event, Thread
 import numpy as np
 
 from gguf_tools.errors import ToolkitError
-from gguf_tools.ggml_types import GGMLType, by_name
+from gguf_tools.format.ggml_types import GGMLType, by_name
 from gguf_tools.progress import Progress, StartProgress, no_progress, no_start
 from quantize.fill.encode import FillJob
 from quantize.fill.sources import FLOAT_DTYPES, rows_dtype
 from quantize.formats import get_decoder, get_format
 from quantize.formats.codecs import ignores_importances
-from quantize.weighting import ColumnWeights
+from quantize.importances.weighting import ColumnWeights
 
 _PATIENCE_SECONDS = 1.0
 """Time after which other processes help; loading kernels from the cache takes less."""

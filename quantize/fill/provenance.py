@@ -21,17 +21,17 @@ from collections.abc import Iterable
 
 import xxhash
 
-from gguf_tools.ggml_types import GGMLType
-from gguf_tools.layout import FileLayout
-from gguf_tools.reader import GGUFSource
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Kind, Value
+from gguf_tools.format.ggml_types import GGMLType
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.reader import GGUFSource
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Kind, Value
 from quantize.fill.chunks import CHUNK_ELEMS
 from quantize.fill.digests import BYTES_VERSION, UNKNOWN
 from quantize.fill.encode import FillJob
 from quantize.fill.sources import rows_dtype
 from quantize.formats.codecs import ignores_importances
-from quantize.importance import ResolvedImportance
+from quantize.importances.entries import ResolvedImportance
 
 PROVENANCE_KEY = "gguf_tools.provenance"
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gguf_tools.endian import swap_bytes
-from gguf_tools.ggml_types import GGMLType
-from gguf_tools.header import Endian
+from gguf_tools.format.endian import swap_bytes
+from gguf_tools.format.ggml_types import GGMLType
+from gguf_tools.format.header import Endian
 from gguf_tools.system.files import open_file, read_at
 from quantize.fill.chunks import ChunkTask, RowRange
 from quantize.fill.encode import FillJob, encode_rows

@@ -18,11 +18,11 @@ from typing import Self
 
 import numpy as np
 
-from gguf_tools.copying import copy_range
-from gguf_tools.header import Endian
-from gguf_tools.reader import GGUFFile
-from gguf_tools.shards import GGUFSet, open_gguf
-from gguf_tools.tensors import TensorInfo
+from gguf_tools.files.copying import copy_range
+from gguf_tools.format.header import Endian
+from gguf_tools.format.reader import GGUFFile
+from gguf_tools.format.shards import GGUFSet, open_gguf
+from gguf_tools.format.tensors import TensorInfo
 from quantize.fill.chunks import TensorChunks
 from quantize.fill.digests import UNKNOWN
 from quantize.fill.encode import FillJob, encode_rows

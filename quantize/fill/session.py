@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gguf_tools.errors import BadTensor, ChangedInput, OutputError, ToolkitError
-from gguf_tools.inputs import AnyInput, InputWatch
-from gguf_tools.journal import Journal
-from gguf_tools.layout import FileLayout, TensorInfo
+from gguf_tools.files.inputs import AnyInput, InputWatch
+from gguf_tools.files.journal import Journal
+from gguf_tools.files.partial_file import GGUFWriter
+from gguf_tools.format.layout import FileLayout, TensorInfo
 from gguf_tools.progress import Progress
 from gguf_tools.system.files import IS_HELD_OPEN
-from gguf_tools.writer import GGUFWriter
 from quantize.fill.chunks import ChunkTable, ChunkTask, TensorChunks
 from quantize.fill.digests import UNKNOWN
 from quantize.fill.encode import FillJob

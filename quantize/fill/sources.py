@@ -16,12 +16,12 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.endian import swap_bytes
 from gguf_tools.errors import QuantError
-from gguf_tools.ggml_types import BF16, F16, F32, GGMLType
-from gguf_tools.reader import GGUFSource
-from gguf_tools.shards import open_gguf
-from gguf_tools.tensors import TensorInfo
+from gguf_tools.format.endian import swap_bytes
+from gguf_tools.format.ggml_types import BF16, F16, F32, GGMLType
+from gguf_tools.format.reader import GGUFSource
+from gguf_tools.format.shards import open_gguf
+from gguf_tools.format.tensors import TensorInfo
 from quantize.formats import get_decoder
 
 FLOAT_DTYPES: dict[GGMLType, np.dtype[Any]] = {

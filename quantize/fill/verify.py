@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.errors import BadTensor, OutputError
-from gguf_tools.layout import FileLayout
-from gguf_tools.reader import GGUFFile
-from gguf_tools.scales import count_nonfinite
-from gguf_tools.tensors import TensorInfo
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.reader import GGUFFile
+from gguf_tools.format.scales import count_nonfinite
+from gguf_tools.format.tensors import TensorInfo
 from quantize.fill.calibrated import ERRORS_RISE
 from quantize.fill.chunks import RowRange, rows_alike
 from quantize.fill.encode import FillJob, encode_rows

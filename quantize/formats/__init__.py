@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from gguf_tools.errors import QuantError
-from gguf_tools.ggml_types import GGMLType
+from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats.codecs import CODECS, DECODERS, INTERLEAVED, REGROUPED
 
 if TYPE_CHECKING:

@@ -42,8 +42,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.errors import BadWeights, NeedsImportance, ShapeError
-from gguf_tools.ggml_types import GGMLType
-from quantize.weighting import Weighting
+from gguf_tools.format.ggml_types import GGMLType
+from quantize.importances.weighting import Weighting
 
 Rows = npt.NDArray[Any]
 """(n_rows, n_cols) of ROW_DTYPES."""

@@ -1,6 +1,6 @@
 """The tables of codecs: everything the project knows of a ggml type that it can encode, one row per type.
 
-What a type's bytes are is in its module; its sizes are facts of the file format (gguf_tools.ggml_types). All
+What a type's bytes are is in its module; its sizes are facts of the file format (ggml_types.py). All
 else is here and only here, so a new type is one module and one row. Listing the tables loads no numba.
 
 A type that can only be decoded has its row in DECODERS or INTERLEAVED. It can be the type of an
@@ -107,29 +107,29 @@ CODECS: Mapping[str, Codec] = {
     "Q2_0": Codec(".few_bits.q2_0", _IGNORED, _halves(1.00, 2), "Q4_0"),
     "Q6_0": Codec(".ik.q6_0", _OPTIONAL, _halves(0.06, 32)),
     "Q8_KV": Codec(".ik.q8_kv", _OPTIONAL, _singles(0.05)),
-    "IQ2_K": Codec(".ik.iq2_k", _OPTIONAL, _halves(0.60, 8 * 31), "IQ4_NL"),
-    "IQ2_KS": Codec(".ik.iq2_ks", _OPTIONAL, _halves(0.70, 16 * 31), "IQ4_NL"),
-    "IQ2_KL": Codec(".ik.iq2_kl", _OPTIONAL, _halves(0.50, 32 * 63), "IQ4_NL"),
-    "IQ3_K": Codec(".ik.iq3_k", _OPTIONAL, _halves(0.32, 31 * 63), "IQ4_NL"),
-    "IQ3_KS": Codec(".ik.iq3_ks", _OPTIONAL, _halves(0.36, 16 * 63), "IQ4_NL"),
-    "IQ4_K": Codec(".ik.iq4_k", _OPTIONAL, _halves(0.16, 32 * 127), "Q5_0"),
-    "IQ4_KS": Codec(".ik.iq4_ks", _OPTIONAL, _singles(0.18), "IQ4_NL"),
-    "IQ4_KSS": Codec(".ik.iq4_kss", _OPTIONAL, _singles(0.22), "IQ4_NL"),
-    "IQ5_K": Codec(".ik.iq5_k", _OPTIONAL, _halves(0.08, 32 * 126), "Q6_0"),
-    "IQ5_KS": Codec(".ik.iq5_ks", _OPTIONAL, _singles(0.10), "Q5_0"),
-    "IQ6_K": Codec(".ik.iq6_k", _OPTIONAL, _halves(0.04, 128 * 127), "Q8_0"),
-    "IQ1_KT": Codec(".ik.iq1_kt", _OPTIONAL, _singles(0.95), "IQ4_NL"),
-    "IQ2_KT": Codec(".ik.iq2_kt", _OPTIONAL, _singles(0.75), "IQ4_NL"),
-    "IQ3_KT": Codec(".ik.iq3_kt", _OPTIONAL, _singles(0.40), "IQ4_NL"),
-    "IQ4_KT": Codec(".ik.iq4_kt", _OPTIONAL, _singles(0.22), "IQ4_NL"),
+    "IQ2_K": Codec(".ik.levels.iq2_k", _OPTIONAL, _halves(0.60, 8 * 31), "IQ4_NL"),
+    "IQ2_KS": Codec(".ik.levels.iq2_ks", _OPTIONAL, _halves(0.70, 16 * 31), "IQ4_NL"),
+    "IQ2_KL": Codec(".ik.levels.iq2_kl", _OPTIONAL, _halves(0.50, 32 * 63), "IQ4_NL"),
+    "IQ3_K": Codec(".ik.levels.iq3_k", _OPTIONAL, _halves(0.32, 31 * 63), "IQ4_NL"),
+    "IQ3_KS": Codec(".ik.levels.iq3_ks", _OPTIONAL, _halves(0.36, 16 * 63), "IQ4_NL"),
+    "IQ4_K": Codec(".ik.levels.iq4_k", _OPTIONAL, _halves(0.16, 32 * 127), "Q5_0"),
+    "IQ4_KS": Codec(".ik.levels.iq4_ks", _OPTIONAL, _singles(0.18), "IQ4_NL"),
+    "IQ4_KSS": Codec(".ik.levels.iq4_kss", _OPTIONAL, _singles(0.22), "IQ4_NL"),
+    "IQ5_K": Codec(".ik.levels.iq5_k", _OPTIONAL, _halves(0.08, 32 * 126), "Q6_0"),
+    "IQ5_KS": Codec(".ik.levels.iq5_ks", _OPTIONAL, _singles(0.10), "Q5_0"),
+    "IQ6_K": Codec(".ik.levels.iq6_k", _OPTIONAL, _halves(0.04, 128 * 127), "Q8_0"),
+    "IQ1_KT": Codec(".ik.trellis.iq1_kt", _OPTIONAL, _singles(0.95), "IQ4_NL"),
+    "IQ2_KT": Codec(".ik.trellis.iq2_kt", _OPTIONAL, _singles(0.75), "IQ4_NL"),
+    "IQ3_KT": Codec(".ik.trellis.iq3_kt", _OPTIONAL, _singles(0.40), "IQ4_NL"),
+    "IQ4_KT": Codec(".ik.trellis.iq4_kt", _OPTIONAL, _singles(0.22), "IQ4_NL"),
 }
 """The rows by the name of the type."""
 
 DECODERS: Mapping[str, str] = {
-    "IQ1_S_R4": ".ik.iq1_s_r4",
-    "IQ1_M_R4": ".ik.iq1_m_r4",
-    "Q8_K_R8": ".ik.q8_k_r8",
-    "Q8_KV_R8": ".ik.q8_kv_r8",
+    "IQ1_S_R4": ".ik.interleaved.iq1_s_r4",
+    "IQ1_M_R4": ".ik.interleaved.iq1_m_r4",
+    "Q8_K_R8": ".ik.interleaved.q8_k_r8",
+    "Q8_KV_R8": ".ik.interleaved.q8_kv_r8",
 }
 """The modules, with a function `decode`, of the types that can be decoded but not encoded."""
 

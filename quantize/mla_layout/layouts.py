@@ -18,12 +18,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gguf_tools import keys
 from gguf_tools.errors import BadRequest
-from gguf_tools.hparams import known_hparams
-from gguf_tools.tensors import TensorInfo
+from gguf_tools.format import keys
+from gguf_tools.format.hparams import known_hparams
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import value_text
-from gguf_tools.values import Metadata, Value
 from quantize.mla_layout.names import LAYOUTS, MLALayout
 from quantize.roles import Role, layer_of, tensor_role
 

@@ -21,8 +21,8 @@ from enum import Enum
 from pathlib import Path
 
 from gguf_tools.errors import BadOverride, QuantError
-from gguf_tools.ggml_types import BF16, F16, F32, Q8_0, GGMLType
-from gguf_tools.tensors import TensorInfo
+from gguf_tools.format.ggml_types import BF16, F16, F32, Q8_0, GGMLType
+from gguf_tools.format.tensors import TensorInfo
 from quantize.formats import available, decodable
 from quantize.mla_layout.layouts import HeadSizes, LayerTensors, place_of, roles_in, tensor_name
 from quantize.mla_layout.names import MLALayout

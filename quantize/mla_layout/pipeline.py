@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Unpack
 
 from gguf_tools.errors import BadRequest, NeedsImportance
-from gguf_tools.inputs import gguf_inputs
-from gguf_tools.shards import GGUFSet, open_gguf
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Metadata
+from gguf_tools.files.inputs import gguf_inputs
+from gguf_tools.format.shards import GGUFSet, open_gguf
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata
 from quantize.fill.encode import FillJob
 from quantize.fill.heads import HeadRows, TransposedHeads
 from quantize.fill.outputs import Written
 from quantize.fill.provenance import PROVENANCE_KEY
 from quantize.fill.sources import GGUFTensor, SourceTensor
 from quantize.formats.codecs import ignores_importances, requires_importances
-from quantize.importance import Importances, ResolvedImportance, refuse_nonfinite, resolve
-from quantize.importance_files import ImportanceSource, importance_file
+from quantize.importances.entries import Importances, ResolvedImportance, refuse_nonfinite, resolve
+from quantize.importances.files import ImportanceSource, importance_file
 from quantize.mla_layout.layouts import HeadSizes, layout_of, metadata_in, tensors_by_layer
 from quantize.mla_layout.moves import How, Move, dropped, plan_moves, refuse_uncodable
 from quantize.mla_layout.names import MLALayout

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from gguf_tools.tensors import TensorInfo
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Value
 from gguf_tools.text import size_text, value_text
-from gguf_tools.values import Value
 from quantize.mla_layout.layouts import place_of, roles_in
 from quantize.mla_layout.moves import How, Move, MovedRows
 from quantize.mla_layout.pipeline import LayoutChange, Result

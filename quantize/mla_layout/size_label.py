@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gguf_tools import keys
+from gguf_tools.format import keys
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata, Value
 from gguf_tools.look.model_size import count_parameters
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Metadata, Value
 
 
 def relabelled(metadata: Metadata, old: Iterable[TensorInfo], new: Iterable[TensorInfo]) -> dict[str, Value]:

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.ggml_types import F32, GGMLType
+from gguf_tools.format.ggml_types import F32, GGMLType
 from quantize.fill.chunks import RowRange
 from quantize.fill.encode import FillJob, encode_rows
 from quantize.fill.heads import float_type, split_rows
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor
 from quantize.formats import get_format
-from quantize.importance import ResolvedImportance
+from quantize.importances.entries import ResolvedImportance
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from gguf_tools.errors import BadArgument
-from gguf_tools.ggml_types import BF16, F16, F32, MXFP4, Q8_0, GGMLType
-from gguf_tools.tensors import TensorInfo
+from gguf_tools.format.ggml_types import BF16, F16, F32, MXFP4, Q8_0, GGMLType
+from gguf_tools.format.tensors import TensorInfo
 from quantize.plan.decide import Decider
 from quantize.plan.findings import fallbacks
 from quantize.plan.plan import Plan, TensorPlan

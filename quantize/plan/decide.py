@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gguf_tools.errors import BadOverride, BadRequest, NoFallback
-from gguf_tools.ggml_types import GGMLType, by_name
-from gguf_tools.tensors import TensorInfo
+from gguf_tools.format.ggml_types import GGMLType, by_name
+from gguf_tools.format.tensors import TensorInfo
 from quantize.plan.fallback import describe_misfit, fit, without_interleaving
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.overrides import Override, find_override

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gguf_tools.ggml_types import F16, GGMLType, by_name
+from gguf_tools.format.ggml_types import F16, GGMLType, by_name
 from quantize.formats.codecs import CODECS, REGROUPED, codec_of
 from quantize.plan.overrides import Override
 from quantize.roles import Program

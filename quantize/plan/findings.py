@@ -13,12 +13,12 @@ from math import prod
 
 from gguf_tools.errors import BadImportance, BadRequest, NeedsImportance, QuantError
 from gguf_tools.findings import Finding, Level
-from gguf_tools.tensors import TensorInfo
+from gguf_tools.format.tensors import TensorInfo
 from quantize.formats import available, decodable, encodable
-from quantize.importance import ONE_ROW_FOR_ALL, Importances
+from quantize.importances.entries import ONE_ROW_FOR_ALL, Importances
 from quantize.plan.decide import Decider, PlanOptions
 from quantize.plan.overrides import Override, find_override, idle_overrides
-from quantize.plan.programs import LACKED_BY
+from quantize.plan.program_support import LACKED_BY
 from quantize.plan.tensor_plan import TensorPlan
 from quantize.roles import in_layer_ranges, sibling_with_same_activations
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gguf_tools import keys
 from gguf_tools.errors import BadRequest
-from gguf_tools.hparams import architecture_of, known_hparams
-from gguf_tools.values import Metadata
+from gguf_tools.format import keys
+from gguf_tools.format.hparams import architecture_of, known_hparams
+from gguf_tools.format.values import Metadata
 
 WITHOUT_HPARAMS = frozenset({"clip"})
 """Architectures whose hyper-parameters llama-quantize does not read (llama_model_base::load_hparams). `clip`

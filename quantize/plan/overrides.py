@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gguf_tools.errors import BadOverride, FormatError
-from gguf_tools.ggml_types import GGMLType, by_name
-from gguf_tools.values import Value
+from gguf_tools.format.ggml_types import GGMLType, by_name
+from gguf_tools.format.values import Value
 
 _UINT32_MAX = 2**32 - 1
 _FLOAT32_MAX = (2 - 2**-23) * 2.0**127

@@ -13,10 +13,10 @@ from typing import Any
 
 from gguf_tools.errors import BadImportance
 from gguf_tools.findings import Finding
-from gguf_tools.ggml_types import I8, I16, I32, I64, GGMLType
-from gguf_tools.tensors import TensorInfo
+from gguf_tools.format.ggml_types import I8, I16, I32, I64, GGMLType
+from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.text import types_table
-from quantize.importance import Importances, ResolvedImportance, resolve
+from quantize.importances.entries import Importances, ResolvedImportance, resolve
 from quantize.plan.decide import Candidate, Decision, PlanOptions, decide
 from quantize.plan.findings import find_all, stop_at_errors
 from quantize.plan.model_facts import ModelFacts

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gguf_tools.errors import BadRequest
 from quantize.formats.codecs import CODECS, needs_importances, requires_importances
-from quantize.plan.own_rules import own_rules
+from quantize.plan.architecture_rules import own_rules
 from quantize.plan.rules import Rule, Situation
 from quantize.roles import Program, Role
 

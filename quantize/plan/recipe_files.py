@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from gguf_tools.errors import BadOverride, BadRequest
-from gguf_tools.ggml_types import GGMLType
-from gguf_tools.named_files import read_input
+from gguf_tools.files.named_files import read_input
+from gguf_tools.format.ggml_types import GGMLType
 from quantize.plan.decide import PlanOptions
 from quantize.plan.overrides import Override, parse_custom_q, parse_override, parse_type
 from quantize.plan.recipes import Recipe, find_recipe

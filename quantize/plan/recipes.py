@@ -9,7 +9,7 @@ file types, here one list per file type. Plans recorded from llama-quantize test
 from __future__ import annotations
 
 from gguf_tools.errors import BadArgument
-from gguf_tools.parser import did_you_mean
+from gguf_tools.text import did_you_mean
 from quantize.plan.ik_recipes import IK_RECIPES
 from quantize.plan.recipe import NEED_IMPORTANCES, Recipe
 from quantize.plan.rules import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gguf_tools.ggml_types import GGMLType
-from gguf_tools.tensors import TensorInfo
+from gguf_tools.format.ggml_types import GGMLType
+from gguf_tools.format.tensors import TensorInfo
 from quantize.formats.codecs import ignores_importances
 from quantize.plan.decide import Decider
 from quantize.roles import Role

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gguf_tools import keys
-from gguf_tools.values import Metadata, Value
+from gguf_tools.format import keys
+from gguf_tools.format.values import Metadata, Value
 from quantize.fill.provenance import PROVENANCE_KEY
 
 FILE_TYPE_BEFORE = "gguf_tools.repack.file_type"

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from gguf_tools.errors import BadRequest
-from gguf_tools.inputs import gguf_inputs
-from gguf_tools.shards import GGUFSet, open_gguf
-from gguf_tools.tensors import TensorInfo
+from gguf_tools.files.inputs import gguf_inputs
+from gguf_tools.format.shards import GGUFSet, open_gguf
+from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.text import size_text
 from quantize.fill.encode import FillJob
 from quantize.plan.decide import Decider

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gguf_tools.errors import BadArgument, BadRequest
-from gguf_tools.ggml_types import GGMLType, by_name
-from gguf_tools.tensors import TensorInfo
+from gguf_tools.format.ggml_types import GGMLType, by_name
+from gguf_tools.format.tensors import TensorInfo
 from quantize.formats.codecs import REGROUPED
 from quantize.roles import Role, in_layer_ranges, tensor_role
 

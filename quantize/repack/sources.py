@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.ggml_types import GGMLType
-from gguf_tools.shards import GGUFSet, open_gguf
+from gguf_tools.format.ggml_types import GGMLType
+from gguf_tools.format.shards import GGUFSet, open_gguf
 from quantize.fill.sources import FLOAT_DTYPES, GGUFTensor, SourceTensor
 from quantize.formats import get_decoder
 
@@ -34,7 +34,7 @@ class Regrouped:
         return self.stored.shape
 
     def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        from quantize.formats.ik.interleaved import from_base, to_base
+        from quantize.formats.ik.interleaved.interleaved import from_base, to_base
 
         apart = self.type.rows_interleaved == 1
         grouped = self.stored.type if apart else self.type

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from tqdm import tqdm
 
-import gguf_tools.command
+import gguf_cli.command
 from tests.attack.commands import Command
 from tests.attack.material import main_of
 
@@ -205,7 +205,7 @@ def _be_child(
 def _hold_ctrl_c() -> None:
     """Let ctrl-C wait until a command has read its arguments: before that, Python itself would answer."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    run_command = gguf_tools.command.run
+    run_command = gguf_cli.command.run
 
     def run(parser: Any, body: Any, argv: Any = None) -> int:
         def interruptible(args: Any) -> Any:
@@ -214,7 +214,7 @@ def _hold_ctrl_c() -> None:
 
         return run_command(parser, interruptible, argv)
 
-    gguf_tools.command.run = run
+    gguf_cli.command.run = run
 
 
 def _attach(pid: int, log: Path, how: Disturbance) -> subprocess.Popen[bytes]:

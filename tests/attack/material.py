@@ -63,19 +63,19 @@ def call(line: str) -> None:
 
 def main_of(name: str) -> Callable[[list[str]], int]:
     """Return the main function of a command."""
-    import convert.cli
-    import gguf_tools.cli
-    import imatrix.cli
-    import quality.cli
-    import quantize.cli
+    import gguf_cli.convert
+    import gguf_cli.evaluate
+    import gguf_cli.imatrix
+    import gguf_cli.main
+    import gguf_cli.quantize
 
     return {
-        "convert-hf-to-gguf": convert.cli.main,
-        "evaluate": quality.cli.main,
-        "gguf-tools": gguf_tools.cli.main,
-        "imatrix": imatrix.cli.main,
-        "quantize": quantize.cli.main,
-        "sensitivity": quality.cli.sensitivity,
+        "convert-hf-to-gguf": gguf_cli.convert.main,
+        "evaluate": gguf_cli.evaluate.main,
+        "gguf-tools": gguf_cli.main.main,
+        "imatrix": gguf_cli.imatrix.main,
+        "quantize": gguf_cli.quantize.main,
+        "sensitivity": gguf_cli.evaluate.sensitivity,
     }[name]
 
 

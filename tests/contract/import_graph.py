@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
-FLOORS = ("gguf_tools", "quantize", "convert", "forward", "imatrix", "quality")
+FLOORS = ("gguf_tools", "quantize", "convert", "forward", "imatrix", "quality", "calibrate", "gguf_cli")
 """Packages from the ground up: a package imports those before it."""
 
 SIDE_BY_SIDE = frozenset({"imatrix", "quality"})
 """Packages on the same floor: neither imports the other."""
 
+ROOF = "gguf_cli"
+"""The package of all command lines, above everything."""
+
 PACKAGES = tuple(name for name in FLOORS if (ROOT / name).is_dir())
+
+
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+COMMAND_HOMES: list[str] = sorted(pyproject()["project"]["scripts"].values())
+"""The functions that the installed commands call, as "module:function"."""
 
 
 @cache

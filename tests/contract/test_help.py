@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-import convert.cli
-import gguf_tools.cli
-import imatrix.cli
-import quality.cli
-import quality.damage.command
-import quantize.cli
+import gguf_cli.convert
+import gguf_cli.evaluate
+import gguf_cli.imatrix
+import gguf_cli.main
+import gguf_cli.quantize
+import gguf_cli.sensitivity
 from quantize.plan.recipes import ALIASES, FILE_TYPES
 
 WIDTHS = (60, 80, 120)
@@ -44,9 +44,10 @@ EXAMPLES = {
 
 def _parsers() -> Iterator[argparse.ArgumentParser]:
     """Yield the parser of every command and subcommand."""
-    modules = (convert.cli, imatrix.cli, quality.cli, quality.damage.command, quantize.cli)
+    modules = (gguf_cli.convert, gguf_cli.imatrix, gguf_cli.evaluate, gguf_cli.sensitivity, gguf_cli.quantize)
     for parser in (
-        gguf_tools.cli.make_parser(), quantize.cli._lint_parser(), *(module._parser() for module in modules)
+        gguf_cli.main.make_parser(), gguf_cli.quantize._lint_parser(),
+        *(module._parser() for module in modules),
     ):  # fmt: skip
         yield parser
         for action in parser._actions:

@@ -9,8 +9,8 @@ from tests.contract.import_graph import PACKAGES, ROOT, files_of
 
 _HOME = Path("gguf_tools", "system")
 _HAS_A_FALLBACK = {
-    "gguf_tools/copying.py": {"copy_file_range"},
-    "gguf_tools/writer.py": {"posix_fadvise"},
+    "gguf_tools/files/copying.py": {"copy_file_range"},
+    "gguf_tools/files/partial_file.py": {"posix_fadvise"},
 }
 _NOT_EVERYWHERE = re.compile(
     r"\bos\.(p(?:read|write)v?|fdatasync|copy_file_range|posix_\w+|sched_\w+|statvfs|fchmod|fork\w*|getuid"

@@ -11,11 +11,11 @@ from convert.architectures import find_architecture
 from convert.architectures.base import build
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights import open_weights
-from gguf_tools.ggml_types import F32
-from gguf_tools.layout import FileLayout
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Value
-from gguf_tools.writer import GGUFWriter
+from gguf_tools.files.partial_file import GGUFWriter
+from gguf_tools.format.ggml_types import F32
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Value
 
 
 def write_f32(folder: Path, path: Path, **options: Any) -> Path:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-import convert.cli
-import gguf_tools.cli
-import imatrix.cli
-import quality.cli
-import quality.damage.command
-import quantize.cli
+import gguf_cli.convert
+import gguf_cli.evaluate
+import gguf_cli.imatrix
+import gguf_cli.main
+import gguf_cli.quantize
+import gguf_cli.sensitivity
 from gguf_tools import open_gguf
 from tests.end_to_end.test_commands import MATRIX
 
@@ -44,14 +44,17 @@ def says(main: Main, words: str, capsys: pytest.CaptureFixture[str]) -> tuple[in
     ],
 )
 def test_mistakes_with_quantize(words: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, err = says(quantize.cli.main, words, capsys)
+    code, err = says(gguf_cli.quantize.main, words, capsys)
     assert code == 2
     assert part in err
 
 
 @pytest.mark.parametrize(
     ("main", "words"),
-    [(convert.cli.main, "FOLDER --outtype Q4_KM"), (quantize.cli.main, "lint Q4_KM FOLDER/none.gguf")],
+    [
+        (gguf_cli.convert.main, "FOLDER --outtype Q4_KM"),
+        (gguf_cli.quantize.main, "lint Q4_KM FOLDER/none.gguf"),
+    ],
     ids=["convert-hf-to-gguf", "lint"],
 )
 def test_a_mistyped_type(
@@ -65,7 +68,7 @@ def test_a_mistyped_type(
 def test_files_in_the_wrong_order(
     tiny_gguf: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, err = says(quantize.cli.main, f"{tmp_path}/new.gguf {tiny_gguf('bf16')} Q4_0", capsys)
+    code, err = says(gguf_cli.quantize.main, f"{tmp_path}/new.gguf {tiny_gguf('bf16')} Q4_0", capsys)
     assert code == 1
     assert "INPUT comes first" in err
 
@@ -74,17 +77,17 @@ def test_llama_quantize_s_buffer_size(
     tiny_gguf: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = f"--max-buffer-size 512 {tiny_gguf('bf16')} {tmp_path}/new.gguf Q8_0"
-    code, err = says(quantize.cli.main, words, capsys)
+    code, err = says(gguf_cli.quantize.main, words, capsys)
     assert (code, "--max-buffer-size changes nothing" in err) == (0, True)
 
 
 REFUSED = [
-    (imatrix.cli.main, "-hf a/b", "hf download"),
-    (imatrix.cli.main, "-m a -p text", "-f"),
-    (imatrix.cli.main, "-m a -f b --save-frequency 3", "--output-frequency"),
-    (convert.cli.main, "--remote a/b", "hf download"),
-    (convert.cli.main, "folder --fp8-as-q8", "--outtype Q8_0"),
-    (convert.cli.main, "folder --fuse-gate-up-exps", "stay apart"),
+    (gguf_cli.imatrix.main, "-hf a/b", "hf download"),
+    (gguf_cli.imatrix.main, "-m a -p text", "-f"),
+    (gguf_cli.imatrix.main, "-m a -f b --save-frequency 3", "--output-frequency"),
+    (gguf_cli.convert.main, "--remote a/b", "hf download"),
+    (gguf_cli.convert.main, "folder --fp8-as-q8", "--outtype Q8_0"),
+    (gguf_cli.convert.main, "folder --fuse-gate-up-exps", "stay apart"),
 ]
 
 
@@ -101,7 +104,7 @@ def test_llama_imatrix_s_flags_are_read(tmp_path: Path, capsys: pytest.CaptureFi
         f"-m {tmp_path}/none.gguf -f {tmp_path}/none.txt --output-file {tmp_path}/m.gguf -ofreq 10 -t 2"
         " -ngl 99 -b 512 -ub 512 -fa on -lv 1 --no-mmap -s 42 -c 512 --chunks 3"
     )
-    assert imatrix.cli.main(words.split()) == 1
+    assert gguf_cli.imatrix.main(words.split()) == 1
     *remarks, error = capsys.readouterr().err.splitlines()
     flags = ["-ngl", "-b", "-ub", "-fa", "-lv", "--no-mmap", "-s"]
     assert [remark.split()[2] for remark in remarks] == flags
@@ -109,25 +112,25 @@ def test_llama_imatrix_s_flags_are_read(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_show_statistics(capsys: pytest.CaptureFixture[str]) -> None:
-    assert imatrix.cli.main(["stats", str(MATRIX)]) == 0
+    assert gguf_cli.imatrix.main(["stats", str(MATRIX)]) == 0
     expected = capsys.readouterr().out
-    assert imatrix.cli.main(["--in-file", str(MATRIX), "--show-statistics", "-m", "model.gguf"]) == 0
+    assert gguf_cli.imatrix.main(["--in-file", str(MATRIX), "--show-statistics", "-m", "model.gguf"]) == 0
     assert capsys.readouterr().out == expected
-    assert imatrix.cli.main(["--show-statistics"]) == 2
+    assert gguf_cli.imatrix.main(["--show-statistics"]) == 2
 
 
 def test_the_converter_s_flags(tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain, same = tmp_path / "plain.gguf", tmp_path / "same.gguf"
-    assert convert.cli.main([str(tiny_folder), "--outfile", str(plain)]) == 0
+    assert gguf_cli.convert.main([str(tiny_folder), "--outfile", str(plain)]) == 0
     flags = ["--no-lazy", "--use-temp-file", "--no-mtp", "--no-nextn"]
-    assert convert.cli.main([str(tiny_folder), "--outfile", str(same), *flags]) == 0
+    assert gguf_cli.convert.main([str(tiny_folder), "--outfile", str(same), *flags]) == 0
     assert same.read_bytes() == plain.read_bytes()
     assert capsys.readouterr().err.count("changes nothing") == 2
 
 
 def test_no_tensor_first_split(tiny_folder: Path, tmp_path: Path) -> None:
     words = ["--outfile", str(tmp_path / "m.gguf"), "--split-max-tensors", "30", "--no-tensor-first-split"]
-    assert convert.cli.main([str(tiny_folder), *words]) == 0
+    assert gguf_cli.convert.main([str(tiny_folder), *words]) == 0
     with open_gguf(tmp_path / "m-00001-of-00003.gguf") as opened:
         assert [len(shard.tensors) for shard in opened.shards] == [0, 30, 22]
         assert opened.get("general.architecture") == "deepseek2"
@@ -140,13 +143,13 @@ def test_places_that_cannot_be(
     tiny_gguf: Callable[[str], Path], tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tiny_gguf("bf16")
-    code, err = says(quantize.cli.main, f"{source} {tmp_path}/no/out.gguf Q4_0", capsys)
+    code, err = says(gguf_cli.quantize.main, f"{source} {tmp_path}/no/out.gguf Q4_0", capsys)
     assert (code, err) == (
         1, f"quantize: error: {tmp_path}/no/out.gguf: there is no folder {tmp_path}/no; create it first\n"
     )  # fmt: skip
-    code, err = says(quantize.cli.main, f"{source} {source}/out.gguf Q4_0", capsys)
+    code, err = says(gguf_cli.quantize.main, f"{source} {source}/out.gguf Q4_0", capsys)
     assert (code, f"{source} is a file, expected a folder" in err) == (1, True)
-    code, err = says(convert.cli.main, str(source), capsys)
+    code, err = says(gguf_cli.convert.main, str(source), capsys)
     assert (code, f"{source}: is a file, expected a folder with config.json" in err) == (1, True)
 
 
@@ -154,14 +157,14 @@ def test_places_that_cannot_be(
 def test_a_folder_in_place_of_a_file(
     words: str, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, err = says(gguf_tools.cli.main, words.replace("FOLDER", str(tiny_folder)), capsys)
+    code, err = says(gguf_cli.main.main, words.replace("FOLDER", str(tiny_folder)), capsys)
     assert (code, err) == (1, f"gguf-tools: error: {tiny_folder}: is a folder, expected a file\n")
 
 
 def test_missing_importances_are_folded(
     tiny_gguf: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, err = says(quantize.cli.main, f"{tiny_gguf('bf16')} {tmp_path}/o.gguf IQ2_XXS", capsys)
+    code, err = says(gguf_cli.quantize.main, f"{tiny_gguf('bf16')} {tmp_path}/o.gguf IQ2_XXS", capsys)
     assert code == 1
     assert "need an importance matrix" in err
     assert "IQ2_XXS: blk.0-2.attn_" in err
@@ -172,9 +175,9 @@ def test_a_replaced_file_is_named(
     tiny_gguf: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [str(tiny_gguf("bf16")), str(tmp_path / "out.gguf"), "Q8_0"]
-    assert quantize.cli.main(words) == 0
+    assert gguf_cli.quantize.main(words) == 0
     assert "which was there before" not in capsys.readouterr().out
-    assert quantize.cli.main(words) == 0
+    assert gguf_cli.quantize.main(words) == 0
     assert f"replaced {tmp_path / 'out.gguf'}, which was there before\n" in capsys.readouterr().out
 
 
@@ -206,11 +209,12 @@ def test_an_output_that_is_there_is_replaced_by_force_alone(
     out.write_bytes(b"the old file")
     places = {"FILE": str(file), "OUT": str(out), "FOLDER": str(tiny_folder), "MATRIX": str(MATRIX)}
     if "PARTS" in words:
-        assert gguf_tools.cli.main(["split", str(file), str(tmp_path / "part"), "-q"]) == 0
+        assert gguf_cli.main.main(["split", str(file), str(tmp_path / "part"), "-q"]) == 0
         places["PARTS"] = str(next(tmp_path.glob("part-*")))
     program, *rest = (places.get(word, word) for word in words.split())
     main = {
-        "convert-hf-to-gguf": convert.cli.main, "gguf-tools": gguf_tools.cli.main, "imatrix": imatrix.cli.main
+        "convert-hf-to-gguf": gguf_cli.convert.main, "gguf-tools": gguf_cli.main.main,
+        "imatrix": gguf_cli.imatrix.main,
     }[program]  # fmt: skip
     capsys.readouterr()
     assert main(rest) == 1
@@ -223,10 +227,10 @@ def test_an_output_that_is_there_is_replaced_by_force_alone(
 def test_what_a_run_has_left_is_its_own(tiny_folder: Path, tmp_path: Path) -> None:
     """The first part is published, the journal of the others is there: the next run goes on."""
     words = [str(tiny_folder), "--outfile", str(tmp_path / "m.gguf"), "--split-max-tensors", "30", "-q"]
-    assert convert.cli.main(words) == 0
-    assert convert.cli.main(words) == 1
+    assert gguf_cli.convert.main(words) == 0
+    assert gguf_cli.convert.main(words) == 1
     (tmp_path / "m-00002-of-00002.gguf").rename(tmp_path / "m-00002-of-00002.gguf.partial")
-    assert convert.cli.main(words) == 0
+    assert gguf_cli.convert.main(words) == 0
 
 
 @pytest.mark.parametrize("flag", ["-q", "--quiet"])
@@ -238,14 +242,14 @@ def test_quiet(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     quantized = [str(tiny_gguf("bf16")), str(tmp_path / "out.gguf"), "Q4_K_M", "--max-buffer-size", "1"]
-    assert quantize.cli.main([flag, *quantized]) == 0
-    assert convert.cli.main([str(tiny_folder), "--outfile", str(tmp_path / "c.gguf"), flag]) == 0
+    assert gguf_cli.quantize.main([flag, *quantized]) == 0
+    assert gguf_cli.convert.main([str(tiny_folder), "--outfile", str(tmp_path / "c.gguf"), flag]) == 0
     edited = ["set", str(tmp_path / "c.gguf"), "general.name=New", flag]
-    assert gguf_tools.cli.main(edited) == 0
-    assert gguf_tools.cli.main(["split", str(tmp_path / "c.gguf"), str(tmp_path / "s"), flag]) == 0
+    assert gguf_cli.main.main(edited) == 0
+    assert gguf_cli.main.main(["split", str(tmp_path / "c.gguf"), str(tmp_path / "s"), flag]) == 0
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "")
-    assert quantize.cli.main([flag, "--dry-run", *quantized]) == 0  # what was asked for
+    assert gguf_cli.quantize.main([flag, "--dry-run", *quantized]) == 0  # what was asked for
     assert "blk.0.attn_k_b.weight" in capsys.readouterr().out
 
 
@@ -256,15 +260,15 @@ def test_summary_and_json(
     tiny_gguf: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [str(tiny_gguf("bf16")), str(tmp_path / "out.gguf"), "Q4_K_M"]
-    assert quantize.cli.main(["--dry-run", *words]) == 0
+    assert gguf_cli.quantize.main(["--dry-run", *words]) == 0
     whole = capsys.readouterr().out
-    assert quantize.cli.main(["--dry-run", "--summary", *words]) == 0
+    assert gguf_cli.quantize.main(["--dry-run", "--summary", *words]) == 0
     summary = capsys.readouterr().out
     assert whole.endswith(summary)
     assert "blk.0.attn_q_a.weight" not in summary
-    assert quantize.cli.main(["--summary", *words]) == 2
+    assert gguf_cli.quantize.main(["--summary", *words]) == 2
     assert "--dry-run" in capsys.readouterr().err
-    assert quantize.cli.main(["-q", "--json", *words]) == 0
+    assert gguf_cli.quantize.main(["-q", "--json", *words]) == 0
     done = json.loads(capsys.readouterr().out)
     assert done["paths"] == [words[1]]
     assert done["total_bytes"] == (tmp_path / "out.gguf").stat().st_size
@@ -277,8 +281,9 @@ def test_summary_and_json(
 def parsers() -> Iterator[argparse.ArgumentParser]:
     """Yield the parsers of all commands and subcommands."""
     made = [
-        convert.cli._parser(), gguf_tools.cli.make_parser(), imatrix.cli._parser(), quality.cli._parser(),
-        quality.damage.command._parser(), quantize.cli._lint_parser(), quantize.cli._parser(),
+        gguf_cli.convert._parser(), gguf_cli.main.make_parser(), gguf_cli.imatrix._parser(),
+        gguf_cli.evaluate._parser(),
+        gguf_cli.sensitivity._parser(), gguf_cli.quantize._lint_parser(), gguf_cli.quantize._parser(),
     ]  # fmt: skip
     for parser in made:
         yield parser

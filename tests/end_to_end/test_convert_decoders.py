@@ -14,7 +14,7 @@ import convert
 import quantize
 from gguf_tools import open_gguf
 from gguf_tools.errors import BadRequest, ToolkitError
-from gguf_tools.shards import GGUFSet
+from gguf_tools.format.shards import GGUFSet
 from quantize.plan.decide import PlanOptions
 from tests.end_to_end.arch_models import GOLDEN, model
 from tests.support import oracle

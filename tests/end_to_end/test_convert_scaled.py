@@ -14,7 +14,7 @@ import pytest
 
 import convert
 from gguf_tools import open_gguf
-from gguf_tools.ggml_types import BF16, MXFP4, NVFP4
+from gguf_tools.format.ggml_types import BF16, MXFP4, NVFP4
 from quantize.formats import get_format
 from quantize.plan.decide import PlanOptions
 from quantize.plan.overrides import parse_overrides

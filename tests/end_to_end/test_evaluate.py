@@ -16,7 +16,7 @@ import imatrix
 import quality
 import quantize
 from forward.options import ForwardOptions
-from forward.text import Cut
+from forward.text.tokens import Cut
 from tests.end_to_end.conftest import GOLDEN
 from tests.support.trained_model import calibration_text
 
@@ -82,7 +82,7 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_numbers(
     quantize.quantize(tiny_gguf("f32"), tmp_path / "q.gguf", "Q8_0")
     (tmp_path / "t.txt").write_bytes(calibration_text()[-70000:])
     out = tmp_path / "e.json"
-    command = [sys.executable, "-m", "quality.cli", str(tiny_folder), str(tmp_path / "q.gguf")]
+    command = [sys.executable, "-m", "gguf_cli.evaluate", str(tiny_folder), str(tmp_path / "q.gguf")]
     command += ["-f", str(tmp_path / "t.txt"), "--json", str(out), "--threads", "2"]
 
     def run() -> None:

@@ -16,13 +16,14 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-import convert.cli
+import convert
+import gguf_cli.convert
+import gguf_cli.quantize
 import imatrix
-import quantize.cli
-from gguf_tools.claim import first_difference
-from gguf_tools.reader import GGUFFile
+from gguf_tools.files.run_lock import first_difference
+from gguf_tools.format.reader import GGUFFile
 from quantize.fill import fingerprint, outputs
-from quantize.importance import Importance, ImportanceFile
+from quantize.importances.entries import Importance, ImportanceFile
 from tests.support.checkpoints import edit_config, micro_checkpoint, shard
 from tests.support.tokenizer_files import copy_tokenizer
 
@@ -91,7 +92,7 @@ def about(monkeypatch: pytest.MonkeyPatch) -> Fingerprint:
             "MATRIX": folder / "matrix.gguf",
             "OUT": folder / "out.gguf",
         }
-        main = convert.cli.main if "--outfile" in words else quantize.cli.main
+        main = gguf_cli.convert.main if "--outfile" in words else gguf_cli.quantize.main
         with pytest.raises(Begun) as begun:
             main([str(places.get(word, word)) for word in words.split()])
         return begun.value.about

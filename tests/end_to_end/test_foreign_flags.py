@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-import convert.cli
-import imatrix.cli
-import quantize.cli
+import gguf_cli.convert
+import gguf_cli.imatrix
+import gguf_cli.quantize
 
 RECORDED: dict[str, list[tuple[str, int]]] = json.loads(
     (Path(__file__).parents[1] / "golden" / "flags" / "llama.json").read_text()
 )
 
 OURS: dict[str, tuple[Callable[[], argparse.ArgumentParser], list[str]]] = {
-    "llama-quantize": (quantize.cli._parser, ["in.gguf", "out.gguf", "Q8_0"]),
-    "llama-imatrix": (imatrix.cli._parser, ["-m", "model", "-f", "text", "-o", "out.gguf"]),
-    "convert_hf_to_gguf.py": (convert.cli._parser, ["folder"]),
+    "llama-quantize": (gguf_cli.quantize._parser, ["in.gguf", "out.gguf", "Q8_0"]),
+    "llama-imatrix": (gguf_cli.imatrix._parser, ["-m", "model", "-f", "text", "-o", "out.gguf"]),
+    "convert_hf_to_gguf.py": (gguf_cli.convert._parser, ["folder"]),
 }
 
 VALUES = {"--output-format": "gguf", "--outtype": "f16", "--split-max-size": "1G"}

@@ -8,29 +8,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import convert.cli
-import gguf_tools.cli
-import imatrix.cli
-import quality.cli
-import quantize.cli
+import gguf_cli.convert
+import gguf_cli.evaluate
+import gguf_cli.imatrix
+import gguf_cli.main
+import gguf_cli.quantize
 from imatrix.store import save
-from quantize.importance import Importance, ImportanceFile
+from quantize.importances.entries import Importance, ImportanceFile
 from tests.support.hub_server import HubServer
 
 Main = Callable[[list[str]], int]
 NAME = "owner/tiny-deepseek-v3"
 
 COMMANDS: list[tuple[Main, str]] = [
-    (convert.cli.main, "MODEL --outfile m.gguf"),
-    (quantize.cli.main, "MODEL m.gguf Q8_0"),
-    (imatrix.cli.main, "-m MODEL -f text.txt -o m.gguf"),
-    (quality.cli.main, "MODEL -f text.txt m.gguf"),
-    (quality.cli.sensitivity, "MODEL -f text.txt -o m.json"),
-    (quantize.cli.main, "lint Q4_K_M MODEL"),
-    (gguf_tools.cli.main, "checkpoint MODEL"),
-    (imatrix.cli.main, "check m.imatrix.gguf --model MODEL"),
-    (imatrix.cli.main, "repair m.imatrix.gguf -o m.dat --model MODEL"),
-    (imatrix.cli.main, "convert m.imatrix.gguf m.dat --mla both --model MODEL"),
+    (gguf_cli.convert.main, "MODEL --outfile m.gguf"),
+    (gguf_cli.quantize.main, "MODEL m.gguf Q8_0"),
+    (gguf_cli.imatrix.main, "-m MODEL -f text.txt -o m.gguf"),
+    (gguf_cli.evaluate.main, "MODEL -f text.txt m.gguf"),
+    (gguf_cli.evaluate.sensitivity, "MODEL -f text.txt -o m.json"),
+    (gguf_cli.quantize.main, "lint Q4_K_M MODEL"),
+    (gguf_cli.main.main, "checkpoint MODEL"),
+    (gguf_cli.imatrix.main, "check m.imatrix.gguf --model MODEL"),
+    (gguf_cli.imatrix.main, "repair m.imatrix.gguf -o m.dat --model MODEL"),
+    (gguf_cli.imatrix.main, "convert m.imatrix.gguf m.dat --mla both --model MODEL"),
 ]
 
 
@@ -58,14 +58,14 @@ def test_headers_of_a_model_on_the_hub_are_enough(
 ) -> None:
     """Lint and checkpoint say of it what they say of the folder, and fetch no weights."""
     for main, *words in (
-        (quantize.cli.main, "lint", "Q4_K_M"), (quantize.cli.main, "lint", "IQ2_XS", "--json"),
-        (gguf_tools.cli.main, "checkpoint"),
+        (gguf_cli.quantize.main, "lint", "Q4_K_M"), (gguf_cli.quantize.main, "lint", "IQ2_XS", "--json"),
+        (gguf_cli.main.main, "checkpoint"),
     ):  # fmt: skip
         told = []
         for model in (f"hf://{NAME}", str(tiny_folder)):
             code = main([*words, model])
             out = capsys.readouterr().out
-            told.append((code, out.splitlines()[1 if main is gguf_tools.cli.main else 0 :]))
+            told.append((code, out.splitlines()[1 if main is gguf_cli.main.main else 0 :]))
         assert told[0] == told[1]
         assert told[0][1]
     weights = sum(path.stat().st_size for path in tiny_folder.glob("*.safetensors"))
@@ -74,6 +74,6 @@ def test_headers_of_a_model_on_the_hub_are_enough(
 
 @pytest.mark.slow
 def test_quantize_in_one_pass(hub: HubServer, tiny_folder: Path, tmp_path: Path) -> None:
-    assert quantize.cli.main(["-q", str(tiny_folder), "local.gguf", "Q8_0"]) == 0
-    assert quantize.cli.main(["-q", f"hf://{NAME}", "hub.gguf", "Q8_0"]) == 0
+    assert gguf_cli.quantize.main(["-q", str(tiny_folder), "local.gguf", "Q8_0"]) == 0
+    assert gguf_cli.quantize.main(["-q", f"hf://{NAME}", "hub.gguf", "Q8_0"]) == 0
     assert (tmp_path / "hub.gguf").read_bytes() == (tmp_path / "local.gguf").read_bytes()

@@ -23,9 +23,10 @@ from pathlib import Path
 
 import pytest
 
-import convert.cli
-import gguf_tools.writer
-import quantize.cli
+import convert
+import gguf_cli.convert
+import gguf_cli.quantize
+import gguf_tools.files.partial_file
 import quantize.fill.filling
 from tests.end_to_end.conftest import GOLDEN
 from tests.support.killing import WatchedOutputs, in_child, without_syncs  # noqa: F401
@@ -68,7 +69,7 @@ class Made:
     def run(self, command: str, out: Path, n_threads: int = 1) -> int:
         """Run a command in this process; returns its exit code."""
         name, *words = self.words(command, out, n_threads)
-        return (quantize.cli.main if name == "quantize" else convert.cli.main)(words)
+        return (gguf_cli.quantize.main if name == "quantize" else gguf_cli.convert.main)(words)
 
 
 @pytest.fixture(scope="module")
@@ -409,7 +410,7 @@ def test_a_disk_that_fills_up_meanwhile(
     made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a file system that can't give a file its space beforehand."""
-    monkeypatch.setattr(gguf_tools.writer, "_fallocate", lambda fd, n_bytes: False)
+    monkeypatch.setattr(gguf_tools.files.partial_file, "_fallocate", lambda fd, n_bytes: False)
     with small_disk(tmp_path / "disk", 16 << 20) as grow:
         trial = outputs(made, "quantize", tmp_path / "disk" / "trial")
 
@@ -525,7 +526,7 @@ def test_a_source_that_is_cut_meanwhile(
     command: str,
 ) -> None:
     # What was made since the last look at the source, a minute ago at most, counts as lost.
-    monkeypatch.setattr("gguf_tools.journal.SYNC_SECONDS", 0.0)
+    monkeypatch.setattr("gguf_tools.files.journal.SYNC_SECONDS", 0.0)
     source = source_of(own, command)
     data = source.read_bytes()
     trial = outputs(own, command, tmp_path / "trial")

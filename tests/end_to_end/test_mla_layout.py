@@ -14,7 +14,8 @@ import pytest
 import convert
 import imatrix
 import quantize
-from gguf_tools import GGUFSet, cli, open_gguf
+from gguf_cli import main as cli
+from gguf_tools import GGUFSet, open_gguf
 from quantize.mla_layout import change_layout
 from quantize.mla_layout.names import LAYOUTS, MLALayout
 from quantize.plan.decide import PlanOptions

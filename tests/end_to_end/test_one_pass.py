@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import convert
-import convert.cli
+import gguf_cli.convert
+import gguf_cli.quantize
 import imatrix
 import quantize
-import quantize.cli
 from gguf_tools import open_gguf
 from tests.end_to_end.conftest import GOLDEN
 from tests.support.checkpoints import micro_checkpoint, shard, to_fp8, to_older_spelling
@@ -67,9 +67,11 @@ def test_the_commands_with_options_by_hand(
         "--no-provenance",
     ]
     two, one, folder = tmp_path / "two.gguf", tmp_path / "one.gguf", tmp_path / "folder.gguf"
-    assert quantize.cli.main([*words, str(tiny_gguf("f32")), str(two), "Q3_K_M"]) == 0
-    assert convert.cli.main([*words, str(tiny_folder), "--outtype", "q3_k_m", "--outfile", str(one)]) == 0
-    assert quantize.cli.main([*words, str(tiny_folder), str(folder), "Q3_K_M"]) == 0
+    assert gguf_cli.quantize.main([*words, str(tiny_gguf("f32")), str(two), "Q3_K_M"]) == 0
+    assert (
+        gguf_cli.convert.main([*words, str(tiny_folder), "--outtype", "q3_k_m", "--outfile", str(one)]) == 0
+    )
+    assert gguf_cli.quantize.main([*words, str(tiny_folder), str(folder), "Q3_K_M"]) == 0
     assert one.read_bytes() == two.read_bytes() == folder.read_bytes()
 
 
@@ -87,31 +89,31 @@ def test_the_converter_s_plan_and_outcome(
 ) -> None:
     """The sums alone, as JSON, and with the older file that a run could reuse."""
     words = [str(tiny_folder), "--outfile", str(tmp_path / "m.gguf"), "--outtype", "Q8_0"]
-    assert convert.cli.main([*words, "--dry-run", "--summary"]) == 0
+    assert gguf_cli.convert.main([*words, "--dry-run", "--summary"]) == 0
     summary = capsys.readouterr().out.splitlines()
-    assert convert.cli.main([*words, "--dry-run", "--json"]) == 0
+    assert gguf_cli.convert.main([*words, "--dry-run", "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)
-    assert convert.cli.main([*words, "--json"]) == 0
+    assert gguf_cli.convert.main([*words, "--json"]) == 0
     done = json.loads(capsys.readouterr().out)
     assert done["paths"] == [str(tmp_path / "m.gguf")]
     assert {key: done[key] for key in planned} == planned
     assert any(f"({planned['total_bytes']:,} bytes)" in line for line in summary)
     assert len(summary) < 10
     older = ["--dry-run", "--summary", "--reuse", str(tmp_path / "m.gguf")]
-    assert convert.cli.main([*words, *older]) == 0
+    assert gguf_cli.convert.main([*words, *older]) == 0
     assert "m.gguf may serve 52 of 52 tensors" in capsys.readouterr().out
     older[-1] = str(tmp_path / "none.gguf")
-    assert convert.cli.main([*words, *older]) == 1
-    assert convert.cli.main([*words, "--summary"]) == 2
+    assert gguf_cli.convert.main([*words, *older]) == 1
+    assert gguf_cli.convert.main([*words, "--summary"]) == 2
 
 
 def test_dry_run_shows_stored_types_and_what_would_stop_a_run(
     tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [str(tiny_folder), "--outfile", str(tmp_path / "m.gguf"), "--dry-run"]
-    assert convert.cli.main([*words, "--outtype", "Q4_K_M"]) == 0
+    assert gguf_cli.convert.main([*words, "--outtype", "Q4_K_M"]) == 0
     assert "BF16 -> Q4_K" in capsys.readouterr().out
-    assert convert.cli.main([*words, "--outtype", "Q2_K_S"]) == 0
+    assert gguf_cli.convert.main([*words, "--outtype", "Q2_K_S"]) == 0
     assert "importance matrix" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 
@@ -120,5 +122,5 @@ def test_dry_run_shows_stored_types_and_what_would_stop_a_run(
     "words", [["--pure", "--outtype", "bf16"], ["--outtype", "Q9_X"], ["--imatrix", str(MATRIX)]]
 )
 def test_options_that_make_no_sense(words: list[str], tiny_folder: Path, tmp_path: Path) -> None:
-    assert convert.cli.main([*words, str(tiny_folder), "--outfile", str(tmp_path / "m.gguf")]) in (1, 2)
+    assert gguf_cli.convert.main([*words, str(tiny_folder), "--outfile", str(tmp_path / "m.gguf")]) in (1, 2)
     assert list(tmp_path.iterdir()) == []

@@ -19,7 +19,7 @@ def make_all(source: Path, folder: Path, target: Path) -> None:
     """Convert, split, quantize with an interruption, edit in place, all in `target`, which is empty."""
     import convert
     import quantize
-    from gguf_tools.cli import main
+    from gguf_cli.main import main
     from gguf_tools.errors import OutputError
 
     convert.convert(folder, target / "one-pass.gguf", outtype="Q8_0", n_threads=2)
@@ -108,8 +108,8 @@ print(locks.can_limit(), locks.usable_cores() == os.cpu_count())
 def test_templates_are_only_searched_where_no_process_can_be_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    from gguf_tools.format.values import Value
     from gguf_tools.scan.templates.verdicts import check_templates
-    from gguf_tools.values import Value
 
     monkeypatch.setitem(sys.modules, "resource", None)
     metadata = {"tokenizer.chat_template": Value.string("{{ ''.__class__.__mro__ }}{{ messages }}")}

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import convert
+import gguf_cli.imatrix
 import imatrix
-import imatrix.cli
 from forward.open import open_model
-from forward.text import Cut, read_text
+from forward.text.tokens import Cut, read_text
 from gguf_tools import open_gguf
 from tests.end_to_end.arch_models import GOLDEN
 from tests.end_to_end.test_complete import complete
@@ -41,7 +41,7 @@ def collect(folder: Path) -> tuple[Path, list[int]]:
     text, matrix = folder / "text.txt", folder / "matrix.gguf"
     text.write_text(TEXT, encoding="utf-8")
     words = ["-m", str(folder), "-f", str(text), "-o", str(matrix), "-c", str(CHUNK), "--chunks", "1"]
-    assert imatrix.cli.main([*words, "--no-ppl", "--dtype", "float32"]) == 0
+    assert gguf_cli.imatrix.main([*words, "--no-ppl", "--dtype", "float32"]) == 0
     with open_model(folder) as source:
         vocab_size = source.network.vocab_size
         chunks = read_text(text, source.vocab(), vocab_size, Cut(CHUNK, n_chunks=1))

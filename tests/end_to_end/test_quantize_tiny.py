@@ -17,7 +17,7 @@ from gguf_tools import GGUFSet, open_gguf
 from gguf_tools.errors import NeedsImportance
 from quantize.fill.sources import GGUFTensor
 from quantize.formats import available
-from quantize.importance import ImportanceFile
+from quantize.importances.entries import ImportanceFile
 from tests.end_to_end.conftest import GOLDEN, recorded_quantization
 from tests.support import oracle
 

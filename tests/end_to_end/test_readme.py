@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from convert.cli import main as convert
-from gguf_tools.cli import main as gguf_tools
-from gguf_tools.shards import open_gguf
+from gguf_cli.convert import main as convert
+from gguf_cli.main import main as gguf_tools
+from gguf_tools.format.shards import open_gguf
 from quantize.plan.recipes import RECIPES
 from tests.contract.import_graph import ROOT
 

@@ -17,10 +17,10 @@ import pytest
 import convert
 import imatrix
 import quantize
-from convert.cli import main as convert_main
+from gguf_cli.convert import main as convert_main
+from gguf_cli.quantize import main as quantize_main
 from gguf_tools.cluster.job import job_path
-from gguf_tools.journal import journal_path
-from quantize.cli import main as quantize_main
+from gguf_tools.files.journal import journal_path
 from tests.end_to_end.conftest import GOLDEN
 from tests.support.dask_cluster import REPOSITORY, Processes, dask_cluster
 
@@ -124,7 +124,7 @@ def test_importances_are_equal_to_the_last_bit(
 ) -> None:
     pytest.importorskip("torch")
     from forward.options import ForwardOptions
-    from forward.text import Cut
+    from forward.text.tokens import Cut
 
     text = REPOSITORY / "examples" / "tiny-deepseek-v3" / "calibration.txt"
     how = ForwardOptions(n_threads=1, memory_bytes=memory_bytes)
@@ -144,7 +144,7 @@ def test_measures_are_equal_to_the_last_bit(
     pytest.importorskip("torch")
     import quality
     from forward.options import ForwardOptions
-    from forward.text import Cut
+    from forward.text.tokens import Cut
 
     text = REPOSITORY / "examples" / "tiny-deepseek-v3" / "calibration.txt"
     for name in ("Q4_0", "Q8_0"):

@@ -8,9 +8,9 @@ import pytest
 
 from convert.options import ConvertOptions
 from convert.pipeline import plan_run
+from gguf_cli.quantize import main
 from gguf_tools import open_gguf
-from quantize.cli import main
-from quantize.plan.losses import Losses, TensorLosses, read_losses, write_losses
+from quantize.plan.sensitivities import Losses, TensorLosses, read_losses, write_losses
 
 SAMPLE = Path(__file__).parents[2] / "examples" / "tiny-deepseek-v3"
 

@@ -34,7 +34,7 @@ def run_all_layers(
     from forward.hidden_states import MemoryStates
     from forward.layer import Sweep, run_layer
     from forward.run import embed
-    from forward.text import Text
+    from forward.text.tokens import Text
 
     torch.set_num_threads(1)  # the models are so small that threads mostly wait for each other
     network = model.network

@@ -18,7 +18,7 @@ from tests.support.decoder_models import MODELS, OUR_MODELS, decoder_model
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import forward.attention.gqa as gqa  # noqa: E402
+import forward.layers.attention.gqa as gqa  # noqa: E402
 from tests.forward.test_differentiate import WeightGradients, differentiate, directions  # noqa: E402
 
 CASES = (

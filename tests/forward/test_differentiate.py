@@ -18,12 +18,12 @@ from tests.support.checkpoints import load_transformers, transformers_checkpoint
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from forward.differentiate import BackwardStates, differentiate_layer  # noqa: E402
+from forward.gradients.differentiate import BackwardStates, differentiate_layer  # noqa: E402
 from forward.hidden_states import MemoryStates  # noqa: E402
 from forward.layer import Sweep, run_layer  # noqa: E402
 from forward.observe import ObservesGradients, Silent  # noqa: E402
 from forward.run import embed  # noqa: E402
-from forward.text import Text  # noqa: E402
+from forward.text.tokens import Text  # noqa: E402
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "v3": ("v3", {}),
@@ -215,7 +215,7 @@ def test_threads_change_no_bit(tmp_path: Path) -> None:
 
 
 def test_queries_in_blocks_have_the_same_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from forward.attention import mla
+    from forward.layers.attention import mla
 
     folder = transformers_checkpoint(tmp_path / "hf", "v3", num_hidden_layers=2)
     with open_model(folder) as model:

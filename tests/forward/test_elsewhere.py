@@ -17,14 +17,14 @@ from tests.forward.deepseek4_models import v4_model
 torch = pytest.importorskip("torch")
 distributed = pytest.importorskip("distributed")
 
-from forward import elsewhere  # noqa: E402
+from forward import cluster as elsewhere  # noqa: E402
 from forward.accumulate import Accumulator  # noqa: E402
 from forward.hidden_states import FileStates  # noqa: E402
 from forward.open import open_model  # noqa: E402
 from forward.options import ForwardOptions  # noqa: E402
 from forward.run import forward_pass  # noqa: E402
-from forward.text import Text  # noqa: E402
-from forward.work_folder import WorkFolder  # noqa: E402
+from forward.text.tokens import Text  # noqa: E402
+from forward.work.work_folder import WorkFolder  # noqa: E402
 
 MODEL = Path(__file__).parents[2] / "examples" / "tiny-deepseek-v3"
 TOKENS = np.random.RandomState(3).randint(0, 500, (4, 24))

@@ -15,10 +15,10 @@ from tests.forward.observers import NaiveSums
 torch = pytest.importorskip("torch")
 
 from forward.families import find_family  # noqa: E402
-from forward.ffn import BlockNames, FeedForward  # noqa: E402
 from forward.hidden_states import MemoryStates  # noqa: E402
 from forward.layer import Layer, Sweep, run_layer  # noqa: E402
-from forward.norm import RMSNorm  # noqa: E402
+from forward.layers.ffn import BlockNames, FeedForward  # noqa: E402
+from forward.layers.norm import RMSNorm  # noqa: E402
 from forward.observe import Observer, Silent  # noqa: E402
 
 HIDDEN, WIDTH, CHUNK, N_CHUNKS = 8, 12, 5, 3

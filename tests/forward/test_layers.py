@@ -132,7 +132,7 @@ def test_bfloat16_is_near(tmp_path: Path) -> None:
 def test_long_chunks_go_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of queries and groups of heads give what one go gives."""
 
-    from forward.attention import mla
+    from forward.layers.attention import mla
 
     folder = transformers_checkpoint(tmp_path / "hf", "v3", num_hidden_layers=2)
     with open_model(folder) as model:

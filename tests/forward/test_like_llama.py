@@ -11,9 +11,9 @@ import pytest
 
 import convert
 import quantize
-from gguf_tools import ggml_types
 from gguf_tools.errors import BadRequest
-from gguf_tools.ggml_types import F32
+from gguf_tools.format import ggml_types
+from gguf_tools.format.ggml_types import F32
 from quantize.plan.decide import PlanOptions
 from quantize.plan.overrides import parse_override
 from tests.support import oracle
@@ -24,8 +24,8 @@ torch = pytest.importorskip("torch")
 
 from torch.nn.functional import linear  # noqa: E402
 
-from forward.attention.indexer import hadamard  # noqa: E402
-from forward.like_llama import (  # noqa: E402
+from forward.layers.attention.indexer import hadamard  # noqa: E402
+from forward.layers.llama_rounding import (  # noqa: E402
     ROUNDINGS,
     RoundingMatrix,
     round_bf16,

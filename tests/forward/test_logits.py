@@ -16,12 +16,12 @@ torch = pytest.importorskip("torch")
 
 from forward import logits  # noqa: E402
 from forward.hidden_states import MemoryStates  # noqa: E402
-from forward.load import Loader  # noqa: E402
+from forward.layers.load import Loader  # noqa: E402
+from forward.layers.norm import RMSNorm  # noqa: E402
 from forward.logits import Head, Positions, sweep_vocabulary  # noqa: E402
-from forward.norm import RMSNorm  # noqa: E402
 from forward.perplexity import Perplexity, measure  # noqa: E402
-from forward.text import Text  # noqa: E402
-from gguf_tools.ggml_types import F32  # noqa: E402
+from forward.text.tokens import Text  # noqa: E402
+from gguf_tools.format.ggml_types import F32  # noqa: E402
 
 N_CHUNKS, CHUNK, HIDDEN, VOCAB = 3, 16, 24, 100
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forward.memory import give_back, give_back_surplus
+from forward.malloc_trim import give_back, give_back_surplus
 
 BLOCK, COUNT = 64 << 10, 12_000
 

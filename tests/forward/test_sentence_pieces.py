@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from convert.tokenizer.vocab import TokenType
-from forward.sentence_pieces import SentencePieces
+from forward.text.sentence_pieces import SentencePieces
 from gguf_tools import FileLayout, Value
 from gguf_tools.errors import BadTokenizer
-from gguf_tools.values import Metadata
+from gguf_tools.format.values import Metadata
 from tests.convert.tokenizer.small_tokenizers import TEXT, read, write_vocab_file
 from tests.convert.tokenizer.test_vocab_spm import train_spm
 from tests.support import oracle

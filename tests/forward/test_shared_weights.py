@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_tools.ggml_types import F32, Q4_K, Q8_0, GGMLType
+from gguf_tools.format.ggml_types import F32, Q4_K, Q8_0, GGMLType
 from quantize.formats import get_format
 
 torch = pytest.importorskip("torch")
 
-from forward.load import Loader  # noqa: E402
-from forward.shared_weights import SharedWeights  # noqa: E402
+from forward.layers.load import Loader  # noqa: E402
+from forward.layers.shared_weights import SharedWeights  # noqa: E402
 
 NAME = "blk.0.attn_output.weight"
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from convert.tokenizer.tokenizer import read_tokenizer
-from forward.text import Cut, bos_of, cut_into_chunks, make_encoder
+from forward.text.tokens import Cut, bos_of, cut_into_chunks, make_encoder
 from gguf_tools.errors import BadRequest, BadTokenizer
-from gguf_tools.values import Value
+from gguf_tools.format.values import Value
 from tests.convert.tokenizer.small_tokenizers import TEXT, write_vocab_file
 from tests.support import oracle
 from tests.support.tokenizer_files import NAMES, VOCAB_SIZES, copy_tokenizer

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forward.text import Text
-from forward.text_quality import PASSAGE, TextQuality, admit, judge
+from forward.text.quality import PASSAGE, TextQuality, admit, judge
+from forward.text.tokens import Text
 from gguf_tools.errors import BadRequest
 from gguf_tools.findings import Finding, Level, tell_nobody
 

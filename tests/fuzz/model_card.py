@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 from convert.metadata.metadata import general_metadata
-from gguf_tools.layout import FileLayout
+from gguf_tools.format.layout import FileLayout
 from tests.fuzz import mutate, scratch
 
 CARD = (

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from gguf_tools import FileLayout, GGUFWriter, Kind, TensorInfo, Value
-from gguf_tools import ggml_types as types
-from gguf_tools.header import Endian
+from gguf_tools.format import ggml_types as types
+from gguf_tools.format.header import Endian
 
 METADATA: dict[str, Value] = {
     "general.architecture": Value.string("deepseek2"),

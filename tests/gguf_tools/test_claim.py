@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gguf_tools.claim import Claim, Difference, Refusals, claim_run
 from gguf_tools.errors import BadRequest, OutputError
+from gguf_tools.files.run_lock import Claim, Difference, Refusals, claim_run
 
 ABOUT = {"plan": {"a": "Q4_0"}, "size": (2, 3)}
 REFUSALS = Refusals(

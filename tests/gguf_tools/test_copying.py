@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gguf_tools import copying
-from gguf_tools.copying import copy_range
 from gguf_tools.errors import OutputError, TruncatedError
+from gguf_tools.files import copying
+from gguf_tools.files.copying import copy_range
 
 DATA = np.random.default_rng(1).integers(0, 256, 3_000_000, np.uint8).tobytes()
 

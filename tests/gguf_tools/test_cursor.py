@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gguf_tools import Kind, Value, cursor, header
+from gguf_tools import Kind, Value
 from gguf_tools.errors import FormatError, TruncatedError
-from gguf_tools.header import decode_header, encode_header, read_header
+from gguf_tools.format import cursor, header
+from gguf_tools.format.header import decode_header, encode_header, read_header
 from tests.gguf_tools.sample_files import METADATA, TENSORS
 
 LONG = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gguf_tools import ggml_types as types
-from gguf_tools.endian import _NUMBERS, can_swap, swap_bytes
 from gguf_tools.errors import FormatError
+from gguf_tools.format import ggml_types as types
+from gguf_tools.format.endian import _NUMBERS, can_swap, swap_bytes
 
 
 @pytest.mark.parametrize("name", _NUMBERS)

@@ -9,8 +9,8 @@ from typing import Any
 import gguf
 import pytest
 
-from gguf_tools import ggml_types
 from gguf_tools.errors import FormatError, ShapeError
+from gguf_tools.format import ggml_types
 from tests.support import oracle
 
 #: Recorded with a build of ik_llama.cpp of 2026-08-15: sizes of its own types, row_bytes of 512 columns.

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gguf_tools import FileLayout, Kind, TensorInfo, Value
-from gguf_tools import ggml_types as types
 from gguf_tools.errors import FormatError, GGUFError, ToolkitError, TruncatedError, UnsupportedVersion
-from gguf_tools.header import MAX_NESTING, Endian, Header, check_data, decode_header, encode_header
+from gguf_tools.format import ggml_types as types
+from gguf_tools.format.header import MAX_NESTING, Endian, Header, check_data, decode_header, encode_header
 from tests.gguf_tools.sample_files import METADATA, TENSORS
 from tests.support.work import count_steps
 

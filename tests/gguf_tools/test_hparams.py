@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gguf_tools import keys
 from gguf_tools.errors import FormatError
-from gguf_tools.hparams import _FIELDS, HParams, architecture_of, known_hparams, read_hparams
-from gguf_tools.values import Kind, Value
+from gguf_tools.format import keys
+from gguf_tools.format.hparams import _FIELDS, HParams, architecture_of, known_hparams, read_hparams
+from gguf_tools.format.values import Kind, Value
 
 PATH = Path("model.gguf")
 GOOD = {

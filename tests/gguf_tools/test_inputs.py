@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gguf_tools import ChangedInput, inputs
-from gguf_tools.inputs import InputFile, InputWatch, Status, gguf_input, sample_places
-from gguf_tools.reader import GGUFFile
+from gguf_tools import ChangedInput
+from gguf_tools.files import inputs
+from gguf_tools.files.inputs import InputFile, InputWatch, Status, gguf_input, sample_places
+from gguf_tools.format.reader import GGUFFile
 from tests.gguf_tools.sample_files import write_file
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gguf_tools import journal as module
-from gguf_tools.claim import first_difference
 from gguf_tools.errors import OutputError
-from gguf_tools.journal import Journal
+from gguf_tools.files import journal as module
+from gguf_tools.files.journal import Journal
+from gguf_tools.files.run_lock import first_difference
 
 ABOUT = {"source": {"a.gguf": "12 bytes"}, "type of": {"t": "Q4_0"}}
 

@@ -8,10 +8,11 @@ import gguf
 import numpy as np
 import pytest
 
-from gguf_tools import FileLayout, GGUFWriter, TensorInfo, Value, keys
-from gguf_tools import ggml_types as types
+from gguf_tools import FileLayout, GGUFWriter, TensorInfo, Value
 from gguf_tools.errors import FormatError, ShapeError
-from gguf_tools.header import Endian
+from gguf_tools.format import ggml_types as types
+from gguf_tools.format import keys
+from gguf_tools.format.header import Endian
 from tests.gguf_tools.sample_files import METADATA, TENSORS, finite_bytes
 
 #: gguf-py has no way to write these.

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from gguf_tools import GGUFFile, TensorInfo, Value
-from gguf_tools import ggml_types as types
 from gguf_tools.errors import FormatError, ShapeError, TruncatedError
-from gguf_tools.header import Endian
+from gguf_tools.format import ggml_types as types
+from gguf_tools.format.header import Endian
 from tests.gguf_tools.sample_files import METADATA, TENSORS, write_file
 from tests.support import oracle
 

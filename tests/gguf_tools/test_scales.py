@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gguf_tools import ggml_types as types
-from gguf_tools.scales import SCALES, count_nonfinite
+from gguf_tools.format import ggml_types as types
+from gguf_tools.format.scales import SCALES, count_nonfinite
 from tests.support import oracle
 
 NAN = {

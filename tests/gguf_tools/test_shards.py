@@ -8,10 +8,11 @@ import gguf
 import numpy as np
 import pytest
 
-from gguf_tools import GGUFSet, GGUFWriter, TensorInfo, Value, keys, open_gguf
-from gguf_tools import ggml_types as types
+from gguf_tools import GGUFSet, GGUFWriter, TensorInfo, Value, open_gguf
 from gguf_tools.errors import FormatError, TruncatedError
-from gguf_tools.shards import group_tensors, shard_paths, split_layouts
+from gguf_tools.format import ggml_types as types
+from gguf_tools.format import keys
+from gguf_tools.format.shards import group_tensors, shard_paths, split_layouts
 from tests.gguf_tools.sample_files import finite_bytes, write_file
 
 METADATA = {"general.architecture": Value.string("deepseek2"), "general.name": Value.string("x")}

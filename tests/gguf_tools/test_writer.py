@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from gguf_tools import FileLayout, GGUFFile, GGUFWriter, TensorInfo, Value
-from gguf_tools import ggml_types as types
 from gguf_tools.errors import OutputError
-from gguf_tools.writer import PartialFile
+from gguf_tools.files.partial_file import PartialFile
+from gguf_tools.format import ggml_types as types
 
 LAYOUT = FileLayout.of({"k": Value.u32(1)}, [TensorInfo("t", (4, 64), types.F32)])
 DATA = np.arange(256, dtype=np.float32)

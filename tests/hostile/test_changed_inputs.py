@@ -20,15 +20,15 @@ import convert
 import quantize
 from convert.checkpoint.safetensors_file import SafetensorsFile
 from gguf_tools import ChangedInput, CheckpointError, FileLayout, GGUFWriter, TensorInfo, Value
-from gguf_tools import journal as journal_module
 from gguf_tools.edit.rewrite import write_files
 from gguf_tools.edit.split import split_files
 from gguf_tools.errors import OutputError
-from gguf_tools.ggml_types import F32
-from gguf_tools.shards import open_gguf
+from gguf_tools.files import journal as journal_module
+from gguf_tools.format.ggml_types import F32
+from gguf_tools.format.shards import open_gguf
 from imatrix.store import save
 from quantize.fill.session import Session
-from quantize.importance import Importance, ImportanceFile
+from quantize.importances.entries import Importance, ImportanceFile
 from quantize.repack import repack
 from tests.support.checkpoints import micro_checkpoint, shard
 from tests.support.tokenizer_files import copy_tokenizer

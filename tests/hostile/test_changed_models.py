@@ -13,15 +13,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import quantize  # noqa: E402
-from forward.text import Cut  # noqa: E402
-from forward.work_folder import forget  # noqa: E402
+from calibrate.calibration import Calibration  # noqa: E402
+from calibrate.sensitivity.measure import SensitivityOptions, sensitivity  # noqa: E402
+from forward.text.tokens import Cut  # noqa: E402
+from forward.work.work_folder import forget  # noqa: E402
 from gguf_tools import ChangedInput  # noqa: E402
+from gguf_tools.progress import NoReport  # noqa: E402
 from imatrix.collecting import collect_beside  # noqa: E402
 from imatrix.options import CollectOptions  # noqa: E402
-from imatrix.options import NoReport as Silent  # noqa: E402
-from quality.calibrate.options import Calibration  # noqa: E402
-from quality.damage.measure import SensitivityOptions, sensitivity  # noqa: E402
-from quality.options import EvaluateOptions, NoReport  # noqa: E402
+from imatrix.options import NoCollectReport as Silent  # noqa: E402
+from quality.options import EvaluateOptions  # noqa: E402
 from quality.pipeline import evaluate  # noqa: E402
 from tests.hostile.test_changed_inputs import after_chunks, change  # noqa: E402
 

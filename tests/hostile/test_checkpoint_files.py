@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from convert.cli import main as convert
 from convert.metadata.metadata import general_metadata
 from convert.tokenizer.pretokenizers import KNOWN
 from convert.tokenizer.sentencepiece_model import read_sentencepiece_model
 from convert.tokenizer.tokenizer import read_tokenizer
+from gguf_cli.convert import main as convert
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.look.model_size import ParameterCounts
 from tests.fuzz import tokenizer as small

@@ -13,16 +13,18 @@ from pathlib import Path
 
 import pytest
 
+import calibrate
+
 pytest.importorskip("torch")
 
 import convert
 import imatrix
 import quality
 import quantize
-from forward.file_record import FileRecord
 from forward.options import ForwardOptions
-from forward.text import Cut
-from forward.work_folder import EMBEDDING
+from forward.text.tokens import Cut
+from forward.work.file_record import FileRecord
+from forward.work.work_folder import EMBEDDING
 from gguf_tools.text import json_text
 from quantize.plan.overrides import parse_overrides
 from tests.support.trained_model import calibration_text, trained_model
@@ -74,9 +76,9 @@ def evaluate(models: Models, place: Path, keep: Path | None = None) -> Path:
 
 def gradients(models: Models, place: Path) -> Path:
     """Both passes of `sensitivity` and `--calibrate`, and what the second one needs of them."""
+    from calibrate.statistics.gradients import GradientOptions, collect_gradients, forget_folders
     from forward.open import open_model
-    from forward.text import read_text
-    from quality.calibrate.gradients import GradientOptions, collect_gradients, forget_folders
+    from forward.text.tokens import read_text
 
     with open_model(models.base) as source:
         text = read_text(models.text, source.vocab(), source.network.vocab_size, CUT)
@@ -89,9 +91,9 @@ def gradients(models: Models, place: Path) -> Path:
     return place / "out"
 
 
-def calibrate(models: Models, place: Path) -> Path:
+def make_calibrated(models: Models, place: Path) -> Path:
     """A calibration of one tensor, which follows the model."""
-    calibration = quality.Calibration(models.text, CUT, two_sided=False, embedding=False, forward=IN_MEMORY)
+    calibration = calibrate.Calibration(models.text, CUT, two_sided=False, embedding=False, forward=IN_MEMORY)
     overrides = parse_overrides(("attn_output=q4_0", "weight=f16"))
     types = quantize.PlanOptions(overrides=overrides)
     options = quantize.QuantizeOptions(types=types, calibration=calibration)
@@ -145,7 +147,7 @@ COMMANDS = {
         frozenset({"out.backward.work/hidden.1"}),
     ),
     "calibrate": Command(
-        calibrate, 2,
+        make_calibrated, 2,
         in_folder("out", "hidden.0", "hidden.1", "student.0", "student.1", "records.jsonl"),
         frozenset({"out.work/hidden.1", "out.work/student.1"}),
     ),

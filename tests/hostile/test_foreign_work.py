@@ -13,9 +13,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from forward.hidden_states import FileStates  # noqa: E402
-from forward.work_folder import EMBEDDING, WorkFolder, forget  # noqa: E402
+from forward.work.work_folder import EMBEDDING, WorkFolder, forget  # noqa: E402
 from gguf_tools.errors import BadRequest, OutputError  # noqa: E402
-from quality.kept import KeptFolder  # noqa: E402
+from quality.bases.cached_states import KeptFolder  # noqa: E402
 
 ABOUT = {"model": "m"}
 SUMS = {"sums": np.arange(3.0)}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gguf_tools.cli import main as gguf_tools
-from gguf_tools.reader import GGUFFile
-from quantize.cli import main as quantize
+from gguf_cli.main import main as gguf_tools
+from gguf_cli.quantize import main as quantize
+from gguf_tools.format.reader import GGUFFile
 from tests.hostile.fields import head, tensor
 from tests.hostile.gguf_cases import CASES, Case
 from tests.hostile.warden import Warden

@@ -10,8 +10,8 @@ import pytest
 
 import convert
 import quantize
-from gguf_tools.cli import main
-from gguf_tools.reader import GGUFFile
+from gguf_cli.main import main
+from gguf_tools.format.reader import GGUFFile
 from quantize.plan.plan import PlanOptions
 from tests.hostile.test_changed_inputs import write_source
 from tests.support.checkpoints import micro_checkpoint

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gguf_tools.header import align_up
-from imatrix.cli import main as imatrix
+from gguf_cli.imatrix import main as imatrix
+from gguf_tools.format.header import align_up
 from tests.fuzz.imatrix import DAT, GGUF
 from tests.hostile.fields import U64, Fields, head, number, pair, strings, tensor, u64, word
 from tests.hostile.warden import Warden

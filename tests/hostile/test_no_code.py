@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from convert.cli import main as convert
-from gguf_tools.cli import main as gguf_tools
+from gguf_cli.convert import main as convert
+from gguf_cli.main import main as gguf_tools
 from tests.support.checkpoints import edit_config, micro_checkpoint
 from tests.support.tokenizer_files import copy_tokenizer
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from forward.work_folder import WorkFolder, forget
+from forward.work.work_folder import WorkFolder, forget
+from gguf_cli.quantize import main as quantize
 from gguf_tools.errors import OutputError
+from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.system import lock_files
 from gguf_tools.system.lock_files import Taken, hold
-from gguf_tools.writer import GGUFWriter
-from quantize.cli import main as quantize
 from tests.gguf_tools.test_writer import LAYOUT
 from tests.quantize.model_files import write_mixture_model
 

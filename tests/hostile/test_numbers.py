@@ -17,26 +17,26 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+import gguf_cli.quantize
 import quantize
-import quantize.cli
+from calibrate.rounding.factor import Factor
+from calibrate.rounding.feedback import encode_compensated
+from calibrate.rounding.rounders import ROUNDERS
 from gguf_tools.errors import BadImportance, BadWeights
-from gguf_tools.ggml_types import F32, GGMLType, by_name
-from gguf_tools.layout import FileLayout
-from gguf_tools.scales import EXPONENTS, SCALES, count_nonfinite
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Value
-from gguf_tools.writer import GGUFWriter
-from quantize.compensate.factor import Factor
-from quantize.compensate.feedback import encode_compensated
-from quantize.compensate.rounders import ROUNDERS
+from gguf_tools.files.partial_file import GGUFWriter
+from gguf_tools.format.ggml_types import F32, GGMLType, by_name
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.scales import EXPONENTS, SCALES, count_nonfinite
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Value
 from quantize.fill import encode
 from quantize.fill.chunks import RowRange
 from quantize.fill.encode import FillJob, Target, encode_rows, encode_strips
 from quantize.formats import available, encodable, get_format
 from quantize.formats.base import BlockRefused
 from quantize.formats.codecs import INTERLEAVED, ignores_importances, requires_importances
-from quantize.importance import Importance, ResolvedImportance, resolve
-from quantize.weighting import ColumnWeights
+from quantize.importances.entries import Importance, ResolvedImportance, resolve
+from quantize.importances.weighting import ColumnWeights
 from tests.quantize import codecs
 from tests.support import oracle
 
@@ -272,8 +272,8 @@ def test_types_of_both_programs_from_one_walk(tmp_path: Path) -> None:
     write_wide_model(tmp_path / "in.gguf")
     source, names = str(tmp_path / "in.gguf"), ["Q4_K_S", "Q4_K_R4", "Q8_0_R8"]
     for name in names:
-        assert quantize.cli.main(["-q", source, str(tmp_path / f"alone-{name}.gguf"), name]) == 0
-    assert quantize.cli.main(["-q", source, str(tmp_path / "m-{FTYPE}.gguf"), ",".join(names)]) == 0
+        assert gguf_cli.quantize.main(["-q", source, str(tmp_path / f"alone-{name}.gguf"), name]) == 0
+    assert gguf_cli.quantize.main(["-q", source, str(tmp_path / "m-{FTYPE}.gguf"), ",".join(names)]) == 0
     for name in names:
         alone, made = (tmp_path / f"{kind}-{name}.gguf" for kind in ("alone", "m"))
         assert made.read_bytes() == alone.read_bytes()
@@ -284,7 +284,7 @@ def test_a_run_ends_in_one_line_and_leaves_no_file(
     types: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_wide_model(tmp_path / "in.gguf", outlier=1e10)
-    assert quantize.cli.main([str(tmp_path / "in.gguf"), str(tmp_path / "m-{FTYPE}.gguf"), types]) == 1
+    assert gguf_cli.quantize.main([str(tmp_path / "in.gguf"), str(tmp_path / "m-{FTYPE}.gguf"), types]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "blk.0.attn_output.weight: Q8_0: row 100, columns 4000 to 4031: the largest weight is 1e" in said

@@ -18,18 +18,19 @@ from pathlib import Path
 
 import pytest
 
+import calibrate
 import convert
-import convert.cli
-import gguf_tools.cli
-import imatrix.cli
-import quality
-import quality.cli
-import quality.damage.command
+import gguf_cli.convert
+import gguf_cli.evaluate
+import gguf_cli.imatrix
+import gguf_cli.main
+import gguf_cli.quantize
+import gguf_cli.sensitivity
+import imatrix
 import quantize
-import quantize.cli
 from forward.options import ForwardOptions
 from gguf_tools.errors import BadArgument, BadRequest, OutputError, ToolkitError
-from gguf_tools.named_files import output_folder, output_path, output_prefix, read_input
+from gguf_tools.files.named_files import output_folder, output_path, output_prefix, read_input
 from quantize.mla_layout import change_layout
 from tests.support.checkpoints import micro_checkpoint
 from tests.support.tokenizer_files import copy_tokenizer
@@ -38,12 +39,12 @@ from tests.support.trained_model import calibration_text
 pytest.importorskip("torch")
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "quantize": quantize.cli.main,
-    "convert-hf-to-gguf": convert.cli.main,
-    "imatrix": imatrix.cli.main,
-    "evaluate": quality.cli.main,
-    "sensitivity": quality.damage.command.main,
-    "gguf-tools": gguf_tools.cli.main,
+    "quantize": gguf_cli.quantize.main,
+    "convert-hf-to-gguf": gguf_cli.convert.main,
+    "imatrix": gguf_cli.imatrix.main,
+    "evaluate": gguf_cli.evaluate.main,
+    "sensitivity": gguf_cli.sensitivity.main,
+    "gguf-tools": gguf_cli.main.main,
 }
 SECONDS = 60
 """A command that waits for a pipe is ended after this time."""
@@ -222,7 +223,7 @@ def test_values_that_make_no_sense(
         lambda name: change_layout("m.gguf", name, "both"),
         lambda name: convert.convert("m", name) if name not in (".", "m") else output_path(name),
         lambda name: imatrix.collect("m", "text.txt", name),
-        lambda name: quality.sensitivity("m", "text.txt", name),
+        lambda name: calibrate.sensitivity("m", "text.txt", name),
     ],
     ids=["quantize", "change_layout", "convert", "collect", "sensitivity"],
 )

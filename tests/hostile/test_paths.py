@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from convert.cli import main as convert
-from gguf_tools.cli import main as gguf_tools
+from gguf_cli.convert import main as convert
+from gguf_cli.evaluate import main as evaluate
+from gguf_cli.evaluate import sensitivity
+from gguf_cli.imatrix import main as imatrix
+from gguf_cli.main import main as gguf_tools
+from gguf_cli.quantize import main as quantize
 from gguf_tools.errors import OutputError
-from gguf_tools.whole_file import whole_file, write_whole
-from gguf_tools.writer import GGUFWriter
-from imatrix.cli import main as imatrix
-from quality.cli import main as evaluate
-from quality.cli import sensitivity
-from quantize.cli import main as quantize
-from quantize.plan.losses import write_losses
+from gguf_tools.files.atomic_write import whole_file, write_whole
+from gguf_tools.files.partial_file import GGUFWriter
+from quantize.plan.sensitivities import write_losses
 from tests.gguf_tools.test_writer import LAYOUT
 from tests.quantize.model_files import made_up_losses, write_mixture_model
 from tests.support.checkpoints import micro_checkpoint

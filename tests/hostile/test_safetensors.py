@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gguf_tools.cli import main as gguf_tools
+from gguf_cli.main import main as gguf_tools
 from tests.hostile.warden import Warden
 
 

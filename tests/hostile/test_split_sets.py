@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gguf_tools.cli import main as gguf_tools
+from gguf_cli.main import main as gguf_tools
 from gguf_tools.errors import TruncatedError
-from gguf_tools.reader import GGUFFile
+from gguf_tools.format.reader import GGUFFile
 from tests.hostile.fields import (
     I32,
     I64,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import calibrate
 import convert
 from gguf_tools.errors import BadRequest
 from tests.support.trained_model import calibration_text, trained_model
@@ -15,13 +16,13 @@ pytest.importorskip("torch")
 import imatrix
 import quality
 import quantize
-from forward.text import Cut, cut_into_chunks
-from forward.text_quality import judge
-from imatrix.cli import main as imatrix_main
-from quality.calibrate.trust import Trust
-from quality.cli import main as evaluate_main
-from quality.cli import sensitivity as sensitivity_main
-from quantize.cli import main as quantize_main
+from calibrate.statistics.shrinkage import Trust
+from forward.text.quality import judge
+from forward.text.tokens import Cut, cut_into_chunks
+from gguf_cli.evaluate import main as evaluate_main
+from gguf_cli.evaluate import sensitivity as sensitivity_main
+from gguf_cli.imatrix import main as imatrix_main
+from gguf_cli.quantize import main as quantize_main
 
 NONSENSE = {
     "token": "the " * 4000,
@@ -77,7 +78,7 @@ def test_the_python_functions_refuse(base: Path, nonsense: Path, tmp_path: Path)
     with pytest.raises(BadRequest, match="monotonous"):
         imatrix.collect(base, nonsense, tmp_path / "out.gguf")
     with pytest.raises(BadRequest, match="monotonous"):
-        quantize.quantize(base, tmp_path / "out.gguf", "Q2_K", calibration=quality.Calibration(nonsense))
+        quantize.quantize(base, tmp_path / "out.gguf", "Q2_K", calibration=calibrate.Calibration(nonsense))
     assert left(tmp_path) == []
 
 
@@ -157,7 +158,7 @@ def test_one_chunk_makes_no_worse_file_than_stock(base: Path, tmp_path: Path) ->
     other.write_bytes(calibration_text()[-20000:])
     files = [tmp_path / "stock.gguf", tmp_path / "out.gguf"]
     quantize.quantize(base, files[0], "Q2_K")
-    quantize.quantize(base, files[1], "Q2_K", calibration=quality.Calibration(text, Cut(128, n_chunks=1)))
+    quantize.quantize(base, files[1], "Q2_K", calibration=calibrate.Calibration(text, Cut(128, n_chunks=1)))
     options = quality.EvaluateOptions(cut=Cut(256, n_chunks=4))
     done = quality.evaluate(base, other, files, options)
     stock, calibrated = (model.divergence.kld.mean.value for model in done.models)
@@ -171,7 +172,7 @@ def test_forced_nonsense_makes_no_worse_file_than_stock(base: Path, nonsense: Pa
     other.write_bytes(calibration_text()[-20000:])
     files = [tmp_path / "stock.gguf", tmp_path / "out.gguf"]
     quantize.quantize(base, files[0], "Q2_K")
-    calibration = quality.Calibration(nonsense, Cut(128, n_chunks=8), any_text=True)
+    calibration = calibrate.Calibration(nonsense, Cut(128, n_chunks=8), any_text=True)
     quantize.quantize(base, files[1], "Q2_K", calibration=calibration)
     done = quality.evaluate(base, other, files, quality.EvaluateOptions(cut=Cut(256, n_chunks=4)))
     stock, calibrated = (model.divergence.kld.mean for model in done.models)

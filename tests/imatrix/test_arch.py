@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from imatrix.cli import main
+from gguf_cli.imatrix import main
 from imatrix.store import load
 
 pytest.importorskip("torch")

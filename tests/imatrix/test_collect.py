@@ -15,13 +15,13 @@ import pytest
 
 import convert
 import quantize
+from gguf_cli.imatrix import main
 from gguf_tools import FileLayout, GGUFWriter, TensorInfo, open_gguf
 from gguf_tools.errors import OutputError
-from gguf_tools.ggml_types import Q4_0, Q4_0_R8
-from imatrix.cli import main
+from gguf_tools.format.ggml_types import Q4_0, Q4_0_R8
 from imatrix.store import load
-from quantize.formats.ik.interleaved import from_base
-from quantize.importance import Importance
+from quantize.formats.ik.interleaved.interleaved import from_base
+from quantize.importances.entries import Importance
 from tests.convert.tokenizer.test_vocab_spm import train_spm
 from tests.support import oracle
 from tests.support.checkpoints import edit_tensors
@@ -220,7 +220,8 @@ def test_kill_and_go_on_gives_the_same_bytes(tiny_folder: Path, calibration: Pat
     expected = collect(tiny_folder, calibration, tmp_path / "whole.gguf", *options)
     out = tmp_path / "killed.gguf"
     command = [
-        sys.executable, "-m", "imatrix.cli", "-m", str(tiny_folder), "-f", str(calibration), "-o", str(out),
+        sys.executable, "-m", "gguf_cli.imatrix", "-m", str(tiny_folder), "-f", str(calibration),
+        "-o", str(out),
         *options,
     ]  # fmt: skip
     work = tmp_path / "killed.gguf.work"
@@ -284,7 +285,7 @@ def test_another_run_in_the_same_place_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     import imatrix.run
-    from forward.work_folder import WorkFolder
+    from forward.work.work_folder import WorkFolder
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
@@ -367,7 +368,7 @@ def test_importances_of_another_model_are_refused_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     import imatrix.run
-    from quantize.importance import Importance
+    from quantize.importances.entries import Importance
 
     def computed(*_: object) -> None:
         raise AssertionError("a layer was computed")

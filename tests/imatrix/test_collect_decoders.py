@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import imatrix.cli
+import gguf_cli.imatrix
 from imatrix.store import load
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "arch"
@@ -25,7 +25,7 @@ MEDIAN = {"gpt-oss": 2e-3}
 def test_entries_counts_and_values(case: str, calibration: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     words = ["-m", str(GOLDEN / "models" / case), "-f", str(calibration), "-o", str(tmp_path / "m.gguf")]
-    assert imatrix.cli.main([*words, "-c", "128", "--chunks", "16", "--threads", "1"]) == 0
+    assert gguf_cli.imatrix.main([*words, "-c", "128", "--chunks", "16", "--threads", "1"]) == 0
     found = load(tmp_path / "m.gguf").entries
     expected = load(GOLDEN / "imatrix" / f"{case}.imatrix.gguf").entries
     assert found.keys() == expected.keys()

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import convert
-import imatrix.cli
+import gguf_cli.imatrix
 from gguf_tools import open_gguf
 from imatrix.store import load
-from quantize.importance import resolve
+from quantize.importances.entries import resolve
 from tests.forward.deepseek4_models import v4_model
 
 pytest.importorskip("torch")
@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def collect(model: Path, text: Path, out: Path, *options: str) -> bytes:
     words = ["-m", str(model), "-f", str(text), "-o", str(out), "-c", "140", "--chunks", "3", *options]
-    assert imatrix.cli.main(words) == 0
+    assert gguf_cli.imatrix.main(words) == 0
     return out.read_bytes()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from imatrix.cli import main
+from gguf_cli.imatrix import main
 from imatrix.store import load
 from tests.forward.deepseek4_models import v4_model
 
@@ -20,7 +20,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     from forward import logits, perplexity, run
     from tests.support.elsewhere import AtOnce
 
-    for module in ("forward.workers", "forward.run", "forward.experts"):
+    for module in ("forward.workers", "forward.run", "forward.layers.experts"):
         monkeypatch.setattr(f"{module}.ThreadPoolExecutor", AtOnce)
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
     for module, function in ((run, run.run_layer), (perplexity, logits.sweep_vocabulary)):

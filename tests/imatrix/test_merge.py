@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import convert
+from gguf_cli.imatrix import main
 from gguf_tools.errors import BadImportance
 from gguf_tools.findings import Finding
 from imatrix.check import as_text, check, read_model
-from imatrix.cli import main
 from imatrix.merge import merge
 from imatrix.repair import repair
 from imatrix.store import load, save
-from quantize.importance import Importance, ImportanceFile
+from quantize.importances.entries import Importance, ImportanceFile
 from tests.support import oracle
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "imatrix"

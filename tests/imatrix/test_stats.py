@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from imatrix.cli import main
+from gguf_cli.imatrix import main
 from imatrix.stats import as_json, entry_stats, layer_stats, stats_lines
 from imatrix.store import load
-from quantize.importance import Importance, ImportanceFile
+from quantize.importances.entries import Importance, ImportanceFile
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "imatrix" / "tiny-deepseek-v3.imatrix.gguf"
 

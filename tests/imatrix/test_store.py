@@ -13,14 +13,14 @@ import pytest
 
 import imatrix
 from gguf_tools.errors import BadImportance, GGUFError, OutputError
-from gguf_tools.ggml_types import F16, F32
-from gguf_tools.layout import FileLayout
-from gguf_tools.reader import GGUFFile
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Value
-from gguf_tools.writer import GGUFWriter
+from gguf_tools.files.partial_file import GGUFWriter
+from gguf_tools.format.ggml_types import F16, F32
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.reader import GGUFFile
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Value
 from imatrix.store import ImportanceFile, load, save, save_dat, save_gguf
-from quantize.importance import Importance, resolve
+from quantize.importances.entries import Importance, resolve
 from tests.quantize.plan.recorded_plans import FACTS, tensors_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "imatrix"

@@ -14,21 +14,21 @@ import numpy as np
 import pytest
 
 from gguf_tools.errors import BadImportance, OutputError
-from gguf_tools.ggml_types import F32
-from gguf_tools.layout import FileLayout
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Value
-from gguf_tools.writer import GGUFWriter
+from gguf_tools.files.partial_file import GGUFWriter
+from gguf_tools.format.ggml_types import F32
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Value
 from imatrix.check import as_text, check
 from imatrix.describe import description_lines
 from imatrix.merge import merge
 from imatrix.repair import repair
 from imatrix.stats import stats_lines
 from imatrix.store import load, save
-from quantize.importance import Importance, ImportanceFile, refuse_nonfinite, resolve
+from quantize.importances.entries import Importance, ImportanceFile, refuse_nonfinite, resolve
+from quantize.importances.stored import OpenFile, StoredImportance
 from quantize.linting import lint
 from quantize.pipeline import quantize
-from quantize.stored_importances import OpenFile, StoredImportance
 from tests.support.killing import in_child, killed_at, without_syncs  # noqa: F401
 
 EXPERTS = TensorInfo("blk.0.ffn_up_exps.weight", (4, 3, 32), F32)

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from quantize.formats.ik.cells import Cells
-from quantize.formats.ik.scale_search import Search
+from quantize.formats.ik.levels.cells import Cells
+from quantize.formats.ik.levels.scale_search import Search
 
 Floats = npt.NDArray[np.float32]
 f32 = np.float32

@@ -11,8 +11,8 @@ import pytest
 
 import convert
 import quantize
-from gguf_tools.shards import open_gguf
-from quantize.importance import Importance
+from gguf_tools.format.shards import open_gguf
+from quantize.importances.entries import Importance
 from tests.support.trained_model import calibration_text, trained_model
 
 Damage = Callable[[str, Callable[[np.ndarray], object]], Path]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import calibrate
 import convert
 import quality
 import quantize
@@ -19,7 +20,7 @@ from tests.support.trained_model import calibration_text
 pytest.importorskip("torch")
 
 from forward.options import ForwardOptions
-from forward.text import Cut
+from forward.text.tokens import Cut
 
 FORWARD = ForwardOptions(n_threads=1)
 OPTIONS = quality.EvaluateOptions(cut=Cut(64, n_chunks=3), forward=FORWARD)
@@ -61,8 +62,8 @@ def test_evaluation_and_what_it_keeps(folder: Path, text: Path, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_sensitivity_knows_every_matrix(folder: Path, text: Path, tmp_path: Path) -> None:
-    options = quality.SensitivityOptions(cut=Cut(64, n_chunks=4), forward=FORWARD, types=("Q4_0", "Q8_0"))
-    quality.sensitivity(folder, text, tmp_path / "losses.json", options)
+    options = calibrate.SensitivityOptions(cut=Cut(64, n_chunks=4), forward=FORWARD, types=("Q4_0", "Q8_0"))
+    calibrate.sensitivity(folder, text, tmp_path / "losses.json", options)
     losses = json.loads((tmp_path / "losses.json").read_text())
     found = {name for name in str(losses).split("'") if name.startswith("blk.")}
     for name in ("hc_attn_fn", "attn_output_a", "attn_compressor_kv", "ffn_down_exps", "hc_ffn_fn"):
@@ -75,7 +76,7 @@ def test_a_calibrated_file_is_nearer(sequential: bool, most: float, text: Path, 
     model = tmp_path / "base.gguf"
     convert.convert(v4_model(tmp_path / "model", **WIDE), model, outtype="f32")
     quantize.quantize(model, tmp_path / "stock.gguf", "Q2_K")
-    calibration = quality.Calibration(text, Cut(128, n_chunks=16), sequential=sequential)
+    calibration = calibrate.Calibration(text, Cut(128, n_chunks=16), sequential=sequential)
     options = quantize.QuantizeOptions(calibration=calibration)
     quantize.quantize(model, tmp_path / "calibrated.gguf", "Q2_K", options)
     files = [tmp_path / "stock.gguf", tmp_path / "calibrated.gguf"]

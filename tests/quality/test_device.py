@@ -15,7 +15,7 @@ from quality.evaluation import Evaluation
 torch = pytest.importorskip("torch")
 
 from forward.options import ForwardOptions  # noqa: E402
-from forward.text import Cut  # noqa: E402
+from forward.text.tokens import Cut  # noqa: E402
 
 OPTIONS = quality.EvaluateOptions(cut=Cut(64, n_chunks=2), forward=ForwardOptions(n_threads=1))
 Made = Callable[[str], Path]
@@ -25,10 +25,10 @@ Made = Callable[[str], Path]
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep to one thread, and out of inference mode, which does not know such tensors."""
     from forward import logits
-    from quality import base, logits_file
+    from quality.bases import base, logits_file
     from tests.support.elsewhere import AtOnce
 
-    for module in ("forward.workers", "forward.experts"):
+    for module in ("forward.workers", "forward.layers.experts"):
         monkeypatch.setattr(f"{module}.ThreadPoolExecutor", AtOnce)
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
     monkeypatch.setattr(base, "run_layer", torch.no_grad()(base.run_layer.__wrapped__))

@@ -16,11 +16,11 @@ import pytest
 
 import convert
 import quality
+from gguf_cli.evaluate import main
 from gguf_tools.errors import BadActivation, BadRequest
-from gguf_tools.shards import open_gguf
-from quality.cli import main
+from gguf_tools.format.shards import open_gguf
+from gguf_tools.progress import NoReport
 from quality.divergence import TokenValues, measure
-from quality.options import NoReport
 from quantize.fill.sources import GGUFTensor
 from tests.quality.conftest import Damage, change_tensor
 from tests.support.checkpoints import Tensors, edit_config, edit_tensors, load_transformers
@@ -29,9 +29,9 @@ torch = pytest.importorskip("torch")
 
 from forward import logits  # noqa: E402
 from forward.options import ForwardOptions  # noqa: E402
-from forward.text import Cut, read_text  # noqa: E402
-from quality.base import compute_layer  # noqa: E402
-from quality.work import temporary_folder  # noqa: E402
+from forward.text.tokens import Cut, read_text  # noqa: E402
+from quality.bases.base import compute_layer  # noqa: E402
+from quality.work_folders import temporary_folder  # noqa: E402
 
 OPTIONS = quality.EvaluateOptions(cut=Cut(64, n_chunks=3), forward=ForwardOptions(n_threads=1))
 Made = Callable[[str], Path]
@@ -236,7 +236,7 @@ def test_every_model_is_computed_by_all_threads(
         seen.append(model.n_workers)
         return compute_layer(model, layer)
 
-    monkeypatch.setattr("quality.base.compute_layer", note)
+    monkeypatch.setattr("quality.bases.base.compute_layer", note)
     monkeypatch.setattr("quality.lockstep.compute_layer", note)
     before = torch.get_num_threads()
     options = replace(OPTIONS, forward=ForwardOptions(n_threads=2))
@@ -254,12 +254,12 @@ def test_a_folder_with_other_files_keeps_them(made: Made, text: Path, tmp_path: 
 
 def test_temporary_files_spare_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("TMPDIR", raising=False)
-    monkeypatch.setattr("quality.work._LASTING", tmp_path)
+    monkeypatch.setattr("quality.work_folders._LASTING", tmp_path)
     assert temporary_folder() == tmp_path
     monkeypatch.setenv("TMPDIR", str(tmp_path / "mine"))
     assert temporary_folder() is None
     monkeypatch.delenv("TMPDIR")
-    monkeypatch.setattr("quality.work._LASTING", tmp_path / "none")
+    monkeypatch.setattr("quality.work_folders._LASTING", tmp_path / "none")
     assert temporary_folder() is None
 
 

@@ -18,8 +18,8 @@ from quality.evaluation import Evaluation
 pytest.importorskip("torch")
 
 from forward.options import ForwardOptions
-from forward.text import Cut
-from quality.kept import KeptStates
+from forward.text.tokens import Cut
+from quality.bases.cached_states import KeptStates
 
 OPTIONS = quality.EvaluateOptions(cut=Cut(64, n_chunks=3), forward=ForwardOptions(n_threads=1))
 Made = Callable[[str], Path]
@@ -37,7 +37,7 @@ class Layers:
     def advance(self, layers: float) -> None:
         pass
 
-    def comparing(self, chunk: int, n_chunks: int) -> None:
+    def remark(self, text: str) -> None:
         pass
 
 

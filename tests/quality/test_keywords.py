@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+import calibrate
+
 pytest.importorskip("torch")
 
 import quality
+from calibrate.sensitivity.measure import SensitivityChoices
 from forward.options import ForwardChoices, ForwardOptions
-from forward.text import Cut, CutChoices
-from quality.damage.measure import SensitivityChoices
+from forward.text.tokens import Cut, CutChoices
 from quality.options import EvaluateChoices
 
 
@@ -23,7 +25,7 @@ from quality.options import EvaluateChoices
         (CutChoices, [Cut()]),
         (ForwardChoices, [ForwardOptions()]),
         (EvaluateChoices, [quality.EvaluateOptions(), Cut(), ForwardOptions()]),
-        (SensitivityChoices, [quality.SensitivityOptions(), Cut(), ForwardOptions()]),
+        (SensitivityChoices, [calibrate.SensitivityOptions(), Cut(), ForwardOptions()]),
     ],
 )
 def test_choices_are_all_fields(choices: Any, options: list[Any]) -> None:
@@ -43,4 +45,4 @@ def test_unknown_keywords_are_refused_with_what_is_known(text: Path) -> None:
     with pytest.raises(TypeError, match=r"'chunks'; did you mean n_chunks\?; .*chunk_size, .*n_chunks"):
         quality.evaluate("base", text, ["quant"], chunks=4)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"'ctx_size'.*expected .*chunk_size"):
-        quality.sensitivity("base", text, "out", ctx_size=4)  # type: ignore[call-arg]
+        calibrate.sensitivity("base", text, "out", ctx_size=4)  # type: ignore[call-arg]

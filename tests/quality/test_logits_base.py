@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import quality
+from gguf_cli.evaluate import main
 from gguf_tools.errors import BadRequest, TruncatedError
-from quality.cli import main
 from tests.support.trained_model import GOLDEN
 
 torch = pytest.importorskip("torch")
@@ -21,9 +21,9 @@ torch = pytest.importorskip("torch")
 from forward import logits  # noqa: E402
 from forward.logits import sweep_vocabulary  # noqa: E402
 from forward.options import ForwardOptions  # noqa: E402
-from forward.text import Cut, Text  # noqa: E402
-from quality.logits_base import SMALLEST_LOG_PROB, FileLogits  # noqa: E402
-from quality.logits_file import write_logits  # noqa: E402
+from forward.text.tokens import Cut, Text  # noqa: E402
+from quality.bases.logits_base import SMALLEST_LOG_PROB, FileLogits  # noqa: E402
+from quality.bases.logits_file import write_logits  # noqa: E402
 from quality.visitor import DivergenceVisitor  # noqa: E402
 from tests.quality.test_logits_file import random_head  # noqa: E402
 

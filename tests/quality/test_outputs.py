@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import gguf_tools.whole_file
-from quality.cli import main
-from quantize.plan.losses import Losses, TensorLosses, write_losses
+import gguf_tools.files.atomic_write
+from gguf_cli.evaluate import main
+from quantize.plan.sensitivities import Losses, TensorLosses, write_losses
 
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
@@ -56,7 +56,7 @@ def test_a_run_that_is_killed_between_its_outputs_goes_on(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     outputs = ["--json", "e.json", "--html", "e.html"]
-    write = gguf_tools.whole_file.write_whole
+    write = gguf_tools.files.atomic_write.write_whole
 
     def killed(path: Path, data: bytes) -> None:
         if path.suffix == killed_at and path.stem == "e":
@@ -64,7 +64,7 @@ def test_a_run_that_is_killed_between_its_outputs_goes_on(
         write(path, data)
 
     with monkeypatch.context() as patched:
-        patched.setattr("gguf_tools.whole_file.write_whole", killed)
+        patched.setattr("gguf_tools.files.atomic_write.write_whole", killed)
         assert main([*words, *outputs, *work]) == 130
     assert (tmp_path / "e.json").exists() == (killed_at == ".html")
     capsys.readouterr()
@@ -147,7 +147,7 @@ def written_earlier(path: Path, text: Path, **change: object) -> Path:
 def test_quantize_looks_at_the_text_to_evaluate_on_first(
     made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from quantize.cli import main
+    from gguf_cli.quantize import main
 
     short = tmp_path / "short.txt"
     short.write_text("a few words")

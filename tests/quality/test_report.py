@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 import quality
+from gguf_cli.evaluate import main
 from gguf_tools.errors import BadRequest
-from gguf_tools.ggml_types import F32, Q2_K, Q4_K, Q6_K
-from quality.cli import main
+from gguf_tools.format.ggml_types import F32, Q2_K, Q4_K, Q6_K
 from quality.evaluation import Evaluation, TensorSize
 from quality.report.passages import N_TOKENS, worst_passages
 from quality.report.points import (
@@ -34,13 +34,13 @@ from quality.report.points import (
 from quality.report.prices import prices_of
 from quality.report.tensor_map import TensorMap, types_by_bits
 from quality.spelling import spelled, texts
-from quantize.plan.losses import Losses, TensorLosses
+from quantize.plan.sensitivities import Losses, TensorLosses
 
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 from forward.options import ForwardOptions
-from forward.text import Cut
+from forward.text.tokens import Cut
 from quality.report.page import report_page
 
 Made = Callable[[str], Path]
@@ -117,8 +117,8 @@ def test_tokens_spell_the_text(evaluation: Evaluation, text: Path) -> None:
 
 
 def test_sentencepiece_tokens_spell_spaces_and_bytes() -> None:
-    from gguf_tools import keys
-    from gguf_tools.values import Value
+    from gguf_tools.format import keys
+    from gguf_tools.format.values import Value
 
     vocab = {
         keys.TOKENIZER_MODEL: Value.string("llama"),

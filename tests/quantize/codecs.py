@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.ggml_types import GGMLType, by_name
+from gguf_tools.format.ggml_types import GGMLType, by_name
 from quantize.formats import available, get_format
 from quantize.formats.codecs import CODECS
-from quantize.weighting import ColumnWeights, Weighting
+from quantize.importances.weighting import ColumnWeights, Weighting
 
 Floats = npt.NDArray[np.float32]
 

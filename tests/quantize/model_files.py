@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gguf_tools.ggml_types import F32
-from gguf_tools.layout import FileLayout
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Value
-from gguf_tools.writer import GGUFWriter
-from quantize.plan.losses import Losses, TensorLosses
+from gguf_tools.files.partial_file import GGUFWriter
+from gguf_tools.format.ggml_types import F32
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Value
+from quantize.plan.sensitivities import Losses, TensorLosses
 
 N_EXPERTS, HIDDEN, WIDTH, N_LAYERS = 4, 256, 512, 3
 

@@ -10,12 +10,12 @@ import pytest
 import quantize
 from gguf_tools import open_gguf
 from gguf_tools.errors import BadRequest
-from gguf_tools.ggml_types import F32
-from gguf_tools.layout import FileLayout
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Metadata, Value
-from gguf_tools.writer import GGUFWriter
-from quantize.importance import Importance
+from gguf_tools.files.partial_file import GGUFWriter
+from gguf_tools.format.ggml_types import F32
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata, Value
+from quantize.importances.entries import Importance
 from quantize.plan.plan import PlanOptions
 from tests.quantize.codecs import encode
 from tests.support import oracle

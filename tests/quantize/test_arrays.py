@@ -12,18 +12,18 @@ import pytest
 
 import gguf_tools
 import quantize
-from gguf_tools.endian import swap_bytes
 from gguf_tools.errors import NeedsImportance, QuantError, ShapeError
-from gguf_tools.ggml_types import BF16, F32, Q4_0
-from gguf_tools.header import Endian
-from gguf_tools.layout import FileLayout
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.writer import GGUFWriter
+from gguf_tools.files.partial_file import GGUFWriter
+from gguf_tools.format.endian import swap_bytes
+from gguf_tools.format.ggml_types import BF16, F32, Q4_0
+from gguf_tools.format.header import Endian
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.tensors import TensorInfo
 from quantize.formats import get_format
-from quantize.importance import Importance, ImportanceFile
+from quantize.importances.entries import Importance, ImportanceFile
+from quantize.importances.weighting import ColumnWeights
 from quantize.linting import lint
 from quantize.pipeline import plan_run
-from quantize.weighting import ColumnWeights
 from tests.support import samples
 
 ROWS = samples.rows("normal", (6, 256))

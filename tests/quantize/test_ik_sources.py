@@ -11,11 +11,11 @@ import pytest
 import quantize
 from gguf_tools import open_gguf
 from gguf_tools.errors import BadRequest, ExecutionError, QuantError
-from gguf_tools.ggml_types import by_name
-from gguf_tools.layout import FileLayout
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Value
-from gguf_tools.writer import GGUFWriter
+from gguf_tools.files.partial_file import GGUFWriter
+from gguf_tools.format.ggml_types import by_name
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Value
 from quantize import PlanOptions
 from quantize.fill.sources import GGUFTensor
 from quantize.formats import get_decoder

@@ -5,9 +5,9 @@ import numpy.typing as npt
 import pytest
 
 from gguf_tools.errors import BadImportance, BadRequest
-from gguf_tools.ggml_types import F32
-from gguf_tools.tensors import TensorInfo
-from quantize.importance import Importance, ResolvedImportance, refuse_nonfinite, resolve, select
+from gguf_tools.format.ggml_types import F32
+from gguf_tools.format.tensors import TensorInfo
+from quantize.importances.entries import Importance, ResolvedImportance, refuse_nonfinite, resolve, select
 
 N_HEADS, NOPE, V, LORA = 4, 32, 16, 64
 

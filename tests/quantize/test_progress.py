@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gguf_tools.ggml_types import F32
-from gguf_tools.layout import FileLayout
-from gguf_tools.tensors import TensorInfo
+from gguf_tools.format.ggml_types import F32
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.tensors import TensorInfo
 from quantize import progress
 from quantize.fill.session import Output
 from quantize.plan.decide import Decider

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 import quantize
+from gguf_cli.quantize import main
 from gguf_tools import open_gguf
 from gguf_tools.errors import BadTensor, BadWeights, QuantError, ShapeError
-from gguf_tools.ggml_types import F32, Q8_0
-from gguf_tools.layout import FileLayout
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Value
-from gguf_tools.writer import GGUFWriter
-from quantize.cli import main
+from gguf_tools.files.partial_file import GGUFWriter
+from gguf_tools.format.ggml_types import F32, Q8_0
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Value
 from quantize.fill import encode as filling
 from quantize.fill.sources import GGUFTensor
 from quantize.formats import available, get_format
 from quantize.formats.codecs import CODECS, DECODERS, REGROUPED
-from quantize.importance import Importance
+from quantize.importances.entries import Importance
 from quantize.plan.decide import PlanOptions
 from quantize.plan.overrides import parse_overrides
 from tests.quantize import toy_codec

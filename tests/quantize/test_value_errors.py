@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_tools.cli import main
-from gguf_tools.ggml_types import BF16, F16, F32
-from gguf_tools.layout import FileLayout
-from gguf_tools.shards import open_gguf
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Value
-from gguf_tools.writer import GGUFWriter
+from gguf_cli.main import main
+from gguf_tools.files.partial_file import GGUFWriter
+from gguf_tools.format.ggml_types import BF16, F16, F32
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import open_gguf
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Value
 from quantize.arrays import decode
 from quantize.pipeline import quantize
 from quantize.value_errors import compare_values

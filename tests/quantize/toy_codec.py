@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gguf_tools.ggml_types import by_name
+from gguf_tools.format.ggml_types import by_name
 from quantize.formats.base import BlockRefused, Bytes, Floats32, QuantFormat, Rows, check_data, check_rows
 from quantize.formats.codecs import Codec, ErrorRange, ImportanceUse
-from quantize.weighting import Weighting
+from quantize.importances.weighting import Weighting
 
 TYPE = by_name("Q8_KV_R8")
 ROW = Codec("tests.quantize.toy_codec", ImportanceUse.OPTIONAL, ErrorRange(0.015, 2.0**-120), "Q8_0")

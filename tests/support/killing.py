@@ -22,10 +22,10 @@ from typing import Any, Literal, NoReturn
 import pytest
 from tqdm import tqdm
 
-import gguf_tools.writer
+import gguf_tools.files.partial_file
 from gguf_tools.errors import GGUFError
-from gguf_tools.journal import JOURNAL_SUFFIX
-from gguf_tools.reader import GGUFFile
+from gguf_tools.files.journal import JOURNAL_SUFFIX
+from gguf_tools.format.reader import GGUFFile
 from tests.support.kill_server import in_served_child
 
 OLD = b"what was there before"
@@ -68,18 +68,18 @@ class Fuse:
     def armed(self) -> Iterator[Fuse]:
         """Count the calls in this block."""
         originals = {name: getattr(os, name) for name in _CALLS}
-        flock, fallocate = fcntl.flock, gguf_tools.writer._fallocate
+        flock, fallocate = fcntl.flock, gguf_tools.files.partial_file._fallocate
         for name, call in originals.items():
             setattr(os, name, self._wrapped(call, tears=name in _TORN))
         fcntl.flock = self._wrapped(flock)
-        gguf_tools.writer._fallocate = self._wrapped(fallocate)
+        gguf_tools.files.partial_file._fallocate = self._wrapped(fallocate)
         try:
             yield self
         finally:
             for name, call in originals.items():
                 setattr(os, name, call)
             fcntl.flock = flock
-            gguf_tools.writer._fallocate = fallocate
+            gguf_tools.files.partial_file._fallocate = fallocate
 
     def _wrapped(self, call: Callable[..., Any], *, tears: bool = False) -> Callable[..., Any]:
         def counted(*args: Any, **kwargs: Any) -> Any:

@@ -11,8 +11,8 @@ from convert.architectures.base import Key
 from convert.architectures.decoder.config import DecoderConfig
 from convert.architectures.decoder.places import layers
 from convert.architectures.gating import GATING_FUNCTIONS
-from gguf_tools import keys
-from gguf_tools.values import Value
+from gguf_tools.format import keys
+from gguf_tools.format.values import Value
 
 _u32, _f32, _bool, _string = Value.u32, Value.f32, Value.bool_, Value.string
 

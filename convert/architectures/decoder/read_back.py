@@ -17,8 +17,8 @@ from convert.architectures.decoder.config import DecoderConfig
 from convert.architectures.decoder.rope import RopeConfig
 from convert.architectures.gating import GATING_FUNCTIONS, scoring_function
 from gguf_tools.errors import FormatError, MissingTensor, UnsupportedCheckpoint
-from gguf_tools.hparams import HParams, read_hparams
-from gguf_tools.values import Metadata
+from gguf_tools.format.hparams import HParams, read_hparams
+from gguf_tools.format.values import Metadata
 
 _SIGMOID = ("glm4moe", "minimax-m2")
 """Architectures whose routers have sigmoids where no key says otherwise."""

@@ -35,9 +35,9 @@ from convert.architectures.decoder.rules import (
     shared_experts,
 )
 from convert.architectures.deepseek.options import Options
-from gguf_tools import keys
 from gguf_tools.errors import UnsupportedCheckpoint
-from gguf_tools.values import Value
+from gguf_tools.format import keys
+from gguf_tools.format.values import Value
 
 NAME = "DeepseekForCausalLM"
 _SCALINGS = ("default", "linear", "dynamic")

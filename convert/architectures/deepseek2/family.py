@@ -9,7 +9,7 @@ from convert.architectures.deepseek2.notes import check, notes
 from convert.architectures.deepseek2.options import Options
 from convert.architectures.deepseek2.places import settle
 from convert.architectures.deepseek2.rules import RULES, drops
-from convert.tokenizer.habits import Habits
+from convert.tokenizer.family_quirks import Habits
 
 ARCHITECTURE = Architecture(
     hf_names=(V2, V3, YOUTU),

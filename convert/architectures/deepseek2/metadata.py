@@ -39,10 +39,10 @@ from convert.architectures.deepseek2.config import V2, V3, DeepseekConfig, Yarn
 from convert.architectures.deepseek2.options import Options
 from convert.architectures.deepseek2.places import layers, mtp_layers
 from convert.architectures.gating import GATING_FUNCTIONS, scoring_function
-from gguf_tools import keys
 from gguf_tools.errors import BadRequest, FormatError, MissingTensor, UnsupportedCheckpoint
-from gguf_tools.hparams import HParams, read_hparams
-from gguf_tools.values import Metadata, Value
+from gguf_tools.format import keys
+from gguf_tools.format.hparams import HParams, read_hparams
+from gguf_tools.format.values import Metadata, Value
 
 GGUF_NAME = "deepseek2"
 """Name of the family in general.architecture."""

@@ -10,7 +10,7 @@ from convert.architectures.deepseek2.notes import common_notes
 from convert.architectures.deepseek32.config import IndexedConfig
 from convert.architectures.deepseek32.metadata import METADATA
 from convert.architectures.deepseek32.rules import RULES
-from convert.tokenizer.habits import Habits
+from convert.tokenizer.family_quirks import Habits
 
 ARCHITECTURE = replace(
     DEEPSEEK2,

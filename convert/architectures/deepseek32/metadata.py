@@ -13,9 +13,9 @@ from convert.architectures.deepseek2.metadata import read_metadata as read_deeps
 from convert.architectures.deepseek2.options import Options
 from convert.architectures.deepseek2.places import mtp_layers
 from convert.architectures.deepseek32.config import IndexedConfig
-from gguf_tools import keys
-from gguf_tools.hparams import read_hparams
-from gguf_tools.values import Metadata, Value
+from gguf_tools.format import keys
+from gguf_tools.format.hparams import read_hparams
+from gguf_tools.format.values import Metadata, Value
 
 
 def _n_mtp(config: IndexedConfig, options: Options) -> int | None:

@@ -12,7 +12,7 @@ from convert.architectures.deepseek4.config import NAME, V4Config
 from convert.architectures.deepseek4.metadata import METADATA
 from convert.architectures.deepseek4.options import Options
 from convert.architectures.deepseek4.rules import RULES, drops
-from gguf_tools.ggml_types import BF16, F32, I32, MXFP4, Q8_0, GGMLType
+from gguf_tools.format.ggml_types import BF16, F32, I32, MXFP4, Q8_0, GGMLType
 
 
 def _settled(tensor: OutputTensor) -> GGMLType | None:

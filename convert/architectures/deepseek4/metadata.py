@@ -10,10 +10,10 @@ from convert.architectures.base import Key
 from convert.architectures.decoder.rope import RopeConfig
 from convert.architectures.deepseek4.config import OVERLAPPING, V4Config
 from convert.architectures.gating import GATING_FUNCTIONS, scoring_function
-from gguf_tools import keys
 from gguf_tools.errors import FormatError, MissingTensor, UnsupportedCheckpoint
-from gguf_tools.hparams import HParams, read_hparams
-from gguf_tools.values import Metadata, Value
+from gguf_tools.format import keys
+from gguf_tools.format.hparams import HParams, read_hparams
+from gguf_tools.format.values import Metadata, Value
 
 _GATING_FUNCTIONS: Mapping[str, int] = {**GATING_FUNCTIONS, "sqrtsoftplus": 4}
 

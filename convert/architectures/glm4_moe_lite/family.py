@@ -6,6 +6,6 @@ from dataclasses import replace
 
 from convert.architectures.deepseek2.config import GLM_LITE
 from convert.architectures.deepseek2.family import ARCHITECTURE as DEEPSEEK2
-from convert.tokenizer.habits import GLM
+from convert.tokenizer.family_quirks import GLM
 
 ARCHITECTURE = replace(DEEPSEEK2, hf_names=(GLM_LITE,), habits=GLM)

@@ -39,10 +39,10 @@ from convert.architectures.decoder.rules import (
 )
 from convert.architectures.glm4moe.options import Options
 from convert.architectures.rules import Drop
-from convert.tokenizer.habits import GLM
-from gguf_tools import keys
+from convert.tokenizer.family_quirks import GLM
 from gguf_tools.errors import BadRequest
-from gguf_tools.values import Value
+from gguf_tools.format import keys
+from gguf_tools.format.values import Value
 
 _DEFAULTS: Mapping[str, Any] = {
     "max_position_embeddings": 131072, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,

@@ -6,6 +6,6 @@ from dataclasses import replace
 
 from convert.architectures.deepseek2.config import GLM_DSA
 from convert.architectures.deepseek32.family import ARCHITECTURE as DEEPSEEK32
-from convert.tokenizer.habits import GLM
+from convert.tokenizer.family_quirks import GLM
 
 ARCHITECTURE = replace(DEEPSEEK32, hf_names=(GLM_DSA,), gguf_name="glm-dsa", habits=GLM)

@@ -20,7 +20,7 @@ from convert.architectures.decoder.config import DecoderConfig
 from convert.architectures.rules import Arrange
 from convert.weights.base import Weight
 from convert.weights.plain import TYPES
-from gguf_tools.ggml_types import GGMLType
+from gguf_tools.format.ggml_types import GGMLType
 from quantize.fill.heads import raw_rows
 from quantize.fill.sources import rows_dtype
 

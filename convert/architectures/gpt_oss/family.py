@@ -30,7 +30,7 @@ from convert.architectures.gpt_oss.experts import (
 from convert.architectures.gpt_oss.options import Options
 from convert.architectures.rules import Output, Rule
 from convert.weights.base import Weight
-from gguf_tools.ggml_types import MXFP4
+from gguf_tools.format.ggml_types import MXFP4
 
 _DEFAULTS: Mapping[str, Any] = {
     "max_position_embeddings": 131072, "num_key_value_heads": 8, "head_dim": 64, "rms_norm_eps": 1e-5,

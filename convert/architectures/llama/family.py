@@ -29,7 +29,7 @@ from convert.architectures.decoder.rules import (
 )
 from convert.architectures.llama.options import Options
 from convert.architectures.rules import Output, Rule
-from convert.tokenizer.habits import LLAMA as LLAMA_HABITS
+from convert.tokenizer.family_quirks import LLAMA as LLAMA_HABITS
 from convert.weights.base import Weight
 
 LLAMA, MISTRAL, MIXTRAL = "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"

@@ -18,7 +18,7 @@ from convert.architectures.decoder.notes import decoder_notes
 from convert.architectures.decoder.places import layers
 from convert.architectures.decoder.rules import INV_FREQ, attention, ends, expert_stacks, in_layer
 from convert.architectures.minimax_m2.options import Options
-from convert.tokenizer.habits import Habits
+from convert.tokenizer.family_quirks import Habits
 
 _DEFAULTS: Mapping[str, Any] = {
     "max_position_embeddings": 196608, "num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 256,

@@ -12,7 +12,7 @@ from convert.architectures.mistral_large3.metadata import METADATA
 from convert.architectures.mistral_large3.names import logical
 from convert.architectures.rules import Drop
 from convert.checkpoint.model_config import MISTRAL_LARGE_3
-from convert.tokenizer.habits import Habits
+from convert.tokenizer.family_quirks import Habits
 
 VISION_PARTS = ("vision_encoder.", "vision_language_adapter.", "patch_merger.", "pre_mm_projector_norm.")
 """What the names of tensors begin with that a file of the text part does not have."""

@@ -15,9 +15,9 @@ from convert.architectures.deepseek2.metadata import GGUF_NAME
 from convert.architectures.deepseek2.metadata import METADATA as DEEPSEEK_METADATA
 from convert.architectures.deepseek2.metadata import read_metadata as read_deepseek
 from convert.architectures.mistral_large3.config import MistralConfig
-from gguf_tools import keys
-from gguf_tools.hparams import read_hparams
-from gguf_tools.values import Metadata, Value
+from gguf_tools.format import keys
+from gguf_tools.format.hparams import read_hparams
+from gguf_tools.format.values import Metadata, Value
 
 _YARN = (
     keys.ROPE_SCALING_TYPE,

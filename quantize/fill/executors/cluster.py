@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gguf_tools.cluster.connect import Cluster, open_cluster
-from gguf_tools.cluster.farm import Farm, ItemFailed, Pace
+from gguf_tools.cluster.scheduler import Farm, ItemFailed, Pace
 from gguf_tools.errors import ExecutionError
 from quantize.fill.chunks import ChunkTask
 from quantize.fill.executors.base import Done, WorkerSpec

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.ggml_types import Q4_0
+from gguf_tools.format.ggml_types import Q4_0
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import (
     ELEMS,
@@ -24,6 +24,7 @@ from quantize.formats.blocks_of_32.scales import (
     row_mean_squares,
 )
 from quantize.formats.search import search_symmetric
+from quantize.importances.weighting import Weighting
 from quantize.simd.half import to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, float_tile, int_tile, load, store
@@ -31,7 +32,6 @@ from quantize.simd.lanes import LANES, Floats, select, to_float
 from quantize.simd.packing import pack
 from quantize.simd.rounding import clamp, nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
-from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 16)])
 

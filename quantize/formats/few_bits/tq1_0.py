@@ -17,15 +17,15 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.ggml_types import TQ1_0
+from gguf_tools.format.ggml_types import TQ1_0
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.few_bits.ternary import ELEMS, ternary_codes
+from quantize.importances.weighting import Weighting
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, Floats, Ints, lane_numbers, select, splat, to_float
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
-from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("qs", "u1", 48), ("qh", "u1", 4), ("d", "<u2")])
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gguf_tools.ggml_types import F32
+from gguf_tools.format.ggml_types import F32
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_source, check_data, check_rows
+from quantize.importances.weighting import Weighting
 from quantize.simd.widening import widen as widen_items
-from quantize.weighting import Weighting
 
 BLOCK = np.dtype(np.float32)
 

@@ -20,10 +20,11 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.ggml_types import MXFP4
+from gguf_tools.format.ggml_types import MXFP4
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import ELEMS
 from quantize.formats.fp4.codes import ZERO, doubled_values, nearest_codes
+from quantize.importances.weighting import Weighting
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import float_tile, gather, int_tile, load, store
 from quantize.simd.lanes import (
@@ -40,7 +41,6 @@ from quantize.simd.lanes import (
 )
 from quantize.simd.packing import pack
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
-from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("e", "u1"), ("qs", "u1", 16)])
 

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.ggml_types import NVFP4
+from gguf_tools.format.ggml_types import NVFP4
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.fp4.codes import HALF, ZERO, doubled_values, first_best_codes, nearest_codes
+from quantize.importances.weighting import Weighting
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import float_tile, int_tile, store, tail
 from quantize.simd.lanes import (
@@ -42,7 +43,6 @@ from quantize.simd.lanes import (
 )
 from quantize.simd.packing import pack
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
-from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("d", "u1", 4), ("qs", "u1", 32)])
 

@@ -12,16 +12,16 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.ggml_types import Q8_KV
+from gguf_tools.format.ggml_types import Q8_KV
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, check_data
 from quantize.formats.blocks_of_32.scales import ZERO
+from quantize.formats.ik.levels.scale_search import inverse_of, power_of
 from quantize.formats.ik.rows import encode_rows
-from quantize.formats.ik.scale_search import inverse_of, power_of
+from quantize.importances.weighting import Weighting
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import load, store
 from quantize.simd.lanes import LANES, Floats, absolute, bits, maximum, select, splat, to_int
 from quantize.simd.rounding import nearest_float
-from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("qs", "i1", 32)])
 

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.ggml_types import GGMLType
+from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats.base import BlockRefused, Bytes, Floats32, Rows, as_source, check_rows
 from quantize.formats.blocks_of_32.scales import INFINITY
+from quantize.importances.weighting import Weighting
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_items import lowest_bit, mask_word
 from quantize.simd.lane_memory import IntTile
 from quantize.simd.lanes import LANES, Floats, absolute, any_lane
 from quantize.simd.tiles import store_blocks
-from quantize.weighting import Weighting
 
 
 def encode_rows(

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.ggml_types import IQ1_M
+from gguf_tools.format.ggml_types import IQ1_M
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.iq.grid_blocks import ELEMS
 from quantize.formats.iq.iq1 import (
@@ -48,6 +48,7 @@ from quantize.formats.iq.iq1 import (
 from quantize.formats.iq.iq1_search import GROUP, PointTables, point_tables
 from quantize.formats.k_quants.super_block import mean_square, weigh
 from quantize.formats.search import ZERO
+from quantize.importances.weighting import Weighting
 from quantize.simd.half import from_half_bits, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, gather, int_tile, tail
@@ -61,7 +62,6 @@ from quantize.simd.tiles import (
     padded_words,
     store_blocks,
 )
-from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("qs", "u1", 32), ("qh", "u1", 16), ("scales", "<u2", 4)])
 

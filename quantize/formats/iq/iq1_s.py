@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.ggml_types import IQ1_S
+from gguf_tools.format.ggml_types import IQ1_S
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.iq.grid_blocks import ELEMS, join_halves
@@ -44,6 +44,7 @@ from quantize.formats.iq.iq1 import (
 from quantize.formats.iq.iq1_search import GROUP, PointTables, point_tables
 from quantize.formats.k_quants.super_block import mean_square, weigh
 from quantize.formats.search import ZERO
+from quantize.importances.weighting import Weighting
 from quantize.simd.half import to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, gather, int_tile, tail
@@ -57,7 +58,6 @@ from quantize.simd.tiles import (
     padded_words,
     store_blocks,
 )
-from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 32), ("qh", "<u2", 8)])
 

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from quantize.formats.iq.grid_blocks import ELEMS, SubBlock
 from quantize.formats.iq.grids import Grid
-from quantize.formats.iq.grids.kept_answers import Answers, prepare_once
-from quantize.formats.iq.grids.kept_answers_of_8 import answer, prepare
+from quantize.formats.iq.grids.cached_search_4 import Answers, prepare_once
+from quantize.formats.iq.grids.cached_search_8 import answer, prepare
 from quantize.formats.iq.grids.neighbours import NOWHERE, GridTables
 from quantize.formats.search import ONE, ZERO
 from quantize.simd.half import halves_to_float32

@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.ggml_types import IQ2_S
+from gguf_tools.format.ggml_types import IQ2_S
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_blocks, encode_blocks
 from quantize.formats.iq import grids
 from quantize.formats.iq.grid_blocks import (
@@ -29,7 +29,7 @@ from quantize.formats.iq.grid_blocks import (
     join_halves,
     load_sub_block,
 )
-from quantize.formats.iq.grids.kept_answers import Answers
+from quantize.formats.iq.grids.cached_search_4 import Answers
 from quantize.formats.iq.grids.neighbours import GridTables, tables
 from quantize.formats.iq.iq2 import (
     decode_points,
@@ -37,6 +37,7 @@ from quantize.formats.iq.iq2 import (
     search_16,
 )
 from quantize.formats.k_quants.super_block import mean_square, weigh
+from quantize.importances.weighting import Weighting
 from quantize.simd.half import to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, float_tile, int_tile, tail
@@ -51,7 +52,6 @@ from quantize.simd.tiles import (
     padded_words,
     store_blocks,
 )
-from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 32), ("signs", "u1", 32), ("qh", "u1", 8), ("scales", "u1", 8)])
 

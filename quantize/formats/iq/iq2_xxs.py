@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.ggml_types import IQ2_XXS
+from gguf_tools.format.ggml_types import IQ2_XXS
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_blocks, encode_blocks
 from quantize.formats.iq import grids
 from quantize.formats.iq.grid_blocks import (
@@ -30,7 +30,7 @@ from quantize.formats.iq.grid_blocks import (
     join_halves,
     load_sub_block,
 )
-from quantize.formats.iq.grids.kept_answers import Answers
+from quantize.formats.iq.grids.cached_search_4 import Answers
 from quantize.formats.iq.grids.neighbours import GridTables, tables
 from quantize.formats.iq.iq2 import (
     Search,
@@ -42,6 +42,7 @@ from quantize.formats.iq.iq2 import (
 )
 from quantize.formats.k_quants.super_block import mean_square, weigh
 from quantize.formats.search import EMPTY, ZERO, search_positive
+from quantize.importances.weighting import Weighting
 from quantize.simd.half import to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, float_tile, int_tile, tail
@@ -55,7 +56,6 @@ from quantize.simd.tiles import (
     padded_words,
     store_blocks,
 )
-from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", [("indices", "u1", 4), ("signs_scale", "<u4")], 8)])
 

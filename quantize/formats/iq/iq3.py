@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from quantize.formats.iq.grid_blocks import ELEMS, SubBlock
 from quantize.formats.iq.grids import Grid
-from quantize.formats.iq.grids.kept_answers import Answers, answer, prepare, prepare_once
+from quantize.formats.iq.grids.cached_search_4 import Answers, answer, prepare, prepare_once
 from quantize.formats.iq.grids.neighbours import NOWHERE, GridTables
 from quantize.formats.search import ONE, ZERO
 from quantize.simd.kernel import inlinable

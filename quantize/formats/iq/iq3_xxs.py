@@ -22,7 +22,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.ggml_types import IQ3_XXS
+from gguf_tools.format.ggml_types import IQ3_XXS
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.iq import grids
@@ -33,7 +33,7 @@ from quantize.formats.iq.grid_blocks import (
     join_halves,
     load_sub_block,
 )
-from quantize.formats.iq.grids.kept_answers import Answers
+from quantize.formats.iq.grids.cached_search_4 import Answers
 from quantize.formats.iq.grids.neighbours import GridTables, tables
 from quantize.formats.iq.iq3 import (
     GROUPS,
@@ -47,6 +47,7 @@ from quantize.formats.iq.iq3 import (
     weigh_by_square,
 )
 from quantize.formats.k_quants.super_block import mean_square, weigh
+from quantize.importances.weighting import Weighting
 from quantize.simd.half import to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, tail
@@ -60,7 +61,6 @@ from quantize.simd.tiles import (
     padded_words,
     store_blocks,
 )
-from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 64), ("words", "<u4", 8)])
 

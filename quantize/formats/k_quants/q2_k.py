@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.ggml_types import Q2_K
+from gguf_tools.format.ggml_types import Q2_K
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.k_quants.super_block import (
@@ -29,13 +29,13 @@ from quantize.formats.k_quants.super_block import (
     weigh,
 )
 from quantize.formats.search import affine_codes, search_positive
+from quantize.importances.weighting import Weighting
 from quantize.simd.half import from_half_bits, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, store, tail
 from quantize.simd.lanes import LANES, absolute, shift_right_logical, to_float
 from quantize.simd.packing import codes_at, pack
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
-from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("scales", "u1", 16), ("qs", "u1", 64), ("d", "<u2"), ("dmin", "<u2")])
 

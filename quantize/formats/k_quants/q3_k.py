@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.ggml_types import Q3_K
+from gguf_tools.format.ggml_types import Q3_K
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.k_quants.super_block import ELEMS, fit_symmetric_sub_blocks, mean_square, weigh
@@ -29,6 +29,7 @@ from quantize.formats.search import (
     search_symmetric_of_any,
     symmetric_codes,
 )
+from quantize.importances.weighting import Weighting
 from quantize.simd.half import from_half_bits, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, store, tail
@@ -36,7 +37,6 @@ from quantize.simd.lanes import LANES, Floats, Ints, any_lane, select, splat, to
 from quantize.simd.packing import codes_at, pack
 from quantize.simd.rounding import clamp, nearest_float, nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
-from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("hmask", "u1", 32), ("qs", "u1", 64), ("scales", "u1", 12), ("d", "<u2")])
 

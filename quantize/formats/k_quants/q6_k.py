@@ -16,11 +16,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.ggml_types import Q6_K
+from gguf_tools.format.ggml_types import Q6_K
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.k_quants.super_block import ELEMS, fit_symmetric_sub_blocks
 from quantize.formats.search import EMPTY, ONE, farthest_from_zero, symmetric_codes
+from quantize.importances.weighting import Weighting
 from quantize.simd.half import from_half_bits, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, store, tail
@@ -28,7 +29,6 @@ from quantize.simd.lanes import LANES, any_lane, minimum, select, splat, to_floa
 from quantize.simd.packing import codes_at, pack
 from quantize.simd.rounding import nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
-from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", "<u2")])
 

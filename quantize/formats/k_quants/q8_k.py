@@ -16,17 +16,17 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gguf_tools.ggml_types import Q8_K
+from gguf_tools.format.ggml_types import Q8_K
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import ONE, ZERO
 from quantize.formats.search import farthest_from_zero
+from quantize.importances.weighting import Weighting
 from quantize.simd.kernel import kernel
 from quantize.simd.lane_memory import float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, bits, from_bits, minimum, select, splat, to_float
 from quantize.simd.packing import pack
 from quantize.simd.rounding import nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
-from quantize.weighting import Weighting
 
 BLOCK = np.dtype([("d", "<f4"), ("qs", "i1", 256), ("bsums", "<i2", 16)])
 

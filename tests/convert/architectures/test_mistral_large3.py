@@ -17,7 +17,7 @@ from convert.architectures.mistral_large3.names import logical
 from convert.tokenizer.pretokenizers import find_known
 from gguf_tools import open_gguf
 from gguf_tools.errors import BadConfig, BadTokenizer, MissingTensor, UnsupportedCheckpoint
-from gguf_tools.values import Kind
+from gguf_tools.format.values import Kind
 from tests.support import oracle
 from tests.support.checkpoints import formula, write_safetensors
 

@@ -13,7 +13,7 @@ import pytest
 from convert.architectures.arrange import HeadRows, Renamed, Stacked, TransposedHeadRows
 from convert.architectures.rules import Drop, Output, Rule, match, stacked
 from gguf_tools.errors import CheckpointError, MissingTensor, UnexpectedTensors
-from gguf_tools.ggml_types import BF16, F16, F32, GGMLType
+from gguf_tools.format.ggml_types import BF16, F16, F32, GGMLType
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from convert.metadata.model_card import read_model_card
 from convert.metadata.model_names import parse_model_name, title
 from convert.metadata.naming import default_file_name, fill_outfile_template
 from gguf_tools.errors import BadConfig, BadRequest
+from gguf_tools.format.values import Value
 from gguf_tools.look.model_size import ParameterCounts, count_parameters, rounded
-from gguf_tools.values import Value
 
 CONVERTED = Path(__file__).parents[2] / "golden" / "convert"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from convert.tokenizer.tokenizer import Tokenizer, read_tokenizer
-from gguf_tools.layout import FileLayout
-from gguf_tools.values import Value
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.values import Value
 from tests.support.tokenizer_files import tokenizer_json
 
 # A text with code, Chinese, Japanese, emoji, numbers, and what else cuts words in odd places.

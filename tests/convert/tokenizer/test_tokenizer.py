@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from convert.tokenizer.pretokenizers import KNOWN
-from gguf_tools.values import Kind
+from gguf_tools.format.values import Kind
 from tests.convert.tokenizer.small_tokenizers import TEXT, read, write_vocab_file
 from tests.support import oracle
 from tests.support.tokenizer_files import (

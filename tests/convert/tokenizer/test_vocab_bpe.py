@@ -9,7 +9,7 @@ import pytest
 
 from convert.tokenizer.vocab import TokenType
 from gguf_tools.errors import BadTokenizer
-from gguf_tools.values import Value
+from gguf_tools.format.values import Value
 from tests.convert.tokenizer.small_tokenizers import added, put, read, small, with_model
 
 NORMAL, CONTROL = TokenType.NORMAL, TokenType.CONTROL

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from convert.tokenizer.habits import LLAMA, NO_HABITS, Habits
+from convert.tokenizer.family_quirks import LLAMA, NO_HABITS, Habits
 from convert.tokenizer.tokenizer import Tokenizer, read_tokenizer
-from gguf_tools import keys
 from gguf_tools.errors import BadTokenizer
+from gguf_tools.format import keys
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(4)]
 TOKENS = ["<unk>", "<s>", "</s>", *BYTES, "▁", "a", "▁a"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from convert.tokenizer.byte_alphabet import ALPHABET, spelled
-from convert.tokenizer.habits import Habits
+from convert.tokenizer.family_quirks import Habits
 from convert.tokenizer.tokenizer import read_tokenizer
 from convert.tokenizer.vocab import TokenType, Vocab
 from convert.tokenizer.vocab_tiktoken import SPECIAL_TOKENS, merges_of, read_tiktoken_vocab

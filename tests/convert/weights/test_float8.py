@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from convert.weights.fp8 import CODE_VALUES, FACTS
 from convert.weights.kernels import Float8, decode_blocks
+from convert.weights.schemes.fp8 import CODE_VALUES, FACTS
 
 
 @pytest.mark.parametrize("divides", [False, True])

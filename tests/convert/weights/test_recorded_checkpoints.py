@@ -14,14 +14,14 @@ import convert
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights import open_weights
 from convert.weights.base import BlockWeight, Weight
-from convert.weights.fp4 import Fp4Weight
-from convert.weights.fp8 import Fp8Weight
-from convert.weights.int4_row_pairs import RowPairWeight
 from convert.weights.integers import Int8Weight
-from convert.weights.packed_integers import PackedWeight
 from convert.weights.plain import PlainWeight
+from convert.weights.schemes.fp4 import Fp4Weight
+from convert.weights.schemes.fp8 import Fp8Weight
+from convert.weights.schemes.int4_row_pairs import RowPairWeight
+from convert.weights.schemes.packed_integers import PackedWeight
 from gguf_tools.errors import CheckpointError
-from gguf_tools.ggml_types import F32, MXFP4
+from gguf_tools.format.ggml_types import F32, MXFP4
 from quantize.formats.fp4 import mxfp4
 from tests.support.checkpoints import write_checkpoint
 from tests.support.golden_checkpoints import cases_in, expected_weights, folder_of

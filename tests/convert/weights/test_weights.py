@@ -14,11 +14,11 @@ import pytest
 import convert
 from convert.weights import MODULES, all_loaders
 from convert.weights.base import Weight, WeightsLoader
-from convert.weights.fp8 import CODE_VALUES, Fp8Weight
 from convert.weights.model_weights import ModelWeights
 from convert.weights.plain import PlainWeight
+from convert.weights.schemes.fp8 import CODE_VALUES, Fp8Weight
 from gguf_tools.errors import BadConfig, CheckpointError, MissingTensor, UnsupportedCheckpoint
-from gguf_tools.ggml_types import BF16, F16, F32
+from gguf_tools.format.ggml_types import BF16, F16, F32
 from tests.support.checkpoints import dequantize_fp8, quantize_fp8, write_checkpoint
 
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}

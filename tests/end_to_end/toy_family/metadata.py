@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from convert.architectures.base import Key
-from gguf_tools import keys
-from gguf_tools.values import Value
+from gguf_tools.format import keys
+from gguf_tools.format.values import Value
 
 METADATA: tuple[Key, ...] = (
     Key(keys.BLOCK_COUNT, Value.u32, lambda c, o: c.num_hidden_layers),

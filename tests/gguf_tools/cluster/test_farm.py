@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gguf_tools.cluster import at_work
+from gguf_tools.cluster import worker as at_work
 from gguf_tools.cluster.connect import Cluster, open_cluster
-from gguf_tools.cluster.farm import Farm, ItemFailed, Pace
 from gguf_tools.cluster.job import PostedJob, job_path, posted
+from gguf_tools.cluster.scheduler import Farm, ItemFailed, Pace
 from gguf_tools.errors import BadRequest, ClusterError
 from tests.gguf_tools.cluster import jobs
 from tests.gguf_tools.cluster.jobs import Doubling

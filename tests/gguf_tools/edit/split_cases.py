@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gguf_tools import TensorInfo, Value, keys
-from gguf_tools import ggml_types as types
+from gguf_tools import TensorInfo, Value
+from gguf_tools.format import ggml_types as types
+from gguf_tools.format import keys
 from tests.gguf_tools.sample_files import METADATA, TENSORS, write_file
 
 Contents = tuple[dict[str, Value], tuple[TensorInfo, ...]]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_tools import Value, keys
+from gguf_tools import Value
 from gguf_tools.edit.assignments import parse_assignment
 from gguf_tools.edit.header_edits import (
     Change,
@@ -21,7 +21,8 @@ from gguf_tools.edit.header_edits import (
     set_values,
 )
 from gguf_tools.errors import BadRequest
-from gguf_tools.key_kinds import expected_kinds
+from gguf_tools.format import keys
+from gguf_tools.format.key_kinds import expected_kinds
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 METADATA = {

@@ -16,9 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gguf_tools import FileLayout, GGUFFile, TensorInfo, Value, keys, open_gguf
-from gguf_tools import ggml_types as types
-from gguf_tools.copying import copy_range
+from gguf_tools import FileLayout, GGUFFile, TensorInfo, Value, open_gguf
 from gguf_tools.edit import in_place, rewrite
 from gguf_tools.edit.assignments import parse_assignment
 from gguf_tools.edit.header_edits import Edit, remove_keys, rename_tensors, set_values
@@ -26,7 +24,10 @@ from gguf_tools.edit.model_edits import Outcome, edit_model, recover
 from gguf_tools.edit.rewrite import write_files
 from gguf_tools.edit.split import split_files
 from gguf_tools.errors import BadRequest, FormatError, OutputError, ToolkitError, TruncatedError
-from gguf_tools.header import Endian, align_up, encode_header
+from gguf_tools.files.copying import copy_range
+from gguf_tools.format import ggml_types as types
+from gguf_tools.format import keys
+from gguf_tools.format.header import Endian, align_up, encode_header
 from tests.gguf_tools.sample_files import METADATA, TENSORS, finite_bytes, write_file
 from tests.support.killing import Mode, killed_at
 
@@ -419,7 +420,9 @@ def test_a_full_disk_leaves_everything(
     path: Path, tmp_path: Path, edit: Edit, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = content(tmp_path)
-    monkeypatch.setattr("gguf_tools.writer._fallocate", lambda fd, n_bytes: os.ftruncate(fd, 0) is None)
+    monkeypatch.setattr(
+        "gguf_tools.files.partial_file._fallocate", lambda fd, n_bytes: os.ftruncate(fd, 0) is None
+    )
     with file_size_limit(limit), pytest.raises(OutputError, match=r"can't be written.*File too large"):
         edit_model(path, edit)
     assert content(tmp_path) == before

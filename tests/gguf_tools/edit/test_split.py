@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_tools import GGUFFile, TensorInfo, Value, keys, open_gguf, shards
-from gguf_tools import ggml_types as types
-from gguf_tools.cli import main
+from gguf_cli.main import main
+from gguf_tools import GGUFFile, TensorInfo, Value, open_gguf
 from gguf_tools.edit.rewrite import write_files
 from gguf_tools.edit.split import group_tensors, merged_file, split_files
 from gguf_tools.errors import BadRequest, FormatError, OutputError
-from gguf_tools.header import Endian
+from gguf_tools.format import ggml_types as types
+from gguf_tools.format import keys, shards
+from gguf_tools.format.header import Endian
 from tests.gguf_tools.edit.split_cases import CASES, INPUTS, hashes, make_input
 from tests.gguf_tools.sample_files import METADATA, TENSORS, write_file
 

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gguf_cli.main import main
 from gguf_tools import FileLayout, Kind, TensorInfo, Value, open_gguf
-from gguf_tools import ggml_types as types
-from gguf_tools.cli import main
-from gguf_tools.header import decode_header
+from gguf_tools.format import ggml_types as types
+from gguf_tools.format.header import decode_header
 from gguf_tools.scan import Finding, Level, as_text, scan
 from gguf_tools.scan.characters import deceiving_characters, skeleton
 from gguf_tools.scan.findings import capped

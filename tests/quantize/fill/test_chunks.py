@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_tools.ggml_types import F32, Q4_K, Q8_0
-from gguf_tools.layout import TensorInfo
+from gguf_tools.format.ggml_types import F32, Q4_K, Q8_0
+from gguf_tools.format.layout import TensorInfo
 from quantize.fill.chunks import TensorChunks
 
 TYPES = [F32, Q8_0, Q4_K]

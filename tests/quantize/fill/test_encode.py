@@ -10,11 +10,11 @@ import numpy.typing as npt
 import pytest
 
 from gguf_tools.errors import BadWeights
-from gguf_tools.ggml_types import F32, GGMLType, by_name
+from gguf_tools.format.ggml_types import F32, GGMLType, by_name
 from quantize.fill import encode
 from quantize.fill.chunks import RowRange
 from quantize.fill.encode import FillJob, Target, encode_rows, encode_strips, strips
-from quantize.importance import Importance, ResolvedImportance
+from quantize.importances.entries import Importance, ResolvedImportance
 from tests.quantize import codecs
 from tests.support import samples
 

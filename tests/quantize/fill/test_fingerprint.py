@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gguf_tools.claim import first_difference
-from gguf_tools.inputs import InputWatch
-from gguf_tools.layout import FileLayout
+from gguf_tools.files.inputs import InputWatch
+from gguf_tools.files.run_lock import first_difference
+from gguf_tools.format.layout import FileLayout
 from quantize.fill import fingerprint
 from quantize.fill.encode import FillJob
 

@@ -17,14 +17,14 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from gguf_tools import journal as journal_module
 from gguf_tools.errors import ExecutionError, OutputError
-from gguf_tools.ggml_types import F32, Q8_0, GGMLType
-from gguf_tools.journal import Journal
+from gguf_tools.files import journal as journal_module
+from gguf_tools.files.journal import Journal
+from gguf_tools.format.ggml_types import F32, Q8_0, GGMLType
+from gguf_tools.format.shards import open_gguf
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Value
 from gguf_tools.progress import Progress, no_progress
-from gguf_tools.shards import open_gguf
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Value
 from quantize.fill.encode import FillJob
 from quantize.fill.options import FillOptions
 from quantize.fill.outputs import Written, write_outputs

@@ -10,14 +10,14 @@ from threading import Event
 import numpy as np
 import pytest
 
-from gguf_tools.ggml_types import BF16, F32, Q4_0, Q8_0, by_name
-from gguf_tools.tensors import TensorInfo
+from gguf_tools.format.ggml_types import BF16, F32, Q4_0, Q8_0, by_name
+from gguf_tools.format.tensors import TensorInfo
 from quantize.fill import outputs, precompile
 from quantize.fill.encode import FillJob
 from quantize.fill.options import FillOptions
 from quantize.fill.outputs import write_outputs
 from quantize.fill.precompile import Encoding, compile_all
-from quantize.importance import Importance, ResolvedImportance
+from quantize.importances.entries import Importance, ResolvedImportance
 from quantize.prepare import lay_out
 from tests.support import samples
 
@@ -29,8 +29,8 @@ import numpy as np
 from quantize.formats import get_format
 from quantize.fill.precompile import Encoding
 from quantize.fill.sources import FLOAT_DTYPES
-from quantize.weighting import ColumnWeights
-from gguf_tools.ggml_types import F32, by_name
+from quantize.importances.weighting import ColumnWeights
+from gguf_tools.format.ggml_types import F32, by_name
 
 def signatures():
     modules = [module for name, module in sys.modules.items() if name.startswith("quantize.formats")]

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_tools.ggml_types import BF16, F16, F32, Q4_0, Q4_K, Q6_K, Q8_0
-from gguf_tools.inputs import InputWatch
-from gguf_tools.layout import FileLayout
-from gguf_tools.shards import layouts_of, open_gguf, shard_paths
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Kind, Value
-from gguf_tools.writer import GGUFWriter
+from gguf_tools.files.inputs import InputWatch
+from gguf_tools.files.partial_file import GGUFWriter
+from gguf_tools.format.ggml_types import BF16, F16, F32, Q4_0, Q4_K, Q6_K, Q8_0
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import layouts_of, open_gguf, shard_paths
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Kind, Value
 from quantize.fill.digests import UNKNOWN, RowsDigest
 from quantize.fill.encode import FillJob
 from quantize.fill.fingerprint import describe_run
@@ -28,7 +28,7 @@ from quantize.fill.provenance import (
     read_provenance,
     tensor_provenance,
 )
-from quantize.importance import Importance, ResolvedImportance
+from quantize.importances.entries import Importance, ResolvedImportance
 from tests.support import samples
 
 INFO = TensorInfo("blk.0.ffn_up_exps.weight", (2, 4, 64), Q4_0)

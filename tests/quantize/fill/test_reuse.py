@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from gguf_tools.errors import BadTensor, ExecutionError, OutputError, ToolkitError, TruncatedError
-from gguf_tools.ggml_types import F32, Q4_0, Q4_1, Q8_0, GGMLType
-from gguf_tools.header import Endian
-from gguf_tools.shards import open_gguf, shard_paths
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Value
-from gguf_tools.writer import PartialFile
+from gguf_tools.files.partial_file import PartialFile
+from gguf_tools.format.ggml_types import F32, Q4_0, Q4_1, Q8_0, GGMLType
+from gguf_tools.format.header import Endian
+from gguf_tools.format.shards import open_gguf, shard_paths
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Value
 from quantize.fill import filling
 from quantize.fill.chunks import RowRange
 from quantize.fill.digests import UNKNOWN, RowsDigest
@@ -27,7 +27,7 @@ from quantize.fill.encode import FillJob, Target, encode_strips
 from quantize.fill.options import FillOptions
 from quantize.fill.outputs import Written, write_outputs
 from quantize.fill.provenance import PROVENANCE_KEY, provenance_value, read_provenance
-from quantize.importance import Importance, ResolvedImportance
+from quantize.importances.entries import Importance, ResolvedImportance
 from quantize.prepare import lay_out
 from tests.support import samples
 from tests.support.killing import Mode, killed_at

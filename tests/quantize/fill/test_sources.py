@@ -8,13 +8,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gguf_tools.endian import swap_bytes
 from gguf_tools.errors import QuantError
-from gguf_tools.ggml_types import by_name
-from gguf_tools.layout import FileLayout
-from gguf_tools.shards import open_gguf
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.writer import GGUFWriter
+from gguf_tools.files.partial_file import GGUFWriter
+from gguf_tools.format.endian import swap_bytes
+from gguf_tools.format.ggml_types import by_name
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.shards import open_gguf
+from gguf_tools.format.tensors import TensorInfo
 from quantize.fill.sources import GGUFTensor
 from tests.quantize.codecs import decode, encode
 from tests.support import samples

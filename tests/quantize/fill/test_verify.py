@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_tools.endian import swap_bytes
 from gguf_tools.errors import BadTensor, BadWeights, OutputError
-from gguf_tools.ggml_types import F32, GGMLType, by_name
-from gguf_tools.header import Endian
-from gguf_tools.layout import FileLayout
-from gguf_tools.tensors import TensorInfo
+from gguf_tools.format.endian import swap_bytes
+from gguf_tools.format.ggml_types import F32, GGMLType, by_name
+from gguf_tools.format.header import Endian
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.tensors import TensorInfo
 from quantize.fill import verify
 from quantize.fill.chunks import ChunkTable, RowRange
 from quantize.fill.encode import FillJob, encode_rows
@@ -34,7 +34,7 @@ from quantize.fill.verify import (
 )
 from quantize.formats import available
 from quantize.formats.codecs import CODECS, ignores_importances, requires_importances
-from quantize.importance import Importance, ResolvedImportance
+from quantize.importances.entries import Importance, ResolvedImportance
 from tests.quantize.codecs import block_dtype, decode, encode
 from tests.support import samples
 

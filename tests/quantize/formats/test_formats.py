@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 import quantize.formats
 from gguf_tools.errors import BadWeights, NeedsImportance, QuantError, ShapeError
-from gguf_tools.ggml_types import TYPES
-from gguf_tools.scales import SCALES, count_nonfinite
+from gguf_tools.format.ggml_types import TYPES
+from gguf_tools.format.scales import SCALES, count_nonfinite
 from quantize.formats import available, get_format
 from quantize.formats.base import QuantFormat
 from quantize.formats.codecs import CODECS, ignores_importances, requires_importances
-from quantize.weighting import ColumnWeights
+from quantize.importances.weighting import ColumnWeights
 from tests import naive
 from tests.quantize.codecs import OF_LLAMA, block_dtype, decode, encode
 from tests.support import oracle, samples
@@ -79,7 +79,7 @@ def test_format_is_what_the_registry_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in available() if name in SCALES])
 def test_the_scales_that_checks_look_at_are_those_of_the_block(name: str) -> None:
-    """Where a type keeps its floats, gguf_tools.scales must know without the codecs, which know it too."""
+    """Where a type keeps its floats, scales.py must know without the codecs, which know it too."""
     block = block_dtype(name)
     fields = dict(block.fields or {"x": (block, 0)})
     floats = {key: offset for key, (_, offset) in fields.items() if key in ("x", "d", "dmin", "m", "e")}

@@ -11,12 +11,12 @@ import numpy.typing as npt
 import pytest
 
 from gguf_tools.errors import QuantError, ShapeError
-from gguf_tools.ggml_types import by_name
-from gguf_tools.scales import SCALES
+from gguf_tools.format.ggml_types import by_name
+from gguf_tools.format.scales import SCALES
 from quantize.formats import available, decodable, encodable, get_decoder, get_format
 from quantize.formats.codecs import CODECS, DECODERS, INTERLEAVED, requires_importances
-from quantize.formats.ik.interleaved import base_of, from_base, to_base
-from quantize.weighting import ColumnWeights
+from quantize.formats.ik.interleaved.interleaved import base_of, from_base, to_base
+from quantize.importances.weighting import ColumnWeights
 from tests import naive
 from tests.quantize.codecs import OF_IK
 

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pytest
 
 from quantize.formats.codecs import CODECS
-from quantize.formats.ik.trellis import START, walks
-from quantize.formats.ik.trellis_rows import Trellis
+from quantize.formats.ik.trellis.rows import Trellis
+from quantize.formats.ik.trellis.trellis import START, walks
 from quantize.simd.lanes import LANES
 from tests.quantize.codecs import decode, encode
 from tests.support import samples

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_tools import ggml_types as types
 from gguf_tools import open_gguf
 from gguf_tools.errors import BadRequest, ExecutionError, QuantError
-from gguf_tools.ggml_types import F16, F32, Q4_0, Q4_K, Q5_0, Q8_0, GGMLType
-from gguf_tools.shards import layouts_of, shard_paths
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Value
-from gguf_tools.writer import GGUFWriter
+from gguf_tools.files.partial_file import GGUFWriter
+from gguf_tools.format import ggml_types as types
+from gguf_tools.format.ggml_types import F16, F32, Q4_0, Q4_K, Q5_0, Q8_0, GGMLType
+from gguf_tools.format.shards import layouts_of, shard_paths
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Value
 from quantize.fill.provenance import PROVENANCE_KEY, provenance_value
 from quantize.mla_layout.layouts import HeadSizes, tensor_name
 from quantize.mla_layout.pipeline import change_layout

@@ -10,9 +10,9 @@ import pytest
 
 from gguf_tools import open_gguf
 from gguf_tools.errors import NeedsImportance
-from gguf_tools.ggml_types import Q4_0, Q5_0, Q8_0, GGMLType
-from gguf_tools.tensors import TensorInfo
-from quantize.importance import Importance
+from gguf_tools.format.ggml_types import Q4_0, Q5_0, Q8_0, GGMLType
+from gguf_tools.format.tensors import TensorInfo
+from quantize.importances.entries import Importance
 from quantize.mla_layout.layouts import HeadSizes, roles_in, tensor_name
 from quantize.mla_layout.names import MLALayout
 from quantize.mla_layout.pipeline import LayoutOptions, change_layout, prepare

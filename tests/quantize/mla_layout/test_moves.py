@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gguf_tools.errors import BadOverride
-from gguf_tools.ggml_types import BF16, F16, F32, Q4_0, Q4_K, Q5_0, Q8_0
-from gguf_tools.tensors import TensorInfo
+from gguf_tools.format.ggml_types import BF16, F16, F32, Q4_0, Q4_K, Q5_0, Q8_0
+from gguf_tools.format.tensors import TensorInfo
 from quantize.mla_layout.layouts import HeadSizes, tensors_by_layer
 from quantize.mla_layout.moves import How, plan_moves
 from quantize.mla_layout.names import MLALayout

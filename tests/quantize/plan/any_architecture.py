@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from gguf_tools import keys
-from gguf_tools.ggml_types import by_name
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Metadata, Value
-from quantize.importance import Importance
+from gguf_tools.format import keys
+from gguf_tools.format.ggml_types import by_name
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata, Value
+from quantize.importances.entries import Importance
 from quantize.plan.plan import in_file_order
 from quantize.plan.recipes import RECIPES
 

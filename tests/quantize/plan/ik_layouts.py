@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gguf_tools.layout import FileLayout
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Metadata
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata
 from tests.quantize.plan.any_architecture import metadata_of, tensors_of
 from tests.quantize.plan.layouts import HIDDEN, LAYOUTS, LORA, Layout
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gguf_tools.ggml_types import BF16
-from gguf_tools.layout import FileLayout
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Metadata, Value
+from gguf_tools.format.ggml_types import BF16
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata, Value
 from quantize.plan.model_facts import ModelFacts
 
 N_LAYERS = 27

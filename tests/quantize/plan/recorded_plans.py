@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from gguf_tools.ggml_types import F32, by_name
-from gguf_tools.tensors import TensorInfo
-from quantize.importance import Importance
+from gguf_tools.format.ggml_types import F32, by_name
+from gguf_tools.format.tensors import TensorInfo
+from quantize.importances.entries import Importance
 from quantize.plan.model_facts import ModelFacts
 from quantize.plan.plan import in_file_order
 

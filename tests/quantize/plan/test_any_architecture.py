@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from gguf_tools.errors import BadRequest, NoFallback
-from gguf_tools.ggml_types import BF16, F32
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Value
+from gguf_tools.format.ggml_types import BF16, F32
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Value
+from quantize.plan.architecture_rules import OWN_RULES
 from quantize.plan.model_facts import LAYERS_OF_70B, ModelFacts
-from quantize.plan.own_rules import OWN_RULES
 from quantize.plan.plan import Plan, PlanOptions, build_plan
 from quantize.plan.recipes import RECIPES
 from quantize.roles import tensor_role

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from gguf_tools.errors import BadRequest
-from gguf_tools.ggml_types import by_name
-from quantize.importance import Importance
+from gguf_tools.format.ggml_types import by_name
+from quantize.importances.entries import Importance
 from quantize.plan.decide import Candidate, decide
 from quantize.plan.ik_recipes import IK_RECIPES
 from quantize.plan.model_facts import ModelFacts

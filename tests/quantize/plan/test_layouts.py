@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quantize.importance import Importance
+from quantize.importances.entries import Importance
 from quantize.plan.plan import build_plan
 from quantize.plan.recipes import RECIPES
 from tests.quantize.plan.layouts import LAYOUTS, Layout

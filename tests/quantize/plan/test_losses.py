@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from gguf_tools.errors import BadRequest, FormatError
-from gguf_tools.ggml_types import F32
-from gguf_tools.tensors import TensorInfo
-from quantize.plan.losses import Losses, TensorLosses, read_losses, write_losses
+from gguf_tools.format.ggml_types import F32
+from gguf_tools.format.tensors import TensorInfo
+from quantize.plan.sensitivities import Losses, TensorLosses, read_losses, write_losses
 from tests.quantize.model_files import made_up_losses
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gguf_tools.errors import BadOverride
-from gguf_tools.values import Value
+from gguf_tools.format.values import Value
 from quantize.plan.overrides import (
     find_override,
     idle_overrides,

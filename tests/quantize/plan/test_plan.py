@@ -8,10 +8,10 @@ import pytest
 
 from gguf_tools.errors import BadImportance, BadOverride, BadRequest, NeedsImportance, NoFallback
 from gguf_tools.findings import Level
-from gguf_tools.ggml_types import BF16, F16, F32, I2_S, Q4_K, Q6_K, Q8_0, by_name
-from gguf_tools.tensors import TensorInfo
-from gguf_tools.values import Value
-from quantize.importance import Importance
+from gguf_tools.format.ggml_types import BF16, F16, F32, I2_S, Q4_K, Q6_K, Q8_0, by_name
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Value
+from quantize.importances.entries import Importance
 from quantize.plan.converter_types import outtype_plan, resolve_outtype
 from quantize.plan.findings import Kind, without_codec
 from quantize.plan.model_facts import ModelFacts

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gguf_tools.errors import BadOverride, BadRequest
-from gguf_tools.ggml_types import F16, Q5_0, Q8_0
+from gguf_tools.format.ggml_types import F16, Q5_0, Q8_0
 from quantize.plan.decide import PlanOptions
 from quantize.plan.overrides import parse_overrides
 from quantize.plan.recipe_files import find_mixture, is_recipe_file, read_recipe_file

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from gguf_cli.arguments.list_of_types import recipe_lines
 from gguf_tools.errors import BadRequest
-from gguf_tools.ggml_types import by_name
+from gguf_tools.format.ggml_types import by_name
 from quantize.formats.codecs import CODECS
-from quantize.list_of_types import recipe_lines
 from quantize.plan.fallback import fit
 from quantize.plan.overrides import parse_override
 from quantize.plan.recipes import ALIASES, RECIPES, find_recipe

@@ -68,7 +68,7 @@ def add_constant(source: str) -> str:
         ("quantize.formats.iq.grids.neighbours", {"quantize.formats.iq.iq2_xs"}),
         ("quantize.formats.fp4.mxfp4", set()),
         ("quantize.formats.codecs", set()),
-        ("gguf_tools.ggml_types", set()),
+        ("gguf_tools.format.ggml_types", set()),
     ],
 )
 def test_a_change_marks_what_is_made_of_it(copy: Copy, changed: str, stale: set[str]) -> None:

@@ -326,7 +326,7 @@ def test_nearest_float_is_nearest_int_where_it_may_be_used() -> None:
 KERNEL = """
 import numpy as np
 from quantize.formats.k_quants import q4_k
-from quantize.weighting import ColumnWeights
+from quantize.importances.weighting import ColumnWeights
 rows = np.linspace(-1, 1, 512, dtype=np.float32).reshape(2, 256)
 blocks = q4_k.encode(rows, ColumnWeights(np.ones(256, np.float32)))
 stats = q4_k._quantize_weighted.stats

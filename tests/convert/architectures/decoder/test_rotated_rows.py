@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from convert.architectures.decoder.rotated_rows import PairedRows, PairedVector, paired
-from gguf_tools.ggml_types import F32, GGMLType
+from gguf_tools.format.ggml_types import F32, GGMLType
 
 HEADS, HEAD_ROWS, COLS = 3, 8, 5
 

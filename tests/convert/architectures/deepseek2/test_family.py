@@ -28,8 +28,8 @@ from gguf_tools.errors import (
     UnexpectedTensors,
     UnsupportedCheckpoint,
 )
-from gguf_tools.ggml_types import BF16, F32
-from gguf_tools.values import Kind
+from gguf_tools.format.ggml_types import BF16, F32
+from gguf_tools.format.values import Kind
 from tests.convert.cases import CASES
 from tests.support.checkpoints import (
     STYLES,

@@ -17,7 +17,7 @@ from convert.architectures.deepseek2.metadata import read_metadata
 from convert.architectures.deepseek2.options import Options
 from convert.architectures.deepseek2.rules import RULES
 from gguf_tools.errors import BadRequest, FormatError, MissingTensor, UnsupportedCheckpoint
-from gguf_tools.values import Metadata, Value
+from gguf_tools.format.values import Metadata, Value
 from tests.support.checkpoints import STYLES
 
 LAYOUTS = ("split", "both", "none")

@@ -1,0 +1,48 @@
+"""Files of the same types and size whose errors the model notices less, and the types that a size deserves.
+
+>>> import calibrate, quantize
+>>> calibration = calibrate.Calibration("text.txt")
+>>> result = quantize.quantize("model-bf16.gguf", "model-Q4_K_M.gguf", "Q4_K_M", calibration=calibration)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gguf_tools.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from calibrate.calibration import Calibration
+    from calibrate.sensitivity.measure import SensitivityOptions, sensitivity
+    from forward.options import ForwardOptions
+    from forward.text.tokens import Cut
+    from gguf_tools import __version__
+    from gguf_tools.errors import ToolkitError
+    from gguf_tools.progress import Reporter
+    from quantize.plan.sensitivities import Losses
+
+__all__ = [
+    "Calibration",
+    "Cut",
+    "ForwardOptions",
+    "Losses",
+    "Reporter",
+    "SensitivityOptions",
+    "ToolkitError",
+    "__version__",
+    "sensitivity",
+]
+
+_HOMES = {
+    "Calibration": "calibrate.calibration",
+    "Cut": "forward.text.tokens",
+    "ForwardOptions": "forward.options",
+    "Losses": "quantize.plan.sensitivities",
+    "Reporter": "gguf_tools.progress",
+    "SensitivityOptions": "calibrate.sensitivity.measure",
+    "ToolkitError": "gguf_tools.errors",
+    "__version__": "gguf_tools",
+    "sensitivity": "calibrate.sensitivity.measure",
+}
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

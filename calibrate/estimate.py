@@ -1,0 +1,209 @@
+"""What a calibrated run will need: memory, disk and time, told from shapes and one short measurement.
+
+Time is that of the arithmetic: products of the forward and the backward pass, of second moments and of their
+factors at the speed that this machine multiplies at, and rounding at the rates below. Expect it to be right
+within a factor of 1.5 on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from calibrate.choices import Choices
+from calibrate.footprint import Shapes, is_expert, memory_bytes
+from calibrate.run.experts import experts_at_once
+from calibrate.run.streams import state_bytes
+from calibrate.statistics.covariances import BLOCK_ROWS
+from calibrate.statistics.gradient_factors import gradient_text
+from calibrate.statistics.inputs import HELD_ROWS
+from forward.layers.matmul_backend import fast_products
+from forward.text.tokens import Text
+from gguf_tools.findings import Finding, Level
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.text import size_text
+from quantize.roles import layer_of
+
+_PROBE, _PROBES = 1024, 4
+"""Number of rows and columns of the matrices whose product is timed, and how often."""
+
+_EFFICIENCY = 0.6
+"""Speed of a pass over that of one large product: chunks are small, and there is more to do than products."""
+
+_ATTENTION_PASSES = 4
+"""How often the attention of a layer is computed where the model that is being written is followed: up to its
+first matrices, up to those of heads, up to the last one, and as a whole."""
+
+_OTHER_PASSES = 4 / 3
+"""The same for what follows: once in the original, and in the other gate and up once, then all of them."""
+
+_BACKWARD = 4
+"""Cost of gradients, in forward passes."""
+
+_HELD_PRODUCTS = 5
+"""Products with the rows that are held back, for each matrix."""
+
+
+_LEAST_TOKENS = 32768
+"""Tokens that are enough for 256 columns: the sample model's figures were measured with these."""
+
+_LARGE = 2
+"""A text is large with more than this many times the tokens that are enough."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What rounding takes: microseconds for each weight, and those for each of its row's columns, per thread.
+
+    Measured on an AMD EPYC with AVX-512, one core.
+    """
+
+    weight: float
+    column: float
+
+    def seconds(self, info: TensorInfo) -> float:
+        return 1e-6 * info.n_elems * (self.weight + self.column * info.n_cols)
+
+
+_ONE_SIDED = {"scalar": Rounding(0.13, 5e-5), "grid": Rounding(0.73, 2.5e-5)}
+_TWO_SIDED = {"scalar": Rounding(0.20, 1e-4), "grid": Rounding(0.86, 1e-4)}
+"""Rates of types whose weights stand alone and of types with grids, from one side and from both."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a run computes.
+
+    flops    floating point operations of matrix products
+    seconds  of rounding, on one thread
+    """
+
+    flops: float
+    seconds: float
+
+    def seconds_on(self, n_threads: int, speed: float, rounding_threads: int) -> float:
+        """Return how long it takes.
+
+        speed             products of one thread, operations a second
+        rounding_threads  how many of the threads have something to round
+        """
+        return self.flops / (_EFFICIENCY * speed * n_threads) + self.seconds / rounding_threads
+
+
+def estimate_lines(choices: Choices, shapes: Shapes, text: Text, n_threads: int) -> Iterator[str]:
+    """Yield what a run needs."""
+    made, network = shapes.made, shapes.network
+    n_models = 2 if choices.sequential else 1
+    dtype = getattr(torch, choices.forward.dtype)
+    in_memory, on_disk = state_bytes(text, network, dtype, n_models)
+    fits = in_memory <= choices.forward.memory_bytes
+    memory = memory_bytes(choices, shapes, text, n_threads)
+    disk = on_disk if fits else in_memory
+    if choices.two_sided or choices.embedding:
+        n_values = gradient_text(text).inputs.size * network.state_size
+        disk += 4 * n_values * (network.n_layers + 6) + _covariance_bytes(made)
+    seconds = calibration_seconds(choices, shapes, text, n_threads, flops_per_second())
+    yield f"calibration: {text.inputs.size:,} tokens in {text.n_chunks} chunks"
+    yield f"  memory  about {size_text(memory)}"
+    yield f"  disk    {size_text(disk)} beside the output, until it is done"
+    yield f"  time    about {time_text(seconds)} on {n_threads} threads"
+
+
+def large_text_findings(choices: Choices, shapes: Shapes, text: Text, n_threads: int) -> Iterator[Finding]:
+    """Yield, of a text larger than the model needs, how long it takes and how many chunks would do."""
+    enough = -(-enough_tokens(shapes) // text.chunk_size)
+    if text.n_chunks <= _LARGE * enough:
+        return
+    part, speed = Text(text.tokens[:enough], text.inputs[:enough]), flops_per_second()
+    whole, short = (
+        time_text(calibration_seconds(choices, shapes, each, n_threads, speed)) for each in (text, part)
+    )
+    yield Finding(
+        "large text",
+        f"the text has {text.n_chunks:,} chunks, which take about {whole} on {n_threads} threads; --chunks"
+        f" {enough} shows every matrix as many tokens as it has columns, and takes about {short}",
+        Level.NOTE,
+    )
+
+
+def enough_tokens(shapes: Shapes) -> int:
+    """Return how many tokens show every matrix as many rows as it has columns, on average."""
+    return max([_LEAST_TOKENS, *(math.ceil(info.n_cols / shapes.share(info)) for info in shapes.made)])
+
+
+def calibration_seconds(choices: Choices, shapes: Shapes, text: Text, n_threads: int, speed: float) -> float:
+    """Return how long a run takes, if one thread multiplies at `speed` operations a second."""
+    return work_of(choices, shapes, text).seconds_on(n_threads, speed, _rounding_threads(shapes, n_threads))
+
+
+def _rounding_threads(shapes: Shapes, n_threads: int) -> int:
+    """Return how many threads have something to round: gate and up of the experts that are made together."""
+    experts = [info.n_cols for info in shapes.made if is_expert(info)]
+    most = 2 * experts_at_once(max(experts), n_threads) if experts else n_threads
+    return min(n_threads, most)
+
+
+def work_of(choices: Choices, shapes: Shapes, text: Text) -> Work:
+    """Return what a run computes, all products and all rounding."""
+    n_tokens, followed = text.inputs.size, choices.sequential
+    active, attention = 0.0, 0.0
+    for info in shapes.infos:
+        if layer_of(info.name) is not None:
+            active += info.n_elems * shapes.share(info)
+            attention += info.n_elems if ".attn_" in info.name else 0
+    if followed:
+        passes = _ATTENTION_PASSES * attention + _OTHER_PASSES * (active - attention)
+        flops = 2 * 2 * passes * n_tokens
+    else:
+        flops = 2 * active * n_tokens
+    if choices.two_sided or choices.embedding:
+        flops += 2 * active * gradient_text(text).inputs.size * (1 + _BACKWARD)
+    rates, rounding = _TWO_SIDED if choices.two_sided else _ONE_SIDED, 0.0
+    for info in shapes.made:
+        n_mats, n_cols = info.n_mats, info.n_cols
+        flops += 2 * n_cols**2 * n_tokens * shapes.share(info) * n_mats * (2 if followed else 1)
+        # Factor and its inverse; where the model is followed, the step towards W t and what it adds.
+        flops += (5 if followed else 1) * n_cols**3 * n_mats
+        flops += 2 * info.n_elems * (n_cols if followed else 0)
+        flops += 2 * info.n_elems * HELD_ROWS * _HELD_PRODUCTS
+        grid = info.type.name.startswith(("IQ1", "IQ2", "IQ3"))
+        rounding += rates["grid" if grid else "scalar"].seconds(info)
+    return Work(flops, rounding)
+
+
+def _covariance_bytes(made: Sequence[TensorInfo]) -> int:
+    """Return about what the covariances of gradients take on the disk."""
+    rows = ((info.shape[-2], 1 if is_expert(info) else info.n_mats) for info in made if len(info.shape) > 1)
+    return sum(4 * n_mats * n_rows * min(n_rows, BLOCK_ROWS) for n_rows, n_mats in rows)
+
+
+def flops_per_second() -> float:
+    """Return how fast one thread multiplies matrices."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        a = torch.ones((_PROBE, _PROBE))
+        with fast_products("cpu"):
+            a @ a
+            started = time.thread_time()  # what others take of a busy machine is another matter
+            for _ in range(_PROBES):
+                a @ a
+            return _PROBES * 2 * _PROBE**3 / (time.thread_time() - started)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def time_text(seconds: float) -> str:
+    """Return a time for people.
+
+    >>> time_text(5400)
+    '1.5 hours'
+    """
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 1.5 * length or unit == "minutes":
+            return f"{seconds / length:.1f} {unit}"
+    raise AssertionError("minutes are the last")

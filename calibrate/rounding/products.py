@@ -1,0 +1,164 @@
+"""The matrix products of feedback, in an order of sums that depends on nothing but the number of columns.
+
+A library of linear algebra splits a product by the number of threads and by the number of rows. These don't:
+each sum runs over its columns in order, whatever other rows are there.
+
+Arrays are flat, as kernels see them (quantize.formats.base): a matrix goes with the length of its rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from calibrate.rounding.base import PANEL
+from quantize.formats.base import Floats32
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import float_tile, load, store
+from quantize.simd.lanes import LANES, splat
+from quantize.simd.tiles import load_blocks, store_columns
+
+ZERO = np.float32(0)
+ONE = np.float32(1)
+
+_WIDE = 2 * LANES
+_AT_ONCE = 4
+
+
+@kernel
+def feed_back(
+    errors: Floats32, n_errors: int, factor: Floats32, first: int, later: int, stop: int, work: Floats32
+) -> None:
+    """Take the errors of some columns off other columns: work -= errors @ factor.
+
+    errors       (n_rows * n_errors,), those of columns first .. first + n_errors - 1, at most PANEL
+    factor       (n_cols * n_cols,)
+    later, stop  the columns to change are later .. stop - 1, a multiple of LANES
+    work         (n_rows * n_cols,), changed in place
+    """
+    n_rows = errors.size // n_errors
+    n_cols = work.size // n_rows
+    panel = np.empty(PANEL * _WIDE, np.float32)  # rows of the factor lie too far apart for the caches
+    odd = (stop - later) % _WIDE
+    for column in range(later, stop - odd, _WIDE):
+        for i in range(n_errors):
+            start = (first + i) * n_cols + column
+            store(panel, i * _WIDE, load(factor, start))
+            store(panel, i * _WIDE + LANES, load(factor, start + LANES))
+        whole = n_rows - n_rows % _AT_ONCE
+        for row in range(0, whole, _AT_ONCE):
+            _four_rows(errors, n_errors, panel, row, n_cols, column, work)
+        for row in range(whole, n_rows):
+            _one_row(errors, n_errors, panel, row, n_cols, column, work)
+    if odd:
+        for row in range(n_rows):
+            _half_a_row(errors, n_errors, factor, first, row, n_cols, stop - odd, work)
+
+
+@inlinable
+def _four_rows(
+    errors: Floats32, n_errors: int, panel: Floats32, row: int, n_cols: int, column: int, work: Floats32
+) -> None:
+    """Change 32 columns of four rows: enough sums at a time that none waits for its last term."""
+    at0, at1, at2, at3 = (
+        row * n_errors,
+        (row + 1) * n_errors,
+        (row + 2) * n_errors,
+        (row + 3) * n_errors,
+    )
+    left0 = splat(ZERO)
+    left1 = splat(ZERO)
+    left2 = splat(ZERO)
+    left3 = splat(ZERO)
+    right0 = splat(ZERO)
+    right1 = splat(ZERO)
+    right2 = splat(ZERO)
+    right3 = splat(ZERO)
+    for i in range(n_errors):
+        left = load(panel, i * _WIDE)
+        right = load(panel, i * _WIDE + LANES)
+        left0 += left * errors[at0 + i]
+        right0 += right * errors[at0 + i]
+        left1 += left * errors[at1 + i]
+        right1 += right * errors[at1 + i]
+        left2 += left * errors[at2 + i]
+        right2 += right * errors[at2 + i]
+        left3 += left * errors[at3 + i]
+        right3 += right * errors[at3 + i]
+    start = row * n_cols + column
+    store(work, start, load(work, start) - left0)
+    store(work, start + LANES, load(work, start + LANES) - right0)
+    start += n_cols
+    store(work, start, load(work, start) - left1)
+    store(work, start + LANES, load(work, start + LANES) - right1)
+    start += n_cols
+    store(work, start, load(work, start) - left2)
+    store(work, start + LANES, load(work, start + LANES) - right2)
+    start += n_cols
+    store(work, start, load(work, start) - left3)
+    store(work, start + LANES, load(work, start + LANES) - right3)
+
+
+@inlinable
+def _one_row(
+    errors: Floats32, n_errors: int, panel: Floats32, row: int, n_cols: int, column: int, work: Floats32
+) -> None:
+    """Change 32 columns of one row, by the same sums."""
+    at = row * n_errors
+    left = splat(ZERO)
+    right = splat(ZERO)
+    for i in range(n_errors):
+        left += load(panel, i * _WIDE) * errors[at + i]
+        right += load(panel, i * _WIDE + LANES) * errors[at + i]
+    start = row * n_cols + column
+    store(work, start, load(work, start) - left)
+    store(work, start + LANES, load(work, start + LANES) - right)
+
+
+@inlinable
+def _half_a_row(
+    errors: Floats32,
+    n_errors: int,
+    factor: Floats32,
+    first: int,
+    row: int,
+    n_cols: int,
+    column: int,
+    work: Floats32,
+) -> None:
+    """Change 16 columns of one row, by the same sums."""
+    total = splat(ZERO)
+    for i in range(n_errors):
+        total += load(factor, (first + i) * n_cols + column) * errors[row * n_errors + i]
+    start = row * n_cols + column
+    store(work, start, load(work, start) - total)
+
+
+@kernel
+def errors_of(moves: Floats32, upper: Floats32, n_cols: int, errors: Floats32) -> None:
+    """Fill `errors` with those e of each row for which its moves, w' - v, are e @ upper.
+
+    moves, errors  (n_rows * n_cols,), n_cols a multiple of LANES and at most PANEL
+    upper          (n_cols * n_cols,), upper triangular
+    """
+    n_rows = moves.size // n_cols
+    rest = float_tile(PANEL)
+    for first in range(0, n_rows, LANES):
+        load_blocks(moves, first, n_cols, rest)
+        for i in range(n_cols):
+            error = rest[i] * (ONE / upper[i * n_cols + i])
+            rest[i] = error
+            for k in range(i + 1, n_cols):
+                rest[k] = rest[k] - error * upper[i * n_cols + k]
+        store_columns(rest, n_cols, first, 0, n_cols, errors)
+
+
+@kernel
+def add_squares(errors: Floats32, totals: npt.NDArray[np.float64]) -> None:
+    """Add to each row's total the sum of the squares of its errors, (n_rows * n,), in order."""
+    n = errors.size // totals.size
+    for row in range(totals.size):
+        total = totals[row]
+        for i in range(row * n, (row + 1) * n):
+            total += np.float64(errors[i]) * np.float64(errors[i])
+        totals[row] = total

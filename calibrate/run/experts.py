@@ -1,0 +1,308 @@
+"""The routed experts of a layer: each is read, made, applied to its tokens, and forgotten; a few at a time.
+
+Experts come from the busiest to the rarest, and the moments of their downs are pooled on the way. So a rare
+expert leans on what the busier ones have shown, and one that no token reaches takes it all. Gate and up of an
+expert that saw as many rows as they have columns are made under what this expert sees, those of a rarer one
+under what the layer's experts see together.
+
+The routes of the model that is being written decide which rows count. The original computes the same tokens
+with the same expert for comparison; its own routes decide what becomes of its own hidden states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from calibrate.run.context import Setting
+from calibrate.run.encode import Part, Under
+from calibrate.statistics.inputs import HELD_ROWS, PIECE_ROWS, Inputs, Shown
+from calibrate.statistics.moments import PAIR_BYTES, Moments, Statistics
+from forward.layers.experts import Experts
+from forward.layers.ffn import FeedForward
+from forward.observe import Silent
+from gguf_tools.errors import BadActivation
+
+MIDDLE = ("middle",)
+"""Key of what gate and up multiply, of the block and of all experts."""
+
+LEAN = 0.1
+"""Rows like the mean of the shared ones that an expert's statistics get, per column."""
+
+_THREAD_BYTES = 256 << 20
+"""Memory that the statistics of experts may take for each thread, beyond those of one expert."""
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Where tokens go: experts, int64 (n_tokens, n_used), and weights, float32; on the CPU.
+
+    weights  (n_tokens, n_used), or (n_tokens, n_used, n_strands); see forward.layer.Passed
+    """
+
+    experts: torch.Tensor
+    weights: torch.Tensor
+
+    @classmethod
+    def joined(cls, routes: Sequence[Routes]) -> Routes:
+        return cls(torch.cat([each.experts for each in routes]), torch.cat([each.weights for each in routes]))
+
+    def of(self, expert: int) -> Rows:
+        """Return the tokens that go to an expert."""
+        tokens, slots = torch.nonzero(self.experts == expert, as_tuple=True)
+        return Rows(tokens, self.weights[tokens, slots])
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Numbers of tokens, ascending, and the weights of the expert's output for each."""
+
+    tokens: torch.Tensor
+    weights: torch.Tensor
+
+    def among(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return which of these ascending tokens are here, bool, and the weights of those that are."""
+        here = torch.isin(tokens, self.tokens)
+        return here, self.weights[torch.searchsorted(self.tokens, tokens[here])]
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """What a piece of an expert's tokens gives.
+
+    output     of the original, for its own tokens among them
+    summed     what down multiplies, of rows that are summed up, by model
+    held       the same of rows that are held back
+    """
+
+    tokens: torch.Tensor
+    output: torch.Tensor
+    summed: list[Shown]
+    held: list[Shown]
+
+
+@dataclass(frozen=True)
+class _Visit:
+    """An expert whose turn has come.
+
+    rows  that go to it, of each model, the original first
+    held  numbers of tokens that are held back
+    """
+
+    expert: int
+    rows: Sequence[Rows]
+    held: torch.Tensor
+
+    @property
+    def own(self) -> Rows:
+        """The rows that count."""
+        return self.rows[-1]
+
+
+def experts_at_once(n_cols: int, n_threads: int) -> int:
+    """Return how many experts, of `n_cols` columns, are made at a time.
+
+    An expert alone has too few matrices for many threads. The number changes no byte.
+    """
+    return max(1, min(n_threads, n_threads * _THREAD_BYTES // (PAIR_BYTES * n_cols**2)))
+
+
+class ExpertRun:
+    """The experts of one layer at work.
+
+    experts  of each model, the original first
+    routes   of each model
+    shared   has what gate and up of all experts multiply, unless all are made
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        number: int,
+        experts: Sequence[Experts],
+        routes: Sequence[Routes],
+        shared: Inputs,
+    ) -> None:
+        self._setting, self._number, self._experts, self._routes = setting, number, experts, routes
+        self._names = experts[0].names
+        self._shared: Under | None = None
+        self._pool: Moments | None = None
+        missing = [name for name in (self._names.gate, self._names.up) if setting.is_missing(name)]
+        if missing:
+            (self._shared,) = setting.unders([(shared.statistics(MIDDLE), None)], missing[0])
+        self._is_down_missing = setting.is_missing(self._names.down)
+
+    def run(self) -> None:
+        """Make all experts, and add their outputs to the hidden states."""
+        experts, routes = self._experts[0], self._routes
+        counts = torch.bincount(routes[-1].experts.flatten(), minlength=experts.n_experts).tolist()
+        order = sorted(range(experts.n_experts), key=lambda expert: (-counts[expert], expert))
+        n_together = experts_at_once(experts.hidden_size, self._setting.workers.n_threads)
+        for start in range(0, len(order), n_together):
+            self._run([self._visit(expert) for expert in order[start : start + n_together]])
+
+    def _visit(self, expert: int) -> _Visit:
+        rows = [routes.of(expert) for routes in self._routes]
+        return _Visit(expert, rows, self._held_tokens(rows[-1].tokens))
+
+    def _run(self, visits: Sequence[_Visit]) -> None:
+        """Make some experts. What each of them is made under depends on none but those before it."""
+        if self._shared is not None:
+            self._make_gates_and_ups(visits, self._shared)
+        inputs = [self._gather_down(visit) for visit in visits]
+        if self._is_down_missing:
+            self._make_downs(visits, inputs)
+        if self._setting.is_followed:
+            for visit in visits:
+                self._finish(visit)
+
+    def _held_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return some of an expert's tokens that are held back, evenly spread."""
+        held = tokens[self._setting.division.held_tokens(tokens)]
+        return held[:: -(-len(held) // HELD_ROWS)] if len(held) else held
+
+    # ---- gate and up
+
+    def _make_gates_and_ups(self, visits: Sequence[_Visit], shared: Under) -> None:
+        setting, n_cols = self._setting, self._experts[0].hidden_size
+        missing: list[tuple[list[Part], Inputs, int]] = []
+        for visit in visits:
+            names = self._names.gate, self._names.up
+            parts = [part for name in names if (part := self._part(name, visit.expert, shared))]
+            if parts:
+                missing.append((parts, *self._gather_gate_up(visit)))
+        own = [
+            (inputs.statistics(MIDDLE).leaning_on(shared.statistics, LEAN * n_cols), inputs.held(MIDDLE))
+            for _, inputs, _ in missing
+            if inputs.moments
+        ]
+        of_own = setting.unders(own, self._names.gate)
+        made = []
+        for parts, inputs, n_seen in missing:
+            if inputs.moments:
+                under = next(of_own)
+            else:
+                statistics = replace(shared.statistics, n_seen=n_seen)
+                under = replace(shared, statistics=statistics, held=inputs.held(MIDDLE))
+            made += [replace(part, under=under) for part in parts]
+        setting.maker.make(made)
+
+    def _gather_gate_up(self, visit: _Visit) -> tuple[Inputs, int]:
+        """Return what gate and up of an expert multiply, summed up if there is enough; and how many rows."""
+        setting = self._setting
+        inputs = Inputs(setting.makes_up)
+        if len(visit.held):
+            inputs.hold(self._middles(visit.held))
+        summed = visit.own.tokens[setting.division.summed_tokens(visit.own.tokens)]
+        if len(summed) >= self._experts[0].hidden_size:
+            for piece in summed.split(PIECE_ROWS):
+                inputs.add(self._middles(piece), setting.workers)
+        return inputs, len(summed)
+
+    def _middles(self, tokens: torch.Tensor) -> list[Shown]:
+        """Return what gate and up multiply, by model."""
+        device = self._setting.device
+        rows = (model.stream.middle.rows(tokens).to(device) for model in self._setting.models)
+        return [{MIDDLE: x[:, None]} for x in rows]
+
+    def _part(self, name: str, expert: int, under: Under) -> Part | None:
+        """Return an expert's rows of a stack; None where they are not to be made, or are written."""
+        info = self._setting.wanted.get(name)
+        if info is None:
+            return None
+        n_rows = info.shape[-2]
+        if not self._setting.maker.is_missing(name, expert * n_rows, n_rows):
+            return None
+        return Part(info, expert * n_rows, n_rows, under)
+
+    # ---- down
+
+    def _gather_down(self, visit: _Visit) -> Inputs:
+        """Add the original's output to its hidden states, and return what down multiplies."""
+        setting, rows = self._setting, visit.rows
+        blocks = [experts.read(visit.expert) for experts in self._experts]
+        inputs = Inputs(setting.makes_up)
+        tokens = torch.unique(torch.cat([each.tokens for each in rows]))
+        after = setting.original.stream.after(self._number)
+
+        def take(piece: torch.Tensor) -> _Computed:
+            return self._compute(blocks, visit, piece)
+
+        for computed in setting.workers.each(take, tokens.split(PIECE_ROWS) if len(tokens) else ()):
+            here, weights = rows[0].among(computed.tokens)
+            after.add(computed.tokens[here], computed.output, weights)
+            if self._is_down_missing:
+                inputs.add(computed.summed, setting.workers)
+                inputs.hold(computed.held)
+        return inputs
+
+    def _compute(self, blocks: Sequence[FeedForward], visit: _Visit, tokens: torch.Tensor) -> _Computed:
+        setting, device = self._setting, self._setting.device
+        mine = torch.isin(tokens, visit.own.tokens)
+        x = setting.original.stream.middle.rows(tokens).to(device)
+        inner = blocks[0].inner(x, Silent())
+        here, _ = visit.rows[0].among(tokens)
+        output = blocks[0].outer(inner[here.to(device)], Silent()).float().cpu()
+        refuse_nonfinite(output, f"{self._names.down}, expert {visit.expert}")
+        shown = [inner[mine.to(device)]]
+        tokens_here = tokens[mine]
+        if setting.is_followed:
+            x = setting.own.stream.middle.rows(tokens_here).to(device)
+            shown.append(blocks[-1].inner(x, Silent()))
+        summed = setting.division.summed_tokens(tokens_here).to(device)
+        held = torch.isin(tokens_here, visit.held).to(device)
+        key = (self._names.down,)
+        return _Computed(
+            tokens,
+            output,
+            [{key: each[summed][:, None]} for each in shown],
+            [{key: each[held][:, None]} for each in shown],
+        )
+
+    def _make_downs(self, visits: Sequence[_Visit], gathered: Sequence[Inputs]) -> None:
+        setting, key = self._setting, (self._names.down,)
+        info = setting.wanted[self._names.down]
+        parts, shown = [], []
+        for visit, inputs in zip(visits, gathered, strict=True):
+            moments = inputs.moments.get(key)
+            if moments is None:
+                moments = Moments.zeros(1, info.n_cols, setting.device, cross=setting.makes_up)
+            part = self._part(self._names.down, visit.expert, Under.nothing(info.n_cols))
+            if part is not None:
+                statistics = Statistics.of(moments)
+                if self._pool is not None:
+                    statistics = statistics.leaning_on(Statistics.of(self._pool), LEAN * info.n_cols)
+                parts.append(part)
+                shown.append((statistics, inputs.held(key)))
+            if self._pool is None:  # its own memory: the statistics above share that of `moments`
+                self._pool = Moments.zeros(1, info.n_cols, setting.device, cross=setting.makes_up)
+            self._pool.merge(moments)
+        made = setting.unders(shown, info.name)
+        setting.maker.make([replace(part, under=under) for part, under in zip(parts, made, strict=True)])
+
+    def _finish(self, visit: _Visit) -> None:
+        """Add the output of the model that is being written to its hidden states."""
+        setting, block = self._setting, self._experts[-1].read(visit.expert)
+        stream = setting.own.stream
+
+        def take(piece: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            tokens, weights = piece
+            output = block(stream.middle.rows(tokens).to(setting.device), Silent()).cpu()
+            refuse_nonfinite(output, f"{self._names.down}, expert {visit.expert}, as it is written")
+            return tokens, output, weights
+
+        for tokens, output, weights in setting.workers.each(take, _pieces(visit.own)):
+            stream.after(self._number).add(tokens, output, weights)
+
+
+def _pieces(rows: Rows) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    if len(rows.tokens):
+        yield from zip(rows.tokens.split(PIECE_ROWS), rows.weights.split(PIECE_ROWS), strict=True)
+
+
+def refuse_nonfinite(states: torch.Tensor, name: str) -> None:
+    """Raise BadActivation naming the tensor that the states come from."""
+    if not bool(torch.isfinite(states.sum())):
+        raise BadActivation(f"{name}: the hidden states after it have NaN or infinity")

@@ -1,0 +1,238 @@
+"""One layer: what its matrices multiply is gathered, they are made, and the hidden states go on.
+
+With the original alone, one pass over the chunks gathers what all matrices of the attention multiply. Where
+the model that is being written follows, matrices are made in stages: each sees what the ones before it, as
+they stand in the output, have made of the text. So a stage is another pass, which ends when its matrices have
+been shown. What the tokens go through after the attention is made in the same way from the rows in `middle`,
+and experts one by one (see expert_run.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import torch
+
+from calibrate.run.context import Model, Setting
+from calibrate.run.experts import MIDDLE, ExpertRun, Routes, refuse_nonfinite
+from calibrate.statistics.capture import Capture, Order, Seen
+from calibrate.statistics.inputs import Inputs, Shown, gather
+from forward.layer import Layer
+from forward.layers.ffn import BlockNames
+from forward.layers.residual import joined
+from forward.malloc_trim import give_back
+from forward.observe import Observer, Silent
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How a model's tokens go past the block of a layer.
+
+    routes  where they go; None for a layer without routed experts
+    shares  see `forward.layers.residual.Passage`, on the CPU
+    """
+
+    routes: Routes | None
+    shares: torch.Tensor | None
+
+    @classmethod
+    def joined(cls, ways: Sequence[_Way]) -> _Way:
+        routes = [way.routes for way in ways if way.routes is not None]
+        shares = [way.shares for way in ways if way.shares is not None]
+        return cls(Routes.joined(routes) if routes else None, torch.cat(shares) if shares else None)
+
+
+@dataclass(frozen=True)
+class LayerRun:
+    """One layer at work.
+
+    original  the layer of the original without its block; that of the model that is being written is read
+              whenever it is needed
+    block     names of the block's matrices, which are in memory while something goes through them
+    """
+
+    setting: Setting
+    number: int
+    original: Layer
+    block: BlockNames | None
+
+    @classmethod
+    def of(cls, setting: Setting, number: int) -> LayerRun:
+        whole = setting.original.layer(number)
+        names = None if whole.block is None else whole.block.names
+        return cls(setting, number, replace(whole, block=None), names)
+
+    def run(self) -> None:
+        """Make the layer's tensors, and leave the hidden states after it in the streams.
+
+        raises  BadActivation naming layer and tensor for NaN or infinity, and what writing raises
+        """
+        ways = self._attend()
+        give_back()
+        shared = self._gather_middle()
+        self._block(shared, ways)
+        give_back()
+        if self.original.experts is not None:
+            layers = (model.layer(self.number) for model in self.setting.models)
+            experts = [layer.experts for layer in layers if layer.experts is not None]
+            routes = [way.routes for way in ways if way.routes is not None]
+            ExpertRun(self.setting, self.number, experts, routes, shared).run()
+            give_back()
+
+    def _layers(self) -> list[Layer]:
+        """Return the layer of every model, as it is now, without its block."""
+        others = (replace(model.layer(self.number), block=None) for model in self.setting.models[1:])
+        return [self.original, *others]
+
+    def _chunk_rows(self, chunk: int) -> tuple[int, int]:
+        size = self.setting.division.chunk_size
+        return chunk * size, (chunk + 1) * size
+
+    # ---- attention
+
+    def _attend(self) -> list[_Way]:
+        """Make the matrices up to the block, fill `middle` and `after`; return each model's way past it."""
+        setting = self.setting
+        if not setting.is_followed:
+            inputs, ways = self._pass(self._missing(self._order()))
+            for names in inputs.moments:
+                setting.make(inputs, names, names)
+            return ways
+        for stage in self._stages():
+            inputs = self._stage(stage)
+            for names in inputs.moments:
+                setting.make(inputs, names, names)
+        return self._pass(())[1]
+
+    def _order(self) -> list[tuple[str, ...]]:
+        """Return the matrices up to the block, those with the same input together, in their order."""
+        setting, order = self.setting, Order()
+        hidden = setting.original.stream.before(self.number).read(*self._chunk_rows(0))
+        with torch.inference_mode():
+            self.original.attend(hidden.to(setting.device), order)
+        return order.groups
+
+    def _missing(self, groups: Iterable[Iterable[str]]) -> list[str]:
+        return [name for names in groups for name in names if self.setting.is_missing(name)]
+
+    def _stages(self) -> list[list[str]]:
+        """Return the matrices up to the block that are to be made, by stages."""
+        stages = (self._missing([names]) for names in self._order())
+        return [stage for stage in stages if stage]
+
+    def _stage(self, wanted: Collection[str]) -> Inputs:
+        """Return what the wanted matrices multiply, without computing what comes after them."""
+        setting, layers = self.setting, self._layers()
+
+        def take(chunk: int) -> list[Shown]:
+            shown: list[Shown] = []
+            for model, layer in zip(setting.models, layers, strict=True):
+                capture = Capture(wanted, stop=True)
+                hidden = model.stream.before(self.number).read(*self._chunk_rows(chunk))
+                with suppress(Seen):
+                    layer.attend(hidden.to(setting.device), capture)
+                shown.append(capture.inputs())
+            return shown
+
+        return gather(setting.division, take, setting.workers, crossed=setting.makes_up)
+
+    def _pass(self, wanted: Collection[str]) -> tuple[Inputs, list[_Way]]:
+        """Compute the attention of all models up to `middle`.
+
+        Returns what the wanted matrices multiply, and each model's way past the block
+        """
+        setting, layers = self.setting, self._layers()
+        by_chunk: list[dict[int, _Way]] = [{} for _ in layers]
+
+        def take(chunk: int) -> list[Shown]:
+            shown: list[Shown] = []
+            for model, layer, ways in zip(setting.models, layers, by_chunk, strict=True):
+                capture = Capture(wanted)
+                ways[chunk] = self._attend_chunk(model, layer, chunk, capture)
+                shown.append(capture.inputs())
+            return shown
+
+        inputs = gather(setting.division, take, setting.workers, crossed=False)
+        return inputs, [_Way.joined([own[chunk] for chunk in sorted(own)]) for own in by_chunk]
+
+    def _attend_chunk(self, model: Model, layer: Layer, chunk: int, observer: Observer) -> _Way:
+        """Put one chunk's hidden states after the attention in `after`, normalised ones in `middle`."""
+        start, stop = self._chunk_rows(chunk)
+        hidden = model.stream.before(self.number).read(start, stop).to(self.setting.device)
+        passage = layer.attend(hidden, observer)
+        x = layer.norm(passage.x)
+        model.stream.middle.write(start, x.to(self.setting.dtype).cpu())
+        model.stream.after(self.number).write(start, passage.rest.cpu())
+        routes = None
+        if layer.experts is not None:
+            chosen = layer.chosen_by(self.setting.tokens[start:stop])
+            chosen, weights = layer.experts.router(x, chosen)
+            routes = Routes(chosen.cpu(), passage.spread(weights).cpu())
+        return _Way(routes, None if passage.shares is None else passage.shares.cpu())
+
+    # ---- what every token goes through
+
+    def _gather_middle(self) -> Inputs:
+        """Return what gate and up multiply, those of the block and of all experts together; nothing where
+        all of them are made."""
+        setting = self.setting
+        experts = None if self.original.experts is None else self.original.experts.names
+        names = [each for each in (self.block, experts) if each is not None]
+
+        def take(chunk: int) -> list[Shown]:
+            rows = self._chunk_rows(chunk)
+            middles = (model.stream.middle.read(*rows).to(setting.device) for model in setting.models)
+            return [{MIDDLE: x[:, None]} for x in middles]
+
+        if not self._missing((each.gate, each.up) for each in names):
+            return Inputs(setting.makes_up)
+        return gather(setting.division, take, setting.workers, crossed=setting.makes_up)
+
+    def _block(self, shared: Inputs, ways: Sequence[_Way]) -> None:
+        """Make the matrices of the dense block or shared expert, and add its output to the hidden states."""
+        setting = self.setting
+        names = self.block
+        if names is None:
+            return
+        setting.make(shared, MIDDLE, (names.gate, names.up))
+        blocks = [model.layer(self.number).block for model in setting.models]
+
+        def take(chunk: int) -> list[Shown]:
+            shown: list[Shown] = []
+            for each, (model, block) in enumerate(zip(setting.models, blocks, strict=True)):
+                assert block is not None
+                capture = Capture((names.down,))
+                output = block(self._middle(model, chunk), capture)
+                if each == 0:
+                    self._add(model, ways[0], chunk, output, names.down)
+                shown.append(capture.inputs())
+            return shown
+
+        inputs = gather(setting.division, take, setting.workers, crossed=setting.makes_up)
+        blocks.clear()
+        setting.make(inputs, (names.down,), (names.down,))
+        del inputs
+        if setting.is_followed:
+            own = setting.own.layer(self.number).block
+            assert own is not None
+
+            def finish(chunk: int) -> None:
+                output = own(self._middle(setting.own, chunk), Silent())
+                self._add(setting.own, ways[-1], chunk, output, names.down)
+
+            for _ in setting.workers.each(finish, range(setting.division.n_chunks)):
+                pass
+
+    def _middle(self, model: Model, chunk: int) -> torch.Tensor:
+        return model.stream.middle.read(*self._chunk_rows(chunk)).to(self.setting.device)
+
+    def _add(self, model: Model, way: _Way, chunk: int, output: torch.Tensor, name: str) -> None:
+        """Add the output of a chunk to the hidden states."""
+        start, stop = self._chunk_rows(chunk)
+        after = model.stream.after(self.number)
+        shares = None if way.shares is None else way.shares[start:stop]
+        hidden = joined(after.read(start, stop), output.cpu(), shares)
+        refuse_nonfinite(hidden, name)
+        after.write(start, hidden)

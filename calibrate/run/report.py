@@ -1,0 +1,122 @@
+"""What a calibration has done, and what a user should know of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from calibrate.run.final_divergence import Closing
+from calibrate.run.records import Record, Records
+from calibrate.statistics.inputs import Division
+from forward.text.quality import TextQuality
+from gguf_tools.findings import Finding, Level
+from gguf_tools.format.tensors import TensorInfo
+from quantize.roles import in_layer_ranges
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a calibration has done.
+
+    parts     of all tensors that it has made
+    division  of the text; None before anything is done
+    closing   how far the model that was written is from the original; None where it was not followed
+    quality   of the text; None before anything is done
+    """
+
+    parts: tuple[Record, ...] = ()
+    division: Division | None = None
+    closing: Closing | None = None
+    quality: TextQuality | None = None
+
+    @classmethod
+    def of(
+        cls,
+        infos: Iterable[TensorInfo],
+        records: Records,
+        division: Division,
+        closing: Closing | None,
+        quality: TextQuality,
+    ) -> Report:
+        parts = tuple(records.of(info.name for info in infos))
+        return cls(parts, division, closing, quality)
+
+    @property
+    def kept(self) -> tuple[Record, ...]:
+        """The parts that have the stock encoder's bytes, because others were not better."""
+        return tuple(part for part in self.parts if part.is_stock)
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what a user should know."""
+        if self.quality is not None:
+            yield from self.quality.findings()
+            if self.quality.is_nonsense:
+                yield Finding(
+                    "nothing proven",
+                    "rows that were held back are like all others of such a text and prove nothing: on"
+                    " ordinary text the file may be worse than one made without --calibrate",
+                    Level.BAD,
+                )
+        if self.division is not None and self.division.n_chunks == 1:
+            yield Finding(
+                "one chunk",
+                "the text has one chunk, so nothing was held back: encodings were compared on the rows that"
+                " they were made under, and no tensor makes up for those before it",
+            )
+        few = [part for part in self.parts if 0 < part.n_seen < part.n_cols]
+        if few:
+            names = _names(few)
+            least = min(few, key=lambda part: part.n_seen / part.n_cols)
+            yield Finding(
+                "little text",
+                f"{len(few)} of {len(self.parts)} matrices saw fewer tokens than they have columns"
+                f" ({least.tensor}: {least.n_seen} for {least.n_cols}): experts lean on what the others of"
+                f" their layer see, and a longer text would do better: {names}",
+                about=tuple(dict.fromkeys(part.tensor for part in few)),
+            )
+        unseen = [part for part in self.parts if part.n_seen == 0 and part.has_factor]
+        if unseen:
+            yield Finding(
+                "unreached experts",
+                f"no token reached {len(unseen)} matrices; what others of their layer see took the place of"
+                f" their own: {_names(unseen)}",
+                about=tuple(dict.fromkeys(part.tensor for part in unseen)),
+            )
+        alone = [part for part in self.parts if part.n_seen == 0 and not part.has_factor]
+        if alone:
+            yield Finding(
+                "not seen",
+                f"the text shows nothing of {len(alone)} matrices, which have stock's bytes: {_names(alone)}",
+                about=tuple(dict.fromkeys(part.tensor for part in alone)),
+            )
+        bad = [part for part in self.parts if part.n_seen and not part.has_factor]
+        if bad:
+            yield Finding(
+                "bad moments",
+                f"{len(bad)} matrices keep stock's bytes, because their second moments are not positive"
+                f" definite: {_names(bad)}",
+                Level.WARNING,
+                tuple(dict.fromkeys(part.tensor for part in bad)),
+            )
+
+
+def report_lines(report: Report) -> Iterator[str]:
+    """Yield what was done, and the findings."""
+    parts, kept = report.parts, report.kept
+    if not parts:
+        return
+    n_tensors = len({part.tensor for part in parts})
+    yield f"calibrated {len(parts) - len(kept)} of {len(parts)} matrices in {n_tensors} tensors"
+    if kept:
+        yield f"  {len(kept)} were not better on text held back and keep stock's bytes: {_names(kept)}"
+    if report.closing is not None:
+        yield from report.closing.lines()
+    for finding in report.findings():
+        yield f"{'warning' if finding.is_bad else 'note'}: {finding.text}"
+
+
+def _names(parts: Iterable[Record]) -> str:
+    """Return the tensors of parts, each with the number of its parts."""
+    counts = Counter(part.tensor for part in parts)
+    return ", ".join(in_layer_ranges(counts))

@@ -1,0 +1,283 @@
+"""What errors of weights do to predictions, to second order, from gradients of the predictions.
+
+An error E of a matrix moves its product by E x at every token, and all that follows sees the sum of these.
+The loss is the sum of -log p(label) over a chunk, its labels drawn from the model's own predictions. With g
+its gradient at the product, the divergence of the chunk is on average
+
+    (sum over its tokens of g^T E x)^2 / 2
+
+The errors of two rows of E have nothing to do with each other, so the rows count one by one. With D the sum
+of g x^T over the chunk, which is the gradient at the matrix,
+
+    damage = sum over the rows of (e . d)^2 / 2
+
+of which a sample of rows tells enough. Tokens count together, as they must: the inputs of a matrix have much
+in common, so its errors move all tokens alike, and attention adds that up.
+
+Two tensors are special. The errors of token_embd enter the hidden states as they are, so d is the sum of the
+gradients wherever a token is looked up in the chunk. Rows of the output matrix count as often as the model
+expects their token: with labels drawn from p, the mean of (1 - p(label)) (e_label x)^2 / 2 is the sum over
+the vocabulary of p (1 - p) (e x)^2 / 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from calibrate.sensitivity.ratios import ratio, ratio_arrays
+from calibrate.sensitivity.type_errors import (
+    BlockErrors,
+    TypeErrors,
+    candidates,
+    errors_of,
+    read_rows,
+    spread,
+)
+from forward.families import EMBEDDINGS
+from forward.gradients.backward import BackwardPass
+from forward.hidden_states import States
+from forward.network import Network
+from forward.observe import Arrays, Silent
+from forward.text.tokens import Text
+from forward.work.work_folder import EMBEDDING
+from gguf_tools.errors import BadActivation
+from gguf_tools.format.ggml_types import GGMLType
+
+_DAMAGE, _TYPES = "damage:", "types:"
+"""What names of arrays in the work folder begin with; a tensor's name follows."""
+
+Floats32 = npt.NDArray[np.float32]
+Floats64 = npt.NDArray[np.float64]
+
+
+class Damages(Silent):
+    """An observer of a differentiated layer that keeps the damage of each tensor at each type.
+
+    errors      of the layer's tensors
+    chunk_size  tokens per chunk of the text
+    """
+
+    def __init__(self, errors: TypeErrors, chunk_size: int) -> None:
+        self._errors, self._chunk_size = errors, chunk_size
+        self._sums: dict[str, Floats64] = {}
+        self._types: dict[str, list[GGMLType]] = {}
+        self._sizes: list[int] = []
+        self._open: dict[tuple[str, int], _Open] = {}
+
+    def tokens(self, numbers: torch.Tensor) -> None:
+        _, counts = torch.unique_consecutive(numbers // self._chunk_size, return_counts=True)
+        self._sizes = counts.tolist()
+
+    def gradient(self, name: str, first: int, n_blocks: int, x: torch.Tensor, gradient: torch.Tensor) -> None:
+        if name not in self._errors.sources:
+            return
+        if name not in self._types:
+            self._types[name] = self._errors.types_of(name, n_blocks)
+        if not self._types[name]:
+            return
+        for number in range(gradient.shape[1]):
+            errors = self._errors.of(name, first + number, n_blocks)
+            g = gradient[:, number, errors.rows].float()
+            rows = x[:, number if x.shape[1] > 1 else 0].float()
+            if len(g) == sum(self._sizes):
+                chunks = zip(g.split(self._sizes), rows.split(self._sizes), strict=True)
+                for part, theirs in chunks:
+                    self._add(name, errors.damage(part.T @ theirs))
+            else:
+                self._take_some((name, first + number), errors, g, rows)
+
+    def fresh(self) -> Self:
+        return type(self)(self._errors, self._chunk_size)
+
+    def merge(self, other: Self) -> None:
+        self._types |= other._types
+        for name, sums in other._sums.items():
+            self._add(name, sums)
+
+    def refuse_nonfinite(self) -> None:
+        for name, sums in self._sums.items():
+            if not np.isfinite(sums).all():
+                raise BadActivation(f"{name}: the gradients at its product have NaN or infinity")
+
+    def arrays(self) -> Arrays:
+        """Return the sums over the chunks as `damages_of` takes them."""
+        return damage_arrays(self._sums, self._types)
+
+    def _take_some(
+        self, key: tuple[str, int], errors: BlockErrors, g: torch.Tensor, rows: torch.Tensor
+    ) -> None:
+        """Take in some tokens of a chunk; the others come in later calls."""
+        part = self._open.setdefault(key, _Open())
+        part.add(g.T @ rows, len(g))
+        if part.n_tokens == sum(self._sizes):
+            self._add(key[0], errors.damage(self._open.pop(key).product))
+
+    def _add(self, name: str, sums: Floats64) -> None:
+        before = self._sums.get(name)
+        self._sums[name] = sums if before is None else before + sums
+
+
+@dataclass
+class _Open:
+    """The sum of g x^T over the tokens of a chunk that have been seen, and how many these are."""
+
+    product: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
+    n_tokens: int = 0
+
+    def add(self, product: torch.Tensor, n_tokens: int) -> None:
+        self.product = product if not self.n_tokens else self.product + product
+        self.n_tokens += n_tokens
+
+
+def damage_arrays(sums: dict[str, Floats64], types: dict[str, list[GGMLType]]) -> Arrays:
+    """Return sums over the tokens for the work folder."""
+    names = {f"{_TYPES}{name}": np.array([type_.name for type_ in types[name]]) for name in sums}
+    return {**{f"{_DAMAGE}{name}": value for name, value in sums.items()}, **names}
+
+
+def damages_of(arrays: Arrays, n_tokens: int) -> dict[str, dict[str, float]]:
+    """Return the damage per token of each tensor in `arrays` at each type."""
+    return {
+        key.removeprefix(_DAMAGE): {
+            str(type_): float(value) / n_tokens
+            for type_, value in zip(arrays[key.replace(_DAMAGE, _TYPES, 1)], sums, strict=True)
+        }
+        for key, sums in arrays.items()
+        if key.startswith(_DAMAGE)
+    }
+
+
+def of_embeddings_and_output(
+    backward: BackwardPass,
+    states: States,
+    errors: TypeErrors,
+    types: tuple[str, ...],
+    n_sampled: int,
+) -> Arrays:
+    """Return the damage of the embeddings and of the output matrix.
+
+    states     gradients at the hidden states before the first layer
+    n_sampled  tokens of the text whose rows are encoded
+    """
+    sums: dict[str, Floats64] = {}
+    ratios: dict[str, float] = {}
+    can_have: dict[str, list[GGMLType]] = {}
+    forward, n_tokens = backward.forward, states.n_rows
+    odd = range(1, forward.text.n_chunks, 2)
+    for name in dict.fromkeys((EMBEDDINGS, forward.source.network.output)):
+        source = errors.sources.get(name)
+        if source is None:
+            continue
+        can_have[name] = candidates(types, source.shape[-1], can_weigh=False)
+        sums[name] = np.zeros(len(can_have[name]))
+        parts: list[_Embeddings | _Output] = []
+        if name == EMBEDDINGS:
+            parts.append(_Embeddings.of(forward.source.network, forward.text, states, n_sampled))
+        if name == forward.source.network.output:
+            parts.append(_Output.of(backward, spread(n_tokens, n_sampled)))
+        for part in parts:
+            weights = read_rows(source, part.rows)
+            for number, type_ in enumerate(can_have[name]):
+                (each,) = errors_of(weights, [type_], None)
+                sums[name][number] += part.damage(each, range(forward.text.n_chunks)) * n_tokens
+            # Where one matrix is both, what it is as the output decides.
+            if odd:
+                ratios[name] = ratio(weights, part.moments(), partial(part.damage, chunks=odd))
+    return {**damage_arrays(sums, can_have), **ratio_arrays(ratios)}
+
+
+@dataclass(frozen=True)
+class _Embeddings:
+    """The rows of token_embd that a text looks up, or some of them.
+
+    rows   ascending, int64
+    share  of all tokens of the text that have one of the rows
+    """
+
+    network: Network
+    text: Text
+    states: States
+    rows: npt.NDArray[np.int64]
+    share: float
+
+    @classmethod
+    def of(cls, network: Network, text: Text, states: States, n_sampled: int) -> _Embeddings:
+        """Return at most `n_sampled` rows.
+
+        states  gradients at the hidden states before the first layer
+        """
+        every, counts = np.unique(text.inputs, return_counts=True)
+        chosen = spread(len(every), n_sampled)
+        return cls(network, text, states, every[chosen], counts[chosen].sum() / text.inputs.size)
+
+    def damage(self, errors: Floats32, chunks: range) -> float:
+        """Return the mean damage of the errors of the rows over the tokens of some chunks."""
+        total = 0.0
+        for chunk in chunks:
+            tokens, gradients = self.text.inputs[chunk], self._gradients(chunk)
+            places = np.searchsorted(self.rows, tokens)
+            known = self.rows[np.minimum(places, len(self.rows) - 1)] == tokens
+            moved = np.zeros(len(self.rows))
+            at_tokens = (errors[places[known]] * gradients[known]).sum(-1, dtype=np.float64)
+            np.add.at(moved, places[known], at_tokens)
+            total += 0.5 * float(np.square(moved).sum())
+        return total / (self.share * len(chunks) * self.text.chunk_size)
+
+    def moments(self) -> Floats64:
+        """Return the sum of g g^T over the tokens of every other chunk."""
+        sums = np.zeros((self.network.hidden_size, self.network.hidden_size))
+        for chunk in range(0, self.text.n_chunks, 2):
+            gradients = self._gradients(chunk)
+            sums += gradients.T @ gradients
+        return sums
+
+    def _gradients(self, chunk: int) -> Floats32:
+        start = chunk * self.text.chunk_size
+        read = self.states.read(start, start + self.text.chunk_size)
+        gradients: Floats32 = self.network.at_embeddings(read).numpy()
+        return gradients
+
+
+@dataclass(frozen=True)
+class _Output:
+    """Rows of the output matrix, those of the labels of some tokens.
+
+    chunks  of the tokens, int64 (n_sampled,)
+    x       what the matrix multiplies there, float32 (n_sampled, hidden_size)
+    rows    ascending, int64
+    places  of each token's label among the rows
+    doubts  1 - p(label)
+    """
+
+    chunks: npt.NDArray[np.int64]
+    x: Floats32
+    rows: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64]
+    doubts: Floats64
+
+    @classmethod
+    def of(cls, backward: BackwardPass, sample: npt.NDArray[np.int64]) -> _Output:
+        """Return those of the tokens with these numbers."""
+        forward, drawn = backward.forward, backward.folder.arrays(EMBEDDING)
+        hidden = torch.cat([forward.last().read(int(token), int(token) + 1) for token in sample])
+        x = forward.output_norm()(hidden.to(forward.load.device)).cpu().numpy()
+        rows, places = np.unique(drawn["labels"][sample], return_inverse=True)
+        doubts = -np.expm1(-drawn["losses"][sample])
+        return cls(sample // forward.text.chunk_size, x, rows, places, doubts)
+
+    def damage(self, errors: Floats32, chunks: range) -> float:
+        """Return the mean damage of the errors of the rows over the sampled tokens of some chunks."""
+        here = np.isin(self.chunks, np.array(chunks))
+        moved = (errors[self.places[here]] * self.x[here]).sum(-1, dtype=np.float64)
+        return 0.5 * float(self.doubts[here] @ np.square(moved)) / max(1, int(here.sum()))
+
+    def moments(self) -> Floats64:
+        """Return the sum of x x^T over the sampled tokens of every other chunk."""
+        even = self.x[self.chunks % 2 == 0]
+        return (even.T @ even).astype(np.float64)

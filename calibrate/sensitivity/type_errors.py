@@ -1,0 +1,173 @@
+"""Errors that encoding makes: a sample of the rows of a tensor, less what each type would make of them.
+
+Rows are encoded as the quantizer encodes them, with the importances of the columns. So the errors are those
+that a file of stock encoding would have.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from forward.layers.load import as_torch
+from gguf_tools.format.ggml_types import GGMLType, by_name
+from gguf_tools.format.tensors import TensorInfo
+from quantize.fill.sources import SourceTensor
+from quantize.formats import get_decoder, get_format
+from quantize.formats.codecs import requires_importances
+from quantize.importances.entries import Importances, ResolvedImportance, resolve
+from quantize.importances.weighting import Weighting
+from quantize.roles import Role, tensor_role
+
+CANDIDATES = (
+    "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "Q2_K", "IQ3_XXS", "IQ3_S", "Q3_K", "IQ4_XS", "IQ4_NL",
+    "Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0",
+)  # fmt: skip
+"""Types that llama.cpp's recipes use, from few bits to many."""
+
+_KEPT_EXPERTS = 24
+"""Number of experts' matrices whose errors are kept. An expert has three, and threads that are ahead are with
+the next ones; all other matrices are met again in every chunk."""
+
+_ERROR_BYTES = 128 << 20
+"""What the errors of one tensor may take: with long rows there are fewer of them."""
+
+_OF_EXPERTS = frozenset({Role.FFN_GATE, Role.FFN_UP, Role.FFN_DOWN})
+"""Roles of stacks of experts; other stacks are of heads."""
+
+Floats32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class BlockErrors:
+    """The errors of some rows of a block of a tensor.
+
+    rows    their numbers in the block, int64 (n_sampled,)
+    errors  float32 (n_types, n_sampled, n_cols)
+    n_rows  rows of the block
+    """
+
+    rows: torch.Tensor
+    errors: torch.Tensor
+    n_rows: int
+
+    def damage(self, gradient: torch.Tensor) -> npt.NDArray[np.float64]:
+        """Return the sum over the block's rows of (e . d)^2 / 2, float64 (n_types,), as the sample tells it.
+
+        gradient  d at the sampled rows, float32 (n_sampled, n_cols)
+        """
+        moved = torch.einsum("trc,rc->tr", self.errors, gradient)
+        sums: npt.NDArray[np.float64] = moved.double().square_().mean(-1).cpu().numpy() * (self.n_rows / 2)
+        return sums
+
+
+class TypeErrors:
+    """Errors of the tensors of one layer, made when they are asked for; several threads may ask.
+
+    sources      by name: the tensors that would be encoded
+    importances  of the layer's tensors
+    types        candidates
+    n_rows       how many rows of a tensor are encoded, those of all its blocks together
+    least_rows   how many rows of a block are encoded at least
+    device       where errors are wanted
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, SourceTensor],
+        importances: Importances,
+        types: Sequence[str],
+        n_rows: int,
+        least_rows: int,
+        device: torch.device,
+    ) -> None:
+        self.sources, self._importances, self._device = sources, importances, device
+        self._types, self._n_rows, self._least_rows = types, n_rows, least_rows
+        self._kept: dict[tuple[str, int], BlockErrors] = {}
+        self._experts: OrderedDict[tuple[str, int], BlockErrors] = OrderedDict()
+        self._resolved: dict[str, ResolvedImportance | None] = {}
+        self._lock = Lock()
+
+    def types_of(self, name: str, n_blocks: int) -> list[GGMLType]:
+        """Return the candidates that a tensor can have."""
+        source = self.sources[name]
+        can_weigh = self._importance(name, n_blocks) is not None
+        return candidates(self._types, source.shape[-1], can_weigh=can_weigh)
+
+    def of(self, name: str, block: int, n_blocks: int) -> BlockErrors:
+        """Return the errors of a block, one of `n_blocks` that a tensor's rows are."""
+        is_expert = n_blocks > 1 and tensor_role(name, self.sources[name].shape).role in _OF_EXPERTS
+        with self._lock:
+            kept = self._experts if is_expert else self._kept
+            if (name, block) not in kept:
+                while is_expert and len(kept) >= _KEPT_EXPERTS:
+                    self._experts.popitem(last=False)
+                kept[name, block] = self._make(name, block, n_blocks)
+            return kept[name, block]
+
+    def _make(self, name: str, block: int, n_blocks: int) -> BlockErrors:
+        source = self.sources[name]
+        size = _info(source).n_rows // n_blocks
+        n_bytes = 4 * len(self._types) * source.shape[-1] * n_blocks
+        n_rows = min(self._n_rows // n_blocks, _ERROR_BYTES // n_bytes)
+        rows = spread(size, max(n_rows, self._least_rows))
+        importance = self._importance(name, n_blocks)
+        weighting = None if importance is None else importance.weighting_of_row(block * size)
+        weights = read_rows(source, block * size + rows)
+        errors = errors_of(weights, self.types_of(name, n_blocks), weighting)
+        device = self._device
+        return BlockErrors(torch.from_numpy(rows).to(device), torch.from_numpy(errors).to(device), size)
+
+    def _importance(self, name: str, n_blocks: int) -> ResolvedImportance | None:
+        if name not in self._resolved:
+            self._resolved[name] = resolve(_info(self.sources[name]), self._importances, n_blocks)
+        return self._resolved[name]
+
+
+def _info(source: SourceTensor) -> TensorInfo:
+    return TensorInfo(source.name, source.shape, source.type)
+
+
+def candidates(types: Sequence[str], n_cols: int, *, can_weigh: bool) -> list[GGMLType]:
+    """Return those of the types that rows of `n_cols` columns can have.
+
+    can_weigh  whether there are importances
+    """
+    known = [by_name(name) for name in types]
+    return [
+        type_
+        for type_ in known
+        if n_cols % type_.block_elems == 0 and (can_weigh or not requires_importances(type_.name))
+    ]
+
+
+def errors_of(weights: Floats32, types: Sequence[GGMLType], weighting: Weighting | None) -> Floats32:
+    """Return the errors of rows at each type, float32 (n_types, n_rows, n_cols)."""
+    errors = np.empty((len(types), *weights.shape), np.float32)
+    for error, type_ in zip(errors, types, strict=True):
+        data = get_format(type_).encode(weights, weighting)
+        np.subtract(weights, get_decoder(type_)(data, weights.shape[1]), out=error)
+    return errors
+
+
+def read_rows(source: SourceTensor, rows: npt.NDArray[np.int64]) -> Floats32:
+    """Return the rows with these ascending numbers, float32."""
+    parts = [source.read_rows(int(row), int(row) + 1) for row in rows]
+    whole: Floats32 = as_torch(np.concatenate(parts)).float().numpy()
+    return whole
+
+
+def spread(n: int, wanted: int) -> npt.NDArray[np.int64]:
+    """Return `wanted` of the numbers below `n`, or all, as evenly spread as can be.
+
+    >>> spread(10, 4).tolist()
+    [1, 3, 6, 8]
+    """
+    count = min(n, wanted)
+    return (2 * np.arange(count, dtype=np.int64) + 1) * n // (2 * count)

@@ -1,0 +1,271 @@
+"""Types chosen for a size: the mixture that is predicted to do least damage, under rules that people have.
+
+`losses` say what each tensor costs at each type, `budget` finds the best selection. Here the rules decide
+which types a tensor may have, and tensors that must have equal types become one item.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from calibrate.size.budget import BudgetTooSmall, Choice, Item, Selection, select
+from gguf_tools.errors import BadRequest
+from gguf_tools.format.ggml_types import by_name
+from gguf_tools.format.header import align_up
+from gguf_tools.text import size_text
+from quantize.formats.codecs import CODECS
+from quantize.plan.overrides import Override, find_override
+from quantize.plan.program_support import LACKED_BY
+from quantize.plan.sensitivities import Losses
+from quantize.roles import Program
+
+Target = Program
+Machine = Literal["cpu", "gpu"]
+
+_EXPERTS = re.compile(r"blk\.(\d+)\.ffn_\w+_exps\.weight")
+
+LACKING: Mapping[Target, frozenset[str]] = {
+    program: names.intersection(CODECS) for program, names in LACKED_BY.items()
+}
+"""Types that we encode and a program does not know."""
+
+SLOW: Mapping[Machine, frozenset[str]] = {
+    "cpu": frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"}),
+    "gpu": frozenset({"TQ1_0", "TQ2_0", "IQ1_M"}),
+}
+"""Types that are slow where a model runs. On a CPU, types with a grid look up every group of weights in a
+table. On a GPU, ggml-cuda has no kernels for ternary types, and no quantized matrix product for IQ1_M
+(mmq.cu: ggml_cuda_should_use_mmq)."""
+
+
+@dataclass(frozen=True)
+class TypeRules:
+    """Which types may be chosen.
+
+    target         the program that is to run the file
+    fast_on        leave out types that are slow there
+    equal_experts  the stacks of a layer's experts get one type
+    fixed          REGEX=TYPE: these tensors have this type; the first that matches wins
+    at_least       REGEX=TYPE: no type of fewer bits per weight than this one; the first that matches wins
+    at_most        REGEX=TYPE: no type of more bits
+    unweighed      tensors that have no importances, and the types that they can't have without
+    """
+
+    target: Target = "llama.cpp"
+    fast_on: frozenset[Machine] = frozenset()
+    equal_experts: bool = False
+    fixed: tuple[Override, ...] = ()
+    at_least: tuple[Override, ...] = ()
+    at_most: tuple[Override, ...] = ()
+    unweighed: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def allowed(self, name: str, measured: Iterable[str]) -> list[str]:
+        """Return which of the types that were measured for a tensor it may have.
+
+        raises  BadRequest when none is left, or a fixed type was not measured
+        """
+        measured = list(measured)
+        fixed = find_override(self.fixed, name)
+        if fixed is not None:
+            if fixed.type.name not in measured:
+                raise BadRequest(
+                    f"{name}: {fixed.text} asks for {fixed.type}, and the losses have {', '.join(measured)}"
+                )
+            return [fixed.type.name]
+        refused = LACKING[self.target].union(*(SLOW[machine] for machine in self.fast_on))
+        refused |= self.unweighed.get(name, frozenset())
+        least, most = find_override(self.at_least, name), find_override(self.at_most, name)
+        left = [
+            type_
+            for type_ in measured
+            if type_ in CODECS
+            and type_ not in refused
+            and (least is None or by_name(type_).bits_per_weight >= least.type.bits_per_weight)
+            and (most is None or by_name(type_).bits_per_weight <= most.type.bits_per_weight)
+        ]
+        if not left:
+            raise BadRequest(f"{name}: the rules leave none of the types {', '.join(measured)}")
+        return left
+
+
+@dataclass(frozen=True)
+class ChosenType:
+    """What one tensor gets, and why.
+
+    n_bytes   of the tensor
+    damage    predicted, nats per token
+    next_up   the next larger type that was possible and not worth its bytes; None at the top
+    saves     damage that each further byte would have saved there; below the selection's price
+    """
+
+    name: str
+    type: str
+    n_bytes: int
+    damage: float
+    next_up: str | None
+    saves: float
+
+
+@dataclass(frozen=True)
+class ChosenTypes:
+    """The types of all tensors that have losses.
+
+    predicted  divergence of the file, nats per token
+    price      damage that one more byte would save, about
+    gap        the best possible choice is predicted to be at most this much better
+    """
+
+    tensors: Mapping[str, ChosenType]
+    predicted: float
+    price: float
+    gap: float
+
+    @property
+    def types(self) -> dict[str, str]:
+        """Tensor name -> type name."""
+        return {name: chosen.type for name, chosen in self.tensors.items()}
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(chosen.n_bytes for chosen in self.tensors.values())
+
+
+@dataclass(frozen=True)
+class Share:
+    """Some of the tensors, and the bytes that they may take together.
+
+    besides  bytes of them that go to what can't be chosen
+    """
+
+    belongs: Callable[[str], bool]
+    n_bytes: int
+    what: str = "the tensors"
+    besides: int = 0
+
+
+def is_expert_stack(name: str) -> bool:
+    """Return whether a tensor holds the routed experts of a layer, which stay in memory beside a GPU."""
+    return _EXPERTS.fullmatch(name) is not None
+
+
+def choose_types(
+    losses: Losses,
+    shares: Sequence[Share],
+    rules: TypeRules | None = None,
+    *,
+    calibrated: bool = False,
+    alignment: int = 32,
+) -> ChosenTypes:
+    """Return the types with the least predicted damage.
+
+    shares      budgets of the tensors that have losses; each tensor counts for the first it belongs to
+    calibrated  the file will be encoded with calibration
+    alignment   what the bytes of each tensor are rounded up to in the file
+    raises      BadRequest for a budget that is too small, and for rules that leave a tensor no type
+    """
+    rules = rules or TypeRules()
+    groups = _groups(losses, rules)
+    tensors: dict[str, ChosenType] = {}
+    damage = gap = price = 0.0
+    left = dict(groups)
+    for share in shares:
+        mine = {key: names for key, names in left.items() if share.belongs(names[0])}
+        left = {key: names for key, names in left.items() if key not in mine}
+        items = [
+            _item(key, names, losses, rules, calibrated=calibrated, alignment=alignment)
+            for key, names in mine.items()
+        ]
+        try:
+            selection = select(items, share.n_bytes - share.besides)
+        except BudgetTooSmall as error:
+            least = error.least + share.besides
+            raise BadRequest(
+                f"{share.what}: a size of {share.n_bytes:,} bytes, and the smallest that can be had is"
+                f" {least:,} bytes ({size_text(least)}); allow more, or types of fewer bits"
+            ) from error
+        damage, gap = damage + selection.damage, gap + selection.gap
+        price = max(price, selection.price)
+        tensors.update(_explained(items, selection, mine, losses, calibrated=calibrated))
+    return ChosenTypes(
+        {name: tensors[name] for name in losses.tensors if name in tensors}, damage, price, gap
+    )
+
+
+def _groups(losses: Losses, rules: TypeRules) -> dict[str, list[str]]:
+    """Return the tensors that get one type together, by a key."""
+    groups: dict[str, list[str]] = {}
+    for name in losses.tensors:
+        expert = _EXPERTS.fullmatch(name)
+        key = f"experts of layer {expert[1]}" if expert and rules.equal_experts else name
+        groups.setdefault(key, []).append(name)
+    return groups
+
+
+def _item(
+    key: str, names: Sequence[str], losses: Losses, rules: TypeRules, *, calibrated: bool, alignment: int
+) -> Item:
+    """Return the choices of tensors that get one type together."""
+    allowed = [rules.allowed(name, losses.tensors[name].damage) for name in names]
+    common = [type_ for type_ in allowed[0] if all(type_ in types for types in allowed)]
+    if not common:
+        raise BadRequest(f"{key}: the rules leave no type that all of {', '.join(names)} can have")
+    return Item(
+        key,
+        tuple(
+            Choice(
+                type_,
+                sum(_stored_bytes(losses, name, type_, alignment) for name in names),
+                sum(_damage(losses, name, type_, calibrated) for name in names),
+            )
+            for type_ in common
+        ),
+    )
+
+
+def _stored_bytes(losses: Losses, name: str, type_: str, alignment: int) -> int:
+    return align_up(by_name(type_).tensor_bytes(losses.tensors[name].shape), alignment)
+
+
+def _damage(losses: Losses, name: str, type_: str, calibrated: bool) -> float:
+    each = losses.tensors[name]
+    return each.damage[type_] * (each.ratio if calibrated else 1.0)
+
+
+def _explained(
+    items: Sequence[Item],
+    selection: Selection,
+    groups: Mapping[str, Sequence[str]],
+    losses: Losses,
+    *,
+    calibrated: bool,
+) -> dict[str, ChosenType]:
+    """Return what each tensor gets, beside the best step up that was left out."""
+    explained: dict[str, ChosenType] = {}
+    for item, choice in zip(items, selection.choices, strict=True):
+        step = _best_step_up(item, choice)
+        for name in groups[item.name]:
+            explained[name] = ChosenType(
+                name=name,
+                type=choice.name,
+                n_bytes=by_name(choice.name).tensor_bytes(losses.tensors[name].shape),
+                damage=_damage(losses, name, choice.name, calibrated),
+                next_up=None if step is None else step[0],
+                saves=0.0 if step is None else step[1],
+            )
+    return explained
+
+
+def _best_step_up(item: Item, choice: Choice) -> tuple[str, float] | None:
+    """Return the larger choice that saves most per byte, and what it saves; None where none saves."""
+    steps = [
+        ((choice.damage - other.damage) / (other.n_bytes - choice.n_bytes), other.name)
+        for other in item.choices
+        if other.n_bytes > choice.n_bytes and other.damage < choice.damage
+    ]
+    if not steps:
+        return None
+    saves, name = max(steps)
+    return name, saves

@@ -1,0 +1,272 @@
+"""The best file of a given size: from losses and a size to a mixture that a run is planned with.
+
+The plan of a stock file type comes first. It says what surrounds the tensors that can be chosen: the header,
+and the tensors that stay as they are. What is left of the size is the budget of `choose_types`. Its answer
+becomes the rules of a mixture, so the run, its resume and its report are those of any other mixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from calibrate.size.choose_types import ChosenTypes, Share, TypeRules, choose_types, is_expert_stack
+from calibrate.size.export import rules_of
+from calibrate.size.parse import Size
+from gguf_tools.errors import BadRequest
+from gguf_tools.format.ggml_types import by_name
+from gguf_tools.format.header import align_up
+from gguf_tools.text import size_text
+from quantize.formats.codecs import CODECS
+from quantize.plan.overrides import parse_overrides
+from quantize.plan.plan import PlanOptions
+from quantize.plan.recipe_files import Mixture
+from quantize.plan.recipes import RECIPES, find_recipe
+from quantize.plan.sensitivities import Losses
+from quantize.prepare import Preparation
+from quantize.run import Run
+
+Planner = Callable[[Mixture], AbstractContextManager[Run]]
+"""Plans a run for a mixture, with the source, output and options that the front knows. It must yield a plan
+even where it could not be run, as a dry run does."""
+
+
+@dataclass(frozen=True)
+class SizeRequest:
+    """The size that is asked for, and what it is chosen by.
+
+    size       of the whole file; None with vram and ram
+    vram, ram  bytes: routed experts must fit `ram`, everything else `vram`. Both or neither
+    losses     what each tensor costs at each type
+    rules      which types may be chosen
+    calibrated the file will be encoded with calibration
+    base       file type whose number the file gets and that decides about tensors without losses; None: the
+               one of the size, or the one that comes nearest
+    """
+
+    losses: Losses
+    size: Size | None = None
+    vram: int | None = None
+    ram: int | None = None
+    rules: TypeRules = field(default_factory=TypeRules)
+    calibrated: bool = False
+    base: str | None = None
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A mixture for a size.
+
+    base         file type that it grew from
+    budget       bytes that the file may take
+    total_bytes  bytes that it will take, exactly
+    """
+
+    mixture: Mixture
+    chosen: ChosenTypes
+    base: str
+    budget: int
+    total_bytes: int
+
+    @property
+    def used(self) -> float:
+        """The share of the budget that the file takes."""
+        return self.total_bytes / self.budget
+
+
+def size_mixture(planner: Planner, request: SizeRequest) -> Sized:
+    """Return the mixture with the least predicted damage for a size.
+
+    raises  BadRequest for a budget that no choice fits, losses of another model, rules that leave a tensor no
+            type, and what the planner raises
+    """
+    base = request.base or _base_of(request)
+    if request.size is not None and request.size.kind == "recipe" and request.size.recipe != base:
+        with planner(_mixture(request.size.recipe)) as run:
+            budget: int | None = run.preparation.total_bytes
+    else:
+        budget = None
+    with planner(_mixture(base)) as run:
+        preparation = run.preparation
+        frame = _Frame.of(preparation, request, base)
+        if budget is None:
+            budget = _budget(request, preparation)
+    chosen = frame.choose(_shares(request, budget, frame))
+    overrides = parse_overrides(rules_of(chosen.types))
+    mixture = Mixture(f"{base}-sized", find_recipe(base), PlanOptions(overrides=overrides))
+    with planner(mixture) as run:
+        total = run.preparation.total_bytes
+        _check(run.preparation, chosen)
+        mixture = replace(mixture, name=f"{run.preparation.plan.bits_per_weight:.2f}bpw")
+    if total > budget:
+        raise BadRequest(f"a size of {budget:,} bytes: the chosen file takes {total:,}")
+    return Sized(mixture, chosen, base, budget, total)
+
+
+def curve(
+    sized: Sized, request: SizeRequest, planner: Planner, n_points: int = 10
+) -> list[tuple[int, float]]:
+    """Return (bytes of the file, predicted divergence) for sizes from the smallest file to the largest."""
+    with planner(_mixture(sized.base)) as run:
+        frame = _Frame.of(run.preparation, request, sized.base)
+    sizes = {
+        name: [
+            frame.padded(by_name(type_).tensor_bytes(each.shape))
+            for type_ in frame.rules.allowed(name, each.damage)
+        ]
+        for name, each in frame.losses.tensors.items()
+    }
+    least, most = (sum(pick(each) for each in sizes.values()) for pick in (min, max))
+    points = []
+    for number in range(n_points):
+        # Equal steps of the logarithm: small files are where a byte saves most.
+        budget = int(least * (most / least) ** (number / (n_points - 1)))
+        chosen = frame.choose([Share(lambda name: True, max(budget, least))])
+        taken = sum(frame.padded(each.n_bytes) for each in chosen.tensors.values())
+        points.append((frame.n_bytes + taken, chosen.predicted))
+    return points
+
+
+def sized_lines(sized: Sized) -> Iterator[str]:
+    """Yield what was chosen and why, for people: a line per part of the model and type."""
+    chosen = sized.chosen
+    yield (
+        f"types chosen for {size_text(sized.budget)}: {size_text(sized.total_bytes)}"
+        f" ({sized.total_bytes:,} bytes, {100 * sized.used:.2f} % of it)"
+    )
+    yield (
+        f"predicted divergence {chosen.predicted:.5f} nats a token;"
+        f" no other choice is predicted more than {chosen.gap:.1g} lower"
+    )
+    rows = [(rule, *_totals(names, chosen)) for rule, names in _by_rule(chosen)]
+    width = max(len(rule) for rule, *_ in rows)
+    for rule, n_bytes, damage, step in sorted(rows, key=lambda row: -row[2]):
+        yield f"  {rule:{width}}  {size_text(n_bytes):>10}  {damage:.6f}  {step}"
+
+
+def _by_rule(chosen: ChosenTypes) -> Iterator[tuple[str, list[str]]]:
+    """Yield the tensors of each rule, under the rule without its escapes."""
+    for rule in rules_of(chosen.types):
+        (override,) = parse_overrides([rule])
+        names = [name for name in chosen.tensors if override.matches(name)]
+        yield rule.replace("\\", "").replace("^", "").replace("$", "").replace("=", " = "), names
+
+
+def _totals(names: Sequence[str], chosen: ChosenTypes) -> tuple[int, float, str]:
+    tensors = [chosen.tensors[name] for name in names]
+    steps = {each.next_up for each in tensors if each.next_up}
+    saves = max(each.saves for each in tensors)
+    step = f"{'/'.join(sorted(steps))} would save {saves * 2**20:.2g} per MiB" if steps else ""
+    return sum(each.n_bytes for each in tensors), sum(each.damage for each in tensors), step
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """What surrounds the tensors that can be chosen, and what they are chosen by.
+
+    n_bytes     of header, padding and the tensors that can't be chosen
+    experts     of these, routed experts' bytes
+    losses      of the tensors that can be chosen, in file order
+    rules       those of the request, which know the tensors that have no importances
+    calibrated  the file will be encoded with calibration
+    """
+
+    n_bytes: int
+    experts: int
+    alignment: int
+    losses: Losses
+    rules: TypeRules
+    calibrated: bool
+
+    @classmethod
+    def of(cls, preparation: Preparation, request: SizeRequest, base: str) -> _Frame:
+        """Return the frame of a file planned as `base`; raises BadRequest for losses of another model."""
+        plan, recipe = preparation.plan, find_recipe(base)
+        measured = request.losses.fitted_to(plan.infos).tensors
+        unweighed = {
+            tensor.name: frozenset(
+                type_ for type_ in CODECS if recipe.refuses_without_importances(tensor.role, type_)
+            )
+            for tensor in plan.tensors
+            if tensor.name not in plan.weighed
+        }
+        alignment = preparation.outputs[0].layout.alignment
+        padded = {info.name: align_up(info.n_bytes, alignment) for info in plan.infos}
+        kept = [name for name in padded if name not in measured and is_expert_stack(name)]
+        tensors = {name: measured[name] for name in padded if name in measured}
+        return cls(
+            n_bytes=preparation.total_bytes - sum(padded[name] for name in tensors),
+            experts=sum(padded[name] for name in kept),
+            alignment=alignment,
+            losses=replace(request.losses, tensors=tensors),
+            rules=replace(request.rules, unweighed=unweighed),
+            calibrated=request.calibrated,
+        )
+
+    def choose(self, shares: Sequence[Share]) -> ChosenTypes:
+        """Return the types with the least predicted damage within the shares."""
+        return choose_types(
+            self.losses, shares, self.rules, calibrated=self.calibrated, alignment=self.alignment
+        )
+
+    def padded(self, n_bytes: int) -> int:
+        """Return the bytes that a tensor takes in the file."""
+        return align_up(n_bytes, self.alignment)
+
+
+def _mixture(file_type: str) -> Mixture:
+    recipe = find_recipe(file_type)
+    return Mixture(recipe.name, recipe)
+
+
+def _base_of(request: SizeRequest) -> str:
+    """Return the file type that the file grows from, if none was named."""
+    if request.size is not None and request.size.kind == "recipe":
+        return request.size.recipe
+    n_elems = sum(prod(each.shape) for each in request.losses.tensors.values())
+    n_bytes = (request.vram or 0) + (request.ram or 0)
+    bits = 8 * n_bytes / n_elems
+    if request.size is not None:
+        bits = request.size.amount if request.size.kind == "bpw" else 8 * request.size.amount / n_elems
+    mixtures = [recipe for recipe in RECIPES.values() if recipe.rules and recipe.default is not None]
+    return min(mixtures, key=lambda recipe: abs(by_name(recipe.default or "").bits_per_weight - bits)).name
+
+
+def _budget(request: SizeRequest, preparation: Preparation) -> int:
+    """Return the bytes that the whole file may take."""
+    size = request.size
+    if size is None:
+        if request.vram is None or request.ram is None:
+            raise BadRequest("no size: expected one for the file, or both --vram and --ram")
+        return request.vram + request.ram
+    if size.kind == "bytes":
+        return int(size.amount)
+    if size.kind == "bpw":
+        infos = preparation.plan.infos
+        header = preparation.total_bytes - sum(info.n_bytes for info in infos)
+        return header + int(size.amount * sum(info.n_elems for info in infos) / 8)
+    return preparation.total_bytes
+
+
+def _shares(request: SizeRequest, budget: int, frame: _Frame) -> list[Share]:
+    if request.size is not None:
+        return [Share(lambda name: True, budget, "the file", frame.n_bytes)]
+    assert request.vram is not None
+    assert request.ram is not None
+    return [
+        Share(is_expert_stack, request.ram, "routed experts (--ram)", frame.experts),
+        Share(lambda name: True, request.vram, "the rest (--vram)", frame.n_bytes - frame.experts),
+    ]
+
+
+def _check(preparation: Preparation, chosen: ChosenTypes) -> None:
+    """Raise BadRequest for a tensor that did not get the type that was chosen for it."""
+    for tensor in preparation.plan.tensors:
+        wanted = chosen.types.get(tensor.name)
+        if wanted is not None and tensor.target_type.name != wanted:
+            raise BadRequest(
+                f"{tensor.name}: {wanted} was chosen, and the plan says {tensor.target_type}"
+                f" ({tensor.reason}); leave out the option that sets it"
+            )

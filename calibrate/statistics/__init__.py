@@ -1,0 +1,1 @@
+"""Second moments of what matrices multiply, and of the gradients at their outputs."""

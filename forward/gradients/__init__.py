@@ -1,0 +1,1 @@
+"""The backward pass: gradients of the model's own predictions, layer by layer."""

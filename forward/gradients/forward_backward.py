@@ -1,0 +1,139 @@
+"""A forward and a backward pass over a text, and their two work folders beside an output.
+
+OUT.forward.work     hidden states after every layer
+OUT.backward.work    gradients at the hidden states, and what observers keep of every layer
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from forward.device import device_name
+from forward.gradients.backward import BackwardPass, backward_pass
+from forward.layers.matmul_backend import fast_products
+from forward.malloc_trim import give_back
+from forward.observe import Observer, Silent
+from forward.open import ModelSource
+from forward.options import ForwardOptions
+from forward.run import forward_pass
+from forward.text.tokens import Text
+from forward.work import work_folder
+from forward.work.work_folder import WorkFolder, forget
+from gguf_tools.errors import OutputError
+from gguf_tools.files.inputs import InputWatch
+from gguf_tools.progress import Reporter
+
+_BACKWARD_WORK = 4
+"""Work of a layer on the way back, over that on the way there: it is computed again and differentiated."""
+
+
+@dataclass(frozen=True)
+class Folders:
+    """The two work folders of an output; `back` counts steps, see `BackwardPass`."""
+
+    there: WorkFolder
+    back: WorkFolder
+
+
+@contextmanager
+def work_folders(
+    output: Path, about: Mapping[str, Any], watch: InputWatch, *, restart: bool
+) -> Iterator[Folders]:
+    """Give the work folders of `output`.
+
+    about   what decides the numbers of the run, as JSON data
+    watch   of the model
+    raises  BadRequest when another run has them, or began them with another `about`
+    """
+    with ExitStack() as opened:
+        there, back = _outputs(output)
+        yield Folders(
+            opened.enter_context(WorkFolder(there, about, restart=restart, keep_all=True, watch=watch)),
+            opened.enter_context(WorkFolder(back, about, restart=restart, watch=watch)),
+        )
+
+
+def forget_folders(output: Path) -> None:
+    """Delete the work folders of `output`."""
+    for each in _outputs(output):
+        forget(each)
+
+
+def is_unfinished(output: Path) -> bool:
+    """Return whether a run for `output` has left one of its work folders."""
+    return any(map(work_folder.is_unfinished, _outputs(output)))
+
+
+def what_decides(source: ModelSource, text: Text, forward: ForwardOptions, seed: int) -> dict[str, Any]:
+    """Return what decides the numbers of a run."""
+    return {
+        "model": source.watch.recognised_by(),
+        "text": text.digest(),
+        "chunks": text.n_chunks,
+        "context": text.chunk_size,
+        "dtype": forward.dtype,
+        "device": device_name(forward.device),
+        "seed": seed,
+    }
+
+
+def state_bytes(source: ModelSource, text: Text) -> int:
+    """Return the size of the files of hidden states and gradients, at most."""
+    network, n_tokens = source.network, text.inputs.size
+    # Hidden states before and after every layer, two sets of gradients, and three of scratch.
+    return 4 * n_tokens * (network.state_size * (network.n_layers + 1 + 2) + network.hidden_size * 3)
+
+
+def refuse_small_disk(folders: Folders, n_bytes: int) -> None:
+    """Raise OutputError unless the disk has room for work folders of `n_bytes` all together."""
+    folder = folders.back.folder
+    there = sum(
+        path.stat().st_size for each in (folders.there, folders.back) for path in each.folder.iterdir()
+    )
+    free = shutil.disk_usage(folder).free
+    if n_bytes - there > free:
+        raise OutputError(
+            f"{folder}: {_gigabytes(free)} free on this disk, expected {_gigabytes(n_bytes - there)} for"
+            " hidden states and gradients; use fewer chunks, or another disk"
+        )
+
+
+@contextmanager
+def there_and_back(
+    source: ModelSource,
+    text: Text,
+    forward: ForwardOptions,
+    seed: int,
+    folders: Folders,
+    report: Reporter,
+    observe: Callable[[], Observer] = Silent,
+) -> Iterator[BackwardPass]:
+    """Compute the layers that are not done, and give the pass that goes back.
+
+    observe  returns an observer for a layer on the way there
+    """
+    n_layers = source.network.n_layers
+    done = max(0, folders.there.done + 1) + _BACKWARD_WORK * min(n_layers, max(0, folders.back.done + 1))
+    report.start(n_layers * (1 + _BACKWARD_WORK), done)
+    with ExitStack() as opened:
+        opened.enter_context(fast_products(device_name(forward.device)))
+        there = opened.enter_context(forward_pass(source, text, forward, folders.there, report.advance))
+        for _ in there.layers(observe):
+            give_back()
+        there.states.let_go()  # the way back takes as much again, and reads files
+        sweep = replace(there.sweep, advance=lambda share: report.advance(_BACKWARD_WORK * share))
+        there = replace(there, sweep=sweep)
+        yield opened.enter_context(backward_pass(there, folders.back, seed, forward.memory_bytes))
+
+
+def _outputs(output: Path) -> tuple[Path, Path]:
+    return output.with_name(output.name + ".forward"), output.with_name(output.name + ".backward")
+
+
+def _gigabytes(n_bytes: int) -> str:
+    return f"{n_bytes / (1 << 30):.1f} GB"

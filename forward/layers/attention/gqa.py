@@ -1,0 +1,219 @@
+"""Attention with keys and values of its own, which several heads of queries may share.
+
+Queries and keys may be normed before they are rotated, per head or all heads together. A layer may see the
+last positions alone (`window`). A head may have a sink: one more logit in the softmax, which has no value.
+
+Queries go in blocks, which only see the keys up to their own end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import linear
+
+from forward.layers.llama_rounding import round_f16
+from forward.layers.load import Loader
+from forward.layers.norm import RMSNorm
+from forward.layers.rope import Rotation
+from forward.observe import Observer, watch
+
+_QUERY_BLOCK = 256
+"""Number of queries in a block."""
+
+_SCORES_BYTES = 4 << 20
+"""Size of a block's scores in float32; see forward.layers.attention.mla."""
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    """Sizes of a model's attention.
+
+    n_heads, n_kv_heads  heads of queries, and heads of keys and values
+    head_dim             columns of a head
+    rotated              columns of a head that are rotated, the first ones
+    """
+
+    hidden: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    rotated: int
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A matrix with its bias, None for none."""
+
+    name: str
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor, observer: Observer) -> torch.Tensor:
+        """Return what the matrix makes of `x`, (n_tokens, n_rows)."""
+        product = linear(x, self.weight, self.bias)
+        watch(observer, self.name, x, product)
+        return product
+
+    def heads(self, x: torch.Tensor, observer: Observer, n_heads: int) -> torch.Tensor:
+        """Return the same head by head, (n_tokens, n_heads, n_cols), and observed so."""
+        product = linear(x, self.weight, self.bias).unflatten(-1, (n_heads, -1))
+        watch(observer, self.name, x, product, 0, n_heads)
+        return product
+
+
+@dataclass(frozen=True)
+class SharedKeyAttention:
+    """The attention of one layer.
+
+    norm            of the hidden states
+    q_norm, k_norm  of queries and keys before rotation; None for none. Their weights have the columns of a
+                    head, or of all heads together
+    sinks           float32 (n_heads,), None for none
+    window          positions that are seen, the token's own with them; None for all
+    half_cache      whether keys and values are rounded as in llama.cpp's cache
+    """
+
+    sizes: HeadSizes
+    rotate: Rotation
+    norm: RMSNorm
+    q: Projection
+    k: Projection
+    v: Projection
+    output: Projection
+    q_norm: RMSNorm | None
+    k_norm: RMSNorm | None
+    sinks: torch.Tensor | None
+    window: int | None
+    half_cache: bool = False
+
+    def work(self, n_tokens: int) -> int:
+        """Return about how many multiplications a token of a chunk of `n_tokens` takes."""
+        sizes = self.sizes
+        seen = n_tokens if self.window is None else min(n_tokens, self.window)
+        matrices = 2 * sizes.hidden * sizes.head_dim * (sizes.n_heads + sizes.n_kv_heads)
+        return matrices + sizes.n_heads * sizes.head_dim * seen
+
+    def __call__(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
+        """Return what attention adds to one chunk's hidden states, float32 (n_tokens, hidden_size)."""
+        dtype, sizes = self.output.weight.dtype, self.sizes
+        x = self.norm(hidden).to(dtype)
+        observer.rows((self.q.name, self.k.name, self.v.name), x)
+        query = _normed(self.q.heads(x, observer, sizes.n_heads), self.q_norm)
+        key = _normed(self.k.heads(x, observer, sizes.n_kv_heads), self.k_norm)
+        value = self.v.heads(x, observer, sizes.n_kv_heads)
+        query, key = self._rotated(query).to(dtype), self._rotated(key).to(dtype)
+        if self.half_cache:
+            key, value = round_f16(key), round_f16(value)
+        values = self._attend(query, key, value)
+        observer.rows((self.output.name,), values)
+        return self.output(values, observer).float()
+
+    def _rotated(self, heads: torch.Tensor) -> torch.Tensor:
+        rotated = self.sizes.rotated
+        if rotated == self.sizes.head_dim:
+            return self.rotate(heads)
+        return torch.cat((self.rotate(heads[..., :rotated]), heads[..., rotated:].float()), -1)
+
+    def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Return the values that the queries attend to, (n_tokens, n_heads * head_dim).
+
+        query  (n_tokens, n_heads, head_dim); key, value  (n_tokens, n_kv_heads, head_dim)
+        """
+        n_tokens, sizes = len(query), self.sizes
+        group = sizes.n_heads // sizes.n_kv_heads
+        n_query = min(n_tokens, _QUERY_BLOCK)
+        step = max(1, _SCORES_BYTES // (4 * n_query * n_tokens * group))
+        query = query.unflatten(1, (sizes.n_kv_heads, group))
+        blocks = []
+        for start in range(0, n_tokens, n_query):
+            stop = min(n_tokens, start + n_query)
+            first = 0 if self.window is None else max(0, start - self.window + 1)
+            unseen = self._unseen(start, stop, first, query)
+            some = [
+                self._block(
+                    query[start:stop, head : head + step],
+                    key[first:stop, head : head + step],
+                    value[first:stop, head : head + step],
+                    unseen,
+                    head * group,
+                )
+                for head in range(0, sizes.n_kv_heads, step)
+            ]
+            blocks.append(torch.cat(some, 1))
+        return torch.cat(blocks).flatten(1)
+
+    def _unseen(self, start: int, stop: int, first: int, like: torch.Tensor) -> torch.Tensor:
+        """Return -inf for positions that a query does not see, and 0, (stop - start, stop - first)."""
+        unseen = like.new_full((stop - start, stop - first), float("-inf"))
+        later = unseen.triu(start - first + 1)
+        if self.window is None:
+            return later
+        return later + unseen.tril(start - first - self.window)
+
+    def _block(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, unseen: torch.Tensor, head: int
+    ) -> torch.Tensor:
+        """Return the values of a block of queries, (n_queries, n_kv_heads * group, head_dim).
+
+        query   (n_queries, n_kv_heads, group, head_dim); key, value  (n_keys, n_kv_heads, head_dim)
+        unseen  (n_queries, n_keys)
+        head    number of the first head of queries
+        """
+        n_queries, n_kv_heads, group, n_cols = query.shape
+        rows = query.permute(1, 2, 0, 3).reshape(n_kv_heads, group * n_queries, n_cols)
+        scores = torch.bmm(rows, key.permute(1, 2, 0)) * n_cols**-0.5
+        scores = scores.unflatten(1, (group, n_queries)) + unseen
+        if self.sinks is None:
+            shares = torch.softmax(scores, -1)
+        else:
+            sinks = self.sinks[head : head + n_kv_heads * group].to(scores.dtype)
+            sinks = sinks.view(n_kv_heads, group, 1, 1).expand(-1, -1, n_queries, 1)
+            shares = torch.softmax(torch.cat((scores, sinks), -1), -1)[..., :-1]
+        attended = torch.bmm(shares.flatten(1, 2), value.transpose(0, 1))
+        return attended.unflatten(1, (group, n_queries)).permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _normed(heads: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
+    """Return queries or keys, (n_tokens, n_heads, n_cols), normed as the size of the norm's weight says."""
+    if norm is None:
+        return heads
+    if norm.weight.numel() == heads.shape[-1]:
+        return norm(heads)
+    return norm(heads.flatten(1)).unflatten(-1, heads.shape[1:])
+
+
+def load_shared_key_attention(
+    load: Loader, layer: int, sizes: HeadSizes, rotate: Rotation, *, eps: float, window: int | None
+) -> SharedKeyAttention:
+    """Return the attention of a layer with its weights; biases, norms and sinks where the model has them."""
+    name = f"blk.{layer}"
+    q_rows, kv_rows = sizes.n_heads * sizes.head_dim, sizes.n_kv_heads * sizes.head_dim
+
+    def projection(part: str, n_rows: int, n_cols: int) -> Projection:
+        matrix = f"{name}.{part}.weight"
+        return Projection(matrix, load.matrix(matrix, n_rows, n_cols), load.bias(matrix, n_rows))
+
+    def norm_of(part: str, n_rows: int) -> RMSNorm | None:
+        weight = f"{name}.{part}.weight"
+        if not load.has(weight):
+            return None
+        n_cols = n_rows if load.tensor(weight).shape[-1] == n_rows else sizes.head_dim
+        return RMSNorm(load.float32(weight, n_cols), eps)
+
+    sinks = f"{name}.attn_sinks.weight"
+    return SharedKeyAttention(
+        sizes=sizes,
+        rotate=rotate,
+        norm=RMSNorm(load.float32(f"{name}.attn_norm.weight", sizes.hidden), eps),
+        q=projection("attn_q", q_rows, sizes.hidden),
+        k=projection("attn_k", kv_rows, sizes.hidden),
+        v=projection("attn_v", kv_rows, sizes.hidden),
+        output=projection("attn_output", sizes.hidden, q_rows),
+        q_norm=norm_of("attn_q_norm", q_rows),
+        k_norm=norm_of("attn_k_norm", kv_rows),
+        sinks=load.float32(sinks, sizes.n_heads) if load.has(sinks) else None,
+        window=window,
+        half_cache=load.half_cache,
+    )

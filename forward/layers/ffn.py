@@ -1,0 +1,106 @@
+"""A feed-forward block: down(silu(gate(x)) * up(x)).
+
+Dense blocks, shared experts and each routed expert are such blocks. Some have biases. gpt-oss clamps what
+gate and up give and has another gate: gate * sigmoid(1.702 * gate) * (up + 1). DeepSeek V4 clamps both and
+has the usual gate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import linear, silu
+
+from forward.layers.load import Loader
+from forward.observe import Observer, watch
+
+
+@dataclass(frozen=True)
+class BlockNames:
+    """Names of a block's tensors: gate and up multiply its input, down what they make of it."""
+
+    gate: str
+    up: str
+    down: str
+
+    @classmethod
+    def of(cls, layer: int, kind: str = "") -> BlockNames:
+        """Return the names in a layer; `kind` is "", "_shexp" or "_exps"."""
+        return cls(*(f"blk.{layer}.ffn_{part}{kind}.weight" for part in ("gate", "up", "down")))
+
+
+CLAMP, SHARPNESS = 7.0, 1.702
+"""Where gpt-oss clamps its gate from above, and up from both sides; and how steep its gate is."""
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """A block with its weights: gate, up (width, hidden_size); down (hidden_size, width).
+
+    gate_bias, up_bias, down_bias  None where there is none
+    clamped                        whether it has gpt-oss's gate
+    limit                          what gate is clamped to from above, up from both sides; None: not at all
+    """
+
+    names: BlockNames
+    gate: torch.Tensor
+    up: torch.Tensor
+    down: torch.Tensor
+    gate_bias: torch.Tensor | None = None
+    up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+    clamped: bool = False
+    limit: float | None = None
+
+    @property
+    def work(self) -> int:
+        """Multiplications per token."""
+        return self.gate.numel() + self.up.numel() + self.down.numel()
+
+    def inner(self, x: torch.Tensor, observer: Observer, index: int = 0, n_mats: int = 1) -> torch.Tensor:
+        """Return what `down` multiplies, (n_tokens, width).
+
+        index, n_mats  the place of the block's matrices in their stacks, which `watch` is told
+        """
+        gate = linear(x, self.gate, self.gate_bias)
+        watch(observer, self.names.gate, x, gate, index, n_mats)
+        if not gate.requires_grad and not self.clamped and self.limit is None:
+            return silu(gate, inplace=True).mul_(linear(x, self.up, self.up_bias))
+        up = linear(x, self.up, self.up_bias)
+        watch(observer, self.names.up, x, up, index, n_mats)
+        if self.clamped:
+            gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
+            return gate * torch.sigmoid(SHARPNESS * gate) * (up + 1)
+        if self.limit is not None:
+            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return silu(gate) * up
+
+    def outer(self, inner: torch.Tensor, observer: Observer, index: int = 0, n_mats: int = 1) -> torch.Tensor:
+        """Return what `down` makes of `inner`, (n_tokens, hidden_size); the rest as in `inner`."""
+        output = linear(inner, self.down, self.down_bias)
+        watch(observer, self.names.down, inner, output, index, n_mats)
+        return output
+
+    def __call__(self, x: torch.Tensor, observer: Observer) -> torch.Tensor:
+        """Return the block's output for `x`, float32 (n_tokens, hidden_size)."""
+        inner = self.inner(x, observer)
+        observer.rows((self.names.gate, self.names.up), x)
+        observer.rows((self.names.down,), inner)
+        return self.outer(inner, observer).float()
+
+
+def load_ffn(
+    load: Loader, names: BlockNames, hidden_size: int, width: int, *, limit: float | None = None
+) -> FeedForward:
+    """Return a block made of three matrices, and biases where the model has them."""
+    return FeedForward(
+        names,
+        load.matrix(names.gate, width, hidden_size),
+        load.matrix(names.up, width, hidden_size),
+        load.matrix(names.down, hidden_size, width),
+        load.bias(names.gate, width),
+        load.bias(names.up, width),
+        load.bias(names.down, hidden_size),
+        limit=limit,
+    )

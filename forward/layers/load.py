@@ -1,0 +1,155 @@
+"""Weights as torch tensors. Bfloat16 is taken as it is stored; all else is decoded in runs of rows.
+
+Only the tensor and one run of rows are in memory at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from forward.layers.llama_rounding import Rounding, RoundingMatrix, rounding_of
+from forward.layers.shared_weights import SharedWeights
+from gguf_tools.errors import FormatError, MissingTensor, ShapeError
+from gguf_tools.format.ggml_types import BF16, I32
+from quantize.fill.sources import SourceTensor
+
+_RUN_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Reads the weights of one model.
+
+    path        of the model, for messages
+    tensors     GGUF name -> tensor, unread
+    device      where the weights are wanted
+    dtype       the type that matrices are multiplied in, float32 or bfloat16; vectors and routers are float32
+    rounds      whether matrices round what they multiply as llama.cpp's kernels do
+    half_cache  whether attention rounds to F16 what llama.cpp's cache holds
+    shared      what models that are computed in step decode for each other; None: nothing
+    """
+
+    path: Path
+    tensors: Mapping[str, SourceTensor]
+    device: torch.device
+    dtype: torch.dtype
+    rounds: bool = False
+    half_cache: bool = False
+    shared: SharedWeights | None = None
+
+    def tensor(self, name: str) -> SourceTensor:
+        """Return the tensor called `name`; MissingTensor if there is none."""
+        try:
+            return self.tensors[name]
+        except KeyError:
+            raise MissingTensor(f"{self.path}: no tensor {name}") from None
+
+    def has(self, name: str) -> bool:
+        return name in self.tensors
+
+    def matrix(self, name: str, *shape: int) -> torch.Tensor:
+        """Return the whole tensor `name` in `shape`, which must have as many elements.
+
+        raises  MissingTensor, ShapeError
+        """
+        tensor = self.tensor(name)
+        if prod(tensor.shape) != prod(shape) or tensor.shape[-1] != shape[-1]:
+            raise ShapeError(
+                f"{self.path}: {name}: found shape {_shown(tensor.shape)}, expected {_shown(shape)}"
+            )
+        return self.weight(tensor, 0, prod(tensor.shape[:-1])).view(shape)
+
+    def float32(self, name: str, *shape: int) -> torch.Tensor:
+        """Return the tensor `name` in float32, whatever type matrices are multiplied in."""
+        return replace(self, dtype=torch.float32).matrix(name, *shape)
+
+    def bias(self, name: str, *shape: int) -> torch.Tensor | None:
+        """Return the bias beside the matrix `name`, in the dtype of matrices; None where there is none."""
+        bias = f"{name.removesuffix('.weight')}.bias"
+        return self.matrix(bias, *shape) if self.has(bias) else None
+
+    def table(self, name: str, n_cols: int, limit: int) -> torch.Tensor:
+        """Return a table of whole numbers from 0 to below `limit`, int64 (n_rows, n_cols).
+
+        raises  MissingTensor, ShapeError; FormatError for another type or other numbers
+        """
+        tensor = self.tensor(name)
+        if len(tensor.shape) != 2 or tensor.shape[1] != n_cols:
+            raise ShapeError(
+                f"{self.path}: {name}: found shape {_shown(tensor.shape)}, expected N x {n_cols}"
+            )
+        if tensor.type != I32:
+            raise FormatError(f"{self.path}: {name}: found type {tensor.type}, expected {I32}")
+        numbers = tensor.raw_rows(0, tensor.shape[0]).view("<i4").reshape(tensor.shape)
+        if numbers.size and not 0 <= numbers.min() <= numbers.max() < limit:
+            raise FormatError(
+                f"{self.path}: {name}: has numbers from {numbers.min()} to {numbers.max()},"
+                f" expected 0 to {limit - 1}"
+            )
+        return torch.from_numpy(numbers.astype(np.int64)).to(self.device)
+
+    def stacked(self, name: str, index: int, n_mats: int, n_rows: int, n_cols: int) -> torch.Tensor:
+        """Return one matrix, (n_rows, n_cols), of a stack of n_mats."""
+        tensor = self.tensor(name)
+        if tensor.shape != (n_mats, n_rows, n_cols):
+            raise ShapeError(
+                f"{self.path}: {name}: found shape {_shown(tensor.shape)},"
+                f" expected {_shown((n_mats, n_rows, n_cols))}"
+            )
+        return self.weight(tensor, index * n_rows, (index + 1) * n_rows)
+
+    def weight(self, tensor: SourceTensor, start: int, stop: int) -> torch.Tensor:
+        """Return rows `start` to `stop` of a matrix in the type that it is multiplied in."""
+        rows = self._shared_rows(tensor, start, stop)
+        rounding = self.rounding(tensor)
+        return rows if rounding is None or len(tensor.shape) < 2 else RoundingMatrix.of(rows, rounding)
+
+    def _shared_rows(self, tensor: SourceTensor, start: int, stop: int) -> torch.Tensor:
+        def decode() -> torch.Tensor:
+            return self.rows(tensor, start, stop, self.dtype)
+
+        return decode() if self.shared is None else self.shared.rows(tensor, start, stop, self.dtype, decode)
+
+    def rounding(self, tensor: SourceTensor) -> Rounding | None:
+        """Return what a matrix does to what it multiplies; None: nothing."""
+        return rounding_of(tensor.type) if self.rounds else None
+
+    def rows(self, tensor: SourceTensor, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return rows `start` to `stop` of a tensor, (stop - start, n_cols)."""
+        if tensor.type == BF16 and dtype == torch.bfloat16:
+            return as_torch(tensor.read_rows(start, stop)).to(self.device)
+        n_cols = tensor.shape[-1]
+        step = max(1, _RUN_BYTES // (4 * n_cols))
+        out = torch.empty((stop - start, n_cols), dtype=dtype, device=self.device)
+        for at in range(start, stop, step):
+            end = min(stop, at + step)
+            out[at - start : end - start] = as_torch(tensor.read_rows(at, end))
+        return out
+
+    def picked_rows(self, name: str, wanted: Iterable[int]) -> torch.Tensor:
+        """Return the rows with these sorted numbers, float32; neighbours are read together."""
+        tensor = self.tensor(name)
+        numbers = np.fromiter(wanted, np.int64)
+        breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+        runs = np.split(numbers, breaks) if numbers.size else []
+        return torch.cat([self.rows(tensor, int(run[0]), int(run[-1]) + 1, torch.float32) for run in runs])
+
+
+def as_torch(rows: np.ndarray) -> torch.Tensor:
+    """Return an array of float32, float16 or bfloat16 as a tensor of the same dtype."""
+    if not rows.flags.writeable:
+        rows = rows.copy()
+    if rows.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(rows)
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))

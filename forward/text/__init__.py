@@ -1,0 +1,1 @@
+"""A text as tokens, and whether it is worth learning from."""

@@ -1,0 +1,219 @@
+"""Calibration text as chunks of token ids, cut the way llama-imatrix does it.
+
+The text is tokenised as a whole, with a BOS in front when the tokenizer adds one. It is cut into chunks of
+equal size, and a shorter rest is not used. Where BOS is added, it then replaces each chunk's first token.
+Control tokens in the text count as plain text unless special tokens are parsed.
+
+The tokenizer, byte-level BPE or SentencePiece, is built from tokenizer.* keys: those of a GGUF file, or those
+that a conversion would write.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from convert.tokenizer.pretokenizers import KNOWN, SAME_CUTTING, find_known
+from convert.tokenizer.vocab import TokenType
+from forward.text.sentence_pieces import SentencePieces
+from gguf_tools.errors import BadRequest, BadTokenizer
+from gguf_tools.files.named_files import read_input
+from gguf_tools.format import keys
+from gguf_tools.format.values import Metadata
+
+_BYTE_LEVEL, _SENTENCEPIECE = "gpt2", "llama"
+"""Values of tokenizer.ggml.model."""
+
+_SENTENCEPIECE_BOS = 1
+"""Token that llama.cpp uses as BOS when a SentencePiece vocabulary names none."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Chunks of tokens.
+
+    tokens  int64 (n_chunks, chunk_size), as they are in the text
+    inputs  the same, but BOS is each chunk's first token if the tokenizer adds one
+    """
+
+    tokens: npt.NDArray[np.int64]
+    inputs: npt.NDArray[np.int64]
+
+    @property
+    def n_chunks(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def chunk_size(self) -> int:
+        return int(self.tokens.shape[1])
+
+    def digest(self) -> str:
+        return hashlib.sha256(self.inputs.tobytes()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which part of a text is used.
+
+    chunk_size     tokens per chunk
+    from_chunk     number of chunks to skip at the beginning
+    n_chunks       largest number of chunks to use, None for all
+    parse_special  read the spelling of a control token as that token
+    """
+
+    chunk_size: int = 512
+    from_chunk: int = 0
+    n_chunks: int | None = None
+    parse_special: bool = False
+
+
+class CutChoices(TypedDict, total=False):
+    """The fields of Cut as keyword arguments."""
+
+    chunk_size: int
+    from_chunk: int
+    n_chunks: int | None
+    parse_special: bool
+
+
+def read_text(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:
+    """Return the chunks of the text in a file.
+
+    vocab       the keys tokenizer.*
+    vocab_size  rows of the embedding
+    raises  BadRequest for a file that is not text, is too short, or has a token outside the vocabulary;
+            BadTokenizer for a tokenizer that is not supported
+    """
+    try:
+        text = read_input(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"{path}: not UTF-8 at byte {error.start}; expected a text") from error
+    ids = make_encoder(vocab, parse_special=cut.parse_special).encode(text.removesuffix("\n"))
+    return cut_into_chunks(ids, bos_of(vocab), vocab_size, cut, str(path))
+
+
+def cut_into_chunks(ids: list[int], bos: int | None, vocab_size: int, cut: Cut, name: str) -> Text:
+    """Return token ids in chunks; `name` is the text's, for messages.
+
+    raises  BadRequest when there is no whole chunk, or a token outside the vocabulary
+    """
+    tokens = np.array(ids if bos is None else [bos, *ids], np.int64)
+    size = cut.chunk_size
+    if size < 1:
+        raise BadRequest(f"a context of {size} tokens, expected 1 or more")
+    n_whole = len(tokens) // size
+    if n_whole == 0:
+        raise BadRequest(f"{name}: {len(tokens)} tokens, expected a chunk of {size} or more; see -c")
+    if cut.from_chunk >= n_whole:
+        raise BadRequest(f"{name}: {n_whole} chunks of {size} tokens, and --from-chunk {cut.from_chunk}")
+    if cut.n_chunks == 0:
+        raise BadRequest(f"{name}: no chunk is to be used; see --chunks")
+    last = n_whole if cut.n_chunks is None else min(n_whole, cut.from_chunk + cut.n_chunks)
+    tokens = tokens[cut.from_chunk * size : last * size].reshape(-1, size)
+    inputs = tokens.copy()
+    if bos is not None:
+        inputs[:, 0] = bos
+    for used in (tokens, inputs):
+        outside = used[(used < 0) | (used >= vocab_size)]
+        if outside.size:
+            raise BadRequest(
+                f"{name}: token {outside[0]} is outside of the vocabulary of {vocab_size}; another model's?"
+            )
+    return Text(tokens, inputs)
+
+
+def bos_of(vocab: Metadata) -> int | None:
+    """Return the token that begins every chunk, None when the tokenizer adds none.
+
+    raises  BadTokenizer when it should add one and the keys name none
+    """
+    is_spm = _data(vocab, keys.TOKENIZER_MODEL, None) == _SENTENCEPIECE
+    if not _data(vocab, keys.TOKENIZER_ADD_BOS, is_spm):
+        return None
+    bos = _data(vocab, keys.TOKENIZER_BOS_ID, _SENTENCEPIECE_BOS if is_spm else None)
+    if not isinstance(bos, int):
+        raise BadTokenizer(f"{keys.TOKENIZER_ADD_BOS} is true, but there is no {keys.TOKENIZER_BOS_ID}")
+    return bos
+
+
+class Encoder(Protocol):
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of `text`, without BOS."""
+        ...
+
+
+def make_encoder(vocab: Metadata, *, parse_special: bool = False) -> Encoder:
+    """Return the tokenizer that tokenizer.* keys describe.
+
+    parse_special  read the spelling of a control token as that token
+    raises  BadTokenizer for another kind of tokenizer, or an unknown pre-tokenizer
+    """
+    model = _data(vocab, keys.TOKENIZER_MODEL, None)
+    if model == _SENTENCEPIECE:
+        return SentencePieces(vocab, parse_special=parse_special)
+    if model == _BYTE_LEVEL:
+        return ByteLevelBPE(vocab, parse_special=parse_special)
+    raise BadTokenizer(
+        f"{keys.TOKENIZER_MODEL} is {model!r}, expected {_BYTE_LEVEL!r} (byte-level BPE) or "
+        f"{_SENTENCEPIECE!r} (SentencePiece)"
+    )
+
+
+class ByteLevelBPE:
+    """A byte-level BPE of the tokenizers library, made of tokenizer.* keys.
+
+    raises  BadTokenizer for an unknown pre-tokenizer
+    """
+
+    def __init__(self, vocab: Metadata, *, parse_special: bool = False) -> None:
+        name = _data(vocab, keys.TOKENIZER_PRE, None)
+        known = find_known(name)
+        if known is None:
+            names = ", ".join((*(known.name for known in KNOWN), *SAME_CUTTING))
+            raise BadTokenizer(f"{keys.TOKENIZER_PRE} is {name!r}, expected one of {names}")
+        self._library = _build(vocab, known.build(), known.ignore_merges, parse_special)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of `text`, without BOS."""
+        ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+def _build(vocab: Metadata, pre_tokenizer: Any, ignore_merges: bool, parse_special: bool) -> Any:
+    from tokenizers import AddedToken, Tokenizer
+    from tokenizers.models import BPE
+
+    texts = _data(vocab, keys.TOKENIZER_TOKENS, ())
+    kinds = _data(vocab, keys.TOKENIZER_TOKEN_TYPE, ()) or (TokenType.NORMAL,) * len(texts)
+    if len(kinds) != len(texts):
+        raise BadTokenizer(f"{keys.TOKENIZER_TOKEN_TYPE} has {len(kinds)} items for {len(texts)} tokens")
+    merges = [tuple(merge.split(" ", 1)) for merge in _data(vocab, keys.TOKENIZER_MERGES, ())]
+    matched = {TokenType.USER_DEFINED, *((TokenType.CONTROL, TokenType.UNKNOWN) if parse_special else ())}
+    ids = {
+        text: number
+        for number, (text, kind) in enumerate(zip(texts, kinds, strict=True))
+        if kind == TokenType.NORMAL or kind in matched
+    }
+    try:
+        library = Tokenizer(BPE(vocab=ids, merges=merges, ignore_merges=ignore_merges))
+    except Exception as cause:  # the library raises bare Exceptions
+        raise BadTokenizer(f"the tokenizers library can't use the vocabulary: {cause}") from cause
+    library.pre_tokenizer = pre_tokenizer
+    library.add_tokens(
+        [
+            AddedToken(text, normalized=False)
+            for text, kind in zip(texts, kinds, strict=True)
+            if kind in matched
+        ]
+    )
+    return library
+
+
+def _data(vocab: Metadata, key: str, default: Any) -> Any:
+    value = vocab.get(key)
+    return default if value is None else value.data

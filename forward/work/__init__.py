@@ -1,0 +1,1 @@
+"""Folders in which long runs keep finished layers, and whose they are."""

@@ -1,0 +1,88 @@
+"""Folders that runs fill, empty and remove: only those that carry our mark, and of their files only ours."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forward.work.file_record import MARK, RECORD, begins_mark, is_marked
+from gguf_tools.errors import BadRequest, OutputError
+from gguf_tools.system.lock_files import LOCK_SUFFIX
+from gguf_tools.system.own_files import read_own
+
+
+@dataclass(frozen=True)
+class FolderKind:
+    """A kind of folder. Its mark is in `record` and in another file, so damage to one of them is survived.
+
+    kind   what the mark says
+    about  name of a JSON file that has the mark, too
+    names  of the files that we make there
+    """
+
+    kind: str
+    about: str
+    names: re.Pattern[str]
+
+    @property
+    def mark(self) -> dict[str, str]:
+        """What the JSON file has, beside other things."""
+        return {MARK: self.kind}
+
+    def is_ours(self, folder: Path) -> bool:
+        """Return whether a folder carries the mark."""
+        return is_marked(folder, self.kind) or self.read_about(folder) is not None
+
+    def read_about(self, folder: Path) -> dict[str, Any] | None:
+        """Return what the JSON file says; None where it is missing, damaged or somebody else's."""
+        try:
+            data = json.loads(read_own(folder / self.about))
+        except (OSError, ValueError, RecursionError):
+            return None
+        return data if isinstance(data, dict) and self.mark.items() <= data.items() else None
+
+    def refuse_foreign(self, folder: Path) -> None:
+        """Raise BadRequest for a folder that holds something, and not our mark.
+
+        A run that was killed, or whose disk was full, before it had set the mark leaves empty files, the
+        beginning of the mark, and a lock where there are none.
+        """
+        if self.is_ours(folder):
+            return
+        for path in files_of(folder):
+            if not self._may_be_left(path):
+                raise BadRequest(
+                    f"{folder}: holds {path.name!r} and was not made by this command, expected an empty"
+                    " folder or none; move it away, or name another one"
+                )
+
+
+    def _may_be_left(self, path: Path) -> bool:
+        """Return whether a file may have been left by a run that had not set the mark yet."""
+        if path.name.endswith(LOCK_SUFFIX) and self.names.fullmatch(path.name[: -len(LOCK_SUFFIX)]):
+            return True
+        if path.name == RECORD:
+            return begins_mark(path, self.kind)
+        return bool(self.names.fullmatch(path.name)) and path.is_file() and path.stat().st_size == 0
+
+
+def files_of(folder: Path) -> Iterator[Path]:
+    """Yield what is in a folder, in order; raises OutputError."""
+    try:
+        yield from sorted(folder.iterdir())
+    except OSError as error:
+        raise OutputError(f"{folder}: can't be read ({error.strerror})") from error
+
+
+def remove_files(folder: Path, names: re.Pattern[str], but: str = "") -> None:
+    """Remove files with such names, and of links the links alone; raises OutputError."""
+    for path in files_of(folder):
+        if names.fullmatch(path.name) and path.name != but and (path.is_symlink() or not path.is_dir()):
+            try:
+                path.unlink()
+            except OSError as error:
+                raise OutputError(f"{path}: can't be removed ({error.strerror})") from error

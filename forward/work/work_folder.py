@@ -1,0 +1,262 @@
+"""What an interrupted run leaves behind so that the next one can resume: a folder beside the output.
+
+    OUT.work/
+      run.json              what decides the run's numbers: model, text, options
+      record                the layers that are done: the files of each, with size and digest
+      hidden.0, hidden.1    hidden states after the latest even and odd layer
+      hidden.00012          or, where those of all layers are kept, after the layer before 12
+      middle                scratch, where hidden states don't fit in memory
+      sums.00012.npz        what the observer kept of layer 12
+
+A layer reads one of the two files of hidden states and writes the other. So a run that is killed at any
+moment still has the input of the layer that it was computing. A file that is not as its record says, after a
+crash of the machine for instance, is not used: its layer is computed again, and so are those that need it.
+
+The folder belongs to the run only if it carries our mark, in `record` and in run.json. Of the files in it,
+those with names of ours are replaced and removed; others stay, and then the folder stays, too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import closing, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from forward.observe import Arrays
+from forward.work.array_files import load_arrays, save_arrays, write_whole_of
+from forward.work.file_record import RECORD, Entry, FileRecord
+from forward.work.owned_folder import FolderKind, files_of, remove_files
+from gguf_tools.errors import BadRequest, OutputError, ToolkitError
+from gguf_tools.files.inputs import InputWatch
+from gguf_tools.files.run_lock import Refusals, claim_run
+
+VERSION = 2
+"""Number of the folder's format; it also changes whenever a run could give other numbers."""
+
+EMBEDDING = -1
+"""Number of the step before layer 0, which looks up the embeddings of the tokens."""
+
+_NOTHING = EMBEDDING - 1
+"""Number of what comes before: the run has begun."""
+
+_LOCK = "lock"
+
+_OF_LAYERS = re.compile(
+    r"(hidden|student)\.\d+|(student\.)?middle|middle\.gradients|embedding\.npz|sums\.\d{5}\.npz"
+    r"|layer\.\d{5}\.[0-9a-f]{8}\.(before|middle|first|outer)|layers\.job(\.partial)?"
+)
+_KIND = FolderKind(
+    "work", "run.json", re.compile(rf"{_LOCK}|run\.json|{RECORD}|records\.jsonl|{_OF_LAYERS.pattern}")
+)
+
+
+class WorkFolder:
+    """An open work folder; no other run can open it until it is closed.
+
+    about     what decides the run's numbers, as JSON data
+    keep_all  keep the hidden states after every layer
+    watch     of the model: a layer is not done if its files have changed meanwhile
+    done      the last layer that is done; EMBEDDING - 1 when the embeddings are missing, too
+    raises    BadRequest when another run has the folder open, or began it with another `about`, or when it is
+              somebody else's; OutputError when it can't be written
+    """
+
+    def __init__(
+        self,
+        output: Path,
+        about: Mapping[str, Any],
+        *,
+        restart: bool = False,
+        keep_all: bool = False,
+        watch: InputWatch | None = None,
+    ) -> None:
+        if output.is_dir():
+            raise OutputError(f"{output}: is a folder, expected a file to write")
+        self.folder = _folder_of(output)
+        self._keep_all, self._watch = keep_all, watch
+        try:
+            self.folder.mkdir(parents=False, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{self.folder}: can't be written ({error.strerror})") from error
+        _KIND.refuse_foreign(self.folder)
+        about = {**_KIND.mark, "version": VERSION, **about}
+        self._claim = claim_run(self.folder / _LOCK, about, _refusals(self.folder))
+        try:
+            self._begin(restart)
+        except BaseException:
+            self._claim.close()
+            raise
+
+    def _begin(self, restart: bool) -> None:
+        if restart:
+            remove_files(self.folder, _KIND.names, but=_LOCK)
+        self._record = FileRecord(self.folder, _KIND.kind)
+        try:
+            about, begun = _KIND.read_about(self.folder), _by_layer(self._record.entries).get(_NOTHING)
+            if begun is not None and self._damaged(begun, latest=False):
+                about = None
+            if about is not None:
+                self._claim.refuse_another(about)
+            if about is None or begun is None:
+                self.done, damaged = _NOTHING, [_KIND.about if about is None else RECORD]
+            else:
+                self.done, damaged = self._last_whole()
+                damaged = [RECORD] if self._record.is_torn else damaged
+            has_layers = any(_OF_LAYERS.fullmatch(path.name) for path in files_of(self.folder))
+            if damaged and has_layers:
+                self._say(damaged[0])
+            if self.done == _NOTHING and (has_layers or about is None or begun is None):
+                self._forget_layers()
+        except BaseException:
+            self._record.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._record.close()
+        self._claim.close()
+
+    def hidden_path(self, layer: int) -> Path:
+        """Return where the hidden states after `layer` are."""
+        return self.folder / (f"hidden.{layer + 1:05d}" if self._keep_all else f"hidden.{layer % 2}")
+
+    @property
+    def middle_path(self) -> Path:
+        """The scratch file for hidden states between the two halves of a layer."""
+        return self.folder / "middle"
+
+    def finish_layer(self, layer: int, arrays: Arrays, states: Iterable[Path] = ()) -> None:
+        """Record that `layer` is done, and what was kept of it.
+
+        states  files of hidden states after the layer, in this folder; they must be on the disk already
+        raises  OutputError
+        """
+        if self._watch is not None:
+            self._watch.refuse_changed()
+        kept, latest = [], [path.name for path in states]
+        if self._keep_all:
+            kept, latest = latest, kept
+        if arrays:
+            path = self._layer_path(layer)
+            save_arrays(path, arrays)
+            kept.append(path.name)
+        self._record.add({"layer": layer, "latest": latest}, [*kept, *latest])
+        self.done = layer
+
+    def arrays(self, layer: int) -> Arrays:
+        """Return what was kept of `layer`.
+
+        raises  OutputError for a file that another program has changed meanwhile
+        """
+        entry = _by_layer(self._record.entries).get(layer)
+        path = self._layer_path(layer)
+        if entry is None or path.name not in entry.files:
+            return {}
+        return load_arrays(path)
+
+    def start_over(self, why: str) -> None:
+        """Have all layers computed again, and say so; `why` begins the line."""
+        print(f"{why}; computing all layers again", file=sys.stderr, flush=True)
+        self._forget_layers()
+
+    def _forget_layers(self) -> None:
+        remove_files(self.folder, _OF_LAYERS)
+        about = json.dumps(self._claim.about, indent=1).encode()
+        write_whole_of(self.folder / _KIND.about, lambda file: file.write(about))
+        self._record.forget()
+        self._record.add({"layer": _NOTHING, "latest": []}, [_KIND.about])
+        self.done = _NOTHING
+
+    def _layer_path(self, layer: int) -> Path:
+        return self.folder / ("embedding.npz" if layer == EMBEDDING else f"sums.{layer:05d}.npz")
+
+    def _last_whole(self) -> tuple[int, list[str]]:
+        """Return the last layer after which a run can go on, and the damaged files that it is not for."""
+        layers = _by_layer(self._record.entries)
+        damaged: list[str] = []
+        last = _NOTHING
+        while last + 1 in layers and not damaged:
+            damaged = self._damaged(layers[last + 1], latest=False)
+            last += not damaged
+        # The latest states are those of the last layer; where they are damaged, those of the layer before may
+        # not be overwritten yet.
+        while last > _NOTHING and (bad := self._damaged(layers[last], latest=True)):
+            damaged += bad
+            last -= 1
+        return last, damaged
+
+    def _damaged(self, entry: Entry, *, latest: bool) -> list[str]:
+        """Return which files of a layer are not as they were.
+
+        latest  look at the states that later layers overwrite, instead of what stays
+        """
+        return [
+            name
+            for name, seal in entry.files.items()
+            if (name in entry.what["latest"]) == latest and not self._record.fits(name, seal)
+        ]
+
+    def _say(self, name: str) -> None:
+        again = "all layers" if self.done < 0 else f"layers after {self.done}"
+        print(
+            f"{self.folder / name}: missing, or not as it was written; computing {again} again",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _by_layer(entries: Iterable[Entry]) -> dict[int, Entry]:
+    """Return the entry of each layer; one that was done again takes those behind it along."""
+    layers: dict[int, Entry] = {}
+    for entry in entries:
+        number = entry.what["layer"]
+        layers = {layer: each for layer, each in layers.items() if layer < number} | {number: entry}
+    return layers
+
+
+def _refusals(folder: Path) -> Refusals:
+    """Return how a work folder refuses."""
+    return Refusals(
+        unwritable=lambda reason: OutputError(f"{folder}: can't be written ({reason})"),
+        taken=lambda: BadRequest(f"{folder}: another run is writing this output"),
+        another=lambda difference: BadRequest(
+            f"{folder}: begun with another {difference.where} ({str(difference.old)[:60]}, now"
+            f" {str(difference.new)[:60]}); --restart starts over"
+        ),
+    )
+
+
+def is_unfinished(output: Path) -> bool:
+    """Return whether a run for `output` has left its work folder, or what is left of removing it."""
+    folder = _folder_of(output)
+    try:
+        _KIND.refuse_foreign(folder)
+    except ToolkitError:  # somebody else's, or there is none
+        return False
+    return True
+
+
+def forget(output: Path) -> None:
+    """Delete the work folder of `output`, which is finished; what is not ours in it stays."""
+    folder = _folder_of(output)
+    if not is_unfinished(output):
+        return
+    with suppress(ToolkitError, OSError):  # another run has begun there, or somebody else's files are left
+        with closing(claim_run(folder / _LOCK, {}, _refusals(folder))):
+            remove_files(folder, _OF_LAYERS)
+            remove_files(folder, _KIND.names, but=_LOCK)
+        (folder / _LOCK).unlink()
+        folder.rmdir()
+
+
+def _folder_of(output: Path) -> Path:
+    return output.with_name(output.name + ".work")

@@ -1,0 +1,1 @@
+"""The command lines of all packages: a parser makes a frozen request, and the library carries it out."""

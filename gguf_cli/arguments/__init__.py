@@ -1,0 +1,1 @@
+"""Groups of arguments that several commands share, and what each group says as options of the library."""

@@ -1,0 +1,71 @@
+"""Command line arguments of how a model is computed, shared by the commands that run the forward pass."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from gguf_cli import command
+
+if TYPE_CHECKING:
+    from forward.options import ForwardOptions
+    from forward.text.tokens import Cut
+
+
+def add_context_argument(group: argparse._ActionsContainer) -> None:
+    """Add -c, the length of a chunk of text."""
+    group.add_argument(
+        "-c", "--ctx-size", type=command.positive, default=512, metavar="N",
+        help="tokens per chunk (default: 512)",
+    )  # fmt: skip
+
+
+def add_force_of_text(group: argparse._ActionsContainer) -> None:
+    """Add --force of a command that replaces outputs and learns from a text."""
+    group.add_argument(
+        "--force", action="store_true",
+        help="replace outputs that are there already; and use a text that is nonsense (one token over and"
+        " over, copies of a passage), with a warning that even -q prints",
+    )  # fmt: skip
+
+
+def cut_of(args: argparse.Namespace) -> Cut:
+    """Return the part of a text that --ctx-size and --chunks ask for; fewer than 0 chunks are all."""
+    from forward.text.tokens import Cut
+
+    return Cut(args.ctx_size, n_chunks=None if args.chunks < 0 else args.chunks)
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add device, dtype, threads, memory, --timeout and --restart; return their group, for more."""
+    command.add_quiet(parser)
+    run = parser.add_argument_group("how to run it")
+    run.add_argument("--device", help="torch device: cpu, cuda, cuda:1 ... (default: CUDA if there is one)")
+    run.add_argument(
+        "--dtype", choices=["float32", "bfloat16"], default="float32",
+        help="what to multiply in (default: %(default)s)",
+    )  # fmt: skip
+    run.add_argument(
+        "-t", "--threads", type=command.threads, metavar="N", help="how many threads (default: one per core)"
+    )
+    command.add_timeout(run)
+    run.add_argument(
+        "--memory", type=command.gigabytes, default=4 << 30, metavar="GB",
+        help="hidden states beyond so many gigabytes go to a file (default: 4)",
+    )  # fmt: skip
+    run.add_argument("--restart", action="store_true", help="start over, whatever an earlier run has left")
+    return run
+
+
+def forward_options(args: argparse.Namespace, *, all_experts: bool = False) -> ForwardOptions:
+    """Return the options that the arguments ask for."""
+    from forward.options import ForwardOptions
+
+    return ForwardOptions(
+        device=args.device,
+        dtype=args.dtype,
+        n_threads=args.threads,
+        memory_bytes=args.memory,
+        all_experts=all_experts,
+        scheduler=getattr(args, "scheduler", None),  # not every command has it
+    )

@@ -1,0 +1,265 @@
+"""How a command runs and ends; shared by all commands of this project.
+
+    def main(argv=None):
+        parser = command.make_parser("gguf-tools", "what it does", epilog=EXAMPLES)
+        parser.add_argument("file")
+        return command.run(parser, show, argv)
+
+`show` gets the parsed arguments and returns nothing, or an exit code:
+
+    0    done
+    1    an error, told in one line on standard error; what `show` returns, if it returns 1
+    2    arguments that make no sense
+    130  interrupted
+    141  the reader of the output has stopped reading
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from gguf_cli.help_text import HelpFormatter
+from gguf_cli.parser import Parser
+from gguf_tools.errors import BadArgument, ToolkitError
+from gguf_tools.files import named_files
+from gguf_tools.hub import limits
+from gguf_tools.system.locks import MAX_THREADS
+from gguf_tools.text import quoted
+
+BAD_ARGUMENTS = 2
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+MAX_SEED = (1 << 63) - 1
+"""The largest seed of torch's generators."""
+
+MAX_CHARS = 4000
+"""Maximum length of a message: a file may hold a tensor name of any length."""
+
+Body = Callable[[argparse.Namespace], "int | None"]
+
+
+def make_parser(prog: str, description: str, *, epilog: str = "", version: str) -> argparse.ArgumentParser:
+    """Return a parser with `--version` and `--verbose`; texts keep their line breaks."""
+    parser = Parser(prog, description=description, epilog=epilog, formatter_class=HelpFormatter)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version}")
+    add_verbose(parser)
+    return parser
+
+
+def add_verbose(parser: argparse.ArgumentParser) -> None:
+    """Give a parser (or a subcommand's) `--verbose`."""
+    # SUPPRESS keeps a subcommand's default from undoing what stood in front of it.
+    parser.add_argument(
+        "--verbose", action="store_true", default=argparse.SUPPRESS, help="show where an error arose"
+    )
+
+
+def add_quiet(parser: argparse.ArgumentParser) -> None:
+    """Give the parser of long work `--quiet`."""
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", default=argparse.SUPPRESS,
+        help="print nothing but errors, and what was asked for",
+    )  # fmt: skip
+
+
+def add_timeout(parser: argparse._ActionsContainer) -> None:
+    """Give the parser of work with the Hub `--timeout`, which `run` minds."""
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=limits.seconds, default=limits.DEFAULT_SECONDS,
+        help=f"longest time that a busy Hub may ask to wait (default: {limits.DEFAULT_SECONDS:.0f})",
+    )  # fmt: skip
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    """Give the parser of work on several threads `--threads`."""
+    parser.add_argument(
+        "--threads", type=threads, metavar="N", help="how many threads (default: one per core)"
+    )
+
+
+def add_scheduler(parser: argparse._ActionsContainer) -> None:
+    """Give the parser of work that other machines can share `--scheduler`."""
+    parser.add_argument(
+        "--scheduler", metavar="ADDRESS",
+        help="have the workers of a Dask scheduler do it, such as tcp://10.0.0.1:8786; they must see the same"
+        " files under the same names. local:N starts N processes here",
+    )  # fmt: skip
+
+
+def output_file(text: str) -> Path:
+    """Return an argument as the path of a file that can be written."""
+    return _output(named_files.output_path, text)
+
+
+def output_file_or_folder(text: str) -> Path:
+    """Return an argument as the path of a file that can be written, or of a folder that is there."""
+    return _output(partial(named_files.output_path, may_be_folder=True), text)
+
+
+def output_prefix(text: str) -> Path:
+    """Return an argument as what the names of several files begin with."""
+    return _output(named_files.output_prefix, text)
+
+
+def output_folder(text: str) -> Path:
+    """Return an argument as the path of a folder that can be filled."""
+    return _output(named_files.output_folder, text)
+
+
+def _output(path_of: Callable[[str], Path], text: str) -> Path:
+    try:
+        return path_of(text)
+    except BadArgument as error:  # what is in the way of a good name is no mistake of the command line's
+        raise argparse.ArgumentTypeError(one_line(error)) from error
+
+
+def threads(text: str) -> int:
+    """Return an argument as a number of threads."""
+    return _whole(text, 1, MAX_THREADS)
+
+
+def seed(text: str) -> int:
+    """Return an argument as the seed of a random generator."""
+    return _whole(text, 0, MAX_SEED)
+
+
+def _whole(text: str, least: int, most: int) -> int:
+    number = int(text)
+    if not least <= number <= most:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a whole number from {least} to {most}")
+    return number
+
+
+def positive(text: str) -> int:
+    """Return an argument as a whole number from 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+def natural(text: str) -> int:
+    """Return an argument as a whole number from 0."""
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return number
+
+
+def gigabytes(text: str) -> int:
+    """Return an argument in gigabytes of 2**30 bytes as a number of bytes."""
+    number = float(text)
+    if not 0 <= number < 1e9:
+        raise argparse.ArgumentTypeError(f"{text} is not a size in gigabytes")
+    return int(number * (1 << 30))
+
+
+class Subcommands:
+    """The subcommands of a parser; each sets `body`, which `run` calls."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self._commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def name(self, name: str, text: str) -> None:
+        """List a subcommand that this command line does not call."""
+        self._commands.add_parser(name, help=text)
+
+    def add(
+        self, name: str, body: Body, text: str, detail: str, *, epilog: str = "", json: bool = True
+    ) -> argparse.ArgumentParser:
+        """Return the parser of a new subcommand, which still needs its arguments.
+
+        text    one line for the list of commands, lower case, without a full stop
+        detail  what else its own --help says, in whole sentences
+        epilog  what it ends with: examples
+        json    give it --json
+        """
+        sub = self._commands.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}. {detail.lstrip()}",
+            epilog=epilog,
+            formatter_class=HelpFormatter,
+        )
+        sub.set_defaults(body=body)
+        if json:
+            sub.add_argument("--json", action="store_true", help="print one JSON value instead of text")
+        add_verbose(sub)
+        return sub
+
+
+def run(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str] | None = None) -> int:
+    """Parse `argv`, call `body` with the result, and return the exit code.
+
+    The arguments have the words of the command line as `typed`, and `quiet`, whether or not there is --quiet.
+    Errors that are the input's or the environment's fault become one line; a bug keeps its traceback.
+    """
+    _print_anything(sys.stdout)
+    try:
+        args = parser.parse_args(argv)
+    except SystemExit as exit_:
+        return int(exit_.code or 0)
+    except ToolkitError as error:
+        print(f"{parser.prog}: error: {one_line(error)}", file=sys.stderr)
+        return 1
+    args.typed = (parser.prog, *(sys.argv[1:] if argv is None else argv))
+    verbose = bool(getattr(args, "verbose", False))
+    args.quiet = bool(getattr(args, "quiet", False))
+    limits.allow(getattr(args, "timeout", limits.DEFAULT_SECONDS))
+    for remark in () if args.quiet else getattr(args, "remarks", ()):
+        print(f"{parser.prog}: note: {remark}", file=sys.stderr)
+    try:
+        if hasattr(args, "written"):
+            from gguf_cli.outputs import refuse_shared_arguments
+
+            refuse_shared_arguments(args)
+        code = body(args)
+        sys.stdout.flush()
+        return code or 0
+    except SystemExit as exit_:  # parser.error called by the body
+        return int(exit_.code or 0)
+    except KeyboardInterrupt as error:
+        if verbose:
+            traceback.print_exc()
+        print("; ".join([f"{parser.prog}: interrupted", *_notes(error)]), file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes standard output once more when it ends; let that go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except (ToolkitError, OSError, MemoryError) as error:
+        if verbose:
+            traceback.print_exc()
+        print(f"{parser.prog}: error: {one_line(error)}", file=sys.stderr)
+        return BAD_ARGUMENTS if isinstance(error, BadArgument) else 1
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error and its notes as one line of text, without anything that controls a terminal."""
+    if isinstance(error, OSError) and error.strerror:
+        name = error.filename if error.filename is not None else error.filename2
+        reason = "is a folder, expected a file" if isinstance(error, IsADirectoryError) else error.strerror
+        text = f"{os.fsdecode(name)}: {reason}" if isinstance(name, str | bytes) else reason
+    elif isinstance(error, MemoryError):
+        text = "out of memory"
+    else:
+        text = str(error) or type(error).__name__
+    line = " ".join("; ".join([text, *_notes(error)]).split("\n")).strip()
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in line[:MAX_CHARS])
+
+
+def _notes(error: BaseException) -> list[str]:
+    return getattr(error, "__notes__", [])
+
+
+def _print_anything(stream: object) -> None:
+    """Make `stream` print characters that its encoding lacks as escapes, instead of raising in the middle."""
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")

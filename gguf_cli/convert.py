@@ -1,0 +1,270 @@
+"""The `convert-hf-to-gguf` command: the flags of llama.cpp's converter that fit, and `--mla`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from convert.architectures import declared_options
+from gguf_cli import command
+from gguf_cli.arguments.card import add_card_arguments, finish_card, prepare_card
+from gguf_cli.arguments.family import add_flags, read_flags
+from gguf_cli.arguments.types import (
+    add_matrix_arguments,
+    add_output_arguments,
+    add_plan_arguments,
+    add_restart_argument,
+    add_stream_argument,
+    add_type_arguments,
+    check_plan_arguments,
+    plan_options,
+    read_importances,
+)
+from gguf_cli.completion import completes
+from gguf_cli.outputs import add_force
+from gguf_cli.parser import ForeignFlag, add_foreign_flags
+from gguf_tools import __version__
+from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.text import json_line, quoted
+from quantize.plan.recipes import FILE_TYPES
+
+if TYPE_CHECKING:
+    from convert.options import ConvertOptions
+    from quantize.run import Result
+
+DESCRIPTION = """\
+Turn a Hugging Face folder of a DeepSeek model (V2, V2-Lite, V2.5, V3, V3.1, R1) or of another family that
+--print-supported-models lists into a GGUF file.
+Weights may be F32, F16, BF16 or quantized: FP8, GPTQ, AWQ, compressed-tensors, bitsandbytes, MXFP4, NVFP4 and
+others are decoded while they are read. No code of the model's folder is ever run."""
+
+EPILOG = """\
+examples:
+  convert-hf-to-gguf DeepSeek-V2-Lite --outfile lite-bf16.gguf --outtype bf16
+  convert-hf-to-gguf DeepSeek-V3 --outfile 'v3-{ftype}.gguf' --split-max-size 50G
+  convert-hf-to-gguf DeepSeek-V3 --mla both            with attn_kv_b too, for ik_llama.cpp
+  convert-hf-to-gguf DeepSeek-V3 --dry-run             what would be written, and how large
+  convert-hf-to-gguf deepseek-ai/DeepSeek-V2-Lite --outtype Q8_0      fetched from the Hub first
+  convert-hf-to-gguf deepseek-ai/DeepSeek-V3 --outtype Q4_K_M --stream   never on the disk as a whole
+  convert-hf-to-gguf DeepSeek-V3 --outtype Q4_K_M --imatrix v3.imatrix --outfile v3-Q4_K_M.gguf   in one pass
+
+MLA layouts:
+  split   attn_k_b and attn_v_b, one matrix per head: what llama.cpp wants
+  both    attn_kv_b, attn_k_b and attn_v_b as 2-D matrices: what ik_llama.cpp wants, and the default
+          where the types are ones that only it reads
+  none    only attn_kv_b: plain attention, with its large cache
+"""
+
+FOREIGN_FLAGS = (
+    ForeignFlag(("--no-lazy",), "weights are read piece by piece in any case", refused=False),
+    ForeignFlag(("--use-temp-file",), "memory is bounded without a temporary file", refused=False),
+    ForeignFlag(("--remote",), "give OWNER/NAME in place of a folder, as to hf download"),
+    ForeignFlag(
+        ("--fp8-as-q8",),
+        "use --outtype Q8_0, or a recipe file in which --tensor-type says what becomes Q8_0",
+    ),
+    ForeignFlag(("--fuse-gate-up-exps",), "gate and up stay apart, as llama.cpp reads them too"),
+    ForeignFlag(("--fuse-qkv",), "queries, keys and values stay apart, as llama.cpp reads them too"),
+    ForeignFlag(("--mmproj",), "only text models are converted; quantize takes mmproj files"),
+    ForeignFlag(("--dspark",), "drafts for speculative decoding are not converted"),
+    ForeignFlag(("--target-model-dir",), "drafts for speculative decoding are not converted", 1),
+    ForeignFlag(("--mistral-format",), "convert the folder's Hugging Face form instead"),
+    ForeignFlag(("--disable-mistral-community-chat-template",), "Mistral's own format is not converted"),
+    ForeignFlag(("--sentence-transformers-dense-modules",), "embedding models are not converted"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    parser = _parser()
+    return command.run(parser, lambda args: _convert(args, parser), argv)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command.make_parser("convert-hf-to-gguf", DESCRIPTION, epilog=EPILOG, version=__version__)
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL_DIR",
+        help="folder with config.json; or OWNER/NAME[@REVISION] on the Hub",
+    )  # fmt: skip
+    parser.add_argument(
+        "--outfile", type=command.output_file_or_folder, metavar="FILE",
+        help="where to write; {ftype} stands for the type, a folder gets a name made of the model's"
+        " (default: into MODEL_DIR, or here for a model of the Hub)",
+    )  # fmt: skip
+    outtype = parser.add_argument(
+        "--outtype", default="auto", metavar="TYPE",
+        help="f32, f16, bf16 or q8_0 for the large matrices; auto: the 16-bit type of the checkpoint, bf16"
+        " for a quantized one (default); or a file type of quantize (Q4_K_M ...) or a recipe file: quantized"
+        " in the same pass, with the bytes of converting to f32 and quantizing that. Several with commas"
+        " between them are made at once; --outfile then needs {ftype}",
+    )  # fmt: skip
+    completes(outtype, ("auto", "f32", "f16", "bf16", "q8_0", *FILE_TYPES))
+    add_flags(parser, declared_options())
+    parser.add_argument(
+        "--no-nextn", dest="mtp", action="store_false", default=None, help="another name of --no-mtp"
+    )
+    parser.add_argument("--vocab-only", action="store_true", help="write the tokenizer and no tensors")
+    parser.add_argument(
+        "--allow-pickle", action="store_true",
+        help="read .bin and .pt checkpoints, with torch 2.10 or newer and as weights only",
+    )  # fmt: skip
+    parser.add_argument("--bigendian", action="store_true", help="write for a big-endian machine")
+    parser.add_argument("--split-max-size", metavar="N(M|G)", help="start a new part at this size")
+    parser.add_argument(
+        "--split-max-tensors", type=int, metavar="N", help="start a new part at so many tensors"
+    )
+    parser.add_argument(
+        "--no-tensor-first-split", action="store_true", help="keep tensors out of the first part"
+    )
+    parser.add_argument("--model-name", metavar="NAME", help="general.name in the file")
+    parser.add_argument(
+        "--metadata",
+        type=Path,
+        metavar="FILE.json",
+        help="general.* values that win over what the folder says",
+    )
+    parser.add_argument(
+        "--pre-tokenizer", metavar="NAME",
+        help="llama.cpp's name of the pre-tokenizer, when tokenizer.json is not recognised",
+    )  # fmt: skip
+    command.add_threads(parser)
+    parser.add_argument(
+        "--print-supported-models", action="store_true", help="list the architectures that can be converted"
+    )
+    add_stream_argument(parser)
+    add_restart_argument(parser)
+    add_force(parser)
+    command.add_scheduler(parser)
+    add_matrix_arguments(parser)
+    add_type_arguments(parser)
+    add_output_arguments(parser)
+    add_plan_arguments(parser)
+    add_card_arguments(parser)
+    add_foreign_flags(parser, "convert_hf_to_gguf.py", FOREIGN_FLAGS)
+    return parser
+
+
+def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    if args.print_supported_models:
+        from convert.architectures import supported
+
+        print("\n".join(supported()))
+        return
+    if args.model is None:
+        parser.error("MODEL_DIR is missing")
+    check_plan_arguments(args, parser)
+    options = _options(args, parser)
+    from convert.pipeline import plan_run
+    from convert.source_path import source_folder
+    from quantize.progress import ProgressBar
+    from quantize.report import dry_run_lines
+    from quantize.run import execute_together
+    from quantize.run_options import RunOptions
+
+    folder = source_folder(
+        args.model,
+        stream=args.stream,
+        dry_run=args.dry_run,
+        weights=not args.vocab_only,
+        allow_pickle=args.allow_pickle,
+        quiet=args.quiet,
+    )
+    with ExitStack() as stack:
+        runs = [
+            stack.enter_context(plan_run(folder, args.outfile, each, allow_problems=args.dry_run))
+            for each in _one_by_one(options)
+        ]
+        if args.dry_run:
+            for run in runs:
+                for line in dry_run_lines(
+                    run, RunOptions(args.threads, reuse=args.reuse), as_json=args.json, summary=args.summary
+                ):
+                    print(line)
+                if not args.json:
+                    print(f"would write {', '.join(map(str, run.output_paths))}")
+            return
+        outputs = [path for run in runs for path in run.output_paths]
+        reused = set(map(os.path.realpath, args.reuse))  # an output that is named there is to be replaced
+        is_reused = any(os.path.realpath(path) in reused for path in outputs)
+        refuse_to_replace(outputs, force=args.force or is_reused)
+        card = prepare_card(args, Path(folder), outputs)
+        with ProgressBar("converting", quiet=args.quiet) as bar:
+            how = RunOptions(
+                args.threads, args.restart, args.reuse, args.verify, bar.compiling, progress=bar.start,
+                scheduler=args.scheduler,
+            )  # fmt: skip
+            results = execute_together(runs, how)
+    for result in results:
+        for line in _outcome(result, args):
+            print(line)
+    finish_card(card, args, [result.paths[0] for result in results])
+
+
+def _outcome(result: Result, args: argparse.Namespace) -> Iterator[str]:
+    """Yield what a run has done, as far as the arguments want to hear of it."""
+    from quantize.report import note_lines, result_lines
+
+    if args.json:
+        yield json_line(result.to_json())
+    elif args.vocab_only and not args.quiet:
+        yield from note_lines(result.preparation.plan)
+        yield f"wrote {result.paths[0]}"
+    elif not args.quiet:
+        yield from result_lines(result)
+
+
+def _one_by_one(options: ConvertOptions) -> list[ConvertOptions]:
+    """Return options for each of several types with commas between them."""
+    if not isinstance(options.outtype, str):
+        return [options]
+    return [replace(options, outtype=outtype) for outtype in options.outtype.split(",")]
+
+
+def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> ConvertOptions:
+    from convert.options import ConvertOptions
+    from quantize.plan.converter_types import is_outtype
+    from quantize.plan.decide import PlanOptions
+
+    if args.split_max_tensors is not None and args.split_max_tensors < 0:
+        parser.error(f"--split-max-tensors is {args.split_max_tensors}, expected a positive number")
+    importances, types = read_importances(args), plan_options(args)
+    if any(map(is_outtype, args.outtype.split(","))) and (importances or types != PlanOptions()):
+        parser.error(
+            f"importances and types by hand need a file type like Q4_K_M, found --outtype {args.outtype}"
+        )
+    return ConvertOptions(
+        outtype=args.outtype,
+        importances=importances,
+        types=types,
+        family=read_flags(args, declared_options()),
+        model_name=args.model_name,
+        metadata_file=args.metadata,
+        pre_tokenizer=args.pre_tokenizer,
+        vocab_only=args.vocab_only,
+        allow_pickle=args.allow_pickle,
+        big_endian=args.bigendian,
+        split_max_bytes=_size(args.split_max_size, parser),
+        split_max_tensors=args.split_max_tensors or None,
+        provenance=not args.no_provenance,
+        tensor_first_split=not args.no_tensor_first_split,
+    )
+
+
+def _size(text: str | None, parser: argparse.ArgumentParser) -> int | None:
+    """Return the bytes of `300M` or `2G` (thousands, as llama.cpp's converter has them); 0 is no limit."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d{1,18})([KMG]?)", text)
+    if match is None:
+        parser.error(f"--split-max-size is {quoted(text)}, expected a number with M or G, for instance 2G")
+    return int(match[1]) * {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}[match[2]] or None
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,156 @@
+"""What has been made in a folder, and of what: one file, `.cook/record.json`, written anew after each step.
+
+A step begins with a note of what decides its outputs, when none of them is there. All outputs appear whole
+under their names. So an output that is there, of a step that was begun with the same decisions, is finished,
+whatever happened to the process that made it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gguf_tools.errors import BadRequest, OutputError
+from gguf_tools.files.atomic_write import write_whole
+from gguf_tools.files.run_lock import Claim, Refusals, claim_run, first_difference, plain
+from gguf_tools.text import for_json
+
+FOLDER = ".cook"
+_BLOCK_BYTES = 1 << 22
+
+
+class Record:
+    """The record of a folder, which belongs to this process until `close`.
+
+    raises  OutputError for a folder that can't be written or that another process works in, BadRequest for a
+            record that can't be read
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.work = folder / FOLDER
+        try:
+            self.work.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{self.work}: can't be made ({error.strerror})") from error
+        self._path = self.work / "record.json"
+        self._claim: Claim = claim_run(self.work / "lock", {}, _refusals(folder))
+        try:
+            self._steps = _read(self._path)
+        except BaseException:
+            self._claim.close()
+            raise
+
+    def __enter__(self) -> Record:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._claim.close()
+
+    def is_finished(self, step: str, decided_by: Mapping[str, Any], outputs: Sequence[Path]) -> bool:
+        """Return whether all outputs of a step are there, made by the same decisions.
+
+        raises  BadRequest for outputs that are there and were made by others, or by nobody knows what
+        """
+        there = [output for output in outputs if output.exists()]
+        begun = self._steps.get(step)
+        if there and begun is None:
+            raise BadRequest(
+                f"{there[0]}: exists already and was not cooked here; --force replaces it, or name another"
+                " folder"
+            )
+        if begun is None:
+            return False
+        difference = first_difference(begun["decided_by"], plain(decided_by))
+        if difference is not None:
+            raise BadRequest(
+                f"{outputs[0]}: was begun with another {difference.where} ({difference.old}, now"
+                f" {difference.new}); name another folder, or make all anew with --restart"
+            )
+        return len(there) == len(outputs)
+
+    def knows(self, step: str) -> bool:
+        """Return whether a step was begun in this folder."""
+        return step in self._steps
+
+    def differs(self, step: str, decided_by: Mapping[str, Any]) -> bool:
+        """Return whether a step was begun, and by other decisions."""
+        begun = self._steps.get(step)
+        return begun is not None and first_difference(begun["decided_by"], plain(decided_by)) is not None
+
+    def begin(self, step: str, decided_by: Mapping[str, Any]) -> None:
+        """Note what decides the outputs of a step, before any of them is made."""
+        self._steps[step] = {"decided_by": plain(decided_by), "files": {}}
+        self._write()
+
+    def forget(self, step: str, outputs: Sequence[Path]) -> None:
+        """Remove a step and its outputs."""
+        for output in outputs:
+            output.unlink(missing_ok=True)
+        if self._steps.pop(step, None) is not None:
+            self._write()
+
+    def digest(self, path: Path) -> str:
+        """Return the SHA-256 of an output; it is computed once for each state of the file."""
+        state = _state(path)
+        for step in self._steps.values():
+            known = step["files"].get(path.name)
+            if known is not None and for_json(known["state"]) == state:
+                return str(known["sha256"])
+        return sha256(path)
+
+    def finish(self, step: str, outputs: Sequence[Path]) -> None:
+        """Note the digests of a step's outputs."""
+        files = {}
+        for output in outputs:
+            files[output.name] = {"state": _state(output), "sha256": self.digest(output)}
+        if self._steps[step]["files"] != files:
+            self._steps[step]["files"] = files
+            self._write()
+
+    def clear(self) -> None:
+        """Forget all that is recorded."""
+        self._steps = {}
+        self._write()
+
+    def _write(self) -> None:
+        write_whole(self._path, (json.dumps({"steps": self._steps}, indent=1) + "\n").encode())
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's content, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    if not path.exists():
+        return {}
+    try:
+        steps: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["steps"]
+        for step in steps.values():
+            dict(step["decided_by"]), dict(step["files"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadRequest(f"{path}: is no record of what was cooked ({error}); remove it") from error
+    return steps
+
+
+def _state(path: Path) -> list[Any]:
+    """Return what changes when a file is written anew: its size and its time, in nanoseconds."""
+    status = path.stat()
+    state: list[Any] = for_json([status.st_size, status.st_mtime_ns])
+    return state
+
+
+def _refusals(folder: Path) -> Refusals:
+    return Refusals(
+        unwritable=lambda reason: OutputError(f"{folder / FOLDER}: can't be written ({reason})"),
+        taken=lambda: OutputError(f"{folder}: another process is cooking here"),
+        another=lambda difference: BadRequest(f"{folder}: {difference}"),
+    )

@@ -1,0 +1,123 @@
+"""What is to be cooked: a model, texts, and the files that are wanted."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from calibrate.size.parse import Size, parse_size
+from convert.checkpoint.streamed import StreamedFolder
+from forward.options import ForwardOptions
+from forward.text.tokens import Cut
+from gguf_tools.errors import BadRequest
+from gguf_tools.hub.names import folder_name
+from quantize.plan.recipe_files import Mixture, find_mixture, is_recipe_file
+
+Collect = Callable[[Path, Path, Path, "CookRequest"], None]
+"""Collects importances: (model, text, output, request). It comes from the floor beside this one."""
+
+_PART = re.compile(r"-\d{5}-of-\d{5}$")
+_FLOAT = re.compile(r"[-._](BF16|F16|F32)$", re.IGNORECASE)
+_SIZE = re.compile(r"\d+(\.\d+)?([a-zA-Z]*)")
+
+
+@dataclass(frozen=True)
+class WantedFile:
+    """A file that is to be made: a mixture, or the best one of a size.
+
+    label    what its name ends with
+    decides  what says whether it is another one: the word as given; for a recipe file, its content's hash
+    """
+
+    label: str
+    decides: str
+    mixture: Mixture | None = None
+    size: Size | None = None
+
+
+@dataclass(frozen=True)
+class CookRequest:
+    """What is to be made, and how.
+
+    source         Hugging Face folder or GGUF file
+    text           UTF-8 text for importances, losses and calibration
+    wanted         in the order in which they were named
+    folder         where everything goes; it is made if it isn't there
+    name           what all names in it begin with
+    held_out       text for the divergence, None: it isn't measured
+    calibrate      encode under the activations of `text`, which also gives importances
+    cut            the part of `text` that is used
+    held_out_cut   the part of `held_out` that is used
+    force          replace files in the folder that were not cooked there, and use a text that is nonsense
+    typed          the command line, for the card
+    repo           OWNER/NAME of the model on the Hub, None: what the source knows
+    streamed       the same model with its weights on the Hub, for a plan; None: it is here
+    """
+
+    source: Path
+    text: Path
+    wanted: tuple[WantedFile, ...]
+    folder: Path
+    name: str
+    held_out: Path | None = None
+    calibrate: bool = False
+    cut: Cut = field(default_factory=Cut)
+    held_out_cut: Cut = field(default_factory=Cut)
+    forward: ForwardOptions = field(default_factory=ForwardOptions)
+    restart: bool = False
+    force: bool = False
+    quiet: bool = False
+    typed: tuple[str, ...] = ()
+    repo: str | None = None
+    quantized_by: str | None = None
+    streamed: StreamedFolder | None = None
+
+    @property
+    def has_sizes(self) -> bool:
+        return any(each.size is not None for each in self.wanted)
+
+    def path(self, ending: str) -> Path:
+        """Return the path of an output: `-Q4_K_M.gguf` or `.imatrix.gguf` behind the name."""
+        return self.folder / f"{self.name}{ending}"
+
+    def output(self, wanted: WantedFile) -> Path:
+        return self.path(f"-{wanted.label}.gguf")
+
+
+def parse_wanted(text: str) -> tuple[WantedFile, ...]:
+    """Return the files of `Q2_K,IQ3_XXS,3.2bpw,12GiB,mine.yaml`.
+
+    raises  BadRequest for what is neither a file type nor a size, and for two files of one name; what
+            `find_mixture` raises for a recipe file
+    """
+    wanted = []
+    for word in filter(None, map(str.strip, text.split(","))):
+        match = _SIZE.fullmatch(word)
+        if match is not None and match[2] and not is_recipe_file(word):
+            wanted.append(WantedFile(word, word, size=parse_size(word)))
+        else:
+            mixture = find_mixture(word)
+            is_file = is_recipe_file(word)
+            decides = hashlib.sha256(Path(word).read_bytes()).hexdigest()[:16] if is_file else mixture.name
+            wanted.append(WantedFile(mixture.name, decides, mixture))
+    labels = [each.label for each in wanted]
+    if not labels:
+        raise BadRequest(f"--types {text!r}: expected types or sizes, for instance Q2_K,Q4_K_M,3.2bpw")
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice is not None:
+        raise BadRequest(f"--types {text}: {twice} is named twice")
+    return tuple(wanted)
+
+
+def model_name(source: Path) -> str:
+    """Return what files of a model are called, by its folder's or file's name.
+
+    >>> model_name(Path("lite-bf16-00001-of-00003.gguf"))
+    'lite'
+    """
+    if source.is_dir():
+        return folder_name(source)
+    return _FLOAT.sub("", _PART.sub("", source.stem))

@@ -1,0 +1,243 @@
+"""The `evaluate` command: perplexity of any number of models, and how far each is from its base."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gguf_cli import command
+from gguf_cli.arguments.forward import add_context_argument, add_run_arguments, cut_of, forward_options
+from gguf_cli.outputs import StoreOutput, add_force
+from gguf_tools import __version__
+from gguf_tools.files.overwriting import refuse_to_replace
+
+if TYPE_CHECKING:
+    from quality.options import EvaluateOptions, LogitsFile
+    from quality.report.inputs import PageInputs
+
+DESCRIPTION = """\
+Measure how well quantized models keep what their base predicts, under the names and definitions of
+llama-perplexity. BASE is a Hugging Face folder or a GGUF file. All models go through the text layer by
+layer, in step, so memory is one layer's, and no file of logits is needed."""
+
+EPILOG = """\
+what the columns mean:
+  PPL        perplexity: how many tokens the model is in doubt between. Compare it on the same text only
+  ln ratio   logarithm of the ratio of the model's PPL to the base's; 0 is no loss
+  KLD        Kullback-Leibler divergence from the base in nats: mean over tokens, then percentiles. It shows
+             harm long before PPL does
+  same top   how often the model's most likely token is the base's
+  RMS dp     root mean square of the change of the right token's probability
+  drift      per layer: norm of the change of the hidden states over the norm of the base's. A leap shows in
+             which layer a file loses. For the layer that adds most, the errors of its tensors are shown:
+             one that is far off among others of its type was damaged
+
+The second half of every chunk is measured, so each prediction has half a chunk of context or more.
+
+Weights are what the file says, decoded exactly, and activations stay float. So the divergence is the file's
+own, not that of one engine's kernels: llama.cpp also rounds activations to 8 bits, which adds about 0.0005
+to KLD on a small trained model. Compare files by numbers from one tool. --like llama.cpp rounds as its CPU
+kernels and its cache do, the base's activations too: then the mean is llama-perplexity's to 1 to 3 %. A last
+bit may send a token to other experts.
+
+the base without the base:
+  --keep DIR                 keeps what later runs need of it, when they are called with the same BASE, text
+                             and --keep. BASE is not read again then, and may be gone. That takes 4 bytes x
+                             layers x measured tokens x columns of hidden states, and the output matrix.
+  --kl-divergence-base FILE  writes the log probabilities of BASE: two bytes for each measured token and token
+                             of the vocabulary. With --kl-divergence it reads them, as in llama-perplexity,
+                             and there is no BASE: all models are compared with the file. It has its own
+                             tokens, so no text is needed. It knows no layers, so no drift is shown, and its
+                             16 bits for a logit add about 1e-6 to KLD.
+
+examples:
+  evaluate DeepSeek-V2-Lite -f wiki.test.raw lite-Q4_K_M.gguf lite-IQ3_XXS.gguf
+  evaluate lite-bf16.gguf -f wiki.test.raw --chunks 40 --json lite.json lite-Q*.gguf
+  evaluate lite-bf16.gguf -f wiki.test.raw --html report.html --compare-with stock.json mine-*.gguf
+  evaluate --kl-divergence-base lite.kld --kl-divergence lite-Q4_K_M.gguf
+
+With --json, --html or --work, a run that was interrupted resumes after its last whole layer when it is called
+again in the same way. What it needs for that is in FILE.work, or DIR, until all is done."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    parser = _parser()
+    return command.run(parser, lambda args: _evaluate(parser, args), argv)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command.make_parser("evaluate", DESCRIPTION, epilog=EPILOG, version=__version__)
+    parser.add_argument(
+        "base", metavar="BASE",
+        help="the model that others are compared with: a folder, a GGUF file, or OWNER/NAME on the Hub; with"
+        " --kl-divergence, one of the others",
+    )  # fmt: skip
+    quants = parser.add_argument(
+        "quants", type=Path, nargs="+", default=[], metavar="QUANT", help="GGUF file made of BASE"
+    )
+    # Not "*", which is content with nothing between BASE and -f and then refuses what comes behind.
+    quants.required = False
+    what = parser.add_argument_group("what to measure")
+    what.add_argument(
+        "-f",
+        "--file",
+        dest="text",
+        type=Path,
+        metavar="TEXT",
+        help="UTF-8 text; needed without --kl-divergence",
+    )
+    add_context_argument(what)
+    what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
+    what.add_argument(
+        "--json", type=command.output_file, action=StoreOutput, metavar="FILE",
+        help="write all numbers as one JSON object",
+    )  # fmt: skip
+    what.add_argument(
+        "--html", type=command.output_file, action=StoreOutput, metavar="REPORT.html",
+        help="write charts, a map of each file's tensors, and the texts where it is worst, as one page that"
+        " loads nothing",
+    )  # fmt: skip
+    what.add_argument(
+        "--compare-with", type=Path, action="append", default=[], metavar="OTHER.json",
+        help="show the files of an earlier --json of the same text beside, in the page's chart of sizes;"
+        " may be repeated",
+    )  # fmt: skip
+    what.add_argument(
+        "--losses", type=Path, metavar="FILE.json",
+        help="what each tensor costs at each type, as `sensitivity` has measured it: the page gets a map of"
+        " what more bytes for each tensor would save",
+    )  # fmt: skip
+    what.add_argument(
+        "--kl-divergence-base", type=Path, action=StoreOutput, metavar="FILE",
+        help="also write the log probabilities of BASE, as llama-perplexity; with --kl-divergence, read them",
+    )  # fmt: skip
+    what.add_argument(
+        "--kl-divergence",
+        action="store_true",
+        help="compare with --kl-divergence-base FILE instead of a BASE",
+    )
+    what.add_argument(
+        "--keep", type=command.output_folder, action=StoreOutput, metavar="DIR",
+        help="keep the base's states in DIR, or use those that an earlier run has kept there",
+    )  # fmt: skip
+    what.add_argument(
+        "--like", choices=["llama.cpp"], help="round activations as this engine's CPU kernels do"
+    )
+    run = add_run_arguments(parser)
+    command.add_scheduler(run)
+    add_force(run)
+    run.add_argument(
+        "--work", type=command.output_folder, action=StoreOutput, metavar="DIR",
+        help="where finished layers are kept (default: FILE.work beside --json or --html, else a temporary"
+        " folder in $TMPDIR or /var/tmp)",
+    )  # fmt: skip
+    return parser
+
+
+def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    from gguf_tools.files.atomic_write import write_whole
+    from gguf_tools.files.named_files import output_path
+    from gguf_tools.progress import LayerBar
+    from gguf_tools.text import json_text
+    from quality.pipeline import evaluating
+    from quality.table import evaluation_lines
+    from quality.work_folders import is_unfinished
+
+    base, quants = _models(parser, args)
+    is_written = args.kl_divergence_base is not None and not args.kl_divergence
+    logits = output_path(args.kl_divergence_base) if is_written else None
+    outputs = [path for path in (args.json, args.html, logits) if path is not None]
+    for output in (*outputs, *([args.keep] if args.keep is not None else [])):
+        _refuse_missing_folder(output)
+    options = _options(args, logits)
+    if options.work is None or not is_unfinished(options.work):
+        refuse_to_replace(outputs, force=args.force)
+    page = None if args.html is None else _page_inputs(args)
+    with ExitStack() as opened:
+        with LayerBar("layers of all models", quiet=args.quiet) as bar:
+            check = (lambda text, files: None) if page is None else page.refuse_unfit
+            evaluation = opened.enter_context(evaluating(base, args.text, quants, options, bar, check))
+        for line in evaluation_lines(evaluation):
+            print(line)
+        if args.json is not None:
+            write_whole(args.json, (json_text(evaluation.to_json()) + "\n").encode())
+        if page is not None:
+            write_whole(args.html, page.page(evaluation).encode())
+    for output in outputs:
+        print(f"wrote {output}")
+    if page is not None:
+        page.refuse_other_bases(evaluation)
+
+
+def _models(
+    parser: argparse.ArgumentParser, args: argparse.Namespace
+) -> tuple[Path | LogitsFile, list[Path]]:
+    """Return the base and what to compare with it; end with arguments that contradict each other.
+
+    `args.base` becomes a path.
+    """
+    from convert.source_path import model_path
+    from quality.options import LogitsFile
+
+    if args.compare_with and args.html is None:
+        parser.error("--compare-with is for the page: --html is missing")
+    if args.losses and args.html is None:
+        parser.error("--losses is for the page: --html is missing")
+    if args.kl_divergence:
+        if args.kl_divergence_base is None:
+            parser.error("--kl-divergence compares with a file: --kl-divergence-base FILE is missing")
+        args.base = Path(args.base)
+        return LogitsFile(args.kl_divergence_base), [args.base, *args.quants]
+    if args.text is None:
+        parser.error("-f TEXT is missing")
+    if not args.quants:
+        parser.error(f"{args.base}: no model to compare with this one, the base")
+    args.base = model_path(args.base, quiet=args.quiet)
+    return args.base, args.quants
+
+
+def _page_inputs(args: argparse.Namespace) -> PageInputs:
+    """Return what the page is made of besides; refuse, before hours of computing, what can't be read."""
+    from quality.report.charts import require_matplotlib
+    from quality.report.inputs import PageInputs
+    from quality.report.points import read_earlier
+    from quantize.plan.sensitivities import read_losses
+
+    require_matplotlib()
+    earlier = tuple(read_earlier(path) for path in args.compare_with)
+    return PageInputs(earlier, None if args.losses is None else read_losses(args.losses))
+
+
+def _options(args: argparse.Namespace, logits: Path | None) -> EvaluateOptions:
+    from dataclasses import replace
+
+    from quality.options import EvaluateOptions
+
+    work = args.work
+    output = args.json or args.html
+    if work is None and output is not None:
+        work = output.with_name(output.name + ".work")
+    return EvaluateOptions(
+        cut=cut_of(args),
+        forward=replace(forward_options(args), like=args.like),
+        work=work,
+        restart=args.restart,
+        logits=logits,
+        keep=args.keep,
+    )
+
+
+def _refuse_missing_folder(output: Path) -> None:
+    """Refuse, before hours of computing, what can't be written."""
+    from gguf_tools.errors import OutputError
+
+    if not output.parent.is_dir():
+        raise OutputError(f"{output}: can't be written (no such folder)")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,321 @@
+"""`gguf-tools set`, `remove-key`, `rename`, `split` and `merge`: changing files without touching weights."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from gguf_cli import command
+from gguf_cli.outputs import add_force
+from gguf_tools.edit.assignments import Assignment, parse_assignment
+from gguf_tools.errors import BadRequest, ToolkitError
+from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.format.shards import open_gguf
+from gguf_tools.text import bytes_text, json_text, quoted
+
+if TYPE_CHECKING:
+    from gguf_tools.edit.header_edits import Edit
+    from gguf_tools.edit.model_edits import FileEdit
+    from gguf_tools.edit.rewrite import NewFile
+
+T = TypeVar("T")
+
+_IN_PLACE = """\
+Weights are never decoded. A file is changed in place if
+its new header fits exactly, else written anew beside the old one; an interruption leaves it old or new.
+Of a split set only the files that change are written."""
+_SET_EXAMPLES = """\
+types: u8 i8 u16 i16 u32 i32 u64 i64 f32 f64 bool str, and arrays of them: [i32]:1,2,3 or [str]:["a, b", "c"]
+
+Without a type the value gets that of the key, or the one that llama.cpp expects.
+
+examples:
+  gguf-tools set model.gguf "general.name=DeepSeek V3" general.license=mit
+  gguf-tools set model.gguf deepseek2.context_length=u32:65536
+  gguf-tools set model.gguf tokenizer.chat_template=str@chat.jinja -o other.gguf
+"""
+_REMOVE_EXAMPLES = """\
+examples:
+  gguf-tools remove-key model.gguf tokenizer.chat_template
+  gguf-tools remove-key model.gguf general.url general.source.url -o other.gguf
+"""
+_RENAME_EXAMPLES = """\
+examples:
+  gguf-tools rename model.gguf output.weight=lm_head.weight
+  gguf-tools rename model.gguf --regex 'model\\.layers\\.(\\d+)\\.=blk.\\1.'
+  gguf-tools rename model.gguf --key general.url=general.source.url
+"""
+_SPLIT_EXAMPLES = """\
+examples:
+  gguf-tools split model.gguf model                    model-00001-of-00008.gguf, ...
+  gguf-tools split model.gguf model --max-size 50G --dry-run
+"""
+_MERGE_EXAMPLES = """\
+examples:
+  gguf-tools merge model-00001-of-00008.gguf model.gguf
+"""
+
+
+def add_to(commands: command.Subcommands) -> None:
+    """Add the subcommands of this module."""
+    sub = commands.add("set", set_, "set metadata keys", _IN_PLACE, epilog=_SET_EXAMPLES)
+    _add_file(sub)
+    sub.add_argument(
+        "assignments", metavar="KEY=TYPE:VALUE", nargs="+", type=_argument(parse_assignment),
+        help="the new value; KEY=TYPE@FILE reads it from a file",
+    )
+    _add_force(sub, "allow a type that llama.cpp doesn't read the key as, and another architecture")
+    _add_output(sub)
+
+    sub = commands.add(
+        "remove-key", remove_key, "remove metadata keys", _IN_PLACE, epilog=_REMOVE_EXAMPLES
+    )
+    _add_file(sub)
+    sub.add_argument("keys", metavar="KEY", nargs="+")
+    add_force(sub)
+    _add_output(sub)
+
+    sub = commands.add(
+        "rename", rename, "rename tensors, or metadata keys", _IN_PLACE, epilog=_RENAME_EXAMPLES
+    )
+    _add_file(sub)
+    sub.add_argument(
+        "renames", metavar="OLD=NEW", nargs="+", type=_argument(_rename),
+        help="all are done at once, so that names may be exchanged",
+    )
+    sub.add_argument("--key", action="store_true", help="rename metadata keys, not tensors")
+    sub.add_argument(
+        "--regex", action="store_true",
+        help="OLD is a regular expression, and NEW replaces what it matches; \\1 in NEW is its group 1",
+    )
+    _add_force(sub, "with --key: allow a name that llama.cpp reads as another type")
+    _add_output(sub)
+
+    sub = commands.add(
+        "split", split, "split a model into several files, as llama-gguf-split does",
+        "The files\nare named PREFIX-00001-of-0000N.gguf. Without a limit, each gets 128 tensors.",
+        epilog=_SPLIT_EXAMPLES,
+    )
+    _add_file(sub)
+    sub.add_argument(
+        "prefix", metavar="PREFIX", type=command.output_prefix, help="what the names of the files begin with"
+    )
+    sub.add_argument(
+        "--max-size", "--split-max-size", metavar="N(M|G)", type=_argument(_size),
+        help="start a new file at this size, in millions or billions of bytes of tensor data",
+    )
+    sub.add_argument(
+        "--max-tensors", "--split-max-tensors", metavar="N", type=_argument(_count),
+        help="start a new file after this many tensors",
+    )
+    sub.add_argument(
+        "--no-tensor-first-split", action="store_true", help="keep tensors out of the first file"
+    )
+    add_force(sub)
+    _add_dry_run(sub)
+
+    sub = commands.add(
+        "merge", merge, "put the files of a split set together",
+        "The result is the file that was split, byte for byte, if it was laid out as llama.cpp does.",
+        epilog=_MERGE_EXAMPLES,
+    )
+    _add_file(sub)
+    sub.add_argument("output", metavar="OUT", type=command.output_file, help="the new file")
+    add_force(sub)
+    _add_dry_run(sub)
+
+
+def _add_file(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("file", metavar="FILE", help="a GGUF file, or any file of a split set")
+
+
+def _add_output(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "-o", "--output", type=command.output_file, metavar="OUT",
+        help="write the result there, and leave FILE as it is",
+    )
+    _add_dry_run(sub)
+
+
+def _add_dry_run(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--dry-run", action="store_true", help="say what would be done, and write nothing")
+    command.add_quiet(sub)
+
+
+def _add_force(sub: argparse.ArgumentParser, text: str) -> None:
+    sub.add_argument("--force", action="store_true", help=f"replace OUT; {text}")
+
+
+# --- arguments ------------------------------------------------------------------------------
+
+
+def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return `parse` with errors that argparse understands."""
+
+    def parse_argument(text: str) -> T:
+        try:
+            return parse(text)
+        except (ToolkitError, OSError) as error:
+            raise argparse.ArgumentTypeError(command.one_line(error)) from error
+
+    return parse_argument
+
+
+def _size(text: str) -> int:
+    """Return the bytes of `500M` or `2G`, in powers of 1000 as in llama-gguf-split."""
+    match = re.fullmatch(r"0*([1-9]\d{,17})([KMG])", text)
+    if match is None:
+        raise BadRequest(f"{quoted(text)} is no size, expected a number with M or G, for instance 2G")
+    return int(match[1]) * {"K": 10**3, "M": 10**6, "G": 10**9}[match[2]]
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"0*[1-9]\d{,17}", text):
+        raise BadRequest(f"{quoted(text)} is no positive number that fits")
+    return int(text)
+
+
+def _rename(text: str) -> str:
+    if text.find("=") < 1:
+        raise BadRequest(f"{text!r}: expected OLD=NEW")
+    return text
+
+
+def _old_and_new(renames: list[str], regex: bool) -> list[tuple[str, str]]:
+    """Return each OLD=NEW as a pair, split at the last `=` for patterns, which may contain one."""
+    parts = [text.rpartition("=") if regex else text.partition("=") for text in renames]
+    return [(old, new) for old, _, new in parts]
+
+
+# --- editing --------------------------------------------------------------------------------
+
+
+def set_(args: argparse.Namespace) -> None:
+    from gguf_tools.edit.header_edits import set_values
+
+    assignments: list[Assignment] = args.assignments
+    _edit(args, lambda metadata, _names: set_values(metadata, assignments, force=args.force))
+
+
+def remove_key(args: argparse.Namespace) -> None:
+    from gguf_tools.edit.header_edits import remove_keys
+
+    _edit(args, lambda metadata, _names: remove_keys(metadata, args.keys))
+
+
+def rename(args: argparse.Namespace) -> None:
+    from gguf_tools.edit.header_edits import rename_keys, rename_tensors
+
+    renames = _old_and_new(args.renames, args.regex)
+    if args.key:
+        _edit(
+            args,
+            lambda metadata, _names: rename_keys(metadata, renames, regex=args.regex, force=args.force),
+        )
+    else:
+        _edit(args, lambda metadata, names: rename_tensors(metadata, names, renames, regex=args.regex))
+
+
+def _edit(args: argparse.Namespace, edit: Edit) -> None:
+    from gguf_tools.edit.model_edits import edit_model
+    from gguf_tools.files.partial_file import refuse_inputs
+    from gguf_tools.progress import Bar
+
+    restored = _recover(args)
+    if args.output is not None and not args.dry_run:
+        refuse_inputs(Path(args.output), [args.file])
+        refuse_to_replace([Path(args.output)], force=args.force)
+    with Bar("copying", quiet=args.quiet) as bar:
+        outcome = edit_model(
+            args.file, edit, output=args.output, dry_run=args.dry_run, progress=bar.start
+        )
+    if args.json:
+        data = {
+            "dry_run": args.dry_run,
+            "restored": restored,
+            "changes": [change.as_json() for change in outcome.changes],
+            "files": [file.as_json() for file in outcome.files],
+        }
+        print(json_text(data))
+        return
+    if args.quiet:
+        return
+    for change in outcome.changes:
+        print(change.as_text())
+    if not outcome.changes:
+        print(f"{args.file}: has it so already")
+    for file in outcome.files:
+        if file.how != "unchanged":
+            print(_edit_text(file, args.dry_run))
+
+
+def _edit_text(file: FileEdit, dry_run: bool) -> str:
+    verb = {"in place": "changed in place", "rewritten": "written anew", "written": "written"}[file.how]
+    would = "would be " if dry_run else ""
+    return f"{file.path}: {would}{verb}, {bytes_text(file.bytes_written)}"
+
+
+def _recover(args: argparse.Namespace) -> list[str]:
+    """Restore what an interrupted edit left, and say so at once, because what follows may fail."""
+    from gguf_tools.edit.model_edits import recover
+
+    restored = [str(path) for path in recover(args.file, dry_run=args.dry_run)]
+    for path in restored:
+        print(f"{path}: an interrupted edit was undone, the header is the old one again", file=sys.stderr)
+    return restored
+
+
+# --- splitting and merging ------------------------------------------------------------------
+
+
+def split(args: argparse.Namespace) -> None:
+    from gguf_tools.edit.rewrite import write_files
+    from gguf_tools.edit.split import DEFAULT_MAX_TENSORS, split_files
+    from gguf_tools.progress import Bar
+
+    restored = _recover(args)
+    max_tensors = args.max_tensors
+    if args.max_size is None and max_tensors is None:
+        max_tensors = DEFAULT_MAX_TENSORS
+    with open_gguf(args.file) as source, Bar("splitting", quiet=args.quiet) as bar:
+        files = split_files(
+            source, args.prefix, max_bytes=args.max_size, max_tensors=max_tensors,
+            first_is_empty=args.no_tensor_first_split,
+        )
+        if not args.dry_run:
+            refuse_to_replace([file.path for file in files], force=args.force)
+            write_files(files, source.paths, bar.start)
+    _print_files(args, files, restored)
+
+
+def merge(args: argparse.Namespace) -> None:
+    from gguf_tools.edit.rewrite import write_files
+    from gguf_tools.edit.split import merged_file
+    from gguf_tools.progress import Bar
+
+    restored = _recover(args)
+    with open_gguf(args.file) as source, Bar("merging", quiet=args.quiet) as bar:
+        files = [merged_file(source, args.output, replace=args.force)]
+        if not args.dry_run:
+            write_files(files, source.paths, bar.start)
+    _print_files(args, files, restored)
+
+
+def _print_files(args: argparse.Namespace, files: list[NewFile], restored: list[str]) -> None:
+    if args.json:
+        entries = [
+            {"path": str(file.path), "tensors": len(file.origins), "bytes": file.layout.total_bytes}
+            for file in files
+        ]
+        print(json_text({"dry_run": args.dry_run, "restored": restored, "files": entries}))
+        return
+    if args.quiet:
+        return
+    verb = "would have" if args.dry_run else "written,"
+    for file in files:
+        tensors = f"{len(file.origins):,} tensor{'s' * (len(file.origins) != 1)}"
+        print(f"{file.path}: {verb} {tensors}, {bytes_text(file.layout.total_bytes)}")

@@ -1,0 +1,178 @@
+"""`gguf-tools show`, `diff`, `verify` and `hash`: looking into files without changing them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from gguf_cli import command
+from gguf_tools.findings import Finding
+from gguf_tools.format.shards import GGUFSet, open_gguf
+from gguf_tools.text import json_text, printable
+
+
+class FileErrors(Protocol):
+    """The errors between the values of two files, as `quantize.value_errors` finds them."""
+
+    def lines(self) -> Iterator[str]: ...
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+CompareWithSource = Callable[[GGUFSet, argparse.Namespace], list[Finding]]
+"""Compares the values of a file with those of what it was made of: (file, arguments of `verify`)."""
+
+CompareValues = Callable[[GGUFSet, GGUFSet, bool], FileErrors]
+"""Compares the values of two files: (A, B, quiet)."""
+
+_SHOW_EXAMPLES = """\
+examples:
+  gguf-tools show model-Q4_K_M.gguf
+  gguf-tools show --full model.gguf | grep chat_template
+  gguf-tools show --json model-00001-of-00004.gguf | jq .types      a split set opens by any of its files
+"""
+
+_VERIFY_EXAMPLES = """\
+examples:
+  gguf-tools verify model.gguf
+  gguf-tools verify model-00001-of-00004.gguf && echo sound
+  gguf-tools verify model-Q4_K_M.gguf --against model-bf16.gguf
+"""
+
+_HASH_EXAMPLES = """\
+examples:
+  gguf-tools hash model.gguf
+  gguf-tools hash --json model-00001-of-00004.gguf | jq -r .content     equal to that of the merged file
+"""
+
+_DIFF_EXAMPLES = """\
+examples:
+  gguf-tools diff old.gguf new.gguf
+  gguf-tools diff --values model-bf16.gguf model-Q4_K_M.gguf      what quantizing has cost, by tensor
+"""
+
+
+def add_to(
+    commands: command.Subcommands, compare_values: CompareValues, compare_with_source: CompareWithSource
+) -> None:
+    """Add the subcommands of this module. Decoding is the business of a higher floor.
+
+    compare_values       what `diff --values` calls
+    compare_with_source  what `verify --against` calls
+    """
+    sub = commands.add(
+        "show", show, "print metadata, tensors and totals",
+        "Shapes are rows first; llama.cpp prints columns first. "
+        "Only the header is read, so it takes a moment for a file of any size.",
+        epilog=_SHOW_EXAMPLES,
+    )
+    sub.add_argument("file", help="a GGUF file, or any file of a split set")
+    sub.add_argument("--full", action="store_true", help="print long arrays and texts whole")
+
+    sub = commands.add(
+        "diff", lambda args: diff(args, compare_values), "compare two files or split sets",
+        "The exit code is 0 if metadata and tensors are the same, and 1 if anything differs.",
+        epilog=_DIFF_EXAMPLES,
+    )
+    sub.add_argument("a", metavar="A")
+    sub.add_argument("b", metavar="B")
+    sub.add_argument("--no-data", action="store_true", help="compare headers only, not the tensors' data")
+    sub.add_argument(
+        "--values", action="store_true",
+        help="also decode tensors of the same shape, of whatever types, and print the errors of B's values:"
+        " root mean square, relative to A's norm, largest",
+    )
+    command.add_quiet(sub)
+
+    sub = commands.add(
+        "verify", lambda args: verify(args, compare_with_source),
+        "check offsets, sizes, and floats and scales for NaN and infinity",
+        "All data are read. The exit code is 1 if anything is bad.",
+        epilog=_VERIFY_EXAMPLES,
+    )
+    sub.add_argument("file", help="a GGUF file, or any file of a split set")
+    sub.add_argument(
+        "--against", metavar="SOURCE",
+        help="also compare values of every tensor with the GGUF file or the folder that the file was made of:"
+        " their errors must be those that the types make",
+    )
+    sub.add_argument(
+        "--allow-pickle", action="store_true", help="read a SOURCE of .bin and .pt files, as weights only"
+    )
+    command.add_quiet(sub)
+
+    sub = commands.add(
+        "hash", hash_, "print SHA-256 of every tensor's data, of the files, and of the content",
+        "The content hash covers names, types, shapes and data of all tensors, not metadata: "
+        "it is the same for a file and for the split set made of it.",
+        epilog=_HASH_EXAMPLES,
+    )
+    sub.add_argument("file", help="a GGUF file, or any file of a split set")
+
+
+def show(args: argparse.Namespace) -> None:
+    from gguf_tools.look.listing import describe, show_text
+
+    with open_gguf(args.file) as source:
+        if args.json:
+            print(json_text(describe(source, full=args.full)))
+        else:
+            print("\n".join(show_text(source, full=args.full)))
+
+
+def diff(args: argparse.Namespace, compare_values: CompareValues) -> int:
+    from gguf_tools.look.compare import as_lines, compare
+
+    with open_gguf(args.a) as a, open_gguf(args.b) as b:
+        differences = compare(a, b, data=not args.no_data)
+        errors = compare_values(a, b, args.quiet) if args.values else None
+    data = [difference.as_json() for difference in differences]
+    if args.json:
+        print(json_text(data if errors is None else {"differences": data, **errors.to_json()}))
+        return 1 if differences else 0
+    for line in as_lines(differences):
+        print(line)
+    if not differences:
+        print("headers are the same" if args.no_data else "metadata and tensors are the same")
+    for line in () if errors is None else errors.lines():
+        print(line)
+    return 1 if differences else 0
+
+
+def verify(args: argparse.Namespace, compare_with_source: CompareWithSource) -> int:
+    from gguf_tools.look import verify as checks
+
+    with open_gguf(args.file) as source:
+        findings = checks.verify(source)
+        if args.against is not None:
+            findings += compare_with_source(source, args)
+        n_tensors = len(source.tensors)
+    bad = [finding for finding in findings if finding.is_bad]
+    if args.json:
+        data = {
+            "ok": not bad,
+            "tensors": n_tensors,
+            "findings": [checks.as_json(finding) for finding in findings],
+        }
+        print(json_text(data))
+    else:
+        for finding in findings:
+            print(checks.as_text(finding))
+        print(f"{args.file}: {n_tensors} tensors, {f'{len(bad)} bad findings' if bad else 'all good'}")
+    return 1 if bad else 0
+
+
+def hash_(args: argparse.Namespace) -> None:
+    from gguf_tools.look.hashes import hash_source
+
+    with open_gguf(args.file) as source:
+        hashes = hash_source(source)
+    if args.json:
+        print(json_text(hashes.as_json()))
+        return
+    for name, digest in hashes.tensors.items():
+        print(f"{digest}  {printable(name)}")
+    for path, digest in hashes.files.items():
+        print(f"{digest}  {path}")
+    print(f"{hashes.content}  content")

@@ -1,0 +1,100 @@
+"""`gguf-tools mla-layout`: a GGUF file in another layout of multi-head latent attention."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gguf_cli import command
+from gguf_cli.arguments.types import (
+    add_matrix_arguments,
+    add_restart_argument,
+    parsing_arguments,
+    read_importances,
+)
+from gguf_cli.outputs import add_force
+from gguf_tools.files.overwriting import refuse_to_replace
+from gguf_tools.text import json_text
+
+DETAIL = """
+For DeepSeek V2 and V3 files, quantized or not, from whichever of these layouts:
+  split  attn_k_b and attn_v_b, a matrix per head: what llama.cpp wants
+  both   attn_kv_b, attn_k_b and attn_v_b as 2-D matrices: what ik_llama.cpp wants
+  none   attn_kv_b only: both programs run it as plain attention, with its large cache
+
+The rest of the file stays as it is, in its order; of a float file the result is the converter's, byte for
+byte. From both, nothing is encoded again. attn_v_b is whole rows of attn_kv_b and keeps its bits. attn_k_b
+is the other rows transposed, so between quantized attn_kv_b and attn_k_b values are decoded and encoded
+again: to Q8_0 (F16 where rows are no multiple of 32), which adds hardly any error, and is what ik_llama.cpp
+makes of a missing tensor when it loads a file. --tensor-type names another type: with attn_v_b's own,
+attn_kv_b takes attn_v_b's rows as they are and is smaller, but the keys suffer twice from 4 bits or fewer.
+
+A file that has the layout already is not written again: the command says so and exits with 0."""
+
+EPILOG = """\
+examples:
+  gguf-tools mla-layout ik.gguf llama.gguf --to split
+  gguf-tools mla-layout model.gguf ik.gguf --to both --dry-run         what would be made of what
+  gguf-tools mla-layout old.gguf new.gguf --to split --tensor-type attn_k_b=Q5_0 --imatrix m.imatrix
+"""
+
+
+def add_to(commands: command.Subcommands) -> None:
+    """Add the subcommand."""
+    sub = commands.add(
+        "mla-layout",
+        lambda args: mla_layout(args, sub),
+        "rewrite a file for llama.cpp or ik_llama.cpp: another layout of latent attention",
+        DETAIL,
+        epilog=EPILOG,
+    )
+    sub.add_argument("source", type=Path, metavar="IN", help="a GGUF file, or any file of a split set")
+    sub.add_argument(
+        "output", type=command.output_file, metavar="OUT", nargs="?", help="not needed with --dry-run"
+    )
+    sub.add_argument(
+        "--to", required=True, choices=["split", "both", "none"], help="the layout that OUT shall have"
+    )
+    sub.add_argument(
+        "--tensor-type", action="append", default=[], metavar="REGEX=TYPE",
+        help="ggml type of tensors that IN lacks and whose name matches; the first match wins (repeatable)",
+    )  # fmt: skip
+    sub.add_argument("--keep-split", action="store_true", help="write as many parts as IN has")
+    command.add_threads(sub)
+    sub.add_argument("--dry-run", action="store_true", help="print what would be done; write nothing")
+    add_restart_argument(sub)
+    add_force(sub)
+    add_matrix_arguments(sub)
+
+
+def mla_layout(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    if args.output is None and not args.dry_run:
+        parser.error("OUT is missing")
+    from gguf_tools.format.shards import open_gguf
+    from quantize.mla_layout.pipeline import LayoutOptions, change_layout, prepare
+    from quantize.mla_layout.report import change_lines, describe, result_lines
+    from quantize.plan.overrides import parse_overrides
+    from quantize.progress import ProgressBar
+    from quantize.run_options import RunOptions
+
+    with parsing_arguments():
+        overrides = parse_overrides(args.tensor_type)
+    options = LayoutOptions(
+        overrides=overrides,
+        importances=read_importances(args),
+        keep_split=args.keep_split,
+    )
+    with open_gguf(args.source) as source:
+        output = args.output or args.source.with_name(f"{args.source.stem}-{args.to}.gguf")
+        change = prepare(source, output, args.to, options)
+    if args.dry_run:
+        lines, data = change_lines(change), describe(change, written=False)
+    else:
+        outputs = change.preparation.outputs if change.is_needed else ()
+        refuse_to_replace((each.path for each in outputs if each.path not in source.paths), force=args.force)
+        with ProgressBar(f"laying out as {args.to}", quiet=args.quiet) as bar:
+            run = RunOptions(args.threads, args.restart, compiling=bar.compiling, progress=bar.start)
+            result = change_layout(args.source, args.output, args.to, options, run)
+        lines, data = result_lines(result), describe(result.change, written=result.written is not None)
+    if args.json or not args.quiet:
+        print(json_text(data) if args.json else "\n".join(lines))

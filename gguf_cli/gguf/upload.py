@@ -1,0 +1,77 @@
+"""`gguf-tools upload`: files to the Hub."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from gguf_cli import command
+from gguf_cli.outputs import add_force
+from gguf_tools.errors import BadRequest
+from gguf_tools.text import shown, size_text
+
+_DETAIL = """
+Each file is a commit, small ones first, and the card last. FILE may be a folder, as `gguf-tools cook` leaves
+it: the files in it whose names are of a model go along, the others are named and stay. What an interrupted
+upload has stored is not sent again by the same command. A file that is there with another content is replaced
+with --force alone. You must be logged in (`hf auth login`, or HF_TOKEN)."""
+
+_EPILOG = """\
+examples:
+  gguf-tools upload lite-Q4_K_M.gguf README.md me/lite-GGUF --private
+  gguf-tools upload lite me/lite-GGUF --dry-run       which files of a folder belong to a model
+"""
+
+
+def add_to(commands: command.Subcommands) -> None:
+    """Add the subcommand."""
+    sub = commands.add(
+        "upload", upload, "upload files to a repository on the Hub", _DETAIL, epilog=_EPILOG, json=False
+    )
+    sub.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="file, part of a split set, or folder"
+    )
+    sub.add_argument("repository", metavar="OWNER/NAME", help="is made if it isn't there")
+    sub.add_argument("--private", action="store_true", help="make a new repository private")
+    sub.add_argument("--revision", metavar="BRANCH", help="branch, made if it isn't there (default: main)")
+    sub.add_argument(
+        "--include", metavar="PATTERN", action="append", default=[],
+        help="take files like this from a folder too, as in '*.txt'; may be given several times",
+    )  # fmt: skip
+    sub.add_argument("--dry-run", action="store_true", help="print what would be uploaded; ask nobody")
+    command.add_timeout(sub)
+    add_force(sub)
+    command.add_quiet(sub)
+
+
+def upload(args: argparse.Namespace) -> None:
+    from gguf_tools.hub.names import HubName, parse_hub_name
+    from gguf_tools.hub.upload import Upload, plan_upload
+    from gguf_tools.hub.upload import upload as send
+
+    name = parse_hub_name(args.repository)
+    if name is None or (name.revision is not None and args.revision is not None):
+        raise BadRequest(f"{args.repository}: expected OWNER/NAME, the repository, as the last word")
+    name = HubName(name.repo, args.revision or name.revision)
+    uploads, left_out = plan_upload(args.files, args.include)
+    if left_out and (args.dry_run or not args.quiet):
+        names = ", ".join(map(shown, left_out))
+        print(f"left out: {names} (--include PATTERN takes files like these)", file=sys.stderr, flush=True)
+    if not uploads:
+        raise BadRequest(f"{args.files[0]}: nothing to upload; --include PATTERN names other files")
+    if args.dry_run:
+        for each in uploads:
+            print(f"{each.name}  {size_text(each.n_bytes)}")
+        total = size_text(sum(each.n_bytes for each in uploads))
+        plural = "s" * (len(uploads) != 1)
+        print(f"would upload {len(uploads)} file{plural}, {total}, to {name}")
+        return
+
+    def done(each: Upload, is_new: bool) -> None:
+        if not args.quiet:
+            how = "uploaded" if is_new else "there already"
+            print(f"{each.name}: {how}, {size_text(each.n_bytes)}", flush=True)
+
+    bars = not args.quiet and sys.stderr.isatty()
+    send(uploads, name, private=args.private, force=args.force, bars=bars, done=done)

@@ -1,0 +1,402 @@
+"""The `imatrix` command: collect importances from a model, and work with their files."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gguf_cli import command
+from gguf_cli.arguments.forward import (
+    add_context_argument,
+    add_force_of_text,
+    add_run_arguments,
+    forward_options,
+)
+from gguf_cli.arguments.imatrix_flags import FOREIGN_FLAGS
+from gguf_cli.command import output_file
+from gguf_cli.help_text import HelpFormatter
+from gguf_cli.outputs import StoreOutput, add_force
+from gguf_cli.parser import add_foreign_flags
+from gguf_tools import __version__
+from gguf_tools.files.overwriting import refuse_shared, refuse_to_replace
+
+if TYPE_CHECKING:
+    from convert.checkpoint.streamed import StreamedFolder
+    from imatrix.options import CollectOptions
+    from quantize.importances.entries import ImportanceFile, ImportanceFormat
+
+DESCRIPTION = """\
+Importance matrices: for every weight, which of its columns carry large activations. `quantize --imatrix`
+uses them. With -m and -f, one is collected: the text goes through the model layer by layer, so every
+weight is read once, and memory is one layer's. Two forms of file are read and written: GGUF, and .dat."""
+
+EPILOG = """\
+examples:
+  imatrix -m DeepSeek-V2-Lite -f calibration.txt -o lite.imatrix.gguf
+  imatrix -m v3-Q8_0-00001-of-00015.gguf -f calibration.txt -o v3.imatrix.gguf --dtype bfloat16
+  imatrix --in-file a.gguf --in-file b.gguf -o both.gguf
+  imatrix show lite.imatrix.gguf
+  imatrix convert lite.imatrix.dat lite.imatrix.gguf
+  imatrix convert --mla both --model DeepSeek-V2-Lite lite.imatrix.gguf for-ik.dat    for ik_llama.cpp
+  imatrix merge code.gguf prose.gguf -o both.gguf
+  imatrix stats --plot lite.png lite.imatrix.gguf
+  imatrix check lite.imatrix.gguf --model DeepSeek-V2-Lite --recipe IQ2_XS
+  imatrix repair lite.imatrix.gguf -o whole.imatrix.gguf
+
+A run that was interrupted goes on after its last whole layer when it is called again in the same way; what
+it needs for that is in OUT.work until OUT is written."""
+
+_EXAMPLES = {
+    name: f"examples:\n  imatrix {lines}"
+    for name, lines in {
+        "show": "show lite.imatrix.gguf",
+        "convert": "convert lite.imatrix.dat lite.imatrix.gguf\n"
+        "  imatrix convert --mla both --model DeepSeek-V2-Lite lite.imatrix.gguf ik.dat    for ik_llama.cpp",
+        "merge": "merge code.gguf prose.gguf -o both.gguf",
+        "stats": "stats lite.imatrix.gguf\n  imatrix stats --plot lite.png lite.imatrix.gguf",
+        "check": "check lite.imatrix.gguf --model DeepSeek-V2-Lite --recipe IQ2_XS",
+        "repair": "repair lite.imatrix.gguf -o whole.imatrix.gguf --model DeepSeek-V2-Lite",
+    }.items()
+}
+"""What the help of each command ends with."""
+
+_KINDS_OF_MODEL = "folder, GGUF file, or OWNER/NAME on the Hub"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    return command.run(_parser(), lambda args: args.body(args), argv)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command.make_parser("imatrix", DESCRIPTION, epilog=EPILOG, version=__version__)
+    parser.set_defaults(body=lambda args: _collect(args, parser))
+    _add_collect_arguments(parser)
+    commands = parser.add_subparsers(metavar="COMMAND")
+    show = commands.add_parser("show", help="entries, sizes, counts", description="List what a file holds.")
+    show.add_argument("file", type=Path, metavar="FILE")
+    show.add_argument("--json", action="store_true", help="as one JSON object")
+    show.set_defaults(body=_show)
+    convert = commands.add_parser(
+        "convert",
+        help="turn one form into the other",
+        description="Write INPUT in the form that OUTPUT's name asks for: .dat, or GGUF for any other.",
+    )
+    convert.add_argument("input", type=Path, metavar="INPUT")
+    convert.add_argument("output", type=output_file, metavar="OUTPUT")
+    add_force(convert)
+    _add_layout(convert)
+    convert.add_argument(
+        "--model", dest="for_model", metavar="MODEL",
+        help=f"{_KINDS_OF_MODEL}; with --mla both it says how many heads there are",
+    )  # fmt: skip
+    convert.set_defaults(body=lambda args: _convert(args, convert))
+    merge = commands.add_parser(
+        "merge",
+        help="several files as one",
+        description="Add up sums and counts, per expert: what collecting all in one go would have given.",
+    )
+    merge.add_argument("inputs", type=Path, nargs="+", metavar="INPUT")
+    merge.add_argument("-o", "--output", dest="merged", type=output_file, required=True, metavar="OUT")
+    add_force(merge)
+    merge.set_defaults(body=_merge)
+    stats = commands.add_parser(
+        "stats",
+        help="how energy is spread, and what was never seen",
+        description="Show what llama-imatrix --show-statistics shows, and coverage.",
+    )
+    stats.add_argument("file", type=Path, metavar="FILE")
+    stats.add_argument("--json", action="store_true", help="as one JSON object")
+    stats.add_argument(
+        "--plot", type=output_file, action=StoreOutput, metavar="FILE.png",
+        help="draw it, too; needs matplotlib",
+    )  # fmt: skip
+    stats.set_defaults(body=_stats)
+    check = commands.add_parser(
+        "check",
+        help="is it sound, and does it fit",
+        description="Look for numbers that can't be, gaps, and data that don't fit. Exit code 1 for errors;"
+        " warnings are only told.",
+    )
+    check.add_argument("file", type=Path, metavar="FILE")
+    check.add_argument("--model", dest="for_model", metavar="MODEL", help=_KINDS_OF_MODEL)
+    check.add_argument(
+        "--recipe", metavar="TYPE", help="file type or recipe file: what it lacks data for; needs --model"
+    )
+    check.set_defaults(body=lambda args: _check(args, check))
+    repair = commands.add_parser(
+        "repair",
+        help="fill gaps; every change is listed",
+        description="Give experts that saw nothing neutral values; derive attn_kv_b and attn_v_b, gate and up"
+        " from each other.",
+    )
+    repair.add_argument("file", type=Path, metavar="FILE")
+    repair.add_argument("-o", "--output", dest="repaired", type=output_file, required=True, metavar="OUT")
+    add_force(repair)
+    repair.add_argument(
+        "--model", dest="for_model", metavar="MODEL",
+        help=f"{_KINDS_OF_MODEL}; says how many heads there are",
+    )  # fmt: skip
+    repair.set_defaults(body=_repair)
+    for name, subparser in commands.choices.items():
+        subparser.epilog, subparser.formatter_class = _EXAMPLES[name], HelpFormatter
+        command.add_verbose(subparser)
+    return parser
+
+
+def _add_layout(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    parser.add_argument(
+        "--mla", choices=("split", "both"), default="split",
+        help="layout of attention in the files that it is for: split (default), with values for every head;"
+        " both, with one row for all heads, as ik_llama.cpp's llama-quantize wants it, and llama.cpp's for"
+        " attn_output_a of deepseek4",
+    )  # fmt: skip
+
+
+def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what to collect")
+    what.add_argument(
+        "-m", "--model", metavar="MODEL",
+        help="Hugging Face folder, GGUF file (any part of a split one), or OWNER/NAME[@REVISION] on the Hub",
+    )  # fmt: skip
+    what.add_argument("-f", "--file", dest="text", type=Path, metavar="TEXT", help="calibration text, UTF-8")
+    what.add_argument(
+        "-o", "--output", "--output-file", type=output_file, action=StoreOutput, may_be=("in_file",),
+        default=Path("imatrix.gguf"), metavar="OUT", help="where to write (default: %(default)s)",
+    )  # fmt: skip
+    what.add_argument(
+        "--in-file", type=Path, action="append", default=[], metavar="FILE",
+        help="importances to add to; without -f, these files are merged (repeatable)",
+    )  # fmt: skip
+    add_context_argument(what)
+    what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
+    what.add_argument(
+        "--from-chunk", "--chunk", type=command.natural, default=0, metavar="N",
+        help="leave out the first N chunks",
+    )  # fmt: skip
+    what.add_argument("--process-output", action="store_true", help="collect for output.weight, too")
+    what.add_argument(
+        "--parse-special", action="store_true", help="take <｜User｜> and the like in the text for tokens"
+    )
+    what.add_argument(
+        "--all-experts", action="store_true",
+        help="show every token to every expert; what the model computes stays the same",
+    )  # fmt: skip
+    what.add_argument("--no-ppl", action="store_true", help="don't measure perplexity")
+    how = parser.add_argument_group("how to write it")
+    _add_layout(how)
+    how.add_argument("--output-format", choices=["gguf", "dat"], help="default: dat for a name in .dat")
+    how.add_argument(
+        "--output-frequency", "-ofreq", type=command.natural, default=0, metavar="N",
+        help="write what is known after every N layers; 0: only at the end (default)",
+    )  # fmt: skip
+    how.add_argument(
+        "--show-statistics", action="store_true",
+        help="collect nothing, and print what `imatrix stats` says of the files of --in-file",
+    )  # fmt: skip
+    add_force_of_text(how)
+    how.add_argument("--dataset-name", metavar="NAME", help="name of the text (default: its file's name)")
+    command.add_scheduler(add_run_arguments(parser))
+    add_foreign_flags(parser, "llama-imatrix", FOREIGN_FLAGS)
+
+
+def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    from imatrix.store import load
+
+    if args.show_statistics:
+        from imatrix.stats import stats_lines
+
+        if not args.in_file:
+            parser.error("--show-statistics needs --in-file")
+        for path in args.in_file:
+            print("\n".join(stats_lines(load(path))))
+        return
+    if args.text is None and args.in_file:
+        if args.mla != "split":
+            parser.error("--mla both needs the model; merge first, then imatrix convert --mla both")
+        _write_merged([load(path) for path in args.in_file], args.output, args.output_format, args.force)
+        return
+    for option, value in (("-m", args.model), ("-f", args.text)):
+        if value is None:
+            parser.error(f"{option} is missing (or a COMMAND; see --help)")
+    from convert.source_path import model_path
+    from forward.device import require_torch
+
+    require_torch("collecting importances")
+    from forward.work.work_folder import forget
+    from imatrix.collecting import collect_beside
+    from imatrix.layouts import notes_on_groups
+    from imatrix.progress import CollectBar, perplexity_lines
+    from imatrix.store import not_held, save
+
+    refuse_shared({"-o": args.output}, (Path(args.model), args.text))  # also where it is the default
+    refuse_to_replace([args.output], force=args.force)
+    args.model = model_path(args.model, quiet=args.quiet)
+    options = _collect_options(args, [load(path) for path in args.in_file])
+
+    def write(contents: ImportanceFile) -> None:
+        save(args.output, _in_layout(contents, args.mla, args.model), args.output_format)
+
+    replaces = args.output.exists()
+    with CollectBar(args.output_frequency, write, quiet=args.quiet) as bar:
+        collected = collect_beside(args.model, args.text, args.output, options, bar)
+    write(collected.importances)
+    forget(args.output)
+    if args.quiet:
+        return
+    if collected.perplexity is not None:
+        for line in perplexity_lines(collected.perplexity):
+            print(line)
+    contents = collected.importances
+    older = ", in place of an older file" if replaces else ""
+    print(f"wrote {args.output}: {len(contents.entries)} entries, {contents.chunk_count} chunks{older}")
+    notes = [*collected.notes, *not_held(contents, _form(args.output, args.output_format))]
+    if args.mla == "split":
+        notes += notes_on_groups(contents)
+    for note in notes:
+        print(f"note: {note}")
+
+
+def _collect_options(args: argparse.Namespace, earlier: Sequence[ImportanceFile]) -> CollectOptions:
+    from forward.text.tokens import Cut
+    from imatrix.options import CollectOptions
+
+    return CollectOptions(
+        cut=Cut(args.ctx_size, args.from_chunk, None if args.chunks < 0 else args.chunks, args.parse_special),
+        process_output=args.process_output,
+        perplexity=not args.no_ppl,
+        dataset=args.dataset_name,
+        forward=forward_options(args, all_experts=args.all_experts),
+        restart=args.restart,
+        earlier=earlier,
+        any_text=args.force,
+    )
+
+
+def _show(args: argparse.Namespace) -> None:
+    import json
+
+    from gguf_tools.text import for_json
+    from imatrix.describe import describe, description_lines
+    from imatrix.store import load
+
+    contents = load(args.file)
+    lines = [json.dumps(for_json(describe(contents)))] if args.json else description_lines(contents)
+    for line in lines:
+        print(line)
+
+
+def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    from imatrix.store import load
+
+    if args.mla == "both" and args.for_model is None:
+        parser.error("--mla both needs --model, which says how many heads there are")
+    contents = load(args.input)
+    if args.mla == "both":
+        contents = _in_layout(contents, args.mla, _headers_of(args.for_model))
+    _write(contents, args.output, None, args.force)
+
+
+def _headers_of(model: str) -> Path | StreamedFolder:
+    """Return the model that --model names; of one on the Hub, headers are enough."""
+    from convert.source_path import source_folder
+
+    return source_folder(model, dry_run=True)
+
+
+def _in_layout(contents: ImportanceFile, mla: str, model: Path | StreamedFolder) -> ImportanceFile:
+    """Return the importances for files with that layout of attention."""
+    if mla == "split":
+        return contents
+    from imatrix.check import read_model
+    from imatrix.layouts import in_layout_both
+
+    known = read_model(model)
+    return in_layout_both(contents, known.facts.n_heads, {info.name: info.n_cols for info in known.tensors})
+
+
+def _merge(args: argparse.Namespace) -> None:
+    from imatrix.store import load
+
+    _write_merged([load(path) for path in args.inputs], args.merged, None, args.force)
+
+
+def _stats(args: argparse.Namespace) -> None:
+    import json
+
+    from gguf_tools.text import for_json
+    from imatrix.stats import as_json, stats_lines
+    from imatrix.store import load
+
+    contents = load(args.file)
+    if args.plot is not None:
+        from imatrix.plot import plot
+
+        plot(contents, args.plot)
+    for line in [json.dumps(for_json(as_json(contents)))] if args.json else stats_lines(contents):
+        print(line)
+
+
+def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    from imatrix.check import as_text, check, read_model
+    from imatrix.store import load
+
+    if args.recipe is not None and args.for_model is None:
+        parser.error("--recipe needs --model")
+    contents = load(args.file)
+    model = None if args.for_model is None else read_model(_headers_of(args.for_model))
+    findings = check(contents, model, args.recipe)
+    for finding in findings:
+        print(as_text(finding))
+    n_errors = sum(finding.is_bad for finding in findings)
+    print(f"{args.file}: {n_errors} errors, {len(findings) - n_errors} warnings")
+    return 1 if n_errors else 0
+
+
+def _repair(args: argparse.Namespace) -> None:
+    from imatrix.check import read_model
+    from imatrix.repair import repair
+    from imatrix.store import load
+
+    contents = load(args.file)
+    n_heads = None if args.for_model is None else read_model(_headers_of(args.for_model)).facts.n_heads
+    done = repair(contents, n_heads)
+    for change in done.changes:
+        print(change)
+    print(f"{len(done.changes)} changes")
+    _write(done.importances, args.repaired, None, args.force)
+
+
+def _write_merged(
+    files: Sequence[ImportanceFile], output: Path, form: str | None, force: bool
+) -> None:
+    from imatrix.merge import merge
+
+    merged = merge(files)
+    for note in merged.notes:
+        print(f"note: {note}")
+    _write(merged.importances, output, form, force)
+
+
+def _write(contents: ImportanceFile, output: Path, form: str | None, force: bool) -> None:
+    from imatrix.store import not_held, save
+
+    refuse_to_replace([output], force=force)
+
+    chosen = _form(output, form)
+    save(output, contents, chosen)
+    print(f"wrote {output}: {len(contents.entries)} entries, form {chosen}")
+    for note in not_held(contents, chosen):
+        print(f"note: {note}")
+
+
+def _form(output: Path, form: str | None) -> ImportanceFormat:
+    from imatrix.store import format_of
+
+    return "dat" if form == "dat" else "gguf" if form == "gguf" else format_of(output)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

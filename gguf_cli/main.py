@@ -1,0 +1,175 @@
+"""The `gguf-tools` command: look at GGUF files, compare them, check them, change them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from gguf_cli import command
+from gguf_cli.completion import SHELLS, completion_script
+from gguf_cli.gguf import card, edit, look, mla_layout, repack, scan, upload
+from gguf_tools import __version__
+from gguf_tools.findings import Finding
+from gguf_tools.format.shards import GGUFSet, open_gguf
+from gguf_tools.text import json_text
+
+_EXAMPLES = """\
+examples:
+  gguf-tools show model.gguf                 metadata, tensors, totals by type, KV cache per token
+  gguf-tools show model.gguf --json | jq .types
+  gguf-tools show model-00001-of-00004.gguf  a split set opens as one, by any of its files
+  gguf-tools diff old.gguf new.gguf          what differs, down to the tensors' data
+  gguf-tools diff --no-data old.gguf new.gguf
+  gguf-tools diff --values model-bf16.gguf model-Q4_K_M.gguf     errors of the values, by tensor
+  gguf-tools verify model.gguf               finds NaN scales, gaps, stray bytes
+  gguf-tools verify model-Q4_K_M.gguf --against model-bf16.gguf     and values that are not the source's
+  gguf-tools scan model.gguf                 a stranger's file: hidden bytes, hostile chat templates
+  gguf-tools hash model.gguf                 SHA-256 of every tensor, the file and the content
+  gguf-tools set model.gguf "general.name=DeepSeek V3"
+  gguf-tools rename model.gguf OLD=NEW       a tensor, or with --key a metadata key
+  gguf-tools split model.gguf model --max-size 50G
+  gguf-tools merge model-00001-of-00008.gguf model.gguf
+  gguf-tools mla-layout ik.gguf out.gguf --to split   a file of ik_llama.cpp, for llama.cpp
+  gguf-tools card model-Q4_K_M.gguf --base-model OWNER/NAME   README.md for the Hub
+  gguf-tools repack model.gguf model-r4.gguf          rows interleaved for ik_llama.cpp, and back with --undo
+  gguf-tools cook DeepSeek-V2-Lite -f calibration.txt --types Q2_K,Q4_K_M,3.2bpw -o lite   all in one run
+  gguf-tools upload lite me/lite-GGUF        files or a folder to the Hub
+  gguf-tools checkpoint DeepSeek-V3          weights of a Hugging Face folder, and how they are stored
+
+Each subcommand explains itself: gguf-tools show --help
+"""
+
+
+_COMPLETION = """\
+examples:
+  source <(gguf-tools completion bash)          for this shell; in ~/.bashrc or ~/.zshrc for all
+  gguf-tools completion fish > ~/.config/fish/completions/gguf-tools.fish
+"""
+
+
+_CHECKPOINT = """\
+examples:
+  gguf-tools checkpoint DeepSeek-V3
+  gguf-tools checkpoint deepseek-ai/DeepSeek-V3 | grep kv_b_proj      by headers, which are fetched
+"""
+
+_COOK = "make importances, quantized files, their divergence, card and checksums in one run"
+
+
+def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """Return the parser of `gguf-tools` and its subcommands.
+
+    words  those of the command line, if that is all it has to understand: the arguments of `cook` come with
+           other packages, which take time to load, and are left out where it is not among the words
+    """
+    parser = command.make_parser(
+        "gguf-tools", "Look at GGUF files, compare them, check them, change them.",
+        epilog=_EXAMPLES, version=__version__,
+    )
+    commands = command.Subcommands(parser)
+    look.add_to(commands, _compare_values, _compare_with_source)
+    scan.add_to(commands)
+    edit.add_to(commands)
+    mla_layout.add_to(commands)
+    repack.add_to(commands)
+    card.add_to(commands)
+    _add_cook(commands, words)
+    upload.add_to(commands)
+    _add_checkpoint(commands)
+    _add_completion(commands)
+    return parser
+
+
+def _compare_values(a: GGUFSet, b: GGUFSet, quiet: bool) -> look.FileErrors:
+    from gguf_tools.progress import Bar
+    from quantize.value_errors import compare_values
+
+    with Bar("comparing values", quiet=quiet) as bar:
+        return compare_values(a, b, bar.start)
+
+
+def _compare_with_source(file: GGUFSet, args: argparse.Namespace) -> list[Finding]:
+    from pathlib import Path
+
+    from gguf_tools.progress import Bar
+    from quantize.against_source import compare_with_source
+    from quantize.fill.sources import GGUFTensor
+
+    with ExitStack() as opened:
+        if Path(args.against).is_dir():
+            from convert.source_spec import open_tensors
+
+            sources = opened.enter_context(open_tensors(args.against, allow_pickle=args.allow_pickle))
+        else:
+            source = opened.enter_context(open_gguf(args.against))
+            sources = {name: GGUFTensor(source, name) for name in source.tensors}
+        bar = opened.enter_context(Bar("comparing values", quiet=args.quiet))
+        return compare_with_source(file, sources, args.against, bar.start)
+
+
+def _add_cook(commands: command.Subcommands, words: Sequence[str] | None) -> None:
+    if words is not None and "cook" not in words:
+        commands.name("cook", _COOK)
+        return
+    from gguf_cli.gguf import cook as cli
+
+    cli.add_to(commands, _COOK)
+
+
+def _add_checkpoint(commands: command.Subcommands) -> None:
+    sub = commands.add(
+        "checkpoint", checkpoint, "print the weights of a Hugging Face folder",
+        "Of each: name, shape, bits per weight with scales and all, and how it is stored. Those of a "
+        "quantized checkpoint are listed as the model has them, not as the files do. Only headers and a few "
+        "small tensors are read.",
+        epilog=_CHECKPOINT,
+    )
+    sub.add_argument(
+        "folder", metavar="FOLDER", help="folder with config.json, or OWNER/NAME[@REVISION] on the Hub"
+    )
+    sub.add_argument(
+        "--allow-pickle", action="store_true",
+        help="read .bin and .pt checkpoints, with torch 2.10 or newer and as weights only",
+    )
+    command.add_timeout(sub)
+
+
+def _add_completion(commands: command.Subcommands) -> None:
+    sub = commands.add(
+        "completion", completion, "print what a shell needs to complete options and commands", "",
+        epilog=_COMPLETION, json=False,
+    )  # fmt: skip
+    sub.add_argument("shell", choices=SHELLS)
+
+
+def completion(args: argparse.Namespace) -> None:
+    import gguf_cli.convert
+    import gguf_cli.evaluate
+    import gguf_cli.imatrix
+    import gguf_cli.quantize
+    import gguf_cli.sensitivity
+
+    others = (gguf_cli.convert, gguf_cli.imatrix, gguf_cli.evaluate, gguf_cli.sensitivity, gguf_cli.quantize)
+    parsers = [make_parser(), *(module._parser() for module in others), gguf_cli.quantize._lint_parser()]
+    print(completion_script(parsers, args.shell), end="")
+
+
+def checkpoint(args: argparse.Namespace) -> None:
+    from convert import open_checkpoint
+    from convert.source_path import source_folder
+    from convert.weights.listing import checkpoint_text, describe
+
+    folder = source_folder(args.folder, dry_run=True, allow_pickle=args.allow_pickle)
+    with open_checkpoint(folder, allow_pickle=args.allow_pickle) as weights:
+        print(json_text(describe(weights)) if args.json else "\n".join(checkpoint_text(weights)))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    return command.run(make_parser(words), lambda args: args.body(args), argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

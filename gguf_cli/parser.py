@@ -1,0 +1,111 @@
+"""The parser of all commands: mistakes get one line with the nearest name, and flags of others are known.
+
+A `ForeignFlag` is a flag of the program that a command stands in for. It is refused with what to use instead,
+or accepted because nothing needs to change: what it asks for is so anyway, or can't change what is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from gguf_cli.help_text import WrappingFormatter
+from gguf_tools.text import did_you_mean
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, and whose help is not too wide."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"formatter_class": WrappingFormatter, **options})
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line on standard error and exit with 2."""
+        print(f"{self.prog}: error: {message} ({self.prog} --help explains)", file=sys.stderr)
+        sys.exit(2)
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
+        words = sys.argv[1:] if args is None else list(args)
+        actions = {
+            name: action
+            for parser in self._parsers_of(words)
+            for name, action in parser._option_string_actions.items()
+        }
+        own = [name for name, action in actions.items() if not isinstance(action, _ForeignAction)]
+        # Before argparse takes the value of an unknown option for a command.
+        for word in words[: words.index("--") if "--" in words else None]:
+            flag = word.partition("=")[0]
+            is_known = flag in actions or any(name.startswith(flag) for name in own)
+            if flag.startswith("--") and not is_known:
+                self.error(f"unknown option {flag}{did_you_mean(flag, own)}")
+        parsed, unknown = self.parse_known_args(words, namespace)
+        if unknown:
+            what = "unknown option" if unknown[0].startswith("-") else "unexpected argument"
+            self.error(f"{what} {unknown[0]!r}")
+        return parsed
+
+    def _parsers_of(self, words: Sequence[str]) -> Iterator[argparse.ArgumentParser]:
+        """Yield this parser and that of the subcommand among `words`."""
+        yield self
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                yield from (action.choices[word] for word in words if word in action.choices)
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Return what an abbreviated option may be; flags of other programs have to be written out."""
+        tuples: list[Any] = super()._get_option_tuples(option_string)
+        return [each for each in tuples if not isinstance(each[0], _ForeignAction)]
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        names = [str(choice) for choice in action.choices]
+        near = did_you_mean(str(value), names) or f"; expected one of {', '.join(names)}"
+        raise argparse.ArgumentError(action, f"invalid choice: {value!r}{near}")
+
+
+@dataclass(frozen=True)
+class ForeignFlag:
+    """A flag of another program.
+
+    names    its spellings
+    why      what to use instead, or why it changes nothing here
+    values   how many values follow it: 0, 1, or "?" for one that may be absent
+    refused  whether it ends the command
+    """
+
+    names: tuple[str, ...]
+    why: str
+    values: int | str = 0
+    refused: bool = True
+
+
+def add_foreign_flags(parser: argparse.ArgumentParser, program: str, flags: Iterable[ForeignFlag]) -> None:
+    """Let a parser know flags of `program`; its --help does not show them."""
+    for flag in flags:
+        parser.add_argument(
+            *flag.names, action=_ForeignAction, nargs=flag.values, flag=flag, program=program,
+            dest=argparse.SUPPRESS, default=argparse.SUPPRESS, help=argparse.SUPPRESS,
+        )  # fmt: skip
+
+
+class _ForeignAction(argparse.Action):
+    """Refuses a foreign flag, or notes in `args.remarks` that it changes nothing."""
+
+    def __init__(self, *, flag: ForeignFlag, program: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._flag, self._program = flag, program
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+        option_string: str | None = None,
+    ) -> None:  # fmt: skip
+        if self._flag.refused:
+            parser.error(f"{option_string} of {self._program}: {self._flag.why}")
+        remark = f"{option_string} changes nothing: {self._flag.why}"
+        namespace.remarks = [*getattr(namespace, "remarks", ()), remark]

@@ -1,0 +1,127 @@
+"""The `sensitivity` command: what each tensor of a model costs at each type."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gguf_cli import command
+from gguf_cli.arguments.forward import (
+    add_context_argument,
+    add_force_of_text,
+    add_run_arguments,
+    cut_of,
+    forward_options,
+)
+from gguf_cli.outputs import StoreOutput
+from gguf_tools import __version__
+from gguf_tools.files.overwriting import refuse_to_replace
+
+if TYPE_CHECKING:
+    from calibrate.sensitivity.measure import SensitivityOptions
+    from quantize.plan.sensitivities import Losses
+
+DESCRIPTION = """\
+Measure how much divergence each tensor of a model adds at each type it could have, by one forward and one
+backward pass over a text. MODEL is a Hugging Face folder or a GGUF file. The numbers go to a small file, by
+which `quantize --size` chooses types."""
+
+EPILOG = """\
+The damage of a tensor is the mean KL divergence per token, in nats, that its rounding adds. To second order
+the damages of all tensors of a file add up to its divergence. What a file really has is 1.5 to 3 times as
+much, because a small change may send a token to another expert. Files of one model keep their order.
+
+Memory is one layer's, and hidden states of all layers are kept on the disk while it runs. A run that was
+interrupted resumes after its last whole layer when it is called again in the same way; what it needs for that
+is beside FILE until all is done.
+
+examples:
+  sensitivity DeepSeek-V2-Lite -f calibration.txt --chunks 32 -o lite.losses.json
+  quantize --size 7GiB --losses lite.losses.json --imatrix lite.imatrix DeepSeek-V2-Lite lite.gguf"""
+
+_SHOWN_TYPE, _N_SHOWN = "Q4_K", 10
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    return command.run(_parser(), _sensitivity, argv)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command.make_parser("sensitivity", DESCRIPTION, epilog=EPILOG, version=__version__)
+    parser.add_argument(
+        "model", metavar="MODEL", help="Hugging Face folder, GGUF file, or OWNER/NAME[@REVISION] on the Hub"
+    )
+    what = parser.add_argument_group("what to measure")
+    what.add_argument(
+        "-f", "--file", dest="text", type=Path, required=True, metavar="TEXT", help="UTF-8 text"
+    )
+    what.add_argument(
+        "-o", "--output", type=command.output_file, action=StoreOutput, required=True, metavar="FILE.json",
+        help="where the losses go",
+    )  # fmt: skip
+    add_context_argument(what)
+    what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
+    what.add_argument(
+        "--types", metavar="TYPE,TYPE...", help="candidate types (default: those of llama.cpp's recipes)"
+    )
+    what.add_argument(
+        "--rows", type=command.positive, default=512, metavar="N",
+        help="rows of a tensor that are encoded at every type (default: %(default)s)",
+    )  # fmt: skip
+    what.add_argument(
+        "--seed", type=command.seed, default=0, metavar="N",
+        help="decides which labels are drawn from the model's predictions (default: 0)",
+    )  # fmt: skip
+    add_force_of_text(add_run_arguments(parser))
+    return parser
+
+
+def _sensitivity(args: argparse.Namespace) -> None:
+    from calibrate.sensitivity.measure import sensitivity
+    from convert.source_path import model_path
+    from forward.gradients.forward_backward import is_unfinished
+    from gguf_tools.progress import LayerBar
+
+    if not is_unfinished(args.output):
+        refuse_to_replace([args.output], force=args.force)
+    model = model_path(args.model, quiet=args.quiet)
+    with LayerBar("layers there and back", quiet=args.quiet) as bar:
+        losses = sensitivity(model, args.text, args.output, _options(args), bar)
+    if args.quiet:
+        return
+    for line in losses_lines(losses):
+        print(line)
+    print(f"wrote {args.output}")
+
+
+def _options(args: argparse.Namespace) -> SensitivityOptions:
+    from calibrate.sensitivity.measure import SensitivityOptions
+
+    return SensitivityOptions(
+        cut=cut_of(args),
+        types=None if args.types is None else tuple(args.types.upper().split(",")),
+        rows=args.rows,
+        seed=args.seed,
+        forward=forward_options(args),
+        restart=args.restart,
+        any_text=args.force,
+    )
+
+
+def losses_lines(losses: Losses) -> Iterator[str]:
+    """Yield which tensors cost most, at a type that most of them can have."""
+    damages = {
+        name: each.damage[_SHOWN_TYPE] for name, each in losses.tensors.items() if _SHOWN_TYPE in each.damage
+    }
+    if not damages:
+        return
+    total = sum(damages.values())
+    n_tensors = len(losses.tensors)
+    yield f"{n_tensors} tensors, of which {len(damages)} add {total:.5f} nats a token as {_SHOWN_TYPE}:"
+    most = sorted(damages, key=lambda name: -damages[name])[:_N_SHOWN]
+    width = max(map(len, most))
+    for name in most:
+        yield f"  {name:{width}}  {damages[name]:.6f}  {100 * damages[name] / total:4.1f} %"

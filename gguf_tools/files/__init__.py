@@ -1,0 +1,1 @@
+"""Files on the disk: inputs that must not change, outputs that appear whole, journals and locks."""

@@ -1,0 +1,217 @@
+"""Hyper-parameters: the sizes of a model, as the keys under its architecture's name give them.
+
+`read_hparams` refuses a value of the wrong kind. `known_hparams` treats it as missing, for listings that show
+what can be known. What a missing value means is for the caller to say: llama.cpp has defaults for some, and
+refuses a model without others.
+"""
+
+# ruff: noqa: RUF009 - what looks like a default is a dataclass field
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from gguf_tools.errors import FormatError
+from gguf_tools.format import keys
+from gguf_tools.format.values import Metadata
+
+Size = int | tuple[int, ...] | None
+"""Whole number for all layers, or one for each; None where the key is missing."""
+
+
+def _is_size(data: object) -> bool:
+    if isinstance(data, tuple):
+        return all(map(_is_size, data))
+    return isinstance(data, int) and not isinstance(data, bool)
+
+
+def _is_number(data: object) -> bool:
+    return isinstance(data, int | float) and not isinstance(data, bool)
+
+
+def _are_numbers(data: object) -> bool:
+    return all(map(_is_number, data)) if isinstance(data, tuple) else _is_number(data)
+
+
+def _are_flags(data: object) -> bool:
+    return isinstance(data, tuple) and all(isinstance(flag, bool) for flag in data)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a key may hold, and what the caller gets of it."""
+
+    expected: str
+    fits: Callable[[object], bool]
+    take: Callable[[Any], Any] = lambda data: data
+
+
+_SIZE = _Kind("a whole number", _is_size)
+_NUMBER = _Kind("a number", _is_number, float)
+_NUMBERS = _Kind("a number, or one for each layer", _are_numbers)
+_FLAG = _Kind("true or false", lambda data: isinstance(data, bool))
+_FLAGS = _Kind("true or false for each layer", _are_flags)
+_TEXT = _Kind("a string", lambda data: isinstance(data, str))
+
+
+def _key(template: str, kind: _Kind) -> Any:
+    """Return a field that is read from the key `template`."""
+    return field(default=None, metadata={"template": template, "kind": kind})
+
+
+@dataclass(frozen=True)
+class HParams:
+    """The hyper-parameters of a model, named as their keys; None where a key is missing.
+
+    architecture  general.architecture, the beginning of all the keys' names
+    path          the model, for messages
+    block_count   layers, with those for multi-token prediction (`nextn_predict_layers`)
+    """
+
+    architecture: str
+    path: str | Path
+    block_count: Size = _key(keys.BLOCK_COUNT, _SIZE)
+    nextn_predict_layers: Size = _key(keys.NEXTN_PREDICT_LAYERS, _SIZE)
+    leading_dense_block_count: Size = _key(keys.LEADING_DENSE_BLOCK_COUNT, _SIZE)
+    vocab_size: Size = _key(keys.VOCAB_SIZE, _SIZE)
+    context_length: Size = _key(keys.CONTEXT_LENGTH, _SIZE)
+    embedding_length: Size = _key(keys.EMBEDDING_LENGTH, _SIZE)
+    embedding_length_out: Size = _key(keys.EMBEDDING_LENGTH_OUT, _SIZE)
+    feed_forward_length: Size = _key(keys.FEED_FORWARD_LENGTH, _SIZE)
+
+    expert_count: Size = _key(keys.EXPERT_COUNT, _SIZE)
+    expert_used_count: Size = _key(keys.EXPERT_USED_COUNT, _SIZE)
+    expert_shared_count: Size = _key(keys.EXPERT_SHARED_COUNT, _SIZE)
+    expert_feed_forward_length: Size = _key(keys.EXPERT_FEED_FORWARD_LENGTH, _SIZE)
+    expert_group_count: Size = _key(keys.EXPERT_GROUP_COUNT, _SIZE)
+    expert_group_used_count: Size = _key(keys.EXPERT_GROUP_USED_COUNT, _SIZE)
+    expert_gating_func: Size = _key(keys.EXPERT_GATING_FUNC, _SIZE)
+    expert_weights_scale: float | None = _key(keys.EXPERT_WEIGHTS_SCALE, _NUMBER)
+    expert_weights_norm: bool | None = _key(keys.EXPERT_WEIGHTS_NORM, _FLAG)
+
+    head_count: Size = _key(keys.HEAD_COUNT, _SIZE)
+    head_count_kv: Size = _key(keys.HEAD_COUNT_KV, _SIZE)
+    key_length: Size = _key(keys.KEY_LENGTH, _SIZE)
+    value_length: Size = _key(keys.VALUE_LENGTH, _SIZE)
+    key_length_mla: Size = _key(keys.KEY_LENGTH_MLA, _SIZE)
+    value_length_mla: Size = _key(keys.VALUE_LENGTH_MLA, _SIZE)
+    temperature_scale: float | None = _key(keys.TEMPERATURE_SCALE, _NUMBER)
+    temperature_length: Size = _key(keys.TEMPERATURE_LENGTH, _SIZE)
+    indexer_head_count: Size = _key(keys.INDEXER_HEAD_COUNT, _SIZE)
+    indexer_key_length: Size = _key(keys.INDEXER_KEY_LENGTH, _SIZE)
+    indexer_top_k: Size = _key(keys.INDEXER_TOP_K, _SIZE)
+    indexer_types: tuple[bool, ...] | None = _key(keys.INDEXER_TYPES, _FLAGS)
+    q_lora_rank: Size = _key(keys.Q_LORA_RANK, _SIZE)
+    kv_lora_rank: Size = _key(keys.KV_LORA_RANK, _SIZE)
+    layer_norm_rms_epsilon: float | None = _key(keys.LAYERNORM_RMS_EPS, _NUMBER)
+
+    output_group_count: Size = _key(keys.OUTPUT_GROUP_COUNT, _SIZE)
+    output_lora_rank: Size = _key(keys.OUTPUT_LORA_RANK, _SIZE)
+    compress_ratios: Size = _key(keys.COMPRESS_RATIOS, _SIZE)
+    compress_rope_freq_base: float | None = _key(keys.COMPRESS_ROPE_FREQ_BASE, _NUMBER)
+    hyper_connection_count: Size = _key(keys.HYPER_CONNECTION_COUNT, _SIZE)
+    hyper_connection_iterations: Size = _key(keys.HYPER_CONNECTION_ITERATIONS, _SIZE)
+    hyper_connection_epsilon: float | None = _key(keys.HYPER_CONNECTION_EPSILON, _NUMBER)
+    hash_layer_count: Size = _key(keys.HASH_LAYER_COUNT, _SIZE)
+    swiglu_clamp_exp: float | tuple[float, ...] | None = _key(keys.SWIGLU_CLAMP_EXP, _NUMBERS)
+    swiglu_clamp_shexp: float | tuple[float, ...] | None = _key(keys.SWIGLU_CLAMP_SHEXP, _NUMBERS)
+
+    sliding_window: Size = _key(keys.SLIDING_WINDOW, _SIZE)
+    rope_dimension_count: Size = _key(keys.ROPE_DIMENSION_COUNT, _SIZE)
+    rope_freq_base: float | None = _key(keys.ROPE_FREQ_BASE, _NUMBER)
+    rope_scaling_type: str | None = _key(keys.ROPE_SCALING_TYPE, _TEXT)
+    rope_scaling_factor: float | None = _key(keys.ROPE_SCALING_FACTOR, _NUMBER)
+    rope_scaling_original_context_length: Size = _key(keys.ROPE_SCALING_ORIG_CTX_LEN, _SIZE)
+    rope_scaling_yarn_ext_factor: float | None = _key(keys.ROPE_SCALING_YARN_EXT_FACTOR, _NUMBER)
+    rope_scaling_yarn_attn_factor: float | None = _key(keys.ROPE_SCALING_YARN_ATTN_FACTOR, _NUMBER)
+    rope_scaling_yarn_log_multiplier: float | None = _key(keys.ROPE_SCALING_YARN_LOG_MUL, _NUMBER)
+    rope_scaling_yarn_beta_fast: float | None = _key(keys.ROPE_SCALING_YARN_BETA_FAST, _NUMBER)
+    rope_scaling_yarn_beta_slow: float | None = _key(keys.ROPE_SCALING_YARN_BETA_SLOW, _NUMBER)
+
+    def key(self, name: str) -> str:
+        """Return the metadata key that a field is read from.
+
+        >>> HParams("llama", "model.gguf").key("head_count")
+        'llama.attention.head_count'
+        """
+        template: str = _FIELDS[name].metadata["template"]
+        return template.format(arch=self.architecture)
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """Return a size of the model; of one number per layer, the first that isn't 0.
+
+        raises  FormatError naming the key for one that is negative, absurd, or missing without a default
+        """
+        size = getattr(self, name)
+        if isinstance(size, tuple):
+            size = next((number for number in size if number), None)
+        if size is None:
+            size = default
+        if size is None or not 0 <= size < _SIZE_LIMIT:
+            raise FormatError(f"{self.path}: {self.key(name)} is {size!r:.60}, expected {_SIZE.expected}")
+        return int(size)
+
+    def first(self, name: str) -> int | None:
+        """Return a size, that of the first layer where layers differ; None where it is missing.
+
+        llama.cpp reads sizes so where a decision is for the whole model.
+        """
+        size = getattr(self, name)
+        if isinstance(size, tuple):
+            return size[0] if size else None
+        return None if size is None else int(size)
+
+    def number(self, name: str, default: float) -> float:
+        """Return a number, or the default where it is missing."""
+        number = getattr(self, name)
+        return default if number is None else float(number)
+
+
+_SIZE_LIMIT = 2**31
+"""Number that no size of a model reaches."""
+
+_FIELDS = {item.name: item for item in fields(HParams) if "template" in item.metadata}
+"""Fields of HParams that are read from a key, by name."""
+
+
+def read_hparams(metadata: Metadata, architecture: str, path: str | Path) -> HParams:
+    """Return the hyper-parameters of the model at `path`, whose keys begin with `architecture`.
+
+    raises  FormatError naming the key for a value of the wrong kind
+    """
+
+    def refuse(key: str, data: object, expected: str) -> None:
+        raise FormatError(f"{path}: {key} is {data!r:.60}, expected {expected}")
+
+    return _read(metadata, architecture, path, refuse)
+
+
+def architecture_of(metadata: Metadata) -> str | None:
+    """Return the name of the model's architecture; None where it is missing or no string."""
+    value = metadata.get(keys.ARCHITECTURE)
+    return value.data if value is not None and isinstance(value.data, str) else None
+
+
+def known_hparams(metadata: Metadata, architecture: str) -> HParams:
+    """Return the hyper-parameters of a model, without those of the wrong kind."""
+    return _read(metadata, architecture, "", lambda key, data, expected: None)
+
+
+def _read(
+    metadata: Metadata, architecture: str, path: str | Path, refuse: Callable[[str, object, str], None]
+) -> HParams:
+    """Return the hyper-parameters; `refuse` is called with key, value and what is expected instead."""
+    values: dict[str, Any] = {}
+    for name, item in _FIELDS.items():
+        key, kind = item.metadata["template"].format(arch=architecture), item.metadata["kind"]
+        if key not in metadata:
+            continue
+        data = metadata[key].data
+        if kind.fits(data):
+            values[name] = kind.take(data)
+        else:
+            refuse(key, data, kind.expected)
+    return HParams(architecture, path, **values)

@@ -1,0 +1,247 @@
+"""A GGUF file open for reading: header decoded, data read or memory-mapped.
+
+Opening reads the header and checks where every tensor's data lie; no tensor data are touched. See
+header.py for the format and for what is refused. The header is read and not mapped, because a map of a
+file that another program shortens kills the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from gguf_tools.errors import FormatError, ShapeError, TruncatedError
+from gguf_tools.format.header import Endian, check_data, read_header
+from gguf_tools.format.tensor_arrays import as_array, is_plain
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Value
+from gguf_tools.system.files import read_at, read_into
+from gguf_tools.text import types_table
+
+if TYPE_CHECKING:  # numpy takes longer to import than a header to read
+    import numpy as np
+
+
+class GGUFSource(Protocol):
+    """The members that a single file and a split set share."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def paths(self) -> list[Path]: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def endian(self) -> Endian: ...
+    @property
+    def alignment(self) -> int: ...
+    @property
+    def metadata(self) -> dict[str, Value]: ...
+    @property
+    def tensors(self) -> dict[str, TensorInfo]: ...
+    @property
+    def size_bytes(self) -> int: ...
+    def get(self, key: str, default: Any = None) -> Any: ...
+    def tensor(self, name: str) -> TensorInfo: ...
+    def file_of(self, name: str) -> GGUFFile: ...
+    def data_offset(self, name: str) -> int: ...
+    def raw(self, name: str) -> np.ndarray: ...
+    def array(self, name: str) -> np.ndarray: ...
+    def blocks(self, name: str) -> np.ndarray: ...
+    def raw_rows(self, name: str, start: int, stop: int) -> np.ndarray: ...
+    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray: ...
+    def read_bytes(self, name: str, start: int, stop: int) -> np.ndarray: ...
+    def close(self) -> None: ...
+
+
+class GGUFFile:
+    """One GGUF file.
+
+    path        as given
+    version     2 or 3
+    endian      byte order of the header's numbers and of the data: "little" or "big"
+    alignment   alignment of tensor data
+    metadata    key -> Value, in file order
+    tensors     name -> TensorInfo, in file order
+    data_start  where the data begin
+    size_bytes  size of the file when it was opened
+
+    Raises OSError if the file can't be read, FormatError, TruncatedError or UnsupportedVersion if its
+    header can't be right. Close it, or use it as a context manager; arrays that `raw` and `raw_rows`
+    returned stay valid.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        mode = os.stat(self.path).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # opening a pipe would wait for its writer
+            raise FormatError(f"{self.path}: not a regular file")
+        self._stream = open(self.path, "rb", buffering=0)  # noqa: SIM115  closed by close()
+        self._map: mmap | None = None
+        try:
+            self.size_bytes = os.fstat(self._stream.fileno()).st_size
+            if not self.size_bytes:
+                raise TruncatedError(f"{self.path}: the file is empty")
+            header = read_header(self._read_at, self.size_bytes, str(self.path))
+            check_data(header, self.size_bytes, str(self.path))
+        except BaseException:
+            self.close()
+            raise
+        self.version = header.version
+        self.endian = header.endian
+        self.alignment = header.alignment
+        self.metadata = header.metadata
+        self.tensors = header.tensors
+        self.data_start = header.data_start
+        self._offsets = {
+            name: header.data_start + offset
+            for name, offset in zip(header.tensors, header.offsets, strict=True)
+        }
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path}: {len(self.tensors)} tensors, {len(self.metadata)} keys>"
+
+    def _repr_html_(self) -> str:
+        return types_table(repr(self), self.tensors.values())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _read_at(self, offset: int, n_bytes: int) -> bytes:
+        """Return bytes of the file; fewer where it ends."""
+        return read_at(self.fileno(), n_bytes, offset)
+
+    def close(self) -> None:
+        if self._map is not None:
+            with contextlib.suppress(BufferError):  # arrays still look at it; it goes with the last of them
+                self._map.close()
+            self._map = None
+        self._stream.close()
+
+    @property
+    def paths(self) -> list[Path]:
+        """The path of the file, as a list, because a split set has several."""
+        return [self.path]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the plain data of a metadata value, arrays as tuples; `default` if there is no such key."""
+        value = self.metadata.get(key)
+        return default if value is None else value.plain
+
+    def file_of(self, name: str) -> GGUFFile:
+        """Return the file that holds a tensor: this one. Raises FormatError if it doesn't."""
+        self.tensor(name)
+        return self
+
+    def tensor(self, name: str) -> TensorInfo:
+        """Return the tensor of this name; raises FormatError if there is none."""
+        try:
+            return self.tensors[name]
+        except KeyError:
+            raise FormatError(f"{self.path}: no tensor {name!r}") from None
+
+    def data_offset(self, name: str) -> int:
+        """Return where in the file a tensor's data begin."""
+        self.tensor(name)
+        return self._offsets[name]
+
+    def fileno(self) -> int:
+        """Return the descriptor, for copies that the kernel makes."""
+        return self._stream.fileno()
+
+    def raw(self, name: str) -> np.ndarray:
+        """Return a tensor's data as uint8 (n_bytes,), a read-only view of the map."""
+        return self._view(self.data_offset(name), self.tensor(name).n_bytes)
+
+    def array(self, name: str) -> np.ndarray:
+        """Return a tensor of plain numbers as an array of its shape and dtype (BF16: that of ml_dtypes).
+
+        raises  FormatError for a quantized tensor: `quantize.read_values` has its values, `blocks` its bytes
+        """
+        info = self.tensor(name)
+        if not is_plain(info.type):
+            raise FormatError(
+                f"{self.path}: tensor {name!r} is quantized to {info.type.name}; its values are"
+                " quantize.read_values(file, name), its bytes file.blocks(name)"
+            )
+        return self.blocks(name)
+
+    def blocks(self, name: str) -> np.ndarray:
+        """Return a tensor as it is stored, in new memory: uint8 (..., row_bytes), or an array of its numbers.
+
+        `quantize.decode(blocks, type)` turns bytes into float32.
+        raises  FormatError for blocks whose order on big-endian machines is not known
+        """
+        return as_array(self.tensor(name), self.read_bytes(name, 0, self.tensor(name).n_bytes), self.endian)
+
+    def raw_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Return rows start..stop, counted over all matrices: uint8 (n_bytes,), a read-only view of the map.
+
+        raises  ShapeError if there are no such rows, or if they cut a group of interleaved rows
+        """
+        offset, n_bytes = self._row_range(name, start, stop)
+        return self._view(offset, n_bytes)
+
+    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Return rows start..stop like `raw_rows`, but read into a new array.
+
+        Use it to go through whole models. Pages of a map count as this process's memory, and a process that
+        maps a file crashes when another program shortens it; here that is an error.
+        raises  ShapeError like `raw_rows`, TruncatedError if the file has become shorter
+        """
+        return self._read(name, *self._row_range(name, start, stop))
+
+    def read_bytes(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Return bytes start..stop of a tensor's data, fewer at its end, as a new array; see `read_rows`."""
+        stop = min(stop, self.tensor(name).n_bytes)
+        return self._read(name, self._offsets[name] + start, stop - start)
+
+    def _read(self, name: str, offset: int, n_bytes: int) -> np.ndarray:
+        import numpy as np
+
+        data = np.empty(n_bytes, np.uint8)
+        left = data.data
+        while left:
+            n_read = read_into(self.fileno(), left, offset)
+            if not n_read:
+                raise TruncatedError(
+                    f"{self.path}: tensor {name!r} ends at byte {offset}, {len(left)} bytes early; "
+                    "the file has become shorter since it was opened"
+                )
+            left = left[n_read:]
+            offset += n_read
+        return data
+
+    def _row_range(self, name: str, start: int, stop: int) -> tuple[int, int]:
+        info = self.tensor(name)
+        if not 0 <= start <= stop <= info.n_rows:
+            raise ShapeError(f"{self.path}: tensor {name!r} has {info.n_rows} rows, not {start} to {stop}")
+        group = info.type.rows_interleaved
+        if start % group or (stop % group and stop != info.n_rows):
+            raise ShapeError(
+                f"{self.path}: tensor {name!r} is {info.type.name}, whose rows come in groups of {group}; "
+                f"rows {start} to {stop} cut one"
+            )
+        return self._offsets[name] + start * info.row_bytes, (stop - start) * info.row_bytes
+
+    def _view(self, offset: int, n_bytes: int) -> np.ndarray:
+        import numpy as np
+
+        if self._stream.closed:
+            raise ValueError(f"{self.path} is closed")
+        if self._map is None:
+            try:
+                self._map = mmap(self.fileno(), self.size_bytes, access=ACCESS_READ)
+            except ValueError:
+                raise TruncatedError(f"{self.path}: has become shorter since it was opened") from None
+        return np.frombuffer(self._map, np.uint8, n_bytes, offset)

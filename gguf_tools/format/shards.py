@@ -1,0 +1,309 @@
+"""Models split over several files, opened as one and laid out as several.
+
+    NAME-00001-of-00003.gguf   all metadata, `split.*` keys at the end, the first tensors
+    NAME-00002-of-00003.gguf   only the `split.*` keys, the next tensors
+    ...
+
+`split.no` counts from 0 (uint16), `split.count` is the number of files (uint16) and
+`split.tensors.count` the number of tensors in all files (int32). A model in one file has none of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from gguf_tools.errors import FormatError, TruncatedError
+from gguf_tools.format import keys
+from gguf_tools.format.header import DEFAULT_ALIGNMENT, VERSION, Endian, alignment_of
+from gguf_tools.format.layout import FileLayout
+from gguf_tools.format.reader import GGUFFile
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata, Value
+from gguf_tools.text import quoted, types_table, value_text
+
+if TYPE_CHECKING:
+    import numpy as np
+
+SPLIT_KEYS = (keys.SPLIT_NO, keys.SPLIT_COUNT, keys.SPLIT_TENSORS_COUNT)
+MAX_SHARDS = 0xFFFF
+
+_SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.gguf", re.DOTALL)
+
+
+def shard_path(prefix: Path, index: int, count: int) -> Path:
+    """Return the path of shard `index` (from 0) of `count`: PREFIX-00001-of-00003.gguf."""
+    return prefix.with_name(_shard_name(prefix.name, index, count))
+
+
+def _shard_name(stem: str, index: int, count: int) -> str:
+    return f"{stem}-{index + 1:05d}-of-{count:05d}.gguf"
+
+
+def set_of(path: Path) -> tuple[Path, int] | None:
+    """Return prefix and count of the set that a file belongs to by its name, None for other names."""
+    match = _SHARD_NAME.fullmatch(path.name)
+    if match is None or not match["prefix"]:
+        return None
+    return path.with_name(match["prefix"]), int(match["count"])
+
+
+def shard_paths(path: str | os.PathLike[str], count: int) -> list[Path]:
+    """Return the files of a model for `path` ("model.gguf"): `path` itself when there is only one."""
+    path = Path(path)
+    if count == 1:
+        return [path]
+    return [shard_path(path.with_name(path.stem), index, count) for index in range(count)]
+
+
+# --- laying out -----------------------------------------------------------------------------
+
+
+def group_tensors(
+    tensors: Iterable[TensorInfo], *, max_bytes: int | None = None, max_tensors: int | None = None
+) -> list[list[TensorInfo]]:
+    """Assign tensors to shards in order; a new shard starts where the next tensor would break a limit.
+
+    max_bytes    limit of tensor data in a shard, without padding; a larger tensor gets a shard of its own
+    max_tensors  limit of tensors in a shard
+    """
+    groups: list[list[TensorInfo]] = [[]]
+    n_bytes = 0
+    for info in tensors:
+        full = max_tensors and len(groups[-1]) >= max_tensors
+        heavy = max_bytes and n_bytes + info.n_bytes > max_bytes
+        if groups[-1] and (full or heavy):
+            groups.append([])
+            n_bytes = 0
+        groups[-1].append(info)
+        n_bytes += info.n_bytes
+    return groups
+
+
+def shard_metadata(metadata: Metadata, index: int, count: int, n_tensors: int) -> Metadata:
+    """Return the metadata of shard `index` (from 0) of `count`; `n_tensors` counts all shards together.
+
+    The first shard has all of `metadata` and then the `split.*` keys, the others only the `split.*` keys. An
+    alignment other than 32 goes into each, or its offsets could not be read. A single shard is a plain file
+    without `split.*` keys.
+    """
+    own = {key: value for key, value in metadata.items() if key not in SPLIT_KEYS}
+    if count == 1:
+        return own
+    if index:
+        needs_alignment = alignment_of(own, "metadata") != DEFAULT_ALIGNMENT
+        own = {keys.ALIGNMENT: own[keys.ALIGNMENT]} if needs_alignment else {}
+    own[keys.SPLIT_NO] = Value.u16(index)
+    own[keys.SPLIT_COUNT] = Value.u16(count)
+    own[keys.SPLIT_TENSORS_COUNT] = Value.i32(n_tensors)
+    return own
+
+
+def layouts_of(
+    metadata: Metadata, groups: Sequence[Sequence[TensorInfo]], *, endian: Endian = "little",
+    version: int = VERSION,
+) -> list[FileLayout]:
+    """Lay out one file for each group of tensors.
+
+    metadata  see `shard_metadata`
+    raises    FormatError if there are more than 65535 groups, and whatever FileLayout.of raises
+    """
+    if len(groups) > MAX_SHARDS:
+        raise FormatError(f"{len(groups)} shards, expected at most {MAX_SHARDS}; allow larger ones")
+    n_tensors = sum(map(len, groups))
+    return [
+        FileLayout.of(
+            shard_metadata(metadata, index, len(groups), n_tensors), group, endian=endian, version=version
+        )
+        for index, group in enumerate(groups)
+    ]
+
+
+def split_layouts(
+    metadata: Metadata, tensors: Iterable[TensorInfo], max_bytes: int | None = None,
+    max_tensors: int | None = None, *, endian: Endian = "little",
+) -> list[FileLayout]:
+    """Lay out a model in shards within the limits, as llama.cpp's converter does."""
+    groups = group_tensors(tensors, max_bytes=max_bytes, max_tensors=max_tensors)
+    return layouts_of(metadata, groups, endian=endian)
+
+
+# --- reading --------------------------------------------------------------------------------
+
+
+class GGUFSet:
+    """A model in one file or several, with the interface of GGUFFile.
+
+    path      as given
+    shards    the files, in order
+    metadata  metadata of the first shard, without the `split.*` keys of a set of several files
+    tensors   tensors of all shards, in order
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.shards: list[GGUFFile] = []
+        try:
+            self.shards.append(GGUFFile(self.path))
+            count = _split_number(self.shards[0], keys.SPLIT_COUNT)
+            if count > 1:
+                self._open_others(count)
+            self._file_of = self._index_tensors()
+        except BaseException:
+            self.close()
+            raise
+        first = self.shards[0]
+        self.version = first.version
+        self.endian = first.endian
+        self.alignment = first.alignment
+        hidden = SPLIT_KEYS if len(self.shards) > 1 else ()
+        self.metadata = {key: value for key, value in first.metadata.items() if key not in hidden}
+        self.tensors = {name: file.tensors[name] for name, file in self._file_of.items()}
+        self.size_bytes = sum(shard.size_bytes for shard in self.shards)
+
+    def _open_others(self, count: int) -> None:
+        """Open the other shards, and check that the set is complete and belongs together."""
+        (opened,) = self.shards
+        match = _SHARD_NAME.fullmatch(self.path.name)
+        index = _split_number(opened, keys.SPLIT_NO)
+        if count > MAX_SHARDS or index >= count:
+            raise FormatError(
+                f"{self.path}: is part {index + 1} of {count} by its metadata, "
+                f"expected a part of at most {MAX_SHARDS}"
+            )
+        if match is None or (int(match["number"]), int(match["count"])) != (index + 1, count):
+            raise FormatError(
+                f"{self.path}: is part {index + 1} of {count} by its metadata; "
+                f"expected a name that ends in -{index + 1:05d}-of-{count:05d}.gguf"
+            )
+        names = [_shard_name(match["prefix"], number, count) for number in range(count)]
+        missing = [name for name in names if not os.path.exists(os.path.join(self.path.parent, name))]
+        if missing:
+            raise TruncatedError(
+                f"{self.path}: {len(missing)} of {count} parts are missing: {_shortened(missing)}"
+            )
+        for number, path in enumerate(map(self.path.with_name, names)):
+            if number != index:
+                self.shards.insert(number, GGUFFile(path))
+            shard = self.shards[number]
+            found = (_split_number(shard, keys.SPLIT_NO), _split_number(shard, keys.SPLIT_COUNT))
+            if found != (number, count):
+                raise FormatError(
+                    f"{path}: is part {found[0] + 1} of {found[1]} by its metadata, "
+                    f"expected part {number + 1} of {count}"
+                )
+            if shard.endian != opened.endian:
+                raise FormatError(
+                    f"{path}: is {shard.endian} endian, {self.path.name} is {opened.endian} endian"
+                )
+        n_tensors = sum(len(shard.tensors) for shard in self.shards)
+        expected = self.shards[0].metadata.get(keys.SPLIT_TENSORS_COUNT)
+        if expected is not None and expected.data != n_tensors:
+            raise FormatError(
+                f"{self.path}: the parts hold {n_tensors} tensors, the metadata say {value_text(expected)}"
+            )
+
+    def _index_tensors(self) -> dict[str, GGUFFile]:
+        file_of: dict[str, GGUFFile] = {}
+        for shard in self.shards:
+            for name in shard.tensors:
+                if name in file_of:
+                    other = file_of[name].path.name
+                    raise FormatError(f"{shard.path}: tensor {quoted(name)} is in {other} too")
+                file_of[name] = shard
+        return file_of
+
+    def __repr__(self) -> str:
+        files = f", {len(self.shards)} files" if len(self.shards) > 1 else ""
+        return f"<GGUFSet {self.path}: {len(self.tensors)} tensors, {len(self.metadata)} keys{files}>"
+
+    def _repr_html_(self) -> str:
+        return types_table(repr(self), self.tensors.values())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for shard in self.shards:
+            shard.close()
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files, in order."""
+        return [shard.path for shard in self.shards]
+
+    def shard_of(self, name: str) -> int:
+        """Return the index in `shards` of the shard that holds a tensor; raises FormatError if none does."""
+        return self.shards.index(self.file_of(name))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the plain data of a metadata value, arrays as tuples; `default` if there is no such key."""
+        value = self.metadata.get(key)
+        return default if value is None else value.plain
+
+    def file_of(self, name: str) -> GGUFFile:
+        """Return the shard that holds a tensor; raises FormatError if none does."""
+        try:
+            return self._file_of[name]
+        except KeyError:
+            raise FormatError(f"{self.path}: no tensor {name!r}") from None
+
+    def tensor(self, name: str) -> TensorInfo:
+        """Return the tensor of this name; raises FormatError if there is none."""
+        return self.file_of(name).tensors[name]
+
+    def data_offset(self, name: str) -> int:
+        """Return where in its own file (`file_of`) a tensor's data begin."""
+        return self.file_of(name).data_offset(name)
+
+    def raw(self, name: str) -> np.ndarray:
+        """Return a tensor's data, see GGUFFile.raw."""
+        return self.file_of(name).raw(name)
+
+    def array(self, name: str) -> np.ndarray:
+        """Return a tensor of plain numbers as an array, see GGUFFile.array."""
+        return self.file_of(name).array(name)
+
+    def blocks(self, name: str) -> np.ndarray:
+        """Return a tensor as it is stored, see GGUFFile.blocks."""
+        return self.file_of(name).blocks(name)
+
+    def raw_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Return rows of a tensor as a view, see GGUFFile.raw_rows."""
+        return self.file_of(name).raw_rows(name, start, stop)
+
+    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Return rows of a tensor as a new array, see GGUFFile.read_rows."""
+        return self.file_of(name).read_rows(name, start, stop)
+
+    def read_bytes(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Return bytes of a tensor's data as a new array, see GGUFFile.read_bytes."""
+        return self.file_of(name).read_bytes(name, start, stop)
+
+
+def open_gguf(path: str | os.PathLike[str]) -> GGUFSet:
+    """Open a model by the path of its file, or of any one of its parts."""
+    return GGUFSet(path)
+
+
+def _split_number(file: GGUFFile, key: str) -> int:
+    """Return a `split.*` number, 0 where it is missing; raises FormatError if it isn't a whole number."""
+    number = file.get(key, 0)
+    if not isinstance(number, int) or number < 0:
+        found = value_text(file.metadata[key])
+        raise FormatError(f"{file.path}: key {key!r} is {found}, expected a number")
+    return number
+
+
+def _shortened(names: Sequence[str], shown: int = 3) -> str:
+    text = ", ".join(names[:shown])
+    return text if len(names) <= shown else f"{text} and {len(names) - shown} more"

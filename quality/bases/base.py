@@ -1,0 +1,164 @@
+"""What models are compared with: another model, states of it that an earlier run has kept, or its logits.
+
+All three have logits. The first two have hidden states after every layer, too, from which drift is measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from forward.hidden_states import Rows
+from forward.layer import Layer, run_layer
+from forward.layers.load import Loader
+from forward.logits import Head, LogitSource
+from forward.observe import Arrays
+from forward.open import ModelSource
+from forward.options import ForwardOptions
+from forward.run import ForwardPass
+from gguf_tools.errors import BadActivation, BadRequest
+from gguf_tools.format import keys
+from quality.drift import Routes
+
+
+@dataclass(frozen=True)
+class BaseWeights:
+    """The weights of a base that is there, whether or not it is computed.
+
+    build  layer number -> the layer, with its weights
+    """
+
+    load: Loader
+    build: Callable[[int], Layer]
+
+    @staticmethod
+    def of(source: ModelSource, chunk_size: int, options: ForwardOptions) -> BaseWeights:
+        """Return the weights of an open model for chunks of so many tokens."""
+        load, network = source.loader_for(options), source.network
+        rotate = network.rope.rotation(chunk_size, load.device)
+        return BaseWeights(load, lambda number: network.build(load, number, rotate))
+
+
+class LayeredBase(Protocol):
+    """A base whose hidden states are known after every layer, for the measured tokens at least.
+
+    n_layers_done  layers that need not be computed any more
+    """
+
+    @property
+    def n_layers_done(self) -> int: ...
+
+    def compute(self, layer: int) -> None:
+        """See to it that the layer is computed."""
+        ...
+
+    def after(self, layer: int) -> Rows:
+        """Return the hidden states after the layer that was computed last."""
+        ...
+
+    def routes(self, layer: int) -> Arrays:
+        """Return the experts chosen in a layer, as `Routes.arrays` does."""
+        ...
+
+    def head(self) -> LogitSource:
+        """Return what gives logits, once all layers are computed."""
+        ...
+
+
+class Keeper(Protocol):
+    """Keeps what later runs need of a base."""
+
+    def keep_layer(self, layer: int, states: Rows, routes: Arrays) -> None: ...
+
+    def keep_head(self, base: ForwardPass) -> None: ...
+
+
+@dataclass(frozen=True)
+class ComputedBase:
+    """A model that goes through the text before the others.
+
+    keeper  is given every layer; None where nothing is kept
+    """
+
+    forward: ForwardPass
+    keeper: Keeper | None = None
+
+    @property
+    def n_layers_done(self) -> int:
+        return max(0, self.forward.folder.done + 1)
+
+    def compute(self, layer: int) -> None:
+        if self.forward.folder.done >= layer:
+            return
+        routes = compute_layer(self.forward, layer)
+        if self.keeper is not None:
+            self.keeper.keep_layer(layer, self.after(layer), routes)
+        self.forward.states.finish(layer, routes)
+
+    def after(self, layer: int) -> Rows:
+        return self.forward.states.after(layer)
+
+    def routes(self, layer: int) -> Arrays:
+        return self.forward.folder.arrays(layer)
+
+    def head(self) -> LogitSource:
+        if self.keeper is not None:
+            self.keeper.keep_head(self.forward)
+        return head_of(self.forward)
+
+
+def compute_layer(model: ForwardPass, layer: int) -> Arrays:
+    """Compute one layer, and return where its tokens went.
+
+    raises  BadActivation naming model, layer and tensor for NaN or infinity
+    """
+    routes = Routes()
+    try:
+        run_layer(model.sweep, layer, *model.states.around(layer), routes)
+    except BadActivation as error:
+        raise BadActivation(f"{model.source.path}: {error}") from error
+    return routes.arrays()
+
+
+def head_of(model: ForwardPass) -> LogitSource:
+    """Return what gives the logits of a model that has been computed."""
+    return Head(model.load, model.last(), model.output_norm(), model.source.network.output)
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What models that were made of one base have in common; None where a base doesn't say.
+
+    tokens  digest of the vocabulary's tokens
+    """
+
+    vocab_size: int
+    n_layers: int | None = None
+    hidden_size: int | None = None
+    tokens: str | None = None
+
+    @classmethod
+    def of(cls, source: ModelSource) -> ModelFacts:
+        value = source.vocab().get(keys.TOKENIZER_TOKENS)
+        tokens = () if value is None else value.data
+        digest = hashlib.sha256("\0".join(tokens).encode("utf-8", "surrogateescape")).hexdigest()
+        network = source.network
+        return cls(network.vocab_size, network.n_layers, network.state_size, digest)
+
+
+def refuse_strangers(path: Path, base: ModelFacts, models: Sequence[ModelSource]) -> None:
+    """Raise BadRequest for a model that can't have been made of the base; `path` is the base's."""
+    for model in models:
+        facts = ModelFacts.of(model)
+        for what, wanted, found in (
+            ("layers", base.n_layers, facts.n_layers),
+            ("columns of hidden states", base.hidden_size, facts.hidden_size),
+            ("tokens in the vocabulary", base.vocab_size, facts.vocab_size),
+        ):
+            if wanted is not None and wanted != found:
+                raise BadRequest(f"{model.path}: {found} {what}, and {path} has {wanted}; another model?")
+        if base.tokens is not None and facts.tokens != base.tokens:
+            raise BadRequest(f"{model.path}: has another vocabulary than {path}; another model?")

@@ -1,0 +1,334 @@
+"""States of a base that a run keeps in a folder, so that later runs need only the files that are new.
+
+about.json             what the states are of, once all are there: base, text, how they were computed
+record                 the files that are there, with size and digest
+states.00012           hidden states after layer 12 of the measured tokens, float32
+routes.00012.npz       the experts chosen there
+output                 the output matrix, in the type that matrices were multiplied in
+output_norm.npy        weight of the norm before it, float32
+output_input           what it multiplies, float32; only where more than a norm stands before it
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import IO, Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from forward.hidden_states import Rows
+from forward.layers.load import Loader
+from forward.layers.norm import RMSNorm
+from forward.logits import Head, LogitSource, Positions
+from forward.network import End
+from forward.observe import Arrays
+from forward.run import ForwardPass
+from forward.work.array_files import load_arrays, save_arrays, write_whole_of
+from forward.work.file_record import RECORD, FileRecord
+from forward.work.owned_folder import FolderKind, remove_files
+from gguf_tools.errors import BadRequest, OutputError, TruncatedError
+from gguf_tools.files.run_lock import Claim, Refusals, claim_run, first_difference, plain
+from gguf_tools.format.ggml_types import BF16, F32, GGMLType
+from quality.bases.base import ModelFacts
+
+VERSION = 2
+"""Number of the folder's format; it also changes whenever a run could give other numbers."""
+
+_MATRIX = "output"
+_RUN_BYTES = 32 << 20
+_LOCK, _WHOLE = "lock", "whole"
+_KIND = FolderKind(
+    "states",
+    "about.json",
+    re.compile(
+        rf"{_LOCK}|about\.json|{RECORD}|states\.\d{{5}}|routes\.\d{{5}}\.npz|{_MATRIX}|output_norm\.npy|output_input"
+    ),
+)
+
+_DTYPES: Mapping[torch.dtype, GGMLType] = {torch.float32: F32, torch.bfloat16: BF16}
+
+
+@dataclass(frozen=True)
+class KeptStates:
+    """Rows of a file, float32, for the measured tokens only, by their numbers among all tokens."""
+
+    path: Path
+    positions: Positions
+    n_cols: int
+
+    @property
+    def n_bytes(self) -> int:
+        positions = self.positions
+        return positions.n_chunks * (positions.stop - positions.first) * self.n_cols * 4
+
+    def read(self, start: int, stop: int) -> torch.Tensor:
+        chunk, first = divmod(start, self.positions.chunk_size)
+        n_measured = self.positions.stop - self.positions.first
+        row = chunk * n_measured + first - self.positions.first
+        values = _read_items(self.path, np.dtype(np.float32), row * self.n_cols, (stop - start) * self.n_cols)
+        return torch.from_numpy(values.reshape(stop - start, self.n_cols))
+
+
+@dataclass(frozen=True)
+class KeptMatrix:
+    """A matrix in a file, as a source of rows."""
+
+    path: Path
+    shape: tuple[int, ...]
+    type: GGMLType
+    name: str = _MATRIX
+    by_rows: bool = True
+
+    def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
+        dtype = np.dtype(ml_dtypes.bfloat16 if self.type == BF16 else np.float32)
+        n_cols = self.shape[-1]
+        return _read_items(self.path, dtype, start * n_cols, (stop - start) * n_cols).reshape(-1, n_cols)
+
+    def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        return self.read_rows(start, stop).view(np.uint8).ravel()
+
+
+class KeptFolder:
+    """An open folder of states; no other run can open it until it is closed.
+
+    about    what the states are of, as `about_states` tells it; None as long as they are not whole
+    damaged  the first file of the whole states that is not as it was written; None: all are
+    raises   BadRequest when another run has the folder open, or when it is somebody else's
+    """
+
+    def __init__(self, folder: Path, *, restart: bool = False) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{folder}: can't be written ({error.strerror})") from error
+        _KIND.refuse_foreign(folder)
+        self._claim: Claim = claim_run(folder / _LOCK, {}, _refusals(folder))
+        try:
+            if restart:
+                remove_files(folder, _KIND.names, but=_LOCK)
+            self.about = self._read_about()
+            self._record = FileRecord(folder, _KIND.kind)
+        except BaseException:
+            self._claim.close()
+            raise
+        self.damaged = self._first_damaged()
+
+    def _read_about(self) -> Mapping[str, Any] | None:
+        """Return what the states are of; where they are not whole, see to it that the mark is there."""
+        about = _KIND.read_about(self.folder)
+        if about is None:
+            self._write_about(_KIND.mark)
+        return about if about is not None and about.keys() > _KIND.mark.keys() else None
+
+    def _write_about(self, about: Mapping[str, Any]) -> None:
+        data = json.dumps(about, indent=1).encode()
+        write_whole_of(self.folder / _KIND.about, lambda file: file.write(data))
+
+    def close(self) -> None:
+        self._record.close()
+        self._claim.close()
+
+    def refuse_another(self, about: Mapping[str, Any]) -> None:
+        """Raise BadRequest if the states are of something else than `about`."""
+        wanted = plain(about)
+        difference = first_difference(self.about, wanted)
+        if difference is not None:
+            what = difference.where.rpartition(", ")[2]
+            raise BadRequest(
+                f"{self.folder}: has states of another {what} ({str(difference.old)[:60]}, now"
+                f" {str(difference.new)[:60]}); name another folder, or --restart computes the base again"
+            )
+
+    def has(self, layer: int) -> bool:
+        """Return whether all of a layer is there, as it was written."""
+        return self._fits(f"layer {layer}")
+
+    def states_path(self, layer: int) -> Path:
+        return self.folder / f"states.{layer:05d}"
+
+    def routes(self, layer: int) -> Arrays:
+        """Return the experts that were chosen in a layer, as `Routes.arrays` does."""
+        path = self._routes_path(layer)
+        return load_arrays(path) if path.exists() else {}
+
+    def _routes_path(self, layer: int) -> Path:
+        return self.folder / f"routes.{layer:05d}.npz"
+
+    @property
+    def matrix_path(self) -> Path:
+        return self.folder / _MATRIX
+
+    @property
+    def norm_path(self) -> Path:
+        return self.folder / "output_norm.npy"
+
+    @property
+    def input_path(self) -> Path:
+        return self.folder / "output_input"
+
+    def finish_layer(self, layer: int, write: Callable[[IO[bytes]], object], routes: Arrays) -> None:
+        """Keep a layer: `write` fills the file of its states; raises OutputError."""
+        paths = [self.states_path(layer)]
+        write_whole_of(paths[0], write)
+        if routes:
+            paths.append(self._routes_path(layer))
+            save_arrays(paths[1], routes)
+        self._record.add(f"layer {layer}", [path.name for path in paths])
+
+    def finish(self, about: Mapping[str, Any], paths: Iterable[Path]) -> None:
+        """Say that everything is there; `paths` are the files besides those of layers."""
+        self.about = plain(about)
+        self._write_about(self.about)
+        self._record.add(_WHOLE, [*(path.name for path in paths), _KIND.about])
+
+    def _first_damaged(self) -> Path | None:
+        """Return the first file that is not as it was written, of states that were whole."""
+        names = {entry.what: entry.files for entry in self._record.entries}
+        if self.about is None and _WHOLE not in names:
+            return None
+        if self._record.is_torn or _WHOLE not in names:
+            return self.folder / RECORD
+        files = (pair for sealed in names.values() for pair in sealed.items())
+        bad = next((name for name, seal in files if not self._record.fits(name, seal)), None)
+        return None if bad is None else self.folder / bad
+
+    def _fits(self, what: str) -> bool:
+        entry = next((each for each in reversed(self._record.entries) if each.what == what), None)
+        return entry is not None and all(self._record.fits(*pair) for pair in entry.files.items())
+
+
+@dataclass(frozen=True)
+class StatesKeeper:
+    """A Keeper that writes to a folder.
+
+    about  what decides the states, as JSON data
+    """
+
+    folder: KeptFolder
+    positions: Positions
+    n_layers: int
+    about: Mapping[str, Any]
+
+    def gap(self, n_done: int) -> Path | None:
+        """Return the states of the first of the layers that an earlier run has computed that are not kept."""
+        missing = next((layer for layer in range(n_done) if not self.folder.has(layer)), None)
+        return None if missing is None else self.folder.states_path(missing)
+
+    def keep_layer(self, layer: int, states: Rows, routes: Arrays) -> None:
+        self.folder.finish_layer(layer, lambda file: self._write_rows(file, states), routes)
+
+    def _write_rows(self, file: IO[bytes], states: Rows, end: End | None = None) -> None:
+        """Write the measured rows, as `end` leaves them."""
+        for chunk in range(self.positions.n_chunks):
+            rows = states.read(*self.positions.rows(chunk))
+            file.write((rows if end is None else end(rows)).contiguous().numpy().data)
+
+    def keep_head(self, base: ForwardPass) -> None:
+        load, end, folder = base.load, base.output_norm(), self.folder
+        write_whole_of(folder.matrix_path, lambda file: _write_matrix(file, base))
+        if isinstance(end, RMSNorm):
+            weight, second = end.weight.cpu().numpy(), folder.norm_path
+            folder.input_path.unlink(missing_ok=True)
+            write_whole_of(second, lambda file: np.save(file, weight))
+        else:
+            second = folder.input_path
+            with torch.inference_mode():
+                write_whole_of(
+                    second,
+                    lambda file: self._write_rows(
+                        file, base.last(), lambda rows: end(rows.to(load.device)).cpu()
+                    ),
+                )
+        base.source.watch.refuse_changed()
+        folder.finish(self.about, [folder.matrix_path, second])
+
+
+def _write_matrix(file: IO[bytes], base: ForwardPass) -> None:
+    """Write the output matrix, some rows at a time."""
+    load = base.load
+    tensor = load.tensor(base.source.network.output)
+    n_rows = prod(tensor.shape[:-1])
+    step = max(1, _RUN_BYTES // (4 * tensor.shape[-1]))
+    for start in range(0, n_rows, step):
+        rows = load.rows(tensor, start, min(n_rows, start + step), load.dtype).cpu()
+        file.write(rows.contiguous().view(torch.uint8).numpy().data)
+
+
+@dataclass(frozen=True)
+class KeptBase:
+    """A LayeredBase of kept states: nothing of it has to be computed."""
+
+    path: Path
+    folder: KeptFolder
+    positions: Positions
+    device: torch.device
+    dtype: torch.dtype
+    norm_eps: float
+    n_layers: int
+    hidden_size: int
+    vocab_size: int
+
+    @property
+    def n_layers_done(self) -> int:
+        return self.n_layers
+
+    def compute(self, layer: int) -> None:
+        """Nothing is left to do."""
+
+    def after(self, layer: int) -> Rows:
+        return KeptStates(self.folder.states_path(layer), self.positions, self.hidden_size)
+
+    def routes(self, layer: int) -> Arrays:
+        return self.folder.routes(layer)
+
+    def head(self) -> LogitSource:
+        states, end = self._before_output()
+        shape = self.vocab_size, states.n_cols
+        matrix = KeptMatrix(self.folder.matrix_path, shape, _DTYPES[self.dtype])
+        load = Loader(self.path, {_MATRIX: matrix}, self.device, self.dtype)
+        return Head(load, states, end, _MATRIX)
+
+    def _before_output(self) -> tuple[KeptStates, End]:
+        """Return the last states that are kept, and what makes of them what the output matrix multiplies."""
+        path, positions = self.folder.input_path, self.positions
+        if path.exists():
+            n_rows = positions.n_chunks * (positions.stop - positions.first)
+            return KeptStates(path, positions, path.stat().st_size // (4 * n_rows)), lambda rows: rows
+        weight = torch.from_numpy(np.load(self.folder.norm_path)).to(self.device)
+        last = KeptStates(self.folder.states_path(self.n_layers - 1), positions, self.hidden_size)
+        return last, RMSNorm(weight, self.norm_eps)
+
+
+def about_states(facts: ModelFacts, norm_eps: float, run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a folder is about.
+
+    run  what else decides the states
+    """
+    return {**_KIND.mark, "version": VERSION, "run": run, "facts": asdict(facts), "norm_eps": norm_eps}
+
+
+def _read_items(path: Path, dtype: np.dtype[Any], start: int, count: int) -> npt.NDArray[Any]:
+    try:
+        values = np.fromfile(path, dtype, count, offset=start * dtype.itemsize)
+    except OSError as error:
+        raise BadRequest(f"{path}: can't be read ({error.strerror})") from error
+    if len(values) != count:
+        raise TruncatedError(f"{path}: shorter than it was written; was it changed meanwhile?")
+    return values
+
+
+def _refusals(folder: Path) -> Refusals:
+    return Refusals(
+        unwritable=lambda reason: OutputError(f"{folder}: can't be written ({reason})"),
+        taken=lambda: BadRequest(f"{folder}: another run is using these states"),
+        another=lambda difference: BadRequest(f"{folder}: has states of another {difference.where}"),
+    )

@@ -1,0 +1,316 @@
+"""The base of an evaluation, opened: how each kind gets its text, its way through it, and its logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from sys import stderr
+from typing import Any, Protocol
+
+import torch
+
+from forward.device import device_name
+from forward.layers.shared_weights import SharedWeights
+from forward.open import ModelSource, open_model
+from forward.perplexity import predicted_positions
+from forward.run import ForwardPass, forward_pass
+from forward.text.tokens import Cut, Text, bos_of, read_text
+from forward.work.work_folder import EMBEDDING, WorkFolder
+from forward.workers import threads_for
+from gguf_tools.errors import BadArgument, BadRequest
+from gguf_tools.files.inputs import InputWatch
+from gguf_tools.format.values import Metadata
+from gguf_tools.progress import Reporter
+from quality.bases.base import BaseWeights, ComputedBase, ModelFacts
+from quality.bases.cached_states import KeptBase, KeptFolder, StatesKeeper, about_states
+from quality.bases.logits_base import SMALLEST_LOG_PROB, FileLogits
+from quality.lockstep import Lockstep
+from quality.options import EvaluateOptions, LogitsFile
+
+Files = list[list[str]]
+"""Name of each file of a model, and what it is recognised by."""
+
+
+class OpenBase(Protocol):
+    """An open base.
+
+    is_computed  whether it goes through the text itself
+    floor        of log probabilities, see DivergenceVisitor; None for logits
+    """
+
+    @property
+    def is_computed(self) -> bool: ...
+
+    @property
+    def floor(self) -> float | None: ...
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def facts(self) -> ModelFacts: ...
+
+    def text(self, path: Path | None, vocab: Metadata) -> Text:
+        """Return the text; `vocab` is that of a model that was made of the base."""
+        ...
+
+    def refuse_changed(self) -> None:
+        """Raise ChangedInput if files that were read for it have changed since it was opened."""
+        ...
+
+    def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
+        """Return the models at the beginning of their way; each resumes what its work folder has.
+
+        folders  names of the work folders, that of the base first if it is computed
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Way:
+    """What all models on their way through a text share.
+
+    opened  closes what is opened on the way
+    """
+
+    text: Text
+    options: EvaluateOptions
+    report: Reporter
+    opened: ExitStack
+
+    def passes(
+        self,
+        base: Files,
+        models: Sequence[ModelSource],
+        folders: Sequence[Path],
+        settle: Callable[[Sequence[WorkFolder]], None] = lambda works: None,
+    ) -> list[ForwardPass]:
+        """Return a forward pass for every model.
+
+        They share threads, the budget for hidden states, and weights that are the same bytes.
+
+        settle  is shown the work folders before anything is read from them
+        """
+        options, text = self.options, self.text
+        forward = replace(options.forward, memory_bytes=options.forward.memory_bytes // len(models))
+        device = torch.device(device_name(options.forward.device))
+        n_workers = self.opened.enter_context(threads_for(text.n_chunks, device))
+        shared = SharedWeights(source.tensors for source in models)
+        works = []
+        for source, folder in zip(models, folders, strict=True):
+            watch = source.watch
+            about = {"base": base, "model": watch.recognised_by(), **about_run(text, options)}
+            works.append(
+                self.opened.enter_context(WorkFolder(folder, about, restart=options.restart, watch=watch))
+            )
+        settle(works)
+        return [
+            self.opened.enter_context(
+                forward_pass(source, text, forward, work, self.report.advance, n_workers, shared)
+            )
+            for source, work in zip(models, works, strict=True)
+        ]
+
+
+def about_run(text: Text, options: EvaluateOptions) -> dict[str, Any]:
+    """Return what decides the numbers of a model, beside the model."""
+    return {
+        "text": text.digest(),
+        "chunks": text.n_chunks,
+        "context": text.chunk_size,
+        "dtype": options.forward.dtype,
+        "device": device_name(options.forward.device),
+        **({} if options.forward.like is None else {"like": options.forward.like}),
+    }
+
+
+@dataclass(frozen=True)
+class ModelBase:
+    """A model that goes through the text.
+
+    kept  folder for its states; None where they are not kept
+    """
+
+    source: ModelSource
+    options: EvaluateOptions
+    kept: KeptFolder | None
+    is_computed: bool = True
+    floor: float | None = None
+
+    @property
+    def path(self) -> Path:
+        return self.source.path
+
+    @property
+    def facts(self) -> ModelFacts:
+        return ModelFacts.of(self.source)
+
+    def text(self, path: Path | None, vocab: Metadata) -> Text:
+        return _text(path, self.source.vocab(), self.facts, self.options)
+
+    def refuse_changed(self) -> None:
+        self.source.watch.refuse_changed()
+
+    def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
+        keeper = None
+        if self.kept is not None:
+            about = _about_kept(self.source, way.text, self.options, self.facts)
+            if self.kept.about is not None:
+                self.kept.refuse_another(about)
+            positions = predicted_positions(way.text)
+            keeper = StatesKeeper(self.kept, positions, self.source.network.n_layers, about)
+        base, *others = way.passes(
+            self.source.watch.recognised_by(),
+            (self.source, *models),
+            folders,
+            lambda works: _settle(works, keeper),
+        )
+        computed = ComputedBase(base, keeper)
+        weights = BaseWeights.of(self.source, way.text.chunk_size, self.options.forward)
+        return Lockstep(computed, computed.head, others, weights)
+
+
+@dataclass(frozen=True)
+class StoredBase:
+    """A base whose states an earlier run has kept.
+
+    about   what the kept states are of
+    source  the base itself, whose weights tell which tensors of the worst layer are far off; None: it is gone
+    """
+
+    path: Path
+    options: EvaluateOptions
+    kept: KeptFolder
+    about: Mapping[str, Any]
+    source: ModelSource | None
+    is_computed: bool = False
+    floor: float | None = None
+
+    @property
+    def facts(self) -> ModelFacts:
+        return ModelFacts(**self.about["facts"])
+
+    def text(self, path: Path | None, vocab: Metadata) -> Text:
+        text = _text(path, vocab, self.facts, self.options)
+        files = self.about["run"]["base"] if self.source is None else self.source.watch.recognised_by()
+        run = {"base": files, "name": self.path.name, **_about_text(text, self.options)}
+        self.kept.refuse_another(about_states(self.facts, self.about["norm_eps"], run))
+        return text
+
+    def refuse_changed(self) -> None:
+        if self.source is not None:
+            self.source.watch.refuse_changed()
+
+    def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
+        forward, facts = self.options.forward, self.about["facts"]
+        base = KeptBase(
+            path=self.path,
+            folder=self.kept,
+            positions=predicted_positions(way.text),
+            device=torch.device(device_name(forward.device)),
+            dtype=getattr(torch, forward.dtype),
+            norm_eps=self.about["norm_eps"],
+            n_layers=facts["n_layers"],
+            hidden_size=facts["hidden_size"],
+            vocab_size=facts["vocab_size"],
+        )
+        passes = way.passes(self.about["run"]["base"], models, folders)
+        if self.source is None:
+            return Lockstep(base, base.head, passes)
+        return Lockstep(base, base.head, passes, BaseWeights.of(self.source, way.text.chunk_size, forward))
+
+
+@dataclass(frozen=True)
+class LogitsBase:
+    """A file of log probabilities."""
+
+    logits: FileLogits
+    options: EvaluateOptions
+    watch: InputWatch
+    is_computed: bool = False
+    floor: float | None = SMALLEST_LOG_PROB
+
+    @property
+    def path(self) -> Path:
+        return self.logits.path
+
+    @property
+    def facts(self) -> ModelFacts:
+        return ModelFacts(self.logits.vocab_size)
+
+    def text(self, path: Path | None, vocab: Metadata) -> Text:
+        text, wanted = self.logits.text(bos_of(vocab)), self.options.cut.chunk_size
+        if wanted not in (text.chunk_size, Cut().chunk_size):
+            raise BadRequest(f"{self.path}: chunks of {text.chunk_size} tokens, and -c {wanted}")
+        if path is not None:
+            cut = replace(self.options.cut, chunk_size=text.chunk_size, n_chunks=text.n_chunks)
+            given = read_text(path, vocab, self.logits.vocab_size, cut)
+            if given.tokens.tolist() != text.tokens.tolist():
+                raise BadRequest(f"{path}: is not the text of {self.path}, whose tokens are others")
+        return text
+
+    def refuse_changed(self) -> None:
+        self.watch.refuse_changed()
+
+    def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
+        return Lockstep(None, lambda: self.logits, way.passes(self.watch.recognised_by(), models, folders))
+
+
+def open_base(base: Path | LogitsFile, options: EvaluateOptions, opened: ExitStack) -> OpenBase:
+    """Open a base; states that were kept of it are used if they are whole.
+
+    opened  closes it
+    raises  BadRequest for options that a file of log probabilities does not go with
+    """
+    if isinstance(base, LogitsFile):
+        if options.keep is not None or options.logits is not None:
+            raise BadRequest(f"{base.path}: where a file of logits is the base, nothing is written or kept")
+        watch = InputWatch([base.path])
+        return LogitsBase(FileLogits.open(base.path, options.cut.n_chunks), options, watch)
+    kept = None
+    if options.keep is not None:
+        kept = opened.enter_context(closing(KeptFolder(options.keep, restart=options.restart)))
+        if kept.damaged is not None:
+            if not base.exists():
+                raise BadRequest(
+                    f"{kept.damaged}: missing, or not as it was written, and {base}, which it can be computed"
+                    " from, is not there"
+                )
+            print(f"{kept.damaged}: missing, or not as it was written; computing the base again", file=stderr)
+        elif kept.about is not None:
+            source = opened.enter_context(open_model(base)) if base.exists() else None
+            return StoredBase(base, options, kept, kept.about, source)
+    return ModelBase(opened.enter_context(open_model(base)), options, kept)
+
+
+def _settle(works: Sequence[WorkFolder], keeper: StatesKeeper | None) -> None:
+    """Have the base computed again where what others need of it is not there any more.
+
+    works  of the base, then of the other models, which need its states after the layers that they lack
+    """
+    base, *others = works
+    missing = None if keeper is None else keeper.gap(max(0, base.done + 1))
+    if missing is not None:
+        base.start_over(f"{missing}: missing, or not as it was written")
+    elif base.done > max(EMBEDDING, min(work.done for work in others)) + 1:
+        base.start_over(f"{base.folder}: ahead of the models that are compared with it")
+
+
+def _about_kept(
+    source: ModelSource, text: Text, options: EvaluateOptions, facts: ModelFacts
+) -> Mapping[str, Any]:
+    run = {"base": source.watch.recognised_by(), "name": source.path.name, **_about_text(text, options)}
+    return about_states(facts, source.network.norm_eps, run)
+
+
+def _about_text(text: Text, options: EvaluateOptions) -> dict[str, Any]:
+    """Return what decides kept states beside the base: the device may be another one."""
+    return {key: value for key, value in about_run(text, options).items() if key != "device"}
+
+
+def _text(path: Path | None, vocab: Metadata, facts: ModelFacts, options: EvaluateOptions) -> Text:
+    if path is None:
+        raise BadArgument("no text; only a file of logits has its own")
+    return read_text(path, vocab, facts.vocab_size, options.cut)

@@ -1,0 +1,391 @@
+"""Where interleaved types keep each bit of the rows of a group, and where their base types keep it.
+
+ik_llama.cpp lets 4, 8 or 16 rows share a block, so that one load brings the same weights of all. Block for
+block the bits are those of the base type, elsewhere. A layout gives the positions of the bits of each field
+of a base block (scales, codes and so on): an integer array (numbers, bits of each), where bit 8 * i + j is
+bit j of byte i. Of an interleaved block the layout depends on the row, k = 0 .. R - 1.
+
+Sources: the block structs of ggml-common.h and the functions repack_* of iqk_quantize.cpp, as of
+ik_llama.cpp 8337e4c (2026-08-15).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from quantize.formats.ik.interleaved.bit_positions import (
+    E32,
+    J8,
+    J16,
+    E,
+    Positions,
+    bits_at,
+    bytes_at,
+    extra_bits,
+    half_at,
+    halves_of_4_rows,
+    halves_of_32,
+    halves_of_64,
+    in_halves,
+    in_pairs,
+    one_each,
+    pairs_of_4_rows,
+    pairs_of_128,
+    single_bits,
+    single_bits_of_4_rows,
+    spread,
+)
+
+Layout = Mapping[str, Positions]
+
+
+@dataclass(frozen=True)
+class GroupLayout:
+    """How an interleaved type regroups its base type.
+
+    base         layout of a base block
+    interleaved  row -> layout of its part of an interleaved block
+    cell_elems   elements of a row that are regrouped together; 0: those of a block
+    signs        (start, stop, step) of the bytes whose upper 7 bits are signs in another code, or None
+    """
+
+    base: Layout
+    interleaved: Callable[[int], Layout]
+    cell_elems: int = 0
+    signs: tuple[int, int, int] | None = None
+
+
+# ---- types with blocks of 32
+
+
+def _q4_0_r8(k: int) -> Layout:
+    e = E32
+    return {"d": half_at(0, k), "qs": bits_at(16 + 32 * (e % 16 // 4) + 4 * k + e % 4, 4 * (e // 16), 4)}
+
+
+def _q5_0_r4(k: int) -> Layout:
+    e = E32
+    shift = 2 * (e // 4 % 2) + e // 16 + 4 * (e // 8 % 2)
+    return {
+        "d": half_at(0, k),
+        "qh": bits_at(8 + 4 * k + e % 4, shift, 1),
+        "qs": halves_of_4_rows(24, k, e),
+    }
+
+
+def _q6_0_r4(k: int) -> Layout:
+    e = E32
+    shift = 2 * (e // 4 % 2) + 4 * (e // 8 % 2)
+    return {
+        "d": half_at(0, k),
+        "qh": bits_at(8 + 4 * k + e % 4 + 16 * (e // 16), shift, 2),
+        "qs": halves_of_4_rows(40, k, e),
+    }
+
+
+def _q8_0_r8(k: int) -> Layout:
+    e = E32
+    byte = 16 + 32 * (e % 16 // 4) + 4 * k + e % 4 + 128 * (e // 16)
+    return {"d": half_at(0, k), "qs": bits_at(byte, 0, 8)}
+
+
+def _iq4_nl_r4(k: int) -> Layout:
+    return {"d": half_at(0, k), "qs": halves_of_4_rows(8, k, E32)}
+
+
+# ---- k-quants
+
+
+def _packed_scales(at: int) -> Layout:
+    """Scales and minima of 6 bits, as Q4_K and Q5_K have them."""
+    low, high = J8[:4], J8[4:]
+    scales = np.concatenate([bits_at(at + low, 0, 4), bits_at(at + 4 + high, 0, 4)])
+    minima = np.concatenate([bits_at(at + 4 + low, 0, 4), bits_at(at + 4 + high, 4, 4)])
+    upper_scales = np.concatenate([bits_at(at + low, 4, 2), bits_at(at + high - 4, 6, 2)])
+    upper_minima = np.concatenate([bits_at(at + 4 + low, 4, 2), bits_at(at + high, 6, 2)])
+    return {"sc": scales, "m": minima, "sc_h": upper_scales, "m_h": upper_minima}
+
+
+def _scales_of_4_rows(k: int) -> Layout:
+    """Of the same scales and minima: bytes 16 .. 31 have the upper bits, 32 .. 63 the lower."""
+    number = 4 * J8 + k
+    return {
+        "sc": bits_at(32 + number, 0, 4),
+        "m": bits_at(32 + number, 4, 4),
+        "sc_h": bits_at(16 + number % 16, 4 * (number // 16), 2),
+        "m_h": bits_at(16 + number % 16, 4 * (number // 16) + 2, 2),
+    }
+
+
+def _q2_k_r4(k: int) -> Layout:
+    return {
+        "d": half_at(0, k),
+        "dmin": half_at(8, k),
+        "scales": bits_at(16 + 4 * J16 + k, 0, 8),
+        "qs": pairs_of_4_rows(80, k),
+    }
+
+
+def _q3_k_r4(k: int) -> Layout:
+    return {
+        "d": half_at(0, k),
+        "sc_h": spread(8, 4 * J16 + k, 16, 2),
+        "sc": spread(24, 4 * J16 + k, 32, 4),
+        "qh": single_bits_of_4_rows(56, k, (1, 2, 4)),
+        "qs": pairs_of_4_rows(184, k),
+    }
+
+
+def _q4_k_r4(k: int) -> Layout:
+    halves = {"d": half_at(0, k), "dmin": half_at(8, k)}
+    return halves | dict(_scales_of_4_rows(k)) | {"qs": halves_of_4_rows(64, k)}
+
+
+def _q5_k_r4(k: int) -> Layout:
+    halves = {"d": half_at(0, k), "dmin": half_at(8, k)}
+    codes = {"qh": single_bits_of_4_rows(64, k, (2, 1, 4)), "qs": halves_of_4_rows(192, k)}
+    return halves | dict(_scales_of_4_rows(k)) | codes
+
+
+def _q6_k_r4(k: int) -> Layout:
+    shift = 4 * (E // 4 % 2) + 2 * (E // 8 % 2)
+    return {
+        "d": half_at(0, k),
+        "scales": bits_at(8 + 4 * J16 + k, 0, 8),
+        "qh": bits_at(72 + 32 * (E // 32) + 16 * (E // 16 % 2) + 4 * k + E % 4, shift, 2),
+        "ql": halves_of_4_rows(328, k),
+    }
+
+
+# ---- types on a grid; a number g is of the group of weights g
+
+
+def _iq2_xxs_r4(k: int) -> Layout:
+    g = E32
+    word = 8 + 16 * (g // 4) + 4 * k + g % 4
+    return {
+        "d": half_at(0, k),
+        "qs": bits_at(136 + 16 * (g // 4) + 4 * k + g % 4, 0, 8),
+        "signs": bits_at(word, 1, 7),
+        "sc": bits_at(word, 0, 1),
+    }
+
+
+def _iq3_xxs_r4(k: int) -> Layout:
+    g, e = E32, np.arange(64)
+    word = 8 + 16 * (g // 4) + 4 * k + g % 4
+    return {
+        "d": half_at(0, k),
+        "qs": bits_at(136 + 32 * (e // 8) + 8 * k + e % 8, 0, 8),
+        "signs": bits_at(word, 1, 7),
+        "sc": bits_at(word, 0, 1),
+    }
+
+
+def _signs_and_scales(at: Positions) -> Layout:
+    """32 bits from each byte `at` on: four signs of 7 bits, a scale of 4."""
+    word, place = at[E32 // 4], E32 % 4
+    return {"signs": bits_at(word, 7 * place, 7), "sc": bits_at(word, 28 + place, 1)}
+
+
+def _iq2_xs_r4(k: int) -> Layout:
+    g = E32
+    return {
+        "d": half_at(0, k),
+        "qs": bits_at(8 + 32 * (g // 4) + 8 * k + 2 * (g % 4), 0, 16),
+        "scales": bits_at(264 + 4 * J8 + k, 0, 8),
+    }
+
+
+def _iq2_s_r4(k: int) -> Layout:
+    g = E32
+    own = 16 * (g // 4) + 4 * k + g % 4
+    return {
+        "d": half_at(0, k),
+        "qs": bits_at(8 + own, 0, 8),
+        "qh": bits_at(136 + 4 * J8 + k, 0, 8),
+        "signs": bits_at(168 + own, 0, 8),
+        "scales": bits_at(296 + 4 * J8 + k, 0, 8),
+    }
+
+
+def _iq3_s_r4(k: int) -> Layout:
+    g = np.arange(64)
+    return {
+        "d": half_at(0, k),
+        "qs": bits_at(8 + 32 * (g // 8) + 8 * (g % 4) + 4 * (g // 4 % 2) + k, 0, 8),
+        "qh": bits_at(264 + 4 * J8 + k, 0, 8),
+        "signs": bits_at(296 + 16 * (E // 32) + 4 * k + E % 4, E // 4 % 8, 1),
+        "scales": spread(424, 4 * J8 + k, 16, 4),
+    }
+
+
+# ---- non-linear types
+
+
+def _iq4_xs_r8(k: int) -> Layout:
+    number = 8 * J8 + k
+    return {
+        "d": half_at(0, k),
+        "sc_h": spread(16, number, 16, 2),
+        "sc": spread(32, number, 32, 4),
+        "qs": bits_at(64 + 128 * (E // 32) + 32 * (E // 8 % 4) + 4 * k + E % 4, 4 * (E // 4 % 2), 4),
+    }
+
+
+def _iq2_k_r4(k: int) -> Layout:
+    return {
+        "d": half_at(0, k),
+        "extra": extra_bits(8, k),
+        "sc": spread(16, 4 * J16 + k, 32, 4),
+        "qs": pairs_of_4_rows(48, k),
+    }
+
+
+def _iq3_k_r4(k: int) -> Layout:
+    return {
+        "d": half_at(0, k),
+        "extra": extra_bits(8, k),
+        "sc_h": spread(16, 4 * J16 + k, 8, 1),
+        "sc": spread(24, 4 * J16 + k, 32, 4),
+        "qs": pairs_of_4_rows(56, k),
+        "qh": single_bits_of_4_rows(312, k, (1, 2, 4)),
+    }
+
+
+def _iq4_k_r4(k: int) -> Layout:
+    return {
+        "d": half_at(0, k),
+        "extra": extra_bits(8, k),
+        "sc_h": spread(16, 4 * J16 + k, 16, 2),
+        "sc": spread(32, 4 * J16 + k, 32, 4),
+        "qs": halves_of_4_rows(64, k),
+    }
+
+
+def _iq5_k_r4(k: int) -> Layout:
+    return dict(_iq4_k_r4(k)) | {"qh": single_bits_of_4_rows(576, k, (4, 1, 2))}
+
+
+def _iq4_ks_r4(k: int) -> Layout:
+    return {"scales": bits_at(4 * J8 + k, 0, 8), "qs": halves_of_4_rows(32, k)}
+
+
+def _iq5_ks_r4(k: int) -> Layout:
+    return dict(_iq4_ks_r4(k)) | {"qh": single_bits_of_4_rows(544, k, (4, 1, 2))}
+
+
+_IQ45_K = {"d": half_at(0), "extra": one_each(2, J16), "sc_h": in_pairs(4, J16), "sc": in_halves(8, J16)}
+_TWO_HALVES = {"d": half_at(0), "dmin": half_at(2)}
+
+GROUP_LAYOUTS: Mapping[str, GroupLayout] = {
+    "BF16_R16": GroupLayout({"pair": bytes_at(0, 4)}, lambda k: {"pair": bytes_at(4 * k, 4)}, cell_elems=2),
+    "Q4_0_R8": GroupLayout({"d": half_at(0), "qs": halves_of_32(2, E32)}, _q4_0_r8),
+    "Q5_0_R4": GroupLayout({"d": half_at(0), "qh": one_each(2, E32), "qs": halves_of_32(6, E32)}, _q5_0_r4),
+    "Q6_0_R4": GroupLayout(
+        {
+            "d": half_at(0),
+            "qh": bits_at(2 + E32 % 8, 4 * (E32 // 8 % 2) + 2 * (E32 // 16), 2),
+            "qs": halves_of_32(10, E32),
+        },
+        _q6_0_r4,
+    ),
+    "Q8_0_R8": GroupLayout({"d": half_at(0), "qs": bytes_at(2, 32)}, _q8_0_r8),
+    "Q2_K_R4": GroupLayout(
+        {"scales": bytes_at(0, 16), "qs": pairs_of_128(16), "d": half_at(80), "dmin": half_at(82)}, _q2_k_r4
+    ),
+    "Q3_K_R4": GroupLayout(
+        {
+            "qh": single_bits(0),
+            "qs": pairs_of_128(32),
+            "sc": bits_at(96 + J16 % 8, 4 * (J16 // 8), 4),
+            "sc_h": bits_at(104 + J16 % 4, 2 * (J16 // 4), 2),
+            "d": half_at(108),
+        },
+        _q3_k_r4,
+    ),
+    "Q4_K_R4": GroupLayout(_TWO_HALVES | dict(_packed_scales(4)) | {"qs": halves_of_64(16)}, _q4_k_r4),
+    "Q5_K_R4": GroupLayout(
+        _TWO_HALVES | dict(_packed_scales(4)) | {"qh": single_bits(16), "qs": halves_of_64(48)}, _q5_k_r4
+    ),
+    "Q6_K_R4": GroupLayout(
+        {
+            "ql": bits_at(E // 128 * 64 + E % 64, 4 * (E // 64 % 2), 4),
+            "qh": pairs_of_128(128),
+            "scales": bytes_at(192, 16),
+            "d": half_at(208),
+        },
+        _q6_k_r4,
+    ),
+    "IQ2_XXS_R4": GroupLayout(
+        {"d": half_at(0), "qs": bits_at(2 + 8 * (E32 // 4) + E32 % 4, 0, 8)}
+        | dict(_signs_and_scales(6 + 8 * J8)),
+        _iq2_xxs_r4,
+        signs=(8, 136, 1),
+    ),
+    "IQ2_XS_R4": GroupLayout(
+        {"d": half_at(0), "qs": bits_at(2 + 2 * E32, 0, 16), "scales": bytes_at(66, 8)},
+        _iq2_xs_r4,
+        signs=(9, 264, 2),
+    ),
+    "IQ2_S_R4": GroupLayout(
+        {
+            "d": half_at(0),
+            "qs": bytes_at(2, 32),
+            "signs": bytes_at(34, 32),
+            "qh": bytes_at(66, 8),
+            "scales": bytes_at(74, 8),
+        },
+        _iq2_s_r4,
+    ),
+    "IQ3_XXS_R4": GroupLayout(
+        {"d": half_at(0), "qs": bytes_at(2, 64)} | dict(_signs_and_scales(66 + 4 * J8)),
+        _iq3_xxs_r4,
+        signs=(8, 136, 1),
+    ),
+    "IQ3_S_R4": GroupLayout(
+        {
+            "d": half_at(0),
+            "qs": bytes_at(2, 64),
+            "qh": bytes_at(66, 8),
+            "signs": one_each(74, E),
+            "scales": in_halves(106, J8),
+        },
+        _iq3_s_r4,
+    ),
+    "IQ4_NL_R4": GroupLayout({"d": half_at(0), "qs": halves_of_32(2, E32)}, _iq4_nl_r4),
+    "IQ4_XS_R8": GroupLayout(
+        {"d": half_at(0), "sc_h": in_pairs(2, J8), "sc": in_halves(4, J8), "qs": halves_of_32(8)},
+        _iq4_xs_r8,
+    ),
+    "IQ2_K_R4": GroupLayout(
+        {
+            "d": half_at(0),
+            "extra": one_each(2, J16),
+            "sc": in_halves(4, J16),
+            "qs": pairs_of_128(12),
+        },
+        _iq2_k_r4,
+    ),
+    "IQ3_K_R4": GroupLayout(
+        {
+            "d": half_at(0),
+            "extra": one_each(2, J16),
+            "sc_h": one_each(4, J16),
+            "sc": in_halves(6, J16),
+            "qs": pairs_of_128(14),
+            "qh": single_bits(78),
+        },
+        _iq3_k_r4,
+    ),
+    "IQ4_K_R4": GroupLayout(_IQ45_K | {"qs": halves_of_32(16)}, _iq4_k_r4),
+    "IQ5_K_R4": GroupLayout(_IQ45_K | {"qs": halves_of_64(16), "qh": single_bits(144)}, _iq5_k_r4),
+    "IQ4_KS_R4": GroupLayout({"scales": bytes_at(0, 8), "qs": halves_of_32(8)}, _iq4_ks_r4),
+    "IQ5_KS_R4": GroupLayout(
+        {"scales": bytes_at(0, 8), "qs": halves_of_64(8), "qh": single_bits(136)}, _iq5_ks_r4
+    ),
+}
+"""The layouts by the name of the interleaved type."""

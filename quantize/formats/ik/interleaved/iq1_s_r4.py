@@ -1,0 +1,63 @@
+"""IQ1_S_R4: weights of 1.5 bits of four rows at a time, 32 of each to a block of 24 bytes.
+
+A group starts with the d of its rows, float16. Then come its blocks:
+
+    bytes       field
+    0 .. 15     qs  the lower 8 bits of indices, points of the grid IQ1: byte 4 * g + k is of group g of 8
+                    weights in row k
+    16 .. 23    qh  16 bits for each row:
+                    bits 0 .. 11   the upper 3 bits of its four indices
+                    bits 12 .. 14  its scale sc
+                    bit 15         its shift: 1/8 if clear, -1/8 if set
+
+The value of a weight, where v is -1, 0 or 1 by the grid point:
+
+    d * (2 * sc + 1) * (v + shift)
+
+It is no regrouping of IQ1_S, which has a d for 256 weights.
+
+Source: block_iq1_s_r4 and dequantize_row_iq1_s_r4 of ik_llama.cpp 8337e4c.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_tools.format.ggml_types import IQ1_S_R4
+from quantize.formats.base import Bytes, Floats32, check_data
+from quantize.formats.blocks_of_32.scales import float_at
+from quantize.formats.ik.levels.levels import as_groups, read_only
+from quantize.formats.iq.iq1 import decode_group, point_values
+from quantize.simd.kernel import kernel
+
+BLOCK = np.dtype([("qs", "u1", (4, 4)), ("qh", "<u2", 4)])
+"""Of a group."""
+
+
+def decode(data: Bytes, n_cols: int) -> Floats32:
+    """Return the weights of rows of IQ1_S_R4."""
+    check_data(data, n_cols, IQ1_S_R4)
+    rows = np.empty((len(data), n_cols), np.float32)
+    _decode(read_only(as_groups(data, IQ1_S_R4)), point_values(), rows)
+    return rows
+
+
+_ROWS = IQ1_S_R4.rows_interleaved
+_BYTES = BLOCK.itemsize
+_ELEMS = 32
+_META = 2 * _ROWS
+
+
+@kernel
+def _decode(data: Bytes, values: npt.NDArray[np.float32], rows: npt.NDArray[np.float32]) -> None:
+    for row in range(len(rows)):
+        group, k = data[row // _ROWS], row % _ROWS
+        d = float_at(group, 2 * k)
+        for j in range(rows.shape[1] // _ELEMS):
+            block = group[_META + j * _BYTES :]
+            upper = block[16 + 2 * k] | block[17 + 2 * k] << 8
+            scale = d * np.float32(2 * (upper >> 12 & 7) + 1)
+            for g in range(4):
+                index = block[4 * g + k] | (upper >> 3 * g & 7) << 8
+                decode_group(values, index, upper >> 15, scale, rows[row], j * _ELEMS + 8 * g)

@@ -1,0 +1,1 @@
+"""ik_llama.cpp's trellis types, IQ*_KT."""

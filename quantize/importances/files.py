@@ -1,0 +1,229 @@
+"""Importance matrix files: the GGUF form and the older `.dat` form, and how they are read.
+
+The layouts are facts of llama.cpp (tools/imatrix/imatrix.cpp: save_imatrix, save_imatrix_legacy;
+common/imatrix-loader.cpp).
+
+GGUF form: a GGUF file with the metadata
+
+    general.type         string   "imatrix"
+    imatrix.datasets     strings  names of the calibration texts
+    imatrix.chunk_count  uint32   chunks of text seen
+    imatrix.chunk_size   uint32   tokens per chunk
+
+and for every weight NAME, sorted by name, two F32 tensors:
+
+    NAME.in_sum2   (n_mats, n_cols)  sums of squared activations
+    NAME.counts    (n_mats, 1)       rows summed, per expert. What is not routed has a single count, so the
+                                     heads of `attn_k_b` and `attn_v_b` are end to end in one row of in_sum2
+
+`.dat` form, little-endian:
+
+    int32 n_entries
+    per entry, sorted by name:
+      int32 length, bytes name
+      int32 n_calls                 chunks seen: max(counts) / chunk_size, rounded up
+      int32 n_values, float32 values[n_values]
+                                    (sum / count) * n_calls; 1 * n_calls for an expert that saw nothing
+    int32 n_chunks                  trailer, may be missing
+    int32 length, bytes dataset
+
+So `.dat` has no counts per expert: each entry has been normalised, and experts carry equal weight when two
+files are merged. Entries that saw nothing at all are left out.
+
+Opening a file reads its names, shapes and counts; values stay unread (see stored_importances.py).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from gguf_tools.errors import BadImportance
+from gguf_tools.format.ggml_types import F32
+from gguf_tools.format.reader import GGUFFile
+from gguf_tools.system.files import NO_WAIT, open_file
+from gguf_tools.text import shown
+from quantize.importances.entries import ImportanceEntry, ImportanceFile, Importances
+from quantize.importances.stored import OpenFile, StoredImportance
+
+# Bounds on what a hostile file can ask for: several times what the largest models have.
+MAX_ENTRIES = 1 << 16
+MAX_COUNTS = 1 << 12
+MAX_VALUES = 1 << 23
+MAX_TEXT_BYTES = 1 << 12
+
+SUMS, COUNTS = ".in_sum2", ".counts"
+"""Ends of the names of the two tensors that the GGUF form has for every weight."""
+
+ImportanceSource = ImportanceFile | Importances | str | os.PathLike[str]
+"""Importances as a caller has them: from `load`, as a mapping tensor name -> Importance, or as a path."""
+
+
+def importance_file(source: ImportanceSource | None) -> ImportanceFile | None:
+    """Return importances as a file holds them; a path is loaded (see `load`), None stays None."""
+    if source is None or isinstance(source, ImportanceFile):
+        return source
+    return load(source) if isinstance(source, str | os.PathLike) else ImportanceFile(source)
+
+
+def load(path: str | os.PathLike[str]) -> ImportanceFile:
+    """Return the contents of an importance matrix file in either form, their values unread.
+
+    raises  BadImportance when it is neither, contradicts itself or holds nothing;
+            GGUFError when it is a damaged GGUF file
+    """
+    path = Path(path)
+    try:
+        # O_NONBLOCK: opening a pipe would wait for its writer.
+        file = OpenFile(path, open_file(path, os.O_RDONLY | NO_WAIT))
+        if not path.is_file():
+            raise BadImportance(f"{path}: not a regular file")
+        is_gguf = file.n_bytes >= 4 and file.read(0, 4, "the first bytes").tobytes() == b"GGUF"
+        contents = _load_gguf(path) if is_gguf else _load_dat(file)
+    except OSError as error:
+        raise BadImportance(f"{path}: can't be read ({error.strerror})") from error
+    if not contents.entries:
+        raise BadImportance(f"{path}: holds no importances")
+    return contents
+
+
+# The GGUF form
+
+
+def _load_gguf(path: Path) -> ImportanceFile:
+    with GGUFFile(path) as file:
+        opened = OpenFile(path, os.dup(file.fileno()))
+        names = {
+            suffix: {name.removesuffix(suffix) for name in file.tensors if name.endswith(suffix)}
+            for suffix in (SUMS, COUNTS)
+        }
+        if not names[SUMS]:
+            raise BadImportance(f"{path}: not an importance matrix: GGUF without a tensor NAME{SUMS}")
+        unpaired = sorted(names[SUMS] ^ names[COUNTS])
+        if unpaired:
+            name = shown(unpaired[0])
+            raise BadImportance(f"{path}: {name}: found one of {SUMS} and {COUNTS}, expected both")
+        if len(names[SUMS]) > MAX_ENTRIES:
+            raise BadImportance(f"{path}: {len(names[SUMS])} entries, expected at most {MAX_ENTRIES}")
+        return ImportanceFile(
+            entries={name: _gguf_entry(file, opened, name) for name in sorted(names[SUMS])},
+            datasets=_texts(file, "imatrix.datasets"),
+            chunk_count=_whole_number(file, "imatrix.chunk_count"),
+            chunk_size=_whole_number(file, "imatrix.chunk_size"),
+            path=path,
+        )
+
+
+def _texts(file: GGUFFile, key: str) -> tuple[str, ...]:
+    found = file.get(key, ())
+    if not isinstance(found, tuple | list) or not all(isinstance(text, str) for text in found):
+        raise BadImportance(f"{file.path}: {key}: found {found!r:.60}, expected a list of names")
+    return tuple(found)
+
+
+def _whole_number(file: GGUFFile, key: str) -> int:
+    found = file.get(key, 0)
+    if not isinstance(found, int) or found < 0:
+        raise BadImportance(f"{file.path}: {key}: found {found!r:.60}, expected a whole number")
+    return found
+
+
+def _gguf_entry(file: GGUFFile, opened: OpenFile, name: str) -> StoredImportance:
+    for tensor in (name + SUMS, name + COUNTS):
+        if file.tensors[tensor].type != F32:
+            found = file.tensors[tensor].type.name
+            raise BadImportance(f"{file.path}: {shown(tensor)}: found {found}, expected F32")
+    n_values, n_counts = file.tensors[name + SUMS].n_elems, file.tensors[name + COUNTS].n_elems
+    if not n_counts or not n_values or n_values % n_counts:
+        raise BadImportance(
+            f"{file.path}: {shown(name)}: found {n_values} values and {n_counts} counts,"
+            " expected as many values for each count"
+        )
+    if n_values > MAX_VALUES or n_counts > MAX_COUNTS:
+        raise BadImportance(
+            f"{file.path}: {shown(name)}: found {n_values} values and {n_counts} counts, expected at most"
+            f" {MAX_VALUES} and {MAX_COUNTS}"
+        )
+    order = "<f4" if file.endian == "little" else ">f4"
+    counts = opened.read(file.data_offset(name + COUNTS), 4 * n_counts, f"the counts of {name}")
+    return StoredImportance(
+        opened,
+        name,
+        file.data_offset(name + SUMS),
+        order,
+        (n_counts, n_values // n_counts),
+        counts.view(order).astype(np.float32),
+    )
+
+
+# The .dat form
+
+
+def _load_dat(file: OpenFile) -> ImportanceFile:
+    path = file.path
+    cursor = _Cursor(file)
+    n_entries = cursor.int32("the number of entries")
+    # An entry takes at least a length, a count, a number of values and one value.
+    if not 1 <= n_entries <= min(file.n_bytes // 16, MAX_ENTRIES):
+        raise BadImportance(
+            f"{path}: not an importance matrix: not GGUF, and no .dat with {n_entries} entries"
+        )
+    entries: dict[str, ImportanceEntry] = {}
+    for number in range(1, n_entries + 1):
+        name = cursor.string(f"the name of entry {number} of {n_entries}")
+        if name in entries:
+            raise BadImportance(f"{path}: {shown(name)}: found twice, expected one entry per tensor")
+        n_calls = cursor.int32(f"the number of calls of {shown(name)}")
+        offset, n_values = cursor.skip_floats(f"the values of {shown(name)}")
+        # Without calls, llama-quantize takes the values as they are.
+        count = np.float32(n_calls if n_calls > 0 else 1)
+        entries[name] = StoredImportance(file, name, offset, "<f4", (1, n_values), np.full(1, count))
+    chunk_count = 0 if cursor.at_end else cursor.int32("the number of chunks")
+    dataset = "" if cursor.at_end else cursor.string("the name of the dataset")
+    return ImportanceFile(entries, (dataset,) if dataset else (), chunk_count, path=path, format="dat")
+
+
+class _Cursor:
+    """Reads numbers and strings from a file, one after the other, never beyond its end."""
+
+    def __init__(self, file: OpenFile) -> None:
+        self._file, self._at = file, 0
+
+    @property
+    def at_end(self) -> bool:
+        return self._at == self._file.n_bytes
+
+    def int32(self, what: str) -> int:
+        data = self._file.read(self._skip(4, what), 4, what)
+        return int.from_bytes(data.tobytes(), "little", signed=True)
+
+    def string(self, what: str) -> str:
+        length = self.int32(f"the length of {what}")
+        start = self._skip(length, what)
+        if length > MAX_TEXT_BYTES:
+            raise BadImportance(
+                f"{self._file.path}: damaged, or not an importance matrix: {what} has {length} bytes,"
+                f" expected at most {MAX_TEXT_BYTES}"
+            )
+        return self._file.read(start, length, what).tobytes().decode("utf-8", "surrogateescape")
+
+    def skip_floats(self, what: str) -> tuple[int, int]:
+        """Read the number of float32 values that follow; return where they begin and that number."""
+        count = self.int32(f"the number of {what}")
+        if not 1 <= count <= MAX_VALUES:
+            raise BadImportance(
+                f"{self._file.path}: found {count} as the number of {what}, expected 1 to {MAX_VALUES}"
+            )
+        return self._skip(4 * count, what), count
+
+    def _skip(self, n_bytes: int, what: str) -> int:
+        start, left = self._at, self._file.n_bytes - self._at
+        if not 0 <= n_bytes <= left:
+            raise BadImportance(
+                f"{self._file.path}: damaged, or not an importance matrix: {what} would take {n_bytes} bytes"
+                f" at {start}, and {left} are left"
+            )
+        self._at += n_bytes
+        return start

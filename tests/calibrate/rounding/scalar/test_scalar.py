@@ -1,0 +1,108 @@
+"""Layouts are read and written without a change, and the kernel decides as its twin does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from calibrate.rounding.base import Effort
+from calibrate.rounding.factor import Factor
+from calibrate.rounding.feedback import costs, encode_compensated
+from calibrate.rounding.scalar import fp4, k_quants, single_scales
+from calibrate.rounding.scalar.blocks import Layout, chosen
+from calibrate.rounding.scalar.rounding import round_evenly, round_unevenly
+from quantize.formats.base import as_source
+from quantize.formats.iq import iq4
+from tests.calibrate.rounding.moments import correlated, weights
+from tests.naive import feedback as naive
+from tests.quantize.codecs import decode, encode
+
+LAYOUTS: list[Layout] = [*k_quants.LAYOUTS, *single_scales.LAYOUTS, *fp4.LAYOUTS]
+every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.type.name)
+
+
+def random_blocks(layout: Layout, n: int) -> np.ndarray:
+    """Return blocks of random bytes whose floats are finite; where not all bytes are codes, encoded ones."""
+    if layout.type.name in ("TQ1_0", "TQ2_0", "MXFP4", "NVFP4"):
+        return encode(layout.type, weights(n, layout.type.block_elems), None)
+    data = np.random.default_rng(0).integers(0, 256, (4 * n, layout.type.block_bytes), np.uint8)
+    with np.errstate(all="ignore"):
+        finite = np.isfinite(decode(layout.type, data)).all(1)
+    assert finite.sum() >= n
+    return data[finite][:n]
+
+
+@every_layout
+def test_blocks_are_read_and_written_without_a_change(layout: Layout) -> None:
+    data = random_blocks(layout, 50)
+    np.testing.assert_array_equal(layout.write(layout.read(data)), data)
+
+
+@every_layout
+def test_lines_give_the_values_that_the_decoder_gives(layout: Layout) -> None:
+    data = random_blocks(layout, 50)
+    blocks = layout.read(data)
+    slopes, lows = (np.repeat(line, layout.sub_elems, axis=1) for line in layout.lines(blocks))
+    np.testing.assert_array_equal(slopes * layout.levels[blocks.codes] - lows, decode(layout.type, data))
+
+
+@every_layout
+def test_neighbours_can_be_stored(layout: Layout) -> None:
+    blocks = layout.read(random_blocks(layout, 20))
+    neighbours = layout.neighbours(blocks, 2)
+    n_candidates = max(len(neighbours.d), len(neighbours.scales))
+    assert n_candidates > 4
+    assert n_candidates % 2 == 0
+    for number in range(n_candidates):
+        neighbour = chosen(neighbours, np.full_like(blocks.scales, number), blocks.codes)
+        stored = layout.read(layout.write(neighbour))
+        for field in ("d", "dmin", "scales", "lows", "codes"):
+            np.testing.assert_array_equal(getattr(stored, field), getattr(neighbour, field))
+            if number == 0:
+                np.testing.assert_array_equal(getattr(neighbour, field), getattr(blocks, field))
+
+
+@pytest.mark.parametrize(
+    ("n", "sub_elems", "levels"),
+    [
+        (256, 16, range(4)),
+        (256, 32, range(-4, 4)),
+        (32, 32, range(16)),
+        (256, 256, range(-1, 2)),
+        (64, 16, fp4.LEVELS),
+        (32, 32, iq4.LEVELS),
+    ],
+    ids=str,
+)
+def test_the_kernels_decide_as_their_twin(n: int, sub_elems: int, levels: Sequence[float]) -> None:
+    n_rows, n_candidates, padded = 18, 4, 32
+    rows, rng = weights(n_rows, n), np.random.default_rng(5)
+    upper = Factor.of(correlated(n)).upper
+    shape = (n // sub_elems, n_candidates, padded)
+    table = np.array(levels, np.float32)
+    slopes = (0.06 / np.ptp(table) * rng.uniform(0.5, 1.5, shape)).astype(np.float32)
+    slopes[0, 1] = 0
+    lows = rng.uniform(0, 0.04, shape).astype(np.float32)
+    codes, choices = np.empty((n_rows, n), np.uint8), np.empty((n // sub_elems, padded), np.int32)
+    sources = [as_source(array) for array in (rows, upper, table, slopes, lows)]
+    kernel = round_evenly if (np.diff(table) == 1).all() else round_unevenly
+    kernel(*sources[:2], n, sub_elems, *sources[2:], n_candidates, codes.reshape(-1), choices.reshape(-1))
+    for row in (0, 7, 15, 16, 17):
+        expected = naive.round_block(rows[row], upper, slopes[..., row], lows[..., row], table)
+        np.testing.assert_array_equal(codes[row], expected[0])
+        np.testing.assert_array_equal(choices[:, row], expected[1])
+
+
+@pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q4_0", "NVFP4", "TQ2_0"])
+def test_a_search_of_scales_pays(name: str) -> None:
+    rows, factor = weights(32, 512), Factor.of(correlated(512))
+    type_ = next(layout.type for layout in LAYOUTS if layout.type.name == name)
+    with_window, without = (
+        costs(
+            rows, decode(name, encode_compensated(rows, type_, factor, Effort(window, sweeps=0))), factor
+        ).sum()
+        for window in (1, 0)
+    )
+    assert with_window < 0.99 * without

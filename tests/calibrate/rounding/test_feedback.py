@@ -1,0 +1,61 @@
+"""What the driver does around the rounders: costs, and the choice between its own and stock bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from calibrate.rounding.factor import Factor
+from calibrate.rounding.feedback import costs, encode_compensated
+from calibrate.rounding.products import errors_of, feed_back
+from gguf_tools.format.ggml_types import Q4_K
+from quantize.formats.base import as_source
+from tests.calibrate.rounding.moments import correlated, weights
+from tests.quantize.codecs import decode, encode
+
+N_COLS = 768
+FACTOR = Factor.of(correlated(N_COLS))
+
+
+@pytest.mark.parametrize("n_rows", [0, 1, 17])
+def test_costs_are_those_of_the_moments(n_rows: int) -> None:
+    rows, values = weights(n_rows, N_COLS), weights(n_rows, N_COLS, seed=1)
+    errors = rows.astype(float) - values
+    expected = np.einsum("rc,rc->r", errors @ FACTOR.hessian.astype(float), errors)
+    np.testing.assert_allclose(costs(rows, values, FACTOR), expected, rtol=1e-4)
+
+
+def test_a_row_that_the_stock_encoder_does_better_keeps_its_bytes() -> None:
+    rows = np.full((3, N_COLS), 0.37, np.float32)
+    rows[1] = weights(1, N_COLS)
+    stock = encode(Q4_K, rows, np.diag(FACTOR.hessian).copy())
+    data = encode_compensated(rows, Q4_K, FACTOR)
+    assert [bool((ours == theirs).all()) for ours, theirs in zip(data, stock, strict=True)] == [
+        True,
+        False,
+        True,
+    ]
+    assert (costs(rows, decode(Q4_K, data), FACTOR) <= costs(rows, decode(Q4_K, stock), FACTOR)).all()
+
+
+@pytest.mark.parametrize("n_rows", [1, 4, 7])
+@pytest.mark.parametrize(
+    ("first", "n_errors", "later", "stop"),
+    [(0, 256, 256, 768), (64, 32, 96, 256), (0, 32, 32, 32), (16, 16, 32, 112), (0, 16, 16, 32)],
+)
+def test_errors_are_fed_to_the_columns_named_and_to_no_others(
+    n_rows: int, first: int, n_errors: int, later: int, stop: int
+) -> None:
+    errors, work = weights(n_rows, n_errors), weights(n_rows, N_COLS)
+    expected = work.astype(float)
+    expected[:, later:stop] -= errors.astype(float) @ FACTOR.upper[first : first + n_errors, later:stop]
+    feed_back(as_source(errors), n_errors, as_source(FACTOR.upper), first, later, stop, work.reshape(-1))
+    np.testing.assert_allclose(work, expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("n", [32, 64, 256])
+def test_errors_make_up_for_the_moves(n: int) -> None:
+    moves, upper = weights(19, n), np.ascontiguousarray(FACTOR.upper[:n, :n])
+    errors = np.empty_like(moves)
+    errors_of(as_source(moves), as_source(upper), n, errors.reshape(-1))
+    np.testing.assert_allclose(errors.astype(float) @ upper, moves, atol=1e-7)

@@ -1,0 +1,335 @@
+"""Calibrated files of the trained small model."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import calibrate
+import convert
+import quality
+import quantize
+from gguf_cli.quantize import main
+from gguf_tools.errors import BadActivation, BadTensor, ToolkitError
+from gguf_tools.format.shards import open_gguf
+from quantize.fill import session
+
+torch = pytest.importorskip("torch")
+
+from calibrate.statistics.capture import Capture  # noqa: E402
+from forward.text.tokens import Cut  # noqa: E402
+from tests.quality.conftest import Damage  # noqa: E402
+
+Make = Callable[..., Path]
+CUT = Cut(128, n_chunks=16)
+
+
+@pytest.fixture(scope="module")
+def base(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trained model in F32, with split latent attention as llama.cpp wants it."""
+    path = tmp_path_factory.mktemp("base") / "base.gguf"
+    convert.convert(tiny_folder, path, outtype="f32")
+    return path
+
+
+@pytest.fixture(scope="module")
+def other_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text of another kind than the one that calibrates."""
+    path = tmp_path_factory.mktemp("text") / "other.txt"
+    path.write_bytes((Path(__file__).parents[3] / "README.md").read_bytes())
+    return path
+
+
+def plainly(text: Path, cut: Cut = CUT) -> calibrate.Calibration:
+    """Return a calibration under what the original multiplies, and nothing else."""
+    return calibrate.Calibration(text, cut, sequential=False, two_sided=False, embedding=False)
+
+
+def make_calibrated(
+    source: Path, output: Path, text: Path, *, wholly: bool = False, **choices: object
+) -> Path:
+    """Calibrate a file to Q2_K, in the plain way or with all there is, and return it."""
+    calibration = calibrate.Calibration(text, cut=CUT) if wholly else plainly(text)
+    types = quantize.PlanOptions()
+    options = quantize.QuantizeOptions(types=types, calibration=calibration)
+    quantize.quantize(source, output, "Q2_K", options, **choices)  # type: ignore[arg-type]
+    return output
+
+
+def tensor_bytes(path: Path) -> dict[str, bytes]:
+    """Return the bytes of all tensors of a file."""
+    with open_gguf(path) as file:
+        return {
+            name: file.read_rows(name, 0, tensor.n_rows).tobytes() for name, tensor in file.tensors.items()
+        }
+
+
+@pytest.fixture(scope="module")
+def one_sided(base: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_calibrated(base, tmp_path_factory.mktemp("one") / "one.gguf", text, n_threads=1)
+
+
+@pytest.fixture(scope="module")
+def whole(
+    base: Path, text: Path, tmp_path_factory: pytest.TempPathFactory, gradient_steps: list[float]
+) -> Path:
+    output = tmp_path_factory.mktemp("whole") / "whole.gguf"
+
+    def gradients(n_layers: float, done: float) -> Callable[[float], object]:
+        gradient_steps.append(done - n_layers)
+        return gradient_steps.append
+
+    return make_calibrated(base, output, text, wholly=True, n_threads=2, gradients=gradients)
+
+
+@pytest.fixture(scope="module")
+def gradient_steps() -> list[float]:
+    """Minus the layers that gradients need, and every share of one that was reported."""
+    return []
+
+
+@pytest.mark.slow
+def test_a_run_says_how_far_its_gradients_have_come(whole: Path, gradient_steps: list[float]) -> None:
+    assert whole.exists()
+    assert gradient_steps[0] <= -5
+    assert sum(gradient_steps) == pytest.approx(0, abs=1e-3)
+
+
+@pytest.fixture(scope="module")
+def stock(base: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the stock encoder makes with importances of the same text."""
+    path = tmp_path_factory.mktemp("stock") / "stock.gguf"
+    calibration = calibrate.Calibration(text, cut=CUT)
+    with open_gguf(base) as file:
+        promised = calibration.promise(file.metadata, tuple(file.tensors.values()))
+    entries = {
+        name: quantize.Importance(np.ones(entry.shape, np.float32), entry.counts)
+        for name, entry in promised.entries.items()
+    }
+    quantize.quantize(base, path, "Q2_K", importances=entries)
+    return path
+
+
+@pytest.mark.slow
+def test_the_model_errs_less_on_another_text_at_the_same_size(
+    base: Path, one_sided: Path, whole: Path, stock: Path, other_text: Path
+) -> None:
+    options = quality.EvaluateOptions(Cut(256, n_chunks=8))
+    evaluation = quality.evaluate(base, other_text, [stock, one_sided, whole], options)
+    plain, one, everything = (model.divergence.kld.mean.value for model in evaluation.models)
+    assert one < 0.85 * plain
+    assert everything < 0.7 * one
+    with open_gguf(stock) as expected:
+        for path in (one_sided, whole):
+            with open_gguf(path) as file:
+                assert file.tensors == expected.tensors
+
+
+@pytest.mark.slow
+def test_the_run_tells_how_far_the_file_is_from_the_original(base: Path, text: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.gguf"
+    calibration = calibrate.Calibration(text, CUT, two_sided=False, embedding=False)
+    result = quantize.quantize(base, output, "Q2_K", calibration=calibration)
+    (line,) = (line for line in result.written.calibration if line.startswith("divergence"))
+    summed, held = (float(number) for number in re.findall(r"([0-9.]+) \+/-", line))
+    evaluation = quality.evaluate(base, text, [output], quality.EvaluateOptions(CUT))
+    expected = evaluation.models[0].divergence.kld.mean.value
+    assert (14 * summed + 2 * held) / 16 == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_dry_run_tells_what_will_be_needed(
+    base: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (
+        "--dry-run",
+        "--calibrate",
+        text,
+        "-c",
+        "128",
+        "--chunks",
+        "16",
+        base,
+        tmp_path / "out.gguf",
+        "Q2_K",
+    )
+    assert main([str(word) for word in words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "calibration: 2,048 tokens in 16 chunks" in lines
+    for what in ("memory", "disk", "time"):
+        assert sum(line.startswith(f"  {what}") for line in lines) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_any_number_of_threads_gives_the_same_bytes(
+    base: Path, one_sided: Path, text: Path, tmp_path: Path
+) -> None:
+    again = make_calibrated(base, tmp_path / "again.gguf", text, n_threads=3)
+    assert again.read_bytes() == one_sided.read_bytes()
+
+
+@pytest.mark.slow
+def test_threads_and_files_of_states_change_nothing_where_the_model_is_followed(
+    base: Path, whole: Path, text: Path, tmp_path: Path
+) -> None:
+    from forward.options import ForwardOptions
+
+    calibration = calibrate.Calibration(text, cut=CUT, forward=ForwardOptions(memory_bytes=0))
+    again = tmp_path / "again.gguf"
+    quantize.quantize(base, again, "Q2_K", calibration=calibration, n_threads=1)
+    assert tensor_bytes(again) == tensor_bytes(whole)
+
+
+@pytest.mark.slow
+def test_a_folder_gives_the_same_tensors(
+    tiny_folder: Path, one_sided: Path, text: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "folder.gguf"
+    convert.convert(tiny_folder, path, outtype="Q2_K", calibration=plainly(text))
+    assert tensor_bytes(path) == tensor_bytes(one_sided)
+
+
+_KILLED = """
+import os, signal, sys
+from quantize.fill import session
+import quality, quantize
+from forward.text.tokens import Cut
+
+real, left = session.Session.done, int(sys.argv[4])
+
+def done(self, number, digest):
+    global left
+    real(self, number, digest)
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+session.Session.done = done
+flags = dict.fromkeys(("sequential", "two_sided", "embedding"), sys.argv[5] == "whole")
+calibration = calibrate.Calibration(sys.argv[3], Cut(128, n_chunks=16), **flags)
+quantize.quantize(sys.argv[1], sys.argv[2], "Q2_K", calibration=calibration, n_threads=2)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["one-sided", "whole"])
+def test_killed_at_any_moment_the_next_run_gives_the_same_bytes(
+    base: Path, one_sided: Path, whole: Path, text: Path, tmp_path: Path, way: str
+) -> None:
+    expected = one_sided if way == "one-sided" else whole
+    output = tmp_path / "out.gguf"
+    for n_chunks in (20, 45, 40):
+        words = (base, output, text, n_chunks, way)
+        killed = subprocess.run(
+            [sys.executable, "-c", _KILLED, *map(str, words)], env={**os.environ}, check=False
+        )
+        assert killed.returncode == -signal.SIGKILL
+        assert not output.exists()
+    make_calibrated(base, output, text, wholly=way == "whole", n_threads=1, verify=True)
+    assert output.read_bytes() == expected.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.gguf"]
+
+
+def test_what_memory_or_disk_have_changed_is_found(
+    base: Path, one_sided: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out.gguf"
+    real = session.Session._check
+
+    def damage(self: session.Session, writer: object) -> object:
+        layout = writer.layout  # type: ignore[attr-defined]
+        offset = layout.offset_of("blk.1.ffn_down_exps.weight")
+        writer.write(offset, b"\xff\xff")  # type: ignore[attr-defined]
+        return real(self, writer)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(session.Session, "_check", damage)
+        with pytest.raises(BadTensor, match=r"blk\.1\.ffn_down_exps\.weight: row 0 is not what was written"):
+            make_calibrated(base, output, text, verify=True)
+    assert not output.exists()
+    make_calibrated(base, output, text, verify=True)
+    assert output.read_bytes() == one_sided.read_bytes()
+
+
+def test_a_file_of_which_nothing_is_calibrated_is_written(base: Path, text: Path, tmp_path: Path) -> None:
+    """All of it is there when the calibration begins, and has no name yet; a kill may leave it so, too."""
+    calibration = plainly(text, Cut(64, n_chunks=2))
+    options = quantize.QuantizeOptions(calibration=calibration)
+    quantize.quantize(base, tmp_path / "a.gguf", "F16", options)
+    quantize.quantize(base, tmp_path / "b.gguf", "F16")
+    assert tensor_bytes(tmp_path / "a.gguf") == tensor_bytes(tmp_path / "b.gguf")
+
+
+def test_another_text_does_not_resume(
+    base: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, left = tmp_path / "out.gguf", [30]
+    real = session.Session.done
+
+    def done(self: session.Session, number: int, digest: int) -> None:
+        real(self, number, digest)
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(session.Session, "done", done)
+        with pytest.raises(KeyboardInterrupt):
+            make_calibrated(base, output, text)
+    longer = tmp_path / "longer.txt"
+    longer.write_bytes(b"One more line.\n" + text.read_bytes())
+    with pytest.raises(ToolkitError, match="calibration text was"):
+        make_calibrated(base, output, longer)
+
+
+def test_a_model_whose_activations_overflow_is_refused(damaged: Damage, text: Path, tmp_path: Path) -> None:
+    def spoil(values: np.ndarray) -> None:
+        values[7] = 1e38
+
+    source = damaged("blk.1.attn_kv_a_norm.weight", spoil)
+    with pytest.raises(BadActivation, match=r"blk\.1\..*have NaN or infinity"):
+        make_calibrated(source, tmp_path / "out.gguf", text)
+
+
+def test_a_tensor_that_is_not_shown_is_made_without_importances(
+    base: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Capture, "heads", lambda *shown: None)
+    result = quantize.quantize(base, tmp_path / "out.gguf", "Q2_K", calibration=plainly(text))
+    assert "shows nothing of 6 matrices" in "\n".join(result.written.calibration)
+    quantize.quantize(base, tmp_path / "plain.gguf", "Q2_K")
+    own, plain = tensor_bytes(tmp_path / "out.gguf"), tensor_bytes(tmp_path / "plain.gguf")
+    assert own["blk.2.attn_v_b.weight"] == plain["blk.2.attn_v_b.weight"]
+
+
+def test_a_short_text_is_told(base: Path, text: Path, tmp_path: Path) -> None:
+    calibration = plainly(text, Cut(16, n_chunks=1))
+    result = quantize.quantize(base, tmp_path / "out.gguf", "Q2_K", calibration=calibration)
+    lines = "\n".join(result.written.calibration)
+    assert "matrices saw fewer tokens than they have columns" in lines
+    assert "no token reached" in lines
+    assert "nothing was held back" in lines
+
+
+def test_another_text_makes_another_provenance(
+    base: Path, one_sided: Path, text: Path, tmp_path: Path
+) -> None:
+    from quantize.fill.provenance import read_provenance
+
+    longer = tmp_path / "longer.txt"
+    longer.write_bytes(b"One more line.\n" + text.read_bytes())
+    other = make_calibrated(base, tmp_path / "other.gguf", longer)
+    with open_gguf(one_sided) as first, open_gguf(other) as second:
+        numbers, others = read_provenance(first), read_provenance(second)
+    assert numbers is not None
+    assert others is not None
+    assert numbers.keys() == others.keys()
+    same = {name for name in numbers if numbers[name] == others[name]}
+    assert same == {"token_embd.weight"}

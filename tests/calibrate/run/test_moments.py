@@ -1,0 +1,148 @@
+"""Sums of second moments, and what encoding aims at where inputs have moved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from calibrate.rounding.factor import Factor  # noqa: E402
+from calibrate.statistics.drift_correction import corrected, correction  # noqa: E402
+from calibrate.statistics.inputs import Division, Held, gather  # noqa: E402
+from calibrate.statistics.moments import Moments, Statistics  # noqa: E402
+from forward.workers import Workers  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+def rows(seed: int, *shape: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.RandomState(seed).normal(size=shape).astype(np.float32))
+
+
+def summed(n_threads: int, n_cols: int = 700) -> Moments:
+    """Return the moments of a stack of two matrices, more columns than one unit has."""
+    moments = Moments.zeros(2, n_cols, CPU, cross=True)
+    with Workers(n_threads) as workers:
+        for seed in range(3):
+            moments.add(rows(seed, 90, 2, n_cols), rows(seed + 10, 90, 2, n_cols), workers)
+    return moments
+
+
+def test_moments_are_sums_of_outer_products() -> None:
+    moments = summed(1)
+    for mat in range(2):
+        x = torch.cat([rows(seed, 90, 2, 700)[:, mat] for seed in range(3)]).double().numpy()
+        originals = torch.cat([rows(seed + 10, 90, 2, 700)[:, mat] for seed in range(3)]).double().numpy()
+        np.testing.assert_allclose(moments.whole(mat), x.T @ x, atol=1e-3)
+        crossed = moments.crossed(mat)
+        assert crossed is not None
+        np.testing.assert_allclose(crossed, originals.T @ x, atol=1e-3)
+    assert moments.n_rows == 270
+
+
+def test_sums_are_the_same_for_any_number_of_threads() -> None:
+    one, three = summed(1), summed(3)
+    assert torch.equal(one.own, three.own)
+    assert one.cross is not None
+    assert three.cross is not None
+    assert torch.equal(one.cross, three.cross)
+
+
+def statistics(x: torch.Tensor, originals: torch.Tensor | None = None) -> Statistics:
+    moments = Moments.zeros(1, x.shape[1], CPU, cross=originals is not None)
+    with Workers(1) as workers:
+        moments.add(x[:, None], None if originals is None else originals[:, None], workers)
+    return Statistics.of(moments)
+
+
+def test_leaning_takes_in_the_mean_of_the_shared_rows() -> None:
+    few, many = rows(1, 4, 8), rows(2, 100, 8)
+    leaned = statistics(few).leaning_on(statistics(many), 10)
+    expected = few.T @ few + 10 * (many.T @ many) / 100
+    np.testing.assert_allclose(leaned.own, expected.numpy(), rtol=1e-5)
+    assert (leaned.n_rows, leaned.n_seen) == (14, 4)
+
+
+def test_importances_are_mean_squares() -> None:
+    x = rows(3, 50, 8)
+    expected = x.square().mean(0).numpy()
+    np.testing.assert_allclose(statistics(x).importances(), expected, rtol=1e-5)
+
+
+def correction_of(seen: Statistics) -> np.ndarray | None:
+    with Workers(2) as workers:
+        return correction(seen, Factor.of(seen.own), workers)
+
+
+def test_the_correction_solves_for_what_the_original_computes() -> None:
+    """T (H + d I) = C - H, in several strips of rows."""
+    x, damp = rows(16, 3000, 600), 0.01
+    seen = statistics(x, x + 0.3 * rows(17, 3000, 600) + 0.2 * x.roll(1, 1))
+    change = correction_of(seen)
+    assert change is not None
+    assert seen.cross is not None
+    damped = seen.own + damp * np.diagonal(seen.own).mean() * np.eye(600)
+    expected = np.linalg.solve(damped, (seen.cross - seen.own).T).T
+    np.testing.assert_allclose(change, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_the_correction_makes_up_for_inputs_that_have_moved() -> None:
+    originals = rows(4, 400, 32)
+    mix = torch.eye(32) + 0.05 * rows(5, 32, 32)
+    moved = originals @ mix + 0.1 * rows(6, 400, 32)
+    weights = rows(7, 20, 32).numpy()
+    change = correction_of(statistics(moved, originals))
+    assert change is not None
+    aimed = corrected(weights, change)
+    wanted = originals.numpy() @ weights.T
+
+    def loss(values: np.ndarray) -> float:
+        return float(((wanted - moved.numpy() @ values.T) ** 2).sum())
+
+    best = np.linalg.lstsq(moved.numpy(), wanted, rcond=None)[0].T
+    assert loss(aimed) < 0.2 * loss(weights)
+    assert loss(aimed) < 1.1 * loss(best)
+
+
+def test_a_correction_that_does_not_hold_on_other_rows_is_left_out() -> None:
+    weights, x = rows(11, 20, 32).numpy(), rows(12, 40, 32)
+    change = correction_of(statistics(x, x + 0.5 * rows(13, 40, 32)))
+    assert change is not None
+    other = rows(14, 300, 32)
+    held = Held(other, other + 0.5 * rows(15, 300, 32))
+    full, careful = corrected(weights, change), corrected(weights, change, held)
+    assert np.abs(careful - weights).max() < 0.1 * np.abs(full - weights).max()
+
+
+def test_inputs_that_have_not_moved_need_no_correction() -> None:
+    x = rows(8, 300, 16)
+    assert correction_of(statistics(x)) is None
+    change = correction_of(statistics(x, x))
+    assert change is not None
+    np.testing.assert_allclose(change, 0, atol=1e-6)
+
+
+def test_chunks_that_are_held_back_count_in_no_sum() -> None:
+    division = Division.of(20, 4)
+    assert division.held == (5, 15)
+    x = rows(9, 80, 3)
+
+    def take(chunk: int) -> list[dict[tuple[str, ...], torch.Tensor]]:
+        return [{("w",): x[chunk * 4 : chunk * 4 + 4, None]}]
+
+    with Workers(2) as workers:
+        inputs = gather(division, take, workers, crossed=False)
+    held = torch.cat([x[20:24], x[60:64]])
+    expected = x.T @ x - held.T @ held
+    np.testing.assert_allclose(inputs.statistics(("w",)).own, expected.numpy(), rtol=1e-5, atol=1e-5)
+    kept = inputs.held(("w",))
+    assert kept is not None
+    assert torch.equal(kept.x, held)
+
+
+def test_one_chunk_is_both_summed_and_held_back() -> None:
+    division = Division.of(1, 16)
+    assert division.is_summed(0)
+    assert division.held == (0,)
+    assert division.summed_tokens(torch.arange(16)).all()

@@ -1,0 +1,74 @@
+"""What a calibration tells of its parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from calibrate.run.records import Record, Records
+from calibrate.run.report import Report, report_lines
+from calibrate.statistics.inputs import Division
+
+PART = Record(
+    tensor="blk.1.ffn_down_exps.weight",
+    first=0,
+    n_rows=8,
+    n_cols=256,
+    n_seen=400,
+    has_factor=True,
+    loss=1.0,
+    stock_loss=2.0,
+    is_stock=False,
+)
+
+
+def lines(*parts: Record) -> list[str]:
+    return list(report_lines(Report(parts, Division.of(8, 64))))
+
+
+def test_parts_that_keep_stock_bytes_are_counted() -> None:
+    worse = replace(PART, first=8, loss=3.0, is_stock=True)
+    counted, kept = lines(PART, worse)
+    assert counted == "calibrated 1 of 2 matrices in 1 tensors"
+    assert kept.endswith("keep stock's bytes: blk.1.ffn_down_exps.weight")
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"n_seen": 100}, "little text"),
+        ({"n_seen": 0}, "unreached experts"),
+        ({"n_seen": 0, "has_factor": False}, "not seen"),
+        ({"has_factor": False}, "bad moments"),
+    ],
+)
+def test_what_a_user_should_know_is_found(change: dict[str, int], kind: str) -> None:
+    report = Report((PART, replace(PART, first=8, **change)), Division.of(8, 64))
+    assert [finding.kind for finding in report.findings()] == [kind]
+
+
+def test_one_chunk_is_told() -> None:
+    assert [finding.kind for finding in Report((PART,), Division.of(1, 64)).findings()] == ["one chunk"]
+
+
+def test_records_outlive_a_run_that_is_killed_while_it_writes(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    records = Records(path, "a")
+    records.add(PART)
+    records.add(replace(PART, loss=0.5))
+    records.add_chunk(7, 2**63)
+    records.close()
+    with path.open("ab") as file:
+        file.write(b'0123456789abcdef {"part": {"tensor"')
+    again = Records(path, "a")
+    again.add_chunk(8, 1)
+    again.close()
+    last = Records(path, "a")
+    assert last.of([PART.tensor]) == [replace(PART, loss=0.5)]
+    assert last.of(["output.weight"]) == []
+    assert last.chunks == {7: 2**63, 8: 1}
+    assert Records(path, "b").chunks == {}

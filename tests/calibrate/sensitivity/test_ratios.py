@@ -1,0 +1,84 @@
+"""Ratios of calibrated to stock damage, on inputs whose correlation is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from calibrate.sensitivity.ratios import Ratios, Together, ratio, ratios_of, type_for  # noqa: E402
+from gguf_tools import TensorInfo  # noqa: E402
+from gguf_tools.format.ggml_types import F32, Q3_K  # noqa: E402
+
+N_COLS, N_ROWS, CHUNK = 256, 40, 128
+RANDOM = np.random.default_rng(6)
+WEIGHTS = RANDOM.standard_normal((N_ROWS, N_COLS)).astype(np.float32)
+MIX = RANDOM.standard_normal((24, N_COLS)).astype(np.float32)
+
+
+def inputs(n_tokens: int, correlated: bool) -> np.ndarray:
+    noise = RANDOM.standard_normal((n_tokens, N_COLS)).astype(np.float32)
+    if not correlated:
+        return noise
+    return RANDOM.standard_normal((n_tokens, 24)).astype(np.float32) @ MIX + 0.3 * noise
+
+
+def measured(correlated: bool) -> float:
+    x, other = inputs(4000, correlated), inputs(4000, correlated)
+    moments = (x.T @ x).astype(np.float64)
+    return ratio(WEIGHTS, moments, lambda errors: float(np.square(other @ errors.T).sum()))
+
+
+def test_correlated_inputs_leave_less() -> None:
+    assert 0.01 < measured(correlated=True) < 0.5
+    assert 0.75 < measured(correlated=False) <= 1
+
+
+def test_moments_that_are_none_leave_all() -> None:
+    assert ratio(WEIGHTS, np.full((N_COLS, N_COLS), np.nan), lambda errors: 1.0) == 1
+
+
+def test_rows_without_a_type_have_no_ratio() -> None:
+    assert type_for(512) == Q3_K
+    assert type_for(48) is None
+    assert type_for(16384) is None
+
+
+class Stored:
+    """A tensor in memory."""
+
+    name, shape, type = "blk.0.attn_output.weight", (N_ROWS, N_COLS), F32
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        return WEIGHTS[start:stop]
+
+
+def test_the_observer_separates_chunks_and_takes_them_in_parts() -> None:
+    """Moments come from even chunks and gradients from odd ones, in one call or in several."""
+    assert TensorInfo(Stored.name, Stored.shape, Stored.type).n_rows == N_ROWS
+    x = torch.from_numpy(inputs(6 * CHUNK, correlated=True))
+    g = torch.from_numpy(RANDOM.standard_normal((6 * CHUNK, N_ROWS)).astype(np.float32))
+    found = []
+    for step in (CHUNK, CHUNK // 2):
+        whole = Together([Ratios({Stored.name: Stored()}, CHUNK)])
+        for chunk in range(6):
+            one = whole.fresh()
+            one.tokens(torch.arange(chunk * CHUNK, (chunk + 1) * CHUNK))
+            for start in range(chunk * CHUNK, (chunk + 1) * CHUNK, step):
+                rows = slice(start, start + step)
+                one.gradient(Stored.name, 0, 1, x[rows, None], g[rows, None])
+            whole.merge(one)
+        found.append(ratios_of(whole.arrays())[Stored.name])
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
+    chunks = [slice(chunk * CHUNK, (chunk + 1) * CHUNK) for chunk in range(6)]
+    even = torch.cat([x[rows] for rows in chunks[::2]]).numpy()
+    sampled = (2 * np.arange(32) + 1) * N_ROWS // 64
+    products = [(g[rows][:, sampled].T @ x[rows]).numpy() for rows in chunks[1::2]]
+
+    def damage(errors: np.ndarray) -> float:
+        return float(sum(np.square((errors * each).sum(-1)).sum() for each in products))
+
+    expected = ratio(WEIGHTS[sampled], (even.T @ even).astype(np.float64), damage)
+    assert found[0] == pytest.approx(expected, rel=1e-3)
+    assert 0.01 < found[0] < 0.9
