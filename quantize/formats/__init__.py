@@ -39,7 +39,7 @@ def get_format(type_: str | GGMLType) -> QuantFormat:
     """
     name = _name_of(type_)
     if name not in CODECS and REGROUPED.get(name) in CODECS:
-        interleaved: QuantFormat = import_module(".ik.interleaved", __package__).codec(name)
+        interleaved: QuantFormat = import_module(".ik.interleaved.interleaved", __package__).codec(name)
         return interleaved
     if name not in CODECS:
         lacking = "encoder" if name in decodable() else "codec"
@@ -58,7 +58,7 @@ def get_decoder(type_: str | GGMLType) -> Decode:
         return get_format(name).decode
     decode: Decode
     if name in INTERLEAVED:
-        decode = import_module(".ik.interleaved", __package__).decoder(name)
+        decode = import_module(".ik.interleaved.interleaved", __package__).decoder(name)
         return decode
     if name not in DECODERS:
         raise QuantError(f"{name}: no codec for this type; there are {', '.join(decodable())}")

@@ -68,6 +68,7 @@ def main_of(name: str) -> Callable[[list[str]], int]:
     import gguf_cli.imatrix
     import gguf_cli.main
     import gguf_cli.quantize
+    import gguf_cli.sensitivity
 
     return {
         "convert-hf-to-gguf": gguf_cli.convert.main,
@@ -75,7 +76,7 @@ def main_of(name: str) -> Callable[[list[str]], int]:
         "gguf-tools": gguf_cli.main.main,
         "imatrix": gguf_cli.imatrix.main,
         "quantize": gguf_cli.quantize.main,
-        "sensitivity": gguf_cli.evaluate.sensitivity,
+        "sensitivity": gguf_cli.sensitivity.main,
     }[name]
 
 

@@ -13,6 +13,7 @@ import gguf_cli.evaluate
 import gguf_cli.imatrix
 import gguf_cli.main
 import gguf_cli.quantize
+import gguf_cli.sensitivity
 from imatrix.store import save
 from quantize.importances.entries import Importance, ImportanceFile
 from tests.support.hub_server import HubServer
@@ -25,7 +26,7 @@ COMMANDS: list[tuple[Main, str]] = [
     (gguf_cli.quantize.main, "MODEL m.gguf Q8_0"),
     (gguf_cli.imatrix.main, "-m MODEL -f text.txt -o m.gguf"),
     (gguf_cli.evaluate.main, "MODEL -f text.txt m.gguf"),
-    (gguf_cli.evaluate.sensitivity, "MODEL -f text.txt -o m.json"),
+    (gguf_cli.sensitivity.main, "MODEL -f text.txt -o m.json"),
     (gguf_cli.quantize.main, "lint Q4_K_M MODEL"),
     (gguf_cli.main.main, "checkpoint MODEL"),
     (gguf_cli.imatrix.main, "check m.imatrix.gguf --model MODEL"),

@@ -361,7 +361,7 @@ def test_help_teaches_at_once() -> None:
     assert "examples:" in done.stdout
     loaded = done.stderr.split()
     packages = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names
-    assert packages <= {"gguf_tools", "quantize", "convert"}
+    assert packages <= {"gguf_cli", "gguf_tools", "quantize", "convert"}
     assert len(loaded) < 200
 
 

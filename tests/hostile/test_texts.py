@@ -20,9 +20,9 @@ from calibrate.statistics.shrinkage import Trust
 from forward.text.quality import judge
 from forward.text.tokens import Cut, cut_into_chunks
 from gguf_cli.evaluate import main as evaluate_main
-from gguf_cli.evaluate import sensitivity as sensitivity_main
 from gguf_cli.imatrix import main as imatrix_main
 from gguf_cli.quantize import main as quantize_main
+from gguf_cli.sensitivity import main as sensitivity_main
 
 NONSENSE = {
     "token": "the " * 4000,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import calibrate
-from gguf_cli.evaluate import sensitivity as main
+from gguf_cli.sensitivity import main
 from gguf_tools.format.shards import open_gguf
 from quantize.formats import get_format
 from quantize.importances.weighting import ColumnWeights

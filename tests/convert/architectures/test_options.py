@@ -10,7 +10,8 @@ import pytest
 
 from convert.architectures import declared_options
 from convert.architectures.deepseek2.options import Options as DeepseekOptions
-from convert.architectures.options import add_flags, make_options, read_flags
+from convert.architectures.options import make_options
+from gguf_cli.arguments.family import add_flags, read_flags
 from gguf_tools.errors import BadRequest
 
 

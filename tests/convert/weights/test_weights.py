@@ -362,9 +362,11 @@ def test_the_registry_holds_loaders(loader: WeightsLoader) -> None:
 
 
 def test_every_module_of_loaders_is_in_the_registry() -> None:
-    folder = Path(convert.__file__).parent / "weights"
+    package = Path(convert.__file__).parent
     found = {
-        f"convert.weights.{path.stem}" for path in folder.glob("*.py") if "\nLOADERS" in path.read_text()
+        ".".join(("convert", *path.relative_to(package).with_suffix("").parts))
+        for path in (package / "weights").rglob("*.py")
+        if "\nLOADERS" in path.read_text()
     }
     assert found == set(MODULES)
 

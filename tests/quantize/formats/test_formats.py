@@ -62,7 +62,8 @@ def test_no_format_module_escapes_the_registry() -> None:
         return any(isinstance(t, ast.Name) and t.id == "FORMAT" for group in targets for t in group)
 
     folder = Path(quantize.formats.__file__).parent
-    modules = {f".{path.parent.name}.{path.stem}" for path in folder.glob("*/*.py") if defines_a_format(path)}
+    paths = filter(defines_a_format, folder.rglob("*.py"))
+    modules = {"." + ".".join(path.relative_to(folder).with_suffix("").parts) for path in paths}
     assert modules == {row.module for row in CODECS.values()}
 
 

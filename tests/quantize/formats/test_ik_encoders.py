@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from gguf_tools.errors import BadWeights
 from quantize.formats import get_format
 from quantize.formats.codecs import CODECS
+from quantize.formats.ik.levels import iq4_kss_coding as even_coding
 from quantize.formats.ik.levels.cells import cut
 from quantize.formats.ik.levels.iq6_k import LEVELS_6
 from quantize.formats.ik.levels.levels import LEVEL_PAIRS, LEVELS_2, LEVELS_3, LEVELS_4, LEVELS_5
-from quantize.formats.ik.levels.levels import iq4_kss_coding as even_coding
 from tests.naive.ik_scales import EvenSearch, LevelSearch, PairSearch, ScaleSearch
 from tests.quantize.codecs import OF_IK, decode, encode
 from tests.support import samples
