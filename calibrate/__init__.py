@@ -13,7 +13,7 @@ from gguf_tools.lazy import lazy_names
 
 if TYPE_CHECKING:
     from calibrate.calibration import Calibration
-    from calibrate.sensitivity.measure import SensitivityOptions, sensitivity
+    from calibrate.sensitivities.measure import SensitivityOptions, sensitivity
     from forward.options import ForwardOptions
     from forward.text.tokens import Cut
     from gguf_tools import __version__
@@ -39,10 +39,10 @@ _HOMES = {
     "ForwardOptions": "forward.options",
     "Losses": "quantize.plan.sensitivities",
     "Reporter": "gguf_tools.progress",
-    "SensitivityOptions": "calibrate.sensitivity.measure",
+    "SensitivityOptions": "calibrate.sensitivities.measure",
     "ToolkitError": "gguf_tools.errors",
     "__version__": "gguf_tools",
-    "sensitivity": "calibrate.sensitivity.measure",
+    "sensitivity": "calibrate.sensitivities.measure",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

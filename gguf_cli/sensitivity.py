@@ -20,7 +20,7 @@ from gguf_tools import __version__
 from gguf_tools.files.overwriting import refuse_to_replace
 
 if TYPE_CHECKING:
-    from calibrate.sensitivity.measure import SensitivityOptions
+    from calibrate.sensitivities.measure import SensitivityOptions
     from quantize.plan.sensitivities import Losses
 
 DESCRIPTION = """\
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _sensitivity(args: argparse.Namespace) -> None:
-    from calibrate.sensitivity.measure import sensitivity
+    from calibrate.sensitivities.measure import sensitivity
     from convert.source_path import model_path
     from forward.gradients.forward_backward import is_unfinished
     from gguf_tools.progress import LayerBar
@@ -98,7 +98,7 @@ def _sensitivity(args: argparse.Namespace) -> None:
 
 
 def _options(args: argparse.Namespace) -> SensitivityOptions:
-    from calibrate.sensitivity.measure import SensitivityOptions
+    from calibrate.sensitivities.measure import SensitivityOptions
 
     return SensitivityOptions(
         cut=cut_of(args),

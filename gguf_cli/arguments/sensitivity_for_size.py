@@ -6,7 +6,7 @@ import argparse
 import hashlib
 from pathlib import Path
 
-from calibrate.sensitivity.measure import SensitivityOptions, sensitivity
+from calibrate.sensitivities.measure import SensitivityOptions, sensitivity
 from forward.gradients.forward_backward import forget_folders
 from forward.text.tokens import Cut
 from gguf_cli.arguments.calibration import calibration_forward

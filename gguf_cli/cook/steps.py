@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calibrate.sensitivity.measure import SensitivityOptions, sensitivity
+from calibrate.sensitivities.measure import SensitivityOptions, sensitivity
 from convert.card.write import CardRequest, write_card
 from gguf_cli.cook.making import make_files
 from gguf_cli.cook.record import FOLDER, Record, sha256

@@ -13,7 +13,7 @@ import calibrate
 pytest.importorskip("torch")
 
 import quality
-from calibrate.sensitivity.measure import SensitivityChoices
+from calibrate.sensitivities.measure import SensitivityChoices
 from forward.options import ForwardChoices, ForwardOptions
 from forward.text.tokens import Cut, CutChoices
 from quality.options import EvaluateChoices

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import quantize  # noqa: E402
 from calibrate.calibration import Calibration  # noqa: E402
-from calibrate.sensitivity.measure import SensitivityOptions, sensitivity  # noqa: E402
+from calibrate.sensitivities.measure import SensitivityOptions, sensitivity  # noqa: E402
 from forward.text.tokens import Cut  # noqa: E402
 from forward.work.work_folder import forget  # noqa: E402
 from gguf_tools import ChangedInput  # noqa: E402

@@ -16,7 +16,7 @@ import torch
 
 from calibrate.rounding.factor import Factor
 from calibrate.rounding.feedback import encode_compensated, stock_weighting
-from calibrate.sensitivity.type_errors import errors_of, read_rows, spread
+from calibrate.sensitivities.type_errors import errors_of, read_rows, spread
 from forward.observe import Arrays, Observer, ObservesGradients, Silent
 from gguf_tools.errors import BadMoments
 from gguf_tools.format.ggml_types import IQ4_NL, Q3_K, GGMLType

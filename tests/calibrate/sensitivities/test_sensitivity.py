@@ -23,8 +23,8 @@ from tests.support.checkpoints import load_transformers, transformers_checkpoint
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from calibrate.sensitivity import measure  # noqa: E402
-from calibrate.sensitivity.type_errors import spread  # noqa: E402
+from calibrate.sensitivities import measure  # noqa: E402
+from calibrate.sensitivities.type_errors import spread  # noqa: E402
 from forward.text.tokens import Text  # noqa: E402
 from forward.work.work_folder import EMBEDDING  # noqa: E402
 

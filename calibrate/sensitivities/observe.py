@@ -30,8 +30,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from calibrate.sensitivity.ratios import ratio, ratio_arrays
-from calibrate.sensitivity.type_errors import (
+from calibrate.sensitivities.ratios import ratio, ratio_arrays
+from calibrate.sensitivities.type_errors import (
     BlockErrors,
     TypeErrors,
     candidates,

@@ -159,9 +159,9 @@ def _measure(
     report: Reporter,
 ) -> dict[str, TensorLosses]:
     """Compute the layers that are not done, and return the damage of all tensors."""
-    from calibrate.sensitivity.observe import Damages, damages_of, of_embeddings_and_output
-    from calibrate.sensitivity.ratios import Ratios, Together, ratios_of
-    from calibrate.sensitivity.type_errors import CANDIDATES, TypeErrors
+    from calibrate.sensitivities.observe import Damages, damages_of, of_embeddings_and_output
+    from calibrate.sensitivities.ratios import Ratios, Together, ratios_of
+    from calibrate.sensitivities.type_errors import CANDIDATES, TypeErrors
     from forward.accumulate import Accumulator, sums_of
     from forward.gradients.forward_backward import (
         refuse_small_disk,
