@@ -164,9 +164,9 @@ def _measure(
     from calibrate.sensitivities.type_errors import CANDIDATES, TypeErrors
     from forward.accumulate import Accumulator, sums_of
     from forward.gradients.forward_backward import (
+        forward_backward,
         refuse_small_disk,
         state_bytes,
-        there_and_back,
         what_decides,
         work_folders,
     )
@@ -196,7 +196,7 @@ def _measure(
 
         if folders.back.done < n_layers:
             passes = source, text, options.forward, options.seed, folders, report
-            backward = opened.enter_context(there_and_back(*passes, Accumulator))
+            backward = opened.enter_context(forward_backward(*passes, Accumulator))
             for _ in backward.layers(observe):
                 pass
             backward.finish_embeddings(
