@@ -116,6 +116,8 @@ def _lay_out(app: Sphinx, what: str, name: str, value: object, options: object, 
 
     A line of a name, two spaces or more, and a meaning becomes a definition, and an indented line code.
     """
+    if what == "module":  # whose docstring has no margin: Sphinx takes that of an example for one
+        lines[:] = (value.__doc__ or "").splitlines()
     lines[:] = _blocks(lines)
 
 
