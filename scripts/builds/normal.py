@@ -1,0 +1,80 @@
+"""What is set aside before two outcomes are compared, and where they differ after that.
+
+Two runs of one build differ in these, and nothing else is touched:
+
+    times     "in 1.1 s", "3 min", "0:00:12"
+    speeds    "20.78 MiB a second"
+    versions  "gguf-tools 0.1.0"
+    the build's own folder, where a message names it
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from scripts.builds.outcomes import Outcome
+
+_RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\d[\d.,]* ([KMGT]i?B|B|tokens|rows) a second", r"SPEED \1 a second"),
+        (r"\bin \d[\d.,]* (s|min|h)\b", "in TIME"),
+        (r"\bgguf-tools \d+\.\d+\.\d+\S*", "gguf-tools VERSION"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two outcomes of a case differ.
+
+    case  chain and command line
+    what  "exit code", "standard output", "standard error", or a file's name
+    old   first line, or description, that differs
+    new   what stands in its place
+    """
+
+    case: str
+    what: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.case}\n    {self.what}\n      - {self.old}\n      + {self.new}"
+
+
+def normal(text: str, folder: str = "") -> str:
+    """Set times, speeds and versions in a text aside, and the name of the build's folder."""
+    if folder:
+        text = text.replace(folder, "BUILD")
+    for pattern, replacement in _RULES:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def differences(old: Outcome, new: Outcome) -> Iterator[Difference]:
+    """Yield what differs between the outcomes of one case."""
+    pairs = [("exit code", str(old.code), str(new.code))]
+    pairs += [("standard output", old.out, new.out), ("standard error", old.err, new.err)]
+    pairs += [
+        (name, old.files.get(name, "(not touched)"), new.files.get(name, "(not touched)"))
+        for name in sorted(old.files.keys() | new.files.keys())
+    ]
+    for what, before, after in pairs:
+        if before != after and (found := _first(normal(before), normal(after))):
+            yield Difference(old.case, what, *found)
+
+
+def _first(old: str, new: str) -> tuple[str, str] | None:
+    """Return the first lines that differ, with their number, or None."""
+    for number, (before, after) in enumerate(zip_longest(old.split("\n"), new.split("\n")), 1):
+        if before != after:
+            return _line(number, before), _line(number, after)
+    return None
+
+
+def _line(number: int, line: str | None) -> str:
+    return "(no such line)" if line is None else f"{number}: {line[:300]}"

@@ -1,0 +1,194 @@
+"""Run the same command lines with two installed builds, and say whether they behave alike.
+
+    python scripts/compare_builds.py OLD/bin NEW/bin
+    python scripts/compare_builds.py record OLD/bin RECORDING --jobs 2
+    python scripts/compare_builds.py compare RECORDING NEW/bin --expected wanted.txt
+    python scripts/compare_builds.py compare RECORDING NEW/bin --only 'type-IQ*' --leave
+
+A build is the folder of an environment's commands. Alike are exit codes, standard output, standard error, and
+every byte of every file that is written, removed or left over, after each command. The command lines are those
+of scripts/builds: all commands and options, families and file types, and what people do wrong. The inputs are
+made once, by the build that is recorded, and are part of a recording; both builds work on copies of them in a
+folder of the same name. A chain of commands has a folder of its own, no network, and one thread.
+
+Times, speeds and the version are set aside; scripts/builds/normal.py says exactly what, and where.
+
+A pattern of --only or of an --expected file is that of a shell, for "CHAIN: COMMAND LINE" or for CHAIN alone.
+A line of an expected file is `PATTERN -> REASON`. The exit code is 1 if anything else differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.builds.cases import all_chains
+from scripts.builds.chains import Chain
+from scripts.builds.material import provide
+from scripts.builds.normal import Difference, differences
+from scripts.builds.outcomes import Build, Outcome, load, run_chains, save
+
+WORK = Path(tempfile.gettempdir()) / "compare-builds"
+
+
+def record(build: Build, chains: Sequence[Chain], recording: Path, n_jobs: int, *, leave: bool = False) -> None:
+    """Make the inputs that are missing in a recording, run the chains, and note what they did."""
+    provide(chains, build, recording / "inputs")
+    (recording / "about.json").write_text(json.dumps({"work": str(build.work)}))
+    n_done = 0
+
+    def done(chain: Chain, outcomes: list[Outcome]) -> None:
+        nonlocal n_done
+        n_done += 1
+        save(recording / "outcomes", chain, outcomes)
+        _tell(f"{n_done}/{len(chains)} {chain.name}")
+
+    run_chains(build, chains, recording / "inputs", n_jobs, done, leave=leave)
+
+
+def compare(
+    build: Build, chains: Sequence[Chain], recording: Path, n_jobs: int, *, leave: bool = False
+) -> tuple[int, list[Difference]]:
+    """Run the chains, and return how many command lines were compared and what differs from a recording."""
+    recorded, found = load(recording / "outcomes"), list[Difference]()
+    n_cases = n_done = 0
+
+    def done(chain: Chain, outcomes: list[Outcome]) -> None:
+        nonlocal n_cases, n_done
+        n_done += 1
+        n_cases += len(outcomes)
+        found.extend(_compare_chain(recorded.get(chain.name, []), outcomes))
+        _tell(f"{n_done}/{len(chains)} {chain.name}")
+
+    run_chains(build, chains, recording / "inputs", n_jobs, done, leave=leave)
+    return n_cases, found
+
+
+def _compare_chain(recorded: Sequence[Outcome], found: Sequence[Outcome]) -> Iterator[Difference]:
+    old, new = ({one.case: one for one in outcomes} for outcomes in (recorded, found))
+    for case in {**old, **new}:
+        if case in old and case in new:
+            yield from differences(old[case], new[case])
+        else:
+            there = [str(case in one) for one in (old, new)]
+            yield Difference(case, "is recorded, and is a case now", *there)
+
+
+def select(chains: Sequence[Chain], patterns: Sequence[str]) -> list[Chain]:
+    """Return the chains that a pattern matches, or one of whose lines it matches; all without a pattern."""
+    return [
+        chain
+        for chain in chains
+        if not patterns or any(matches(f"{chain.name}: {line}", patterns) for line in chain.lines)
+    ]
+
+
+def matches(case: str, patterns: Sequence[str]) -> bool:
+    names = (case, case.partition(":")[0])
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+def read_expected(path: Path | None) -> Mapping[str, str]:
+    """Return pattern -> reason of the differences that are wanted; raises ValueError for another line."""
+    expected: dict[str, str] = {}
+    for number, line in enumerate(path.read_text().splitlines() if path else [], 1):
+        if line.strip() and not line.startswith("#"):
+            pattern, arrow, reason = line.partition("->")
+            if not arrow or not reason.strip():
+                raise ValueError(f"{path}: line {number} is {line!r}, expected PATTERN -> REASON")
+            expected[pattern.strip()] = reason.strip()
+    return expected
+
+
+def report(n_cases: int, found: Sequence[Difference], expected: Mapping[str, str]) -> int:
+    """Print what differs, and a total; return the exit code."""
+    wanted = [one for one in found if matches(one.case, list(expected))]
+    for pattern, reason in expected.items():
+        n_hits = len({one.case for one in wanted if matches(one.case, [pattern])})
+        print(f"expected: {pattern}: {n_hits} command lines: {reason}")
+    others = [one for one in found if one not in wanted]
+    for one in others:
+        print(one)
+    n_wanted, n_differ = (len({one.case for one in some}) for some in (wanted, others))
+    also = f", {n_wanted} differ as expected" if expected else ""
+    print(f"{n_cases} command lines, {n_cases - n_wanted - n_differ} alike, {n_differ} differ{also}")
+    return 1 if others else 0
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _only_user_of(work: Path) -> Iterator[None]:
+    """Empty the work folder, before and after, and keep others from it meanwhile."""
+    work.parent.mkdir(parents=True, exist_ok=True)
+    with work.with_name(f"{work.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise SystemExit(f"{work}: another comparison works there; name another folder with --work") from None
+        shutil.rmtree(work, ignore_errors=True)
+        yield
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="compare_builds.py [options] OLD/bin NEW/bin | record BIN FOLDER | compare FOLDER BIN",
+    )
+    parser.add_argument("words", nargs="+", metavar="WORD", help="as above")
+    parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="chains that match")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="chains that run at a time")
+    parser.add_argument("--expected", type=Path, metavar="FILE", help="differences that are wanted")
+    parser.add_argument("--work", type=Path, metavar="FOLDER", help=f"where chains run (default: {WORK})")
+    parser.add_argument("--leave", action="store_true", help="leave the last build's files in the work folder")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    chains = select(list(all_chains()), args.only)
+    expected = read_expected(args.expected)
+    verb, *places = args.words if args.words[0] in ("record", "compare") else ("both", *args.words)
+    if len(places) != 2:
+        parser.error("two folders are needed")
+    first, second = (Path(place).resolve() for place in places)
+    begun = time.monotonic()
+    if verb == "record":
+        work = args.work or WORK
+        if not args.only:
+            shutil.rmtree(second / "outcomes", ignore_errors=True)
+        with _only_user_of(work):
+            record(Build(first, work), chains, second, args.jobs, leave=args.leave)
+        print(f"recorded {sum(len(chain.lines) for chain in chains)} command lines in {second}")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="compare-builds-") as made:
+        recording = first
+        if verb == "both":
+            recording = Path(made)
+            with _only_user_of(args.work or WORK):
+                record(Build(first, args.work or WORK), chains, recording, args.jobs)
+        work = Path(json.loads((recording / "about.json").read_text())["work"])
+        with _only_user_of(work):
+            n_cases, found = compare(Build(second, work), chains, recording, args.jobs, leave=args.leave)
+    code = report(n_cases, found, expected)
+    _tell(f"{time.monotonic() - begun:.0f} s")
+    return code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
