@@ -5,10 +5,10 @@
     python scripts/compare_builds.py compare RECORDING NEW/bin --expected wanted.txt
     python scripts/compare_builds.py compare RECORDING NEW/bin --only 'type-IQ*' --leave
 
-A build is the folder of an environment's commands. Alike are exit codes, standard output, standard error, and
-every byte of every file that is written, removed or left over, after each command. The command lines are those
-of scripts/builds: all commands and options, families and file types, and what people do wrong. The inputs are
-made once, by the build that is recorded, and are part of a recording; both builds work on copies of them in a
+A build is the folder of an environment's commands. Exit codes, standard output, standard error, and every
+byte of every file that a command writes or leaves must be the same. The command lines are those of
+scripts/builds: all commands and options, families and file types, and what people do wrong. The inputs are
+made once, by the build that is recorded, and are part of a recording. Both builds work on copies, in a
 folder of the same name. A chain of commands has a folder of its own, no network, and one thread.
 
 Times, speeds and the version are set aside; scripts/builds/normal.py says exactly what, and where.
@@ -42,7 +42,9 @@ from scripts.builds.outcomes import Build, Outcome, load, run_chains, save
 WORK = Path(tempfile.gettempdir()) / "compare-builds"
 
 
-def record(build: Build, chains: Sequence[Chain], recording: Path, n_jobs: int, *, leave: bool = False) -> None:
+def record(
+    build: Build, chains: Sequence[Chain], recording: Path, n_jobs: int, *, leave: bool = False
+) -> None:
     """Make the inputs that are missing in a recording, run the chains, and note what they did."""
     provide(chains, build, recording / "inputs")
     (recording / "about.json").write_text(json.dumps({"work": str(build.work)}))
@@ -138,7 +140,9 @@ def _only_user_of(work: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise SystemExit(f"{work}: another comparison works there; name another folder with --work") from None
+            raise SystemExit(
+                f"{work}: another comparison works there; name another folder with --work"
+            ) from None
         shutil.rmtree(work, ignore_errors=True)
         yield
 
@@ -154,7 +158,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="chains that run at a time")
     parser.add_argument("--expected", type=Path, metavar="FILE", help="differences that are wanted")
     parser.add_argument("--work", type=Path, metavar="FOLDER", help=f"where chains run (default: {WORK})")
-    parser.add_argument("--leave", action="store_true", help="leave the last build's files in the work folder")
+    parser.add_argument(
+        "--leave", action="store_true", help="leave the last build's files in the work folder"
+    )
     return parser
 
 

@@ -50,9 +50,19 @@ class Chain:
         return map(Command, self.lines)
 
     def mentions(self) -> set[str]:
-        """Return every piece of a word that could be the name of an input: `a=b@c` has three."""
+        """Return every piece of a word that could be the name of an input: `a=b@c` has three.
+
+        A part of a split set stands for all of them.
+        """
         words = [word for one in self.commands for word in (*one.variables.values(), *one.words)]
-        return {piece for word in words for piece in (word, *re.split(r"[=@:,/]", word))}
+        pieces = {piece for word in words for piece in (word, *re.split(r"[=@:,/]", word))}
+        return pieces | {part for piece in pieces for part in _parts(piece)}
+
+
+def _parts(name: str) -> Iterator[str]:
+    match = re.fullmatch(r"(.+)-\d{5}-of-(\d{5})\.gguf", name)
+    for number in range(int(match[2]) if match else 0):
+        yield f"{match[1]}-{number + 1:05d}-of-{match[2]}.gguf"
 
 
 def chain(name: str, lines: str | Iterable[str]) -> Chain:

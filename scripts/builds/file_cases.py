@@ -133,7 +133,7 @@ _CHAINS = {
         gguf-tools remove-key {PARTS[1]} general.name
         gguf-tools set {PARTS[0]} split.count=u16:4
     """,
-    "rename": rf"""
+    "rename": r"""
         gguf-tools rename in.gguf token_embd.weight=embedding.weight
         gguf-tools rename in.gguf embedding.weight=token_embd.weight -o o.gguf
         gguf-tools rename in.gguf --regex 'blk\.(\d+)\.=model.layers.\1.' --json
@@ -197,7 +197,7 @@ _CHAINS = {
     """,
     "card": """
         gguf-tools card q4.gguf q8.gguf --report report.json
-        gguf-tools card q4.gguf q8.gguf r4.gguf -o other.md --source model --base-model me/base --quantized-by me
+        gguf-tools card q4.gguf q8.gguf -o other.md --source model --base-model me/base --quantized-by me
         gguf-tools card q4.gguf -o other.md
         gguf-tools card q4.gguf -o mine
         gguf-tools card q4.gguf -o mine --force -q

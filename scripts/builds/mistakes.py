@@ -20,7 +20,8 @@ def chains() -> Iterator[Chain]:
 
 _CHECKPOINTS = (
     "no-config", "no-tokenizer", "no-weights", "half-weights", "bad-config", "bad-tokenizer", "odd-model",
-    "odd-sizes", "odd-heads", "odd-quant", "less-tensors", "more-tensors", "odd-shape", "nan-model", "pickled",
+    "odd-sizes", "odd-heads", "odd-quant", "less-tensors", "more-tensors", "odd-shape", "nan-model",
+    "pickled",
 )  # fmt: skip
 
 _CHAINS = {
@@ -61,7 +62,7 @@ _CHAINS = {
         quantize lint Q4_K_M nothing.gguf
         quantize lint Q4_K_M in.gguf --sumary
     """,
-    "quantize-flags": f"""
+    "quantize-flags": """
         quantize --imatrx m.imatrix.gguf in.gguf o.gguf Q4_0
         quantize --imatrix nothing.gguf in.gguf o.gguf Q4_0
         quantize --imatrix in.gguf in.gguf o.gguf Q4_0
@@ -193,6 +194,9 @@ _CHAINS = {
         gguf-tools set in-00001-of-00003.gguf general.name=Longer -q
         gguf-tools rename in-00002-of-00003.gguf --regex 'blk\\.1\\.=blk.7.' --dry-run
         gguf-tools merge in.gguf/x o.gguf
+        gguf-tools merge lone-00002-of-00003.gguf o.gguf
+        gguf-tools show lone-00002-of-00003.gguf
+        quantize lone-00002-of-00003.gguf o.gguf Q4_0
         gguf-tools merge nothing-00001-of-00003.gguf o.gguf
         gguf-tools split in.gguf o --max-tensors 0
         gguf-tools split in.gguf o --max-size 3X

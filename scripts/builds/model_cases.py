@@ -185,7 +185,7 @@ _CHAINS = {
         quantize lint mine.yaml in.gguf
         quantize lint mine.yaml llama.gguf
         quantize lint ik.yaml model
-        quantize lint Q4_K_M in.gguf --tensor-type nothing=Q8_0 --tensor-type attn=Q4_0 --tensor-type attn=Q5_0
+        quantize lint Q4_K_M in.gguf --tensor-type none=Q8_0 --tensor-type attn=Q4_0 --tensor-type attn=Q5_0
         quantize lint --fallback attn_k_b=Q8_0 IQ4_XS in.gguf
         quantize lint --pure Q6_K llama.gguf --output-tensor-type Q8_0
         quantize lint Q4_K_M q8.gguf

@@ -2,7 +2,7 @@
 
 Two runs of one build differ in these, and nothing else is touched:
 
-    times     "in 1.1 s", "3 min", "0:00:12"
+    times     "in 1.1 s", and of those what compiling kernels took, which a run does once
     speeds    "20.78 MiB a second"
     versions  "gguf-tools 0.1.0"
     the build's own folder, where a message names it
@@ -21,6 +21,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\d[\d.,]* ([KMGT]i?B|B|tokens|rows) a second", r"SPEED \1 a second"),
+        (r", \d[\d.,]* s of them for compiling kernels, once", ""),
         (r"\bin \d[\d.,]* (s|min|h)\b", "in TIME"),
         (r"\bgguf-tools \d+\.\d+\.\d+\S*", "gguf-tools VERSION"),
     )

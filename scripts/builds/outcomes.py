@@ -144,9 +144,12 @@ def run_chains(
 
 
 def _snapshot(folder: Path, digests: dict[tuple[str, int, int, int], str]) -> dict[str, str]:
-    """Return what lies in a folder: relative name -> kind, or digest. A file that was not touched is not read."""
+    """Return what lies in a folder: relative name -> kind, or digest. What was not touched is not read.
+
+    Python's own caches are left out.
+    """
     found: dict[str, str] = {}
-    for path in folder.rglob("*"):
+    for path in (path for path in folder.rglob("*") if "__pycache__" not in path.parts):
         name, status = str(path.relative_to(folder)), path.lstat()
         if stat.S_ISLNK(status.st_mode):
             found[name] = f"link to {path.readlink()}"

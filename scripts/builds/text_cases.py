@@ -1,4 +1,4 @@
-"""Command lines that send a text through a model: imatrix, evaluate, sensitivity, --calibrate, --size, cook."""
+"""Command lines that send a text through a model: imatrix, evaluate, sensitivity, quantize, cook."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Iterator
 
 from scripts.builds.chains import Chain, chain
 from scripts.builds.material import FORWARD as F
+
+C = "-c 32 --chunks 3"
+Q = "quantize in.gguf q.gguf"
+L = "--losses losses.json"
 
 
 def chains() -> Iterator[Chain]:
@@ -100,39 +104,40 @@ _CHAINS = {
         sensitivity model -f text.txt -o d.json --rows 4 {F}
         sensitivity model -f text.txt -o e.json --types Q4_K --rows 16 --dtype bfloat16 --memory 0.0001 {F}
     """,
-    "sized": """
-        quantize in.gguf o.gguf 1 --imatrix m.imatrix.gguf --size 5bpw --losses losses.json --save-recipe o.json
-        quantize in.gguf p.gguf o.json 1 --imatrix m.imatrix.gguf
-        quantize in.gguf q.gguf --size 1500KiB --losses losses.json --dry-run --json
-        quantize in.gguf q.gguf --size Q4_K_M --losses losses.json --dry-run
-        quantize in.gguf q.gguf --size 4bpw --losses losses.json --dry-run --for ik_llama.cpp --fast-on cpu
-        quantize in.gguf q.gguf --size 4bpw --losses losses.json --dry-run --for llama.cpp --fast-on gpu
-        quantize in.gguf q.gguf --size 4bpw --losses losses.json --dry-run --equal-experts
-        quantize in.gguf q.gguf --size 4bpw --losses losses.json --dry-run --at-least attn=Q6_K --at-most exps=Q4_K
-        quantize in.gguf q.gguf --size 5bpw --losses losses.json --dry-run --tensor-type attn_output=Q8_0
-        quantize in.gguf q.gguf --vram 1.5MiB --ram 1MiB --losses losses.json --dry-run
-        quantize in.gguf r.gguf 1 --size 6bpw --losses losses.json --save-recipe r.yaml --save-tensor-types r.txt
-        quantize in.gguf s.gguf 1 --size 6bpw --losses losses.json --save-custom-q s.txt --save-tensor-list t.txt
-        quantize in.gguf q.gguf --size 1bpw --losses losses.json --dry-run
-        quantize in.gguf q.gguf --size 40bpw --losses losses.json --dry-run
-        quantize llama.gguf q.gguf --size 4bpw --losses losses.json --dry-run
-        PYTHONPATH=no-matplotlib quantize in.gguf q.gguf --size 4bpw --losses losses.json --curve o.svg --dry-run
+    "sized": f"""
+        quantize in.gguf o.gguf 1 --imatrix m.imatrix.gguf --size 5bpw {L} --save-recipe o.yaml
+        quantize in.gguf p.gguf o.yaml 1 --imatrix m.imatrix.gguf
+        quantize in.gguf q.gguf 1 --size 5bpw {L} --save-recipe o.json
+        {Q} --size 1500KiB {L} --dry-run --json
+        {Q} --size Q4_K_M {L} --dry-run
+        {Q} --size 4bpw {L} --dry-run --for ik_llama.cpp --fast-on cpu
+        {Q} --size 4bpw {L} --dry-run --for llama.cpp --fast-on gpu
+        {Q} --size 4bpw {L} --dry-run --equal-experts
+        {Q} --size 4bpw --dry-run {L} --at-least attn=Q6_K --at-most exps=Q4_K
+        {Q} --size 5bpw {L} --dry-run --tensor-type attn_output=Q8_0
+        {Q} --vram 1.5MiB --ram 1MiB {L} --dry-run
+        quantize in.gguf r.gguf 1 --size 6bpw {L} --save-recipe r.yaml --save-tensor-types r.txt
+        quantize in.gguf s.gguf 1 --size 6bpw {L} --save-custom-q s.txt --save-tensor-list t.txt
+        {Q} --size 1bpw {L} --dry-run
+        {Q} --size 40bpw {L} --dry-run
+        quantize llama.gguf q.gguf --size 4bpw {L} --dry-run
+        PYTHONPATH=no-matplotlib {Q} --size 4bpw {L} --curve o.svg --dry-run
     """,
     "sized-by-a-text": f"""
-        quantize in.gguf o.gguf --imatrix m.imatrix.gguf --size 5bpw --sensitivity-text text.txt -c 32 --chunks 3
-        quantize model p.gguf --size 5bpw --calibrate text.txt --evaluate other.txt -c 32 --chunks 3
+        quantize in.gguf o.gguf --imatrix m.imatrix.gguf --size 5bpw --sensitivity-text text.txt {C}
+        quantize model p.gguf --size 5bpw --calibrate text.txt --evaluate other.txt {C}
     """,
-    "calibrated": """
-        quantize model o.gguf Q2_K 1 --calibrate text.txt -c 32 --chunks 3
-        quantize in.gguf p.gguf Q4_K_M 1 --calibrate text.txt -c 32 --chunks 3 --imatrix m.imatrix.gguf
-        quantize in.gguf q.gguf Q3_K_S 1 --calibrate text.txt -c 32 --chunks 3 --one-sided --no-embedding
-        quantize in.gguf r.gguf IQ3_XXS 1 --calibrate text.txt -c 32 --chunks 3 --no-sequential
-        quantize in.gguf s.gguf Q4_0 1 --calibrate text.txt -c 32 --chunks 3 --evaluate other.txt
-        quantize in.gguf t.gguf IQ4_KS 1 --calibrate text.txt -c 32 --chunks 3 -q
-        quantize in.gguf u-{FTYPE}.gguf Q2_K,Q5_0 1 --calibrate text.txt -c 32 --chunks 3
-        quantize in.gguf v.gguf Q4_K_M --calibrate text.txt -c 32 --chunks 3 --dry-run
-        quantize in.gguf v.gguf Q4_K_M 1 --calibrate same.txt -c 32 --chunks 3
-        quantize in.gguf v.gguf Q4_1 1 --calibrate same.txt -c 32 --chunks 3 --force
+    "calibrated": f"""
+        quantize model o.gguf Q2_K 1 --calibrate text.txt {C}
+        quantize in.gguf p.gguf Q4_K_M 1 --calibrate text.txt {C} --imatrix m.imatrix.gguf
+        quantize in.gguf q.gguf Q3_K_S 1 --calibrate text.txt {C} --one-sided --no-embedding
+        quantize in.gguf r.gguf IQ3_XXS 1 --calibrate text.txt {C} --no-sequential
+        quantize in.gguf s.gguf Q4_0 1 --calibrate text.txt {C} --evaluate other.txt
+        quantize in.gguf t.gguf IQ4_KS 1 --calibrate text.txt {C} -q
+        quantize in.gguf u-{{FTYPE}}.gguf Q2_K,Q5_0 1 --calibrate text.txt {C}
+        quantize in.gguf v.gguf Q4_K_M --calibrate text.txt {C} --dry-run
+        quantize in.gguf v.gguf Q4_K_M 1 --calibrate same.txt {C}
+        quantize in.gguf v.gguf Q4_1 1 --calibrate same.txt {C} --force
         quantize in.gguf w.gguf mine.yaml 1 --calibrate text.txt -c 32 --chunks 2 --dtype bfloat16
         quantize llama.gguf x.gguf Q4_0 1 --calibrate text.txt -c 32 --chunks 2
     """,
@@ -148,7 +153,7 @@ _CHAINS = {
         gguf-tools cook model -f other.txt --types Q2_K -o cooked {F}
     """,
     "cooked-otherwise": f"""
-        gguf-tools cook in.gguf -f text.txt --types Q4_0 -o a --name mine --base-model me/base --quantized-by me {F}
+        gguf-tools cook in.gguf -f text.txt --types Q4_0 -o a --name mine --base-model me/base {F}
         gguf-tools cook model -f text.txt --types Q3_K_S -o b --calibrate -q {F}
         gguf-tools cook model -f text.txt --types Q4_K_M,ik.yaml -o c --dry-run {F}
         gguf-tools cook model -f same.txt --types Q4_0 -o d {F}
