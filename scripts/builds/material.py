@@ -294,7 +294,7 @@ TEXTS: dict[str, Maker] = {
     "same.txt": _text("the the the the " * 500),
     "mine.yaml": _text(_RECIPE),
     "mine.json": _text(json.dumps({"name": "small", "file_type": "Q4_0", "pure": True})),
-    "ik.yaml": _text("file_type: IQ4_KS\ncustom-q: ['ffn_.*_exps=iq2_ks']\n"),
+    "ik.yaml": _text("file_type: IQ4_KS\ncustom-q: ffn_.*_exps=iq2_ks,attn_output=iq5_k\n"),
     "typo.yaml": _text("file_type: Q4_KM\n"),
     "odd-key.yaml": _text("file_type: Q4_K_M\ntensortype: [a=Q8_0]\n"),
     "odd-value.yaml": _text("file_type: Q4_K_M\npure: [maybe]\n"),

@@ -23,7 +23,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\d[\d.,]* ([KMGT]i?B|B|tokens|rows) a second", r"SPEED \1 a second"),
         (r", \d[\d.,]* s of them for compiling kernels, once", ""),
         (r"\bin \d[\d.,]* (s|min|h)\b", "in TIME"),
-        (r"\bgguf-tools \d+\.\d+\.\d+\S*", "gguf-tools VERSION"),
+        (r"\bgguf-tools \d+\.\d+\.\d+[\w.+-]*\b", "gguf-tools VERSION"),
     )
 )
 
