@@ -26,7 +26,7 @@ def chains() -> Iterator[Chain]:
 _FAMILY = f"""
     gguf-tools checkpoint MODEL
     convert-hf-to-gguf MODEL --outfile o.gguf --outtype bf16 --threads 1
-    convert-hf-to-gguf MODEL --outfile q-{{ftype}}.gguf --outtype Q4_K_M,Q8_0 --threads 1
+    convert-hf-to-gguf MODEL --outfile q-{{FTYPE}}.gguf --outtype Q4_K_M,Q8_0 --threads 1
     quantize lint --json Q4_K_M o.gguf
     imatrix -m MODEL -f text.txt -o m.gguf --process-output {FORWARD}
     gguf-tools verify q-Q8_0.gguf --against MODEL
