@@ -40,10 +40,12 @@ class Chain:
 
     name   of the chain, and of its folder
     lines  what is typed
+    apart  whether what a line has made is removed before the next, so that each stands alone
     """
 
     name: str
     lines: tuple[str, ...]
+    apart: bool = False
 
     @property
     def commands(self) -> Iterator[Command]:
@@ -65,8 +67,9 @@ def _parts(name: str) -> Iterator[str]:
         yield f"{match[1]}-{number + 1:05d}-of-{match[2]}.gguf"
 
 
-def chain(name: str, lines: str | Iterable[str]) -> Chain:
+def chain(name: str, lines: str | Iterable[str], *, apart: bool = False) -> Chain:
     """Make a chain of the lines of a text; empty ones and those that begin with # say nothing."""
     split = lines.splitlines() if isinstance(lines, str) else lines
     stripped = (line.strip() for line in split)
-    return Chain(name, tuple(line for line in stripped if line and not line.startswith("#")))
+    kept = tuple(line for line in stripped if line and not line.startswith("#"))
+    return Chain(name, kept, apart)

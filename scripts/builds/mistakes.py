@@ -15,7 +15,7 @@ HUGE = "9" * 23
 
 def chains() -> Iterator[Chain]:
     for name, lines in _CHAINS.items():
-        yield chain(f"bad-{name}", lines)
+        yield chain(f"bad-{name}", lines, apart=True)
 
 
 _CHECKPOINTS = (

@@ -46,13 +46,13 @@ _TYPE = """
 
 _CHAINS = {
     "convert-types": "".join(
-        f"{_MODEL} --outfile {name}.gguf --outtype {name}\n"
+        f"{_MODEL} --outfile o-{name}.gguf --outtype {name}\n"
         for name in ("f32", "f16", "bf16", "q8_0", "auto", "COPY", "tq1_0", "IQ4_KS", "mine.yaml", "ik.yaml")
     ),
     "convert-layouts": f"""
-        {_MODEL} --outfile split.gguf --mla split
-        {_MODEL} --outfile both.gguf --mla both
-        {_MODEL} --outfile none.gguf --mla none
+        {_MODEL} --outfile o.gguf --mla split
+        {_MODEL} --outfile b.gguf --mla both
+        {_MODEL} --outfile n.gguf --mla none
         {_MODEL} --outfile ik.gguf --outtype IQ4_KS --mla none
         {_MODEL} --outfile big.gguf --bigendian
         gguf-tools show big.gguf
@@ -85,7 +85,7 @@ _CHAINS = {
         {_MODEL} --outfile card.gguf --outtype Q8_0
         {_MODEL} --outfile q.gguf --quiet
         {_MODEL} --outfile verified.gguf --outtype Q4_0 --verify
-        convert-hf-to-gguf tiny-deepseek-v3 --outfile tiny.gguf --outtype Q4_K_M --threads 1
+        convert-hf-to-gguf tiny-deepseek-v3 --outfile t.gguf --outtype Q4_K_M --threads 1
         convert-hf-to-gguf --print-supported-models
     """,
     "convert-plans": f"""

@@ -118,8 +118,20 @@ def run_chain(build: Build, chain: Chain, inputs: Path) -> list[Outcome]:
         files = {name: _content(folder / name, after.get(name, "removed")) for name in sorted(changed)}
         case = f"{chain.name}: {command.line}" + (f" (#{again + 1})" if again else "")
         outcomes.append(Outcome(case, code, out, err, files))
+        if chain.apart:
+            _remove(folder / name for name in after.keys() - before.keys())
+            after = _snapshot(folder, digests)
         before = after
     return outcomes
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    """Remove files and folders; some may lie in others."""
+    for path in sorted(paths):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def run_chains(

@@ -22,7 +22,7 @@ _CHAINS = {
         imatrix -m model -f text.txt -o o.gguf {F}
         imatrix -m in.gguf -f text.txt -o o.dat {F}
         imatrix -m q4.gguf -f text.txt -o q4.imatrix.gguf --process-output {F}
-        imatrix -m both.gguf -f text.txt -o both.gguf --force {F}
+        imatrix -m both.gguf -f text.txt -o b.gguf {F}
         imatrix -m model -f text.txt -o ik.dat --mla both {F}
         imatrix -m none.gguf -f text.txt -o none.imatrix.gguf {F}
         imatrix -m model -f text.txt -o o.gguf {F}

@@ -13,6 +13,7 @@ from scripts import compare_builds
 from scripts.builds.cases import all_chains
 from scripts.builds.chains import PROGRAMS, Chain, Command, chain
 from scripts.builds.normal import normal
+from scripts.builds.outcomes import Build, run_chain
 
 STUB = """#!/bin/sh
 case "$*" in
@@ -123,6 +124,15 @@ def test_texts_are_changed_in_nothing_else() -> None:
     said = "wrote o.gguf in 1.1 s, 0.9 s of them for compiling kernels, once (20.78 MiB a second), 4.79 MiB"
     assert normal(said) == "wrote o.gguf in TIME (SPEED MiB a second), 4.79 MiB"
     assert normal("gguf-tools 0.1.0, 16.02 bits, 3 in 4") == "gguf-tools VERSION, 16.02 bits, 3 in 4"
+
+
+def test_lines_apart_see_nothing_of_each_other(tmp_path: Path, make: Make) -> None:
+    lines = "quantize write o.gguf \n quantize read o.gguf"
+    build = Build(Path(make("old")), tmp_path / "work")
+    (tmp_path / "inputs").mkdir()
+    for apart, code in ((False, 0), (True, 1)):
+        outcomes = run_chain(build, chain(f"apart-{apart}", lines, apart=apart), tmp_path / "inputs")
+        assert [one.code for one in outcomes] == [0, code]
 
 
 def test_a_part_of_a_set_brings_the_others() -> None:
