@@ -42,12 +42,9 @@ from scripts.builds.outcomes import Build, Outcome, load, run_chains, save
 WORK = Path(tempfile.gettempdir()) / "compare-builds"
 
 
-def record(
-    build: Build, chains: Sequence[Chain], recording: Path, n_jobs: int, *, leave: bool = False
-) -> None:
-    """Make the inputs that are missing in a recording, run the chains, and note what they did."""
-    provide(chains, build, recording / "inputs")
-    (recording / "about.json").write_text(json.dumps({"work": str(build.work)}))
+def record(bin_: Path, chains: Sequence[Chain], recording: Path, args: argparse.Namespace) -> None:
+    """Make the inputs that a recording lacks, run the chains, and note what they did."""
+    work = args.work or WORK
     n_done = 0
 
     def done(chain: Chain, outcomes: list[Outcome]) -> None:
@@ -56,13 +53,18 @@ def record(
         save(recording / "outcomes", chain, outcomes)
         _tell(f"{n_done}/{len(chains)} {chain.name}")
 
-    run_chains(build, chains, recording / "inputs", n_jobs, done, leave=leave)
+    with _only_user_of(work, leave=args.leave):
+        build = Build(bin_, work)
+        provide(chains, build, recording / "inputs")
+        (recording / "about.json").write_text(json.dumps({"work": str(work)}))
+        run_chains(build, chains, recording / "inputs", args.jobs, done, leave=args.leave)
 
 
 def compare(
-    build: Build, chains: Sequence[Chain], recording: Path, n_jobs: int, *, leave: bool = False
+    bin_: Path, chains: Sequence[Chain], recording: Path, args: argparse.Namespace
 ) -> tuple[int, list[Difference]]:
-    """Run the chains, and return how many command lines were compared and what differs from a recording."""
+    """Run the chains; return how many command lines there were, and what differs from a recording."""
+    work = args.work or Path(json.loads((recording / "about.json").read_text())["work"])
     recorded, found = load(recording / "outcomes"), list[Difference]()
     n_cases = n_done = 0
 
@@ -73,7 +75,8 @@ def compare(
         found.extend(_compare_chain(recorded.get(chain.name, []), outcomes))
         _tell(f"{n_done}/{len(chains)} {chain.name}")
 
-    run_chains(build, chains, recording / "inputs", n_jobs, done, leave=leave)
+    with _only_user_of(work, leave=args.leave):
+        run_chains(Build(bin_, work), chains, recording / "inputs", args.jobs, done, leave=args.leave)
     return n_cases, found
 
 
@@ -133,18 +136,20 @@ def _tell(line: str) -> None:
 
 
 @contextmanager
-def _only_user_of(work: Path) -> Iterator[None]:
+def _only_user_of(work: Path, *, leave: bool = False) -> Iterator[None]:
     """Empty the work folder, before and after, and keep others from it meanwhile."""
     work.parent.mkdir(parents=True, exist_ok=True)
     with work.with_name(f"{work.name}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise SystemExit(
-                f"{work}: another comparison works there; name another folder with --work"
-            ) from None
+            raise SystemExit(f"{work}: another comparison works there; see --work") from None
         shutil.rmtree(work, ignore_errors=True)
-        yield
+        try:
+            yield
+        finally:
+            if not leave:
+                shutil.rmtree(work, ignore_errors=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -167,31 +172,27 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(arguments)
+    verb, *places = args.words if args.words[0] in ("record", "compare") else ("both", *args.words)
     chains = select(list(all_chains()), args.only)
     expected = read_expected(args.expected)
-    verb, *places = args.words if args.words[0] in ("record", "compare") else ("both", *args.words)
     if len(places) != 2:
-        parser.error("two folders are needed")
+        parser.error("expected two folders")
+    if not chains:
+        parser.error(f"no chain matches --only {' '.join(args.only)}")
     first, second = (Path(place).resolve() for place in places)
     begun = time.monotonic()
+    code = 0
     if verb == "record":
-        work = args.work or WORK
         if not args.only:
             shutil.rmtree(second / "outcomes", ignore_errors=True)
-        with _only_user_of(work):
-            record(Build(first, work), chains, second, args.jobs, leave=args.leave)
+        record(first, chains, second, args)
         print(f"recorded {sum(len(chain.lines) for chain in chains)} command lines in {second}")
-        return 0
-    with tempfile.TemporaryDirectory(prefix="compare-builds-") as made:
-        recording = first
-        if verb == "both":
-            recording = Path(made)
-            with _only_user_of(args.work or WORK):
-                record(Build(first, args.work or WORK), chains, recording, args.jobs)
-        work = Path(json.loads((recording / "about.json").read_text())["work"])
-        with _only_user_of(work):
-            n_cases, found = compare(Build(second, work), chains, recording, args.jobs, leave=args.leave)
-    code = report(n_cases, found, expected)
+    elif verb == "compare":
+        code = report(*compare(second, chains, first, args), expected)
+    else:
+        with tempfile.TemporaryDirectory(prefix="compare-builds-") as made:
+            record(first, chains, Path(made), args)
+            code = report(*compare(second, chains, Path(made), args), expected)
     _tell(f"{time.monotonic() - begun:.0f} s")
     return code
 

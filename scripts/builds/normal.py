@@ -4,8 +4,7 @@ Two runs of one build differ in these, and nothing else is touched:
 
     times     "in 1.1 s", and of those what compiling kernels took, which a run does once
     speeds    "20.78 MiB a second"
-    versions  "gguf-tools 0.1.0"
-    the build's own folder, where a message names it
+    versions  "gguf-tools 0.1.0", and of the other commands
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from scripts.builds.chains import PROGRAMS
 from scripts.builds.outcomes import Outcome
 
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -23,7 +23,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\d[\d.,]* ([KMGT]i?B|B|tokens|rows) a second", r"SPEED \1 a second"),
         (r", \d[\d.,]* s of them for compiling kernels, once", ""),
         (r"\bin \d[\d.,]* (s|min|h)\b", "in TIME"),
-        (r"\bgguf-tools \d+\.\d+\.\d+[\w.+-]*\b", "gguf-tools VERSION"),
+        (rf"\b({'|'.join(PROGRAMS)}) \d+\.\d+\.\d+[\w.+-]*\b", r"\1 VERSION"),
     )
 )
 
@@ -47,10 +47,8 @@ class Difference:
         return f"{self.case}\n    {self.what}\n      - {self.old}\n      + {self.new}"
 
 
-def normal(text: str, folder: str = "") -> str:
-    """Set times, speeds and versions in a text aside, and the name of the build's folder."""
-    if folder:
-        text = text.replace(folder, "BUILD")
+def normal(text: str) -> str:
+    """Set times, speeds and versions in a text aside."""
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     return text
