@@ -2,7 +2,9 @@
 
 Two runs of one build differ in these, and nothing else is touched:
 
-    times     "in 1.1 s", and of those what compiling kernels took, which a run does once
+    times     "in 1.1 s", and of those what compiling kernels took, which a run does once; "seconds" in JSON;
+              19 digits in quotes, which are a file's time in the records of cook
+    space     "66.58 GiB are free"
     speeds    "20.78 MiB a second"
     versions  "gguf-tools 0.1.0", and of the other commands
 """
@@ -13,6 +15,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
+from os.path import commonprefix
 
 from scripts.builds.chains import PROGRAMS
 from scripts.builds.outcomes import Outcome
@@ -22,6 +25,9 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     for pattern, replacement in (
         (r"\d[\d.,]* ([KMGT]i?B|B|tokens|rows) a second", r"SPEED \1 a second"),
         (r", \d[\d.,]* s of them for compiling kernels, once", ""),
+        (r'"((?:compile_)?seconds)": [\d.e-]+', r'"\1": TIME'),
+        (r'"\d{19}"', '"TIME"'),
+        (r"\(\d[\d.]* [KMGT]?i?B are free\)", "(SPACE are free)"),
         (r"\bin \d[\d.,]* (s|min|h)\b", "in TIME"),
         (rf"\b({'|'.join(PROGRAMS)}) \d+\.\d+\.\d+[\w.+-]*\b", r"\1 VERSION"),
     )
@@ -71,9 +77,14 @@ def _first(old: str, new: str) -> tuple[str, str] | None:
     """Return the first lines that differ, with their number, or None."""
     for number, (before, after) in enumerate(zip_longest(old.split("\n"), new.split("\n")), 1):
         if before != after:
-            return _line(number, before), _line(number, after)
+            same = len(commonprefix((before or "", after or "")))
+            return _line(number, before, same), _line(number, after, same)
     return None
 
 
-def _line(number: int, line: str | None) -> str:
-    return "(no such line)" if line is None else f"{number}: {line[:300]}"
+def _line(number: int, line: str | None, n_same: int) -> str:
+    """Return a line with its number; a long one from a little before the place where it differs."""
+    if line is None:
+        return "(no such line)"
+    begin = max(0, n_same - 60) if len(line) > 300 else 0
+    return f"{number}: {'... ' if begin else ''}{line[begin : begin + 300]}"

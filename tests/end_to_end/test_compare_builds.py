@@ -12,8 +12,8 @@ pytest.importorskip("fcntl")
 from scripts import compare_builds
 from scripts.builds.cases import all_chains
 from scripts.builds.chains import PROGRAMS, Chain, Command, chain
-from scripts.builds.normal import normal
-from scripts.builds.outcomes import Build, run_chain
+from scripts.builds.normal import differences, normal
+from scripts.builds.outcomes import Build, Outcome, run_chain
 
 STUB = """#!/bin/sh
 case "$*" in
@@ -123,7 +123,14 @@ def test_a_case_that_is_gone_is_a_difference(make: Make, run: Run, tmp_path: Pat
 def test_texts_are_changed_in_nothing_else() -> None:
     said = "wrote o.gguf in 1.1 s, 0.9 s of them for compiling kernels, once (20.78 MiB a second), 4.79 MiB"
     assert normal(said) == "wrote o.gguf in TIME (SPEED MiB a second), 4.79 MiB"
+    assert normal('{"seconds": 0.25, "n": 12}') == '{"seconds": TIME, "n": 12}'
     assert normal("gguf-tools 0.1.0, 16.02 bits, 3 in 4") == "gguf-tools VERSION, 16.02 bits, 3 in 4"
+
+
+def test_a_long_line_is_shown_where_it_differs() -> None:
+    old, new = (Outcome("a: b", 0, "x" * 999 + letter, "") for letter in "yz")
+    (found,) = differences(old, new)
+    assert found.old == "1: ... " + "x" * 60 + "y"
 
 
 def test_lines_apart_see_nothing_of_each_other(tmp_path: Path, make: Make) -> None:
