@@ -15,6 +15,7 @@ _QUANTIZE = "quantize in.gguf o.gguf"
 def chains() -> Iterator[Chain]:
     for name in FAMILIES:
         yield chain(f"family-{name}", _FAMILY.replace("MODEL", name))
+    yield chain("families-verified", [line.replace("MODEL", name) for name in FAMILIES for line in _VERIFIED])
     for name in (*PACKED_MODELS, "older-fp8", "pickled"):
         yield chain(f"convert-{name}", _PACKED.replace("MODEL", name))
     for file_type in FILE_TYPES:
@@ -26,11 +27,15 @@ def chains() -> Iterator[Chain]:
 _FAMILY = f"""
     gguf-tools checkpoint MODEL
     convert-hf-to-gguf MODEL --outfile o.gguf --outtype bf16 --threads 1
-    convert-hf-to-gguf MODEL --outfile q-{{FTYPE}}.gguf --outtype Q4_K_M,Q8_0 --threads 1
+    convert-hf-to-gguf MODEL --outfile q-{{ftype}}.gguf --outtype Q4_K_M,Q8_0 --threads 1
     quantize lint --json Q4_K_M o.gguf
     imatrix -m MODEL -f text.txt -o m.gguf --process-output {FORWARD}
-    gguf-tools verify q-Q8_0.gguf --against MODEL
 """
+
+_VERIFIED = (
+    "convert-hf-to-gguf MODEL --outfile MODEL.gguf --outtype Q8_0 --threads 1",
+    "gguf-tools verify MODEL.gguf --against MODEL",
+)
 
 _PACKED = """
     gguf-tools checkpoint MODEL --allow-pickle

@@ -15,7 +15,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
-from os.path import commonprefix
 
 from scripts.builds.chains import PROGRAMS
 from scripts.builds.outcomes import Outcome
@@ -77,7 +76,8 @@ def _first(old: str, new: str) -> tuple[str, str] | None:
     """Return the first lines that differ, with their number, or None."""
     for number, (before, after) in enumerate(zip_longest(old.split("\n"), new.split("\n")), 1):
         if before != after:
-            same = len(commonprefix((before or "", after or "")))
+            pairs = enumerate(zip(before or "", after or "", strict=False))
+            same = next((column for column, (one, other) in pairs if one != other), 0)
             return _line(number, before, same), _line(number, after, same)
     return None
 
