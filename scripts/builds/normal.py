@@ -14,7 +14,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
+from operator import eq
 
 from scripts.builds.chains import PROGRAMS
 from scripts.builds.outcomes import Outcome
@@ -76,8 +77,7 @@ def _first(old: str, new: str) -> tuple[str, str] | None:
     """Return the first lines that differ, with their number, or None."""
     for number, (before, after) in enumerate(zip_longest(old.split("\n"), new.split("\n")), 1):
         if before != after:
-            pairs = enumerate(zip(before or "", after or "", strict=False))
-            same = next((column for column, (one, other) in pairs if one != other), 0)
+            same = len(list(takewhile(bool, map(eq, before or "", after or ""))))
             return _line(number, before, same), _line(number, after, same)
     return None
 
