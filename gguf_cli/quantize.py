@@ -300,7 +300,8 @@ def _choose_types(args: argparse.Namespace, source: Path, output: Path | None, t
         plot_curve(curve(sized, request, planner), sized, args.curve)
     if not args.json:
         chosen = sized.chosen
-        for line in (*sized_lines(sized), *expected_lines(chosen, request.losses), *map_lines(chosen.types)):
+        expected = expected_lines(chosen, request.sensitivities)
+        for line in (*sized_lines(sized), *expected, *map_lines(chosen.types)):
             print(line)
     save_choice(args, sized)
     args.tensor_type, args.custom_q = [], []  # the chosen types have taken them in

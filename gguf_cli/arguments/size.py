@@ -109,7 +109,7 @@ def size_request(args: argparse.Namespace, base: str | None, losses_file: Path) 
     from calibrate.size.choose_types import TypeRules
     from calibrate.size.solve import SizeRequest
     from quantize.plan.overrides import parse_custom_q, parse_overrides
-    from quantize.plan.sensitivities import read_losses
+    from quantize.plan.sensitivities import read_sensitivities
 
     with parsing_arguments():
         custom_q = [each for text in args.custom_q for each in parse_custom_q(text)]
@@ -122,7 +122,7 @@ def size_request(args: argparse.Namespace, base: str | None, losses_file: Path) 
             at_most=parse_overrides(args.at_most),
         )
     return SizeRequest(
-        read_losses(losses_file),
+        read_sensitivities(losses_file),
         size=None if args.size is None else parse_size(args.size),
         vram=_bytes(args.vram, "--vram"),
         ram=_bytes(args.ram, "--ram"),
