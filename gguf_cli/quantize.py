@@ -180,7 +180,7 @@ def _lint_parser() -> argparse.ArgumentParser:
 def _lint(args: argparse.Namespace) -> int:
     from convert.options import ConvertOptions
     from convert.pipeline import plan_run as plan_folder
-    from convert.source_path import source_folder
+    from convert.sources import source_folder
     from quantize.linting import lint, lint_lines, lint_plan
 
     source = source_folder(args.model, dry_run=True)
@@ -204,7 +204,7 @@ def _lint(args: argparse.Namespace) -> int:
 
 
 def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    from convert.source_path import source_folder
+    from convert.sources import source_folder
     from quantize.plan.recipe_files import find_mixture
     from quantize.progress import ProgressBar
     from quantize.report import dry_run_lines, result_lines
@@ -255,7 +255,7 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
 
 
 def _repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    from convert.source_path import model_path
+    from convert.sources import model_path
     from gguf_cli.gguf.repack import carry_out
     from quantize.plan.decide import PlanOptions
     from quantize.repack.rules import RepackOptions
