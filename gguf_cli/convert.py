@@ -80,14 +80,14 @@ FOREIGN_FLAGS = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
-    parser = _parser()
+def main(argv: Sequence[str] | None = None, prog: str = "convert-hf-to-gguf") -> int:
+    """Run the command; return its exit code."""
+    parser = make_parser(prog)
     return command.run(parser, lambda args: _convert(args, parser), argv)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = command.make_parser("convert-hf-to-gguf", DESCRIPTION, epilog=EPILOG, version=__version__)
+def make_parser(prog: str = "convert-hf-to-gguf") -> argparse.ArgumentParser:
+    parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG, version=__version__)
     parser.add_argument(
         "model", nargs="?", metavar="MODEL_DIR",
         help="folder with config.json; or OWNER/NAME[@REVISION] on the Hub",

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gguf_cli import command
+from gguf_cli import command, lint
 from gguf_cli.arguments.calibration import (
     add_calibration_arguments,
     evaluate_output,
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from quantize.plan.recipe_files import Mixture
     from quantize.run import Run
 
-USAGE = """quantize [options] INPUT [OUTPUT.gguf] TYPE [THREADS]
-       quantize lint [options] TYPE MODEL"""
+USAGE = """{prog} [options]{gap}INPUT [OUTPUT.gguf] TYPE [THREADS]
+       {prog} lint [options] TYPE MODEL"""
 
 DESCRIPTION = """\
 Quantize a GGUF file (or a split one, given any of its parts): the bytes that llama-quantize writes.
@@ -92,19 +92,6 @@ the command line go first.
 types (plan only: some of its types can't be encoded yet):
 """
 
-LINT_DESCRIPTION = """\
-Say what TYPE (a file type or a recipe file) would do to a model, without reading a weight: rules that match
-nothing or are shadowed, tensors whose rows do not fit and what they become, tensors that need importances
-and have none, exact size. Exits with 1 when something would stop a run."""
-
-LINT_EPILOG = """\
-examples:
-  quantize lint Q4_K_M model-bf16.gguf
-  quantize lint --imatrix model.imatrix mine.yaml model-bf16.gguf
-  quantize lint --json --fallback attn_k_b=Q8_0 IQ2_XXS model-bf16.gguf
-  quantize lint Q4_K_M deepseek-ai/DeepSeek-V2-Lite       a folder or a model of the Hub, as converted
-"""
-
 FOREIGN_FLAGS = (
     ForeignFlag(
         ("--max-buffer-size",), "memory is bounded by a few strips of rows for each thread", 1, refused=False
@@ -112,19 +99,19 @@ FOREIGN_FLAGS = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
+def main(argv: Sequence[str] | None = None, prog: str = "quantize") -> int:
+    """Run the command; return its exit code."""
     words = sys.argv[1:] if argv is None else argv
     if list(words[:1]) == ["lint"]:  # a model of that name is ./lint
-        return command.run(_lint_parser(), _lint, words[1:])
-    parser = _parser()
+        return lint.main(words[1:], f"{prog} lint")
+    parser = make_parser(prog)
     return command.run(parser, lambda args: _quantize(args, parser), words)
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser(prog: str = "quantize") -> argparse.ArgumentParser:
     epilog = EPILOG + "\n".join(recipe_lines())
-    parser = command.make_parser("quantize", DESCRIPTION, epilog=epilog, version=__version__)
-    parser.usage = USAGE
+    parser = command.make_parser(prog, DESCRIPTION, epilog=epilog, version=__version__)
+    parser.usage = USAGE.format(prog=prog, gap=" " if prog == "quantize" else f"\n{' ' * 11}")
     words = parser.add_argument("words", nargs="+", metavar="INPUT [OUTPUT] TYPE [THREADS]")
     completes(words, FILE_TYPES)
     add_matrix_arguments(parser)
@@ -161,46 +148,6 @@ def _parser() -> argparse.ArgumentParser:
     add_plan_arguments(parser)
     add_foreign_flags(parser, "llama-quantize", FOREIGN_FLAGS)
     return parser
-
-
-def _lint_parser() -> argparse.ArgumentParser:
-    parser = command.make_parser("quantize lint", LINT_DESCRIPTION, epilog=LINT_EPILOG, version=__version__)
-    completes(parser.add_argument("type", metavar="TYPE", help="file type, or recipe file"), FILE_TYPES)
-    parser.add_argument(
-        "model", metavar="MODEL", help="GGUF file, folder, or OWNER/NAME[@REVISION] on the Hub"
-    )
-    parser.add_argument("--json", action="store_true", help="the report as one JSON object")
-    command.add_timeout(parser)
-    add_matrix_arguments(parser)
-    add_type_arguments(parser)
-    add_requantize_argument(parser)
-    return parser
-
-
-def _lint(args: argparse.Namespace) -> int:
-    from convert.options import ConvertOptions
-    from convert.pipeline import plan_run as plan_folder
-    from convert.source_path import source_folder
-    from quantize.linting import lint, lint_lines, lint_plan
-
-    source = source_folder(args.model, dry_run=True)
-    importances, types = read_importances(args), plan_options(args)
-    if Path(source).is_dir():
-        report = lint_plan(
-            args.type,
-            lambda mixture: plan_folder(
-                source,
-                None,
-                ConvertOptions(outtype=mixture, importances=importances, types=types),
-                allow_problems=True,
-            ),
-        )
-    else:
-        report = lint(args.type, source, importances=importances, options=types)
-    lines = [json_line(report.to_json())] if args.json else lint_lines(report)
-    for line in lines:
-        print(line)
-    return 1 if report.stops else 0
 
 
 def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
