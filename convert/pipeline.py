@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Unpack
@@ -21,10 +21,10 @@ from convert.architectures.arrange import OutputTensor
 from convert.architectures.base import Architecture, build, metadata_of, options_of
 from convert.checkpoint.checkpoint import Checkpoint, config_path, read_config
 from convert.checkpoint.streamed import StreamedFolder
+from convert.conversion import CheckpointSources, has_layouts
 from convert.metadata.metadata import GeneralMetadata, general_metadata
 from convert.metadata.naming import fill_outfile_template
 from convert.options import ConvertChoices, ConvertOptions
-from convert.source_spec import CheckpointSources
 from convert.tokenizer.tokenizer import Tokenizer, read_tokenizer
 from convert.weights import open_weights
 from gguf_tools.errors import BadRequest
@@ -182,8 +182,7 @@ def _for_program(
 
     A layout that the user has named wins, and a family without latent attention has none.
     """
-    has_layouts = any(field.name == "mla" for field in fields(architecture.options))
-    if not has_layouts or "mla" in options.family_choices:
+    if not has_layouts(architecture) or "mla" in options.family_choices:
         return options, ()
     outtype = options.outtype
     if isinstance(outtype, str) and is_outtype(outtype):

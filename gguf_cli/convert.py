@@ -161,7 +161,7 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     check_plan_arguments(args, parser)
     options = _options(args, parser)
     from convert.pipeline import plan_run
-    from convert.source_path import source_folder
+    from convert.sources import source_folder
     from quantize.progress import ProgressBar
     from quantize.report import dry_run_lines
     from quantize.run import execute_together

@@ -180,7 +180,7 @@ def _models(
 
     `args.base` becomes a path.
     """
-    from convert.source_path import model_path
+    from convert.sources import model_path
     from quality.options import LogitsFile
 
     if args.compare_with and args.html is None:

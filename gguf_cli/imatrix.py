@@ -222,7 +222,7 @@ def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     for option, value in (("-m", args.model), ("-f", args.text)):
         if value is None:
             parser.error(f"{option} is missing (or a COMMAND; see --help)")
-    from convert.source_path import model_path
+    from convert.sources import model_path
     from forward.device import require_torch
 
     require_torch("collecting importances")
@@ -302,7 +302,7 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
 def _headers_of(model: str) -> Path | StreamedFolder:
     """Return the model that --model names; of one on the Hub, headers are enough."""
-    from convert.source_path import source_folder
+    from convert.sources import source_folder
 
     return source_folder(model, dry_run=True)
 

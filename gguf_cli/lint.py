@@ -52,13 +52,11 @@ def make_parser(prog: str = "quantize lint") -> argparse.ArgumentParser:
 
 
 def _lint(args: argparse.Namespace) -> int:
-    from convert.source_path import source_folder
-    from gguf_cli.plan_source import plan_source
+    from convert.sources import SourceOptions, plan_source, source_folder
     from quantize.linting import lint_lines, lint_plan
-    from quantize.options import QuantizeOptions
 
     source = source_folder(args.model, dry_run=True)
-    options = QuantizeOptions(importances=read_importances(args), types=plan_options(args))
+    options = SourceOptions(importances=read_importances(args), types=plan_options(args))
     report = lint_plan(
         args.type, lambda mixture: plan_source(source, None, mixture, options, allow_problems=True)
     )

@@ -151,7 +151,7 @@ def make_parser(prog: str = "quantize") -> argparse.ArgumentParser:
 
 
 def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    from convert.source_path import source_folder
+    from convert.sources import source_folder
     from quantize.plan.recipe_files import find_mixture
     from quantize.progress import ProgressBar
     from quantize.report import dry_run_lines, result_lines
@@ -202,7 +202,7 @@ def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None
 
 
 def _repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    from convert.source_path import model_path
+    from convert.sources import model_path
     from gguf_cli.gguf.repack import carry_out
     from quantize.plan.decide import PlanOptions
     from quantize.repack.rules import RepackOptions

@@ -81,7 +81,7 @@ def make_parser(prog: str = "sensitivity") -> argparse.ArgumentParser:
 
 def _sensitivity(args: argparse.Namespace) -> None:
     from calibrate.sensitivities.measure import sensitivity
-    from convert.source_path import model_path
+    from convert.sources import model_path
     from forward.gradients.forward_backward import is_unfinished
     from gguf_tools.progress import LayerBar
 
