@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gguf_tools.errors import BadRequest, OutputError
-from gguf_tools.files.run_lock import Claim, Difference, Refusals, claim_run
+from gguf_tools.files.run_lock import Difference, Refusals, RunLock, lock_run
 
 ABOUT = {"plan": {"a": "Q4_0"}, "size": (2, 3)}
 REFUSALS = Refusals(
@@ -19,20 +19,20 @@ REFUSALS = Refusals(
 )
 
 
-def claim(path: Path) -> Claim:
-    return claim_run(path, ABOUT, REFUSALS)
+def locked(path: Path) -> RunLock:
+    return lock_run(path, ABOUT, REFUSALS)
 
 
 def test_a_run_has_one_process_at_a_time(tmp_path: Path) -> None:
-    first = claim(tmp_path / "lock")
+    first = locked(tmp_path / "lock")
     with pytest.raises(BadRequest, match=r"^taken$"):
-        claim(tmp_path / "lock")
+        locked(tmp_path / "lock")
     first.close()
     first.close()
-    claim(tmp_path / "lock").close()
+    locked(tmp_path / "lock").close()
 
 
-def test_a_file_that_was_removed_before_it_was_locked_is_no_claim(
+def test_a_file_that_was_removed_before_it_was_locked_is_not_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "lock"
@@ -44,16 +44,16 @@ def test_a_file_that_was_removed_before_it_was_locked_is_no_claim(
 
     monkeypatch.setattr(fcntl, "flock", remove_first)
     with pytest.raises(BadRequest, match=r"^taken$"):
-        claim(path)
+        locked(path)
 
 
 def test_what_cannot_be_created_says_why(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"^unwritable: No such file or directory$"):
-        claim(tmp_path / "missing" / "lock")
+        locked(tmp_path / "missing" / "lock")
 
 
 def test_another_run_is_refused(tmp_path: Path) -> None:
-    mine = claim(tmp_path / "lock")
+    mine = locked(tmp_path / "lock")
     mine.refuse_another({"plan": {"a": "Q4_0"}, "size": [2, 3]})
     with pytest.raises(BadRequest, match=r"^another: \('plan, a', 'Q8_0', 'Q4_0'\)$"):
         mine.refuse_another({"plan": {"a": "Q8_0"}, "size": [2, 3]})
@@ -66,10 +66,10 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
 def test_large_numbers_are_texts_and_those_of_earlier_versions_are_known(tmp_path: Path) -> None:
     """A time in nanoseconds is beyond what JavaScript tells apart."""
     time_ns = 1_790_000_000_123_456_789
-    claimed = claim_run(tmp_path / "lock", {"files": [["a", 5, time_ns]]}, REFUSALS)
-    assert claimed.about == {"files": [["a", 5, str(time_ns)]]}
-    claimed.refuse_another({"files": [["a", 5, time_ns]]})
-    claimed.refuse_another(claimed.about)
+    run_lock = lock_run(tmp_path / "lock", {"files": [["a", 5, time_ns]]}, REFUSALS)
+    assert run_lock.about == {"files": [["a", 5, str(time_ns)]]}
+    run_lock.refuse_another({"files": [["a", 5, time_ns]]})
+    run_lock.refuse_another(run_lock.about)
     with pytest.raises(BadRequest, match="another"):
-        claimed.refuse_another({"files": [["a", 5, time_ns + 1]]})
-    claimed.close()
+        run_lock.refuse_another({"files": [["a", 5, time_ns + 1]]})
+    run_lock.close()
