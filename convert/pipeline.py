@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Unpack
@@ -21,10 +21,10 @@ from convert.architectures.arrange import OutputTensor
 from convert.architectures.base import Architecture, build, metadata_of, options_of
 from convert.checkpoint.checkpoint import Checkpoint, config_path, read_config
 from convert.checkpoint.streamed import StreamedFolder
+from convert.conversion import CheckpointSources, has_layouts
 from convert.metadata.metadata import GeneralMetadata, general_metadata
 from convert.metadata.naming import fill_outfile_template
 from convert.options import ConvertChoices, ConvertOptions
-from convert.source_spec import CheckpointSources
 from convert.tokenizer.tokenizer import Tokenizer, read_tokenizer
 from convert.weights import open_weights
 from gguf_tools.errors import BadRequest
@@ -154,15 +154,15 @@ def prepare(
         counts=count_parameters((info.name, info.shape) for info in infos),
     )
     tokenizer = read_tokenizer(
-        folder, checkpoint.config, pre_tokenizer=options.pre_tokenizer, habits=architecture.habits
+        folder, checkpoint.config, pre_tokenizer=options.pre_tokenizer, quirks=architecture.quirks
     )
     model = _Model(general, conversion.metadata, conversion.architecture.gguf_name, tokenizer)
     outtype = options.outtype
     if isinstance(outtype, str) and is_outtype(outtype):
         wanted = resolve_outtype(outtype, infos, decoded=weights.is_quantized)
-        types = ((tensor.name, architecture.settled(tensor)) for tensor in conversion.tensors)
-        settled = {name: type_ for name, type_ in types if type_ is not None}
-        plan = outtype_plan(infos, wanted, architecture.kept, settled)
+        types = ((tensor.name, architecture.forced_type(tensor)) for tensor in conversion.tensors)
+        forced = {name: type_ for name, type_ in types if type_ is not None}
+        plan = outtype_plan(infos, wanted, architecture.kept, forced)
         metadata: Metadata = model.metadata(plan.file_type)
     else:
         plan, metadata = _one_pass(infos, model, options, allow_problems=allow_problems)
@@ -182,8 +182,7 @@ def _for_program(
 
     A layout that the user has named wins, and a family without latent attention has none.
     """
-    has_layouts = any(field.name == "mla" for field in fields(architecture.options))
-    if not has_layouts or "mla" in options.family_choices:
+    if not has_layouts(architecture) or "mla" in options.family_choices:
         return options, ()
     outtype = options.outtype
     if isinstance(outtype, str) and is_outtype(outtype):
@@ -241,11 +240,13 @@ def prepare_vocab(
         folder, config, model_name=options.model_name, metadata_file=options.metadata_file
     )
     tokenizer = read_tokenizer(
-        folder, config, pre_tokenizer=options.pre_tokenizer, habits=architecture.habits
+        folder, config, pre_tokenizer=options.pre_tokenizer, quirks=architecture.quirks
     )
     model_config = architecture.read_config(config, path_of_config)
     choices = options_of(architecture, options.family_choices, config)
-    family = metadata_of(architecture, model_config, architecture.settle(model_config, choices, None))
+    family = metadata_of(
+        architecture, model_config, architecture.resolve_options(model_config, choices, None)
+    )
     model = _Model(general, family, architecture.gguf_name, tokenizer)
     named = isinstance(options.outtype, str) and is_outtype(options.outtype)
     outtype = str(options.outtype) if named else "auto"

@@ -114,7 +114,7 @@ def _open_folder(folder: Path) -> ModelSource:
             path=folder,
             network=family.build(conversion.config),
             tensors=tensors,
-            vocab=lambda: read_tokenizer(folder, checkpoint.config, habits=architecture.habits).metadata(),
+            vocab=lambda: read_tokenizer(folder, checkpoint.config, quirks=architecture.quirks).metadata(),
             inputs=checkpoint.inputs(),
             opened=checkpoint,
         )

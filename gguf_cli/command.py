@@ -26,6 +26,7 @@ from pathlib import Path
 
 from gguf_cli.help_text import HelpFormatter
 from gguf_cli.parser import Parser
+from gguf_cli.roof import called_by
 from gguf_tools.errors import BadArgument, ToolkitError
 from gguf_tools.files import named_files
 from gguf_tools.hub import limits
@@ -45,8 +46,14 @@ Body = Callable[[argparse.Namespace], "int | None"]
 
 
 def make_parser(prog: str, description: str, *, epilog: str = "", version: str) -> argparse.ArgumentParser:
-    """Return a parser with `--version` and `--verbose`; texts keep their line breaks."""
-    parser = Parser(prog, description=description, epilog=epilog, formatter_class=HelpFormatter)
+    """Return a parser with `--version` and `--verbose`; texts keep their line breaks.
+
+    prog    the words that call the command, which its messages begin with
+    epilog  what the help ends with; its examples call commands by their own names
+    """
+    parser = Parser(
+        prog, description=description, epilog=called_by(prog, epilog), formatter_class=HelpFormatter
+    )
     parser.add_argument("--version", action="version", version=f"%(prog)s {version}")
     add_verbose(parser)
     return parser
@@ -208,7 +215,7 @@ def run(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str] | None 
     except ToolkitError as error:
         print(f"{parser.prog}: error: {one_line(error)}", file=sys.stderr)
         return 1
-    args.typed = (parser.prog, *(sys.argv[1:] if argv is None else argv))
+    args.typed = (*parser.prog.split(), *(sys.argv[1:] if argv is None else argv))
     verbose = bool(getattr(args, "verbose", False))
     args.quiet = bool(getattr(args, "quiet", False))
     limits.allow(getattr(args, "timeout", limits.DEFAULT_SECONDS))

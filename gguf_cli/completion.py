@@ -11,30 +11,27 @@ from collections.abc import Iterable, Iterator, Mapping
 
 SHELLS = ("bash", "zsh", "fish")
 
+Parsers = Mapping[str, argparse.ArgumentParser]
+"""Parsers by the words behind a program's name that call them: "" for the program's own, "imatrix show"."""
+
 
 def completes(action: argparse.Action, words: Iterable[str]) -> None:
     """Have an argument completed with `words`, which it takes besides others."""
     vars(action)["completed_with"] = tuple(words)
 
 
-def completion_script(parsers: Iterable[argparse.ArgumentParser], shell: str) -> str:
-    """Return what a shell has to read to complete the commands that `parsers` belong to.
+def completion_script(parsers: Mapping[str, argparse.ArgumentParser], shell: str) -> str:
+    """Return what a shell has to read to complete commands.
 
-    A parser named "quantize lint" is that of a subcommand of `quantize`, which comes before it.
+    parsers  of all commands and subcommands, by the words that call them
     """
-    by_name: dict[str, argparse.ArgumentParser] = {}
-    commands: dict[str, dict[str, argparse.ArgumentParser]] = {}
-    for parser in parsers:
-        name, _, subcommand = parser.prog.partition(" ")
-        if subcommand:
-            commands[name][subcommand] = parser
-        else:
-            by_name[name], commands[name] = parser, dict(subparsers_of(parser))
+    programs: dict[str, dict[str, argparse.ArgumentParser]] = {}
+    for name, parser in parsers.items():
+        program, _, words = name.partition(" ")
+        programs.setdefault(program, {})[words] = parser
     if shell == "fish":
-        return "".join(
-            f"{line}\n" for name, parser in by_name.items() for line in _fish_lines(parser, commands[name])
-        )
-    script = "\n".join(_bash_function(parser, commands[name]) for name, parser in by_name.items())
+        return "".join(f"{line}\n" for program, own in programs.items() for line in _fish_lines(program, own))
+    script = "\n".join(_bash_function(program, own) for program, own in programs.items())
     return f"autoload -U +X bashcompinit && bashcompinit\n{script}" if shell == "zsh" else script
 
 
@@ -44,6 +41,11 @@ def subparsers_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Argu
         if isinstance(action, argparse._SubParsersAction):
             return action.choices
     return {}
+
+
+def _commands_of(words: str, parsers: Parsers) -> list[str]:
+    """Return the words that call a subcommand behind `words`."""
+    return [last for each in parsers if each for first, _, last in [each.rpartition(" ")] if first == words]
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
@@ -61,27 +63,24 @@ def _positional_words(parser: argparse.ArgumentParser) -> list[str]:
     return [word for action in parser._actions if not action.option_strings for word in _offered(action)]
 
 
-def _bash_function(
-    parser: argparse.ArgumentParser, commands: Mapping[str, argparse.ArgumentParser]
-) -> str:
-    name = "_" + re.sub(r"\W", "_", parser.prog)
-    values = "".join(_value_cases("", parser))
-    values += "".join(line for command, sub in commands.items() for line in _value_cases(command, sub))
-    words = "".join(f"    {command}:*) words='{_words(sub)}' ;;\n" for command, sub in commands.items())
+def _bash_function(program: str, parsers: Parsers) -> str:
+    name = "_" + re.sub(r"\W", "_", program)
+    values = "".join(line for words, parser in parsers.items() for line in _value_cases(words, parser))
+    lines = {words: [*_commands_of(words, parsers), *_words(each)] for words, each in parsers.items()}
+    offers = "".join(f"    '{words}':*) words='{' '.join(line)}' ;;\n" for words, line in lines.items())
     return f"""\
 {name}() {{
   local word command='' words
   for word in "${{COMP_WORDS[@]:1:$((COMP_CWORD - 1))}}"; do
-    case "$word" in
-    {"|".join(commands) or "''"}) command=$word; break ;;
+    case "${{command:+$command }}$word" in
+    {"|".join(f"'{words}'" for words in parsers if words) or "''"}) command="${{command:+$command }}$word" ;;
     esac
   done
   case "$command:${{COMP_WORDS[COMP_CWORD-1]}}" in
-{values}{words}    *) words='{" ".join([*commands, _words(parser)])}' ;;
-  esac
+{values}{offers}  esac
   COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
 }}
-complete -o default -F {name} {parser.prog}
+complete -o default -F {name} {program}
 """
 
 
@@ -89,35 +88,32 @@ def _value_cases(command: str, parser: argparse.ArgumentParser) -> Iterator[str]
     """Yield what follows each option that takes a value."""
     for action in _options(parser):
         if action.nargs not in (0, "?"):
-            flags = "|".join(f"{command}:{flag}" for flag in action.option_strings)
+            flags = "|".join(f"'{command}:{flag}'" for flag in action.option_strings)
             yield f"    {flags}) words='{' '.join(_offered(action))}' ;;\n"
 
 
-def _words(parser: argparse.ArgumentParser) -> str:
+def _words(parser: argparse.ArgumentParser) -> list[str]:
     """Return the options of a parser, and the words that can stand alone."""
     flags = [flag for action in _options(parser) for flag in action.option_strings]
-    return " ".join([*flags, *_positional_words(parser)])
+    return [*flags, *_positional_words(parser)]
 
 
-def _fish_lines(
-    parser: argparse.ArgumentParser, commands: Mapping[str, argparse.ArgumentParser]
-) -> Iterator[str]:
-    prog = parser.prog
-    yield from _fish_options(
-        prog, parser, f"not __fish_seen_subcommand_from {' '.join(commands)}" * bool(commands)
-    )
-    for command, sub in commands.items():
-        yield f"complete -c {prog} -n __fish_use_subcommand -a {command}"
-        yield from _fish_options(prog, sub, f"__fish_seen_subcommand_from {command}")
+def _fish_lines(program: str, parsers: Parsers) -> Iterator[str]:
+    for words, parser in parsers.items():
+        conditions = [f"__fish_seen_subcommand_from {word}" for word in words.split()]
+        subcommands = _commands_of(words, parsers)
+        if subcommands:
+            conditions.append(f"not __fish_seen_subcommand_from {' '.join(subcommands)}")
+        condition = "; and ".join(conditions)
+        yield from (_fish_line(program, condition, f"-a {name}") for name in subcommands)
+        yield from _fish_options(program, parser, condition)
 
 
-def _fish_options(prog: str, parser: argparse.ArgumentParser, condition: str) -> Iterator[str]:
+def _fish_options(program: str, parser: argparse.ArgumentParser, condition: str) -> Iterator[str]:
     if positional := _positional_words(parser):
-        when = f" -n '{condition}'" if condition else ""
-        yield f"complete -c {prog}{when} -a '{' '.join(positional)}'"
+        yield _fish_line(program, condition, f"-a '{' '.join(positional)}'")
     for action in _options(parser):
-        words = [f"complete -c {prog}"]
-        words += [f"-n '{condition}'"] if condition else []
+        words = []
         for flag in action.option_strings:
             name = flag.lstrip("-")
             words.append(
@@ -128,4 +124,8 @@ def _fish_options(prog: str, parser: argparse.ArgumentParser, condition: str) ->
         elif action.nargs != 0:
             words.append("-r")
         text = (action.help or "").replace("%(default)s", str(action.default)).split(";")[0].replace("'", "’")
-        yield " ".join([*words, f"-d '{text}'"])
+        yield _fish_line(program, condition, *words, f"-d '{text}'")
+
+
+def _fish_line(program: str, condition: str, *words: str) -> str:
+    return " ".join([f"complete -c {program}", *([f"-n '{condition}'"] if condition else []), *words])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from convert.architectures import declared_options
 from gguf_cli import command
-from gguf_cli.arguments.card import add_card_arguments, finish_card, prepare_card
+from gguf_cli.arguments.card import add_card_arguments, read_card, refuse_foreign_cards, write_card_of
 from gguf_cli.arguments.family import add_flags, read_flags
 from gguf_cli.arguments.types import (
     add_matrix_arguments,
@@ -80,14 +80,14 @@ FOREIGN_FLAGS = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
-    parser = _parser()
+def main(argv: Sequence[str] | None = None, prog: str = "convert-hf-to-gguf") -> int:
+    """Run the command; return its exit code."""
+    parser = make_parser(prog)
     return command.run(parser, lambda args: _convert(args, parser), argv)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = command.make_parser("convert-hf-to-gguf", DESCRIPTION, epilog=EPILOG, version=__version__)
+def make_parser(prog: str = "convert-hf-to-gguf") -> argparse.ArgumentParser:
+    parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG, version=__version__)
     parser.add_argument(
         "model", nargs="?", metavar="MODEL_DIR",
         help="folder with config.json; or OWNER/NAME[@REVISION] on the Hub",
@@ -159,9 +159,9 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if args.model is None:
         parser.error("MODEL_DIR is missing")
     check_plan_arguments(args, parser)
-    options = _options(args, parser)
+    options, card = _options(args, parser), read_card(args)
     from convert.pipeline import plan_run
-    from convert.source_path import source_folder
+    from convert.sources import source_folder
     from quantize.progress import ProgressBar
     from quantize.report import dry_run_lines
     from quantize.run import execute_together
@@ -193,7 +193,7 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         reused = set(map(os.path.realpath, args.reuse))  # an output that is named there is to be replaced
         is_reused = any(os.path.realpath(path) in reused for path in outputs)
         refuse_to_replace(outputs, force=args.force or is_reused)
-        card = prepare_card(args, Path(folder), outputs)
+        refuse_foreign_cards(card, outputs)
         with ProgressBar("converting", quiet=args.quiet) as bar:
             how = RunOptions(
                 args.threads, args.restart, args.reuse, args.verify, bar.compiling, progress=bar.start,
@@ -203,7 +203,8 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     for result in results:
         for line in _outcome(result, args):
             print(line)
-    finish_card(card, args, [result.paths[0] for result in results])
+    made = [result.paths[0] for result in results]
+    write_card_of(made, card, Path(folder), args.typed, quiet=args.quiet or args.json)
 
 
 def _outcome(result: Result, args: argparse.Namespace) -> Iterator[str]:

@@ -63,14 +63,14 @@ With --json, --html or --work, a run that was interrupted resumes after its last
 again in the same way. What it needs for that is in FILE.work, or DIR, until all is done."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
-    parser = _parser()
+def main(argv: Sequence[str] | None = None, prog: str = "evaluate") -> int:
+    """Run the command; return its exit code."""
+    parser = make_parser(prog)
     return command.run(parser, lambda args: _evaluate(parser, args), argv)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = command.make_parser("evaluate", DESCRIPTION, epilog=EPILOG, version=__version__)
+def make_parser(prog: str = "evaluate") -> argparse.ArgumentParser:
+    parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG, version=__version__)
     parser.add_argument(
         "base", metavar="BASE",
         help="the model that others are compared with: a folder, a GGUF file, or OWNER/NAME on the Hub; with"
@@ -180,7 +180,7 @@ def _models(
 
     `args.base` becomes a path.
     """
-    from convert.source_path import model_path
+    from convert.sources import model_path
     from quality.options import LogitsFile
 
     if args.compare_with and args.html is None:

@@ -19,6 +19,7 @@ from gguf_cli.command import output_file
 from gguf_cli.help_text import HelpFormatter
 from gguf_cli.outputs import StoreOutput, add_force
 from gguf_cli.parser import add_foreign_flags
+from gguf_cli.roof import called_by
 from gguf_tools import __version__
 from gguf_tools.files.overwriting import refuse_shared, refuse_to_replace
 
@@ -65,13 +66,13 @@ _EXAMPLES = {
 _KINDS_OF_MODEL = "folder, GGUF file, or OWNER/NAME on the Hub"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
-    return command.run(_parser(), lambda args: args.body(args), argv)
+def main(argv: Sequence[str] | None = None, prog: str = "imatrix") -> int:
+    """Run the command; return its exit code."""
+    return command.run(make_parser(prog), lambda args: args.body(args), argv)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = command.make_parser("imatrix", DESCRIPTION, epilog=EPILOG, version=__version__)
+def make_parser(prog: str = "imatrix") -> argparse.ArgumentParser:
+    parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG, version=__version__)
     parser.set_defaults(body=lambda args: _collect(args, parser))
     _add_collect_arguments(parser)
     commands = parser.add_subparsers(metavar="COMMAND")
@@ -141,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     repair.set_defaults(body=_repair)
     for name, subparser in commands.choices.items():
-        subparser.epilog, subparser.formatter_class = _EXAMPLES[name], HelpFormatter
+        subparser.epilog, subparser.formatter_class = called_by(prog, _EXAMPLES[name]), HelpFormatter
         command.add_verbose(subparser)
     return parser
 
@@ -221,7 +222,7 @@ def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     for option, value in (("-m", args.model), ("-f", args.text)):
         if value is None:
             parser.error(f"{option} is missing (or a COMMAND; see --help)")
-    from convert.source_path import model_path
+    from convert.sources import model_path
     from forward.device import require_torch
 
     require_torch("collecting importances")
@@ -301,7 +302,7 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
 def _headers_of(model: str) -> Path | StreamedFolder:
     """Return the model that --model names; of one on the Hub, headers are enough."""
-    from convert.source_path import source_folder
+    from convert.sources import source_folder
 
     return source_folder(model, dry_run=True)
 

@@ -1,15 +1,17 @@
-"""The `gguf-tools` command: look at GGUF files, compare them, check them, change them."""
+"""The `gguf-tools` command: the roof of all commands, and the home of those for finished files."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from itertools import takewhile
 
 from gguf_cli import command
-from gguf_cli.completion import SHELLS, completion_script
+from gguf_cli.completion import SHELLS, completion_script, subparsers_of
 from gguf_cli.gguf import card, edit, look, mla_layout, repack, scan, upload
+from gguf_cli.roof import COMMANDS
 from gguf_tools import __version__
 from gguf_tools.findings import Finding
 from gguf_tools.format.shards import GGUFSet, open_gguf
@@ -17,6 +19,8 @@ from gguf_tools.text import json_text
 
 _EXAMPLES = """\
 examples:
+  gguf-tools convert DeepSeek-V2-Lite --outfile lite.gguf      a Hugging Face folder as a GGUF file
+  gguf-tools quantize lite.gguf lite-Q4_K_M.gguf Q4_K_M
   gguf-tools show model.gguf                 metadata, tensors, totals by type, KV cache per token
   gguf-tools show model.gguf --json | jq .types
   gguf-tools show model-00001-of-00004.gguf  a split set opens as one, by any of its files
@@ -65,10 +69,12 @@ def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
            other packages, which take time to load, and are left out where it is not among the words
     """
     parser = command.make_parser(
-        "gguf-tools", "Look at GGUF files, compare them, check them, change them.",
+        "gguf-tools", "Make GGUF files, look at them, compare them, check them, change them.",
         epilog=_EXAMPLES, version=__version__,
     )
     commands = command.Subcommands(parser)
+    for each in COMMANDS:
+        commands.name(each.name, each.text)
     look.add_to(commands, _compare_values, _compare_with_source)
     scan.add_to(commands)
     edit.add_to(commands)
@@ -99,7 +105,7 @@ def _compare_with_source(file: GGUFSet, args: argparse.Namespace) -> list[Findin
 
     with ExitStack() as opened:
         if Path(args.against).is_dir():
-            from convert.source_spec import open_tensors
+            from convert.conversion import open_tensors
 
             sources = opened.enter_context(open_tensors(args.against, allow_pickle=args.allow_pickle))
         else:
@@ -145,20 +151,26 @@ def _add_completion(commands: command.Subcommands) -> None:
 
 
 def completion(args: argparse.Namespace) -> None:
-    import gguf_cli.convert
-    import gguf_cli.evaluate
-    import gguf_cli.imatrix
-    import gguf_cli.quantize
-    import gguf_cli.sensitivity
+    print(completion_script(parsers(), args.shell), end="")
 
-    others = (gguf_cli.convert, gguf_cli.imatrix, gguf_cli.evaluate, gguf_cli.sensitivity, gguf_cli.quantize)
-    parsers = [make_parser(), *(module._parser() for module in others), gguf_cli.quantize._lint_parser()]
-    print(completion_script(parsers, args.shell), end="")
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """Return the parsers of all commands and subcommands, by the words that call them."""
+    made = {parser.prog: parser for parser in _with_subcommands(make_parser())}
+    for each in COMMANDS:
+        for prog in (each.alone, each.prog):
+            made |= {parser.prog: parser for parser in _with_subcommands(each.make_parser(prog))}
+    return made
+
+
+def _with_subcommands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    yield from subparsers_of(parser).values()
 
 
 def checkpoint(args: argparse.Namespace) -> None:
     from convert import open_checkpoint
-    from convert.source_path import source_folder
+    from convert.sources import source_folder
     from convert.weights.listing import checkpoint_text, describe
 
     folder = source_folder(args.folder, dry_run=True, allow_pickle=args.allow_pickle)
@@ -167,7 +179,12 @@ def checkpoint(args: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    words = sys.argv[1:] if argv is None else argv
+    words = sys.argv[1:] if argv is None else list(argv)
+    flags = list(takewhile(lambda word: word == "--verbose", words))
+    name, rest = words[len(flags) :][:1], words[len(flags) + 1 :]
+    for each in COMMANDS:
+        if [each.name] == name:
+            return each.main([*flags, *rest])
     return command.run(make_parser(words), lambda args: args.body(args), argv)
 
 

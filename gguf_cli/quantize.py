@@ -6,21 +6,21 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gguf_cli import command
+from gguf_cli import command, lint
 from gguf_cli.arguments.calibration import (
+    Divergence,
     add_calibration_arguments,
-    evaluate_output,
     read_calibration,
-    refuse_evaluation_text,
+    read_divergence,
 )
-from gguf_cli.arguments.card import add_card_arguments, finish_card, prepare_card
+from gguf_cli.arguments.card import add_card_arguments, read_card, refuse_foreign_cards, write_card_of
 from gguf_cli.arguments.command_words import command_words
 from gguf_cli.arguments.list_of_types import recipe_lines
-from gguf_cli.arguments.size import add_size_arguments, is_sized
+from gguf_cli.arguments.size import SizeArguments, add_size_arguments, is_sized, read_size
 from gguf_cli.arguments.types import (
     add_matrix_arguments,
     add_output_arguments,
@@ -30,27 +30,29 @@ from gguf_cli.arguments.types import (
     add_stream_argument,
     add_type_arguments,
     check_plan_arguments,
+    overrides_of_files,
     parsing_arguments,
     plan_options,
     read_importances,
-    refuse_to_compute,
 )
 from gguf_cli.completion import completes
 from gguf_cli.parser import ForeignFlag, add_foreign_flags
 from gguf_tools import __version__
-from gguf_tools.errors import BadArgument, BadRequest
+from gguf_tools.errors import BadRequest
 from gguf_tools.text import json_line
 from quantize.mla_layout.names import LAYOUTS
-from quantize.plan.recipe_files import is_recipe_file
 from quantize.plan.recipes import FILE_TYPES
 
 if TYPE_CHECKING:
-    from quantize.plan.decide import PlanOptions
+    from convert.card.write import CardRequest
+    from convert.checkpoint.streamed import StreamedFolder
+    from convert.sources import SourceOptions
     from quantize.plan.recipe_files import Mixture
     from quantize.run import Run
+    from quantize.run_options import RunOptions
 
-USAGE = """quantize [options] INPUT [OUTPUT.gguf] TYPE [THREADS]
-       quantize lint [options] TYPE MODEL"""
+USAGE = """{prog} [options]{gap}INPUT [OUTPUT.gguf] TYPE [THREADS]
+       {prog} lint [options] TYPE MODEL"""
 
 DESCRIPTION = """\
 Quantize a GGUF file (or a split one, given any of its parts): the bytes that llama-quantize writes.
@@ -92,19 +94,6 @@ the command line go first.
 types (plan only: some of its types can't be encoded yet):
 """
 
-LINT_DESCRIPTION = """\
-Say what TYPE (a file type or a recipe file) would do to a model, without reading a weight: rules that match
-nothing or are shadowed, tensors whose rows do not fit and what they become, tensors that need importances
-and have none, exact size. Exits with 1 when something would stop a run."""
-
-LINT_EPILOG = """\
-examples:
-  quantize lint Q4_K_M model-bf16.gguf
-  quantize lint --imatrix model.imatrix mine.yaml model-bf16.gguf
-  quantize lint --json --fallback attn_k_b=Q8_0 IQ2_XXS model-bf16.gguf
-  quantize lint Q4_K_M deepseek-ai/DeepSeek-V2-Lite       a folder or a model of the Hub, as converted
-"""
-
 FOREIGN_FLAGS = (
     ForeignFlag(
         ("--max-buffer-size",), "memory is bounded by a few strips of rows for each thread", 1, refused=False
@@ -112,19 +101,19 @@ FOREIGN_FLAGS = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
+def main(argv: Sequence[str] | None = None, prog: str = "quantize") -> int:
+    """Run the command; return its exit code."""
     words = sys.argv[1:] if argv is None else argv
     if list(words[:1]) == ["lint"]:  # a model of that name is ./lint
-        return command.run(_lint_parser(), _lint, words[1:])
-    parser = _parser()
-    return command.run(parser, lambda args: _quantize(args, parser), words)
+        return lint.main(words[1:], f"{prog} lint")
+    parser = make_parser(prog)
+    return command.run(parser, lambda args: _carry_out(args, parser), words)
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser(prog: str = "quantize") -> argparse.ArgumentParser:
     epilog = EPILOG + "\n".join(recipe_lines())
-    parser = command.make_parser("quantize", DESCRIPTION, epilog=epilog, version=__version__)
-    parser.usage = USAGE
+    parser = command.make_parser(prog, DESCRIPTION, epilog=epilog, version=__version__)
+    parser.usage = USAGE.format(prog=prog, gap=" " if prog == "quantize" else f"\n{' ' * 11}")
     words = parser.add_argument("words", nargs="+", metavar="INPUT [OUTPUT] TYPE [THREADS]")
     completes(words, FILE_TYPES)
     add_matrix_arguments(parser)
@@ -163,99 +152,173 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _lint_parser() -> argparse.ArgumentParser:
-    parser = command.make_parser("quantize lint", LINT_DESCRIPTION, epilog=LINT_EPILOG, version=__version__)
-    completes(parser.add_argument("type", metavar="TYPE", help="file type, or recipe file"), FILE_TYPES)
-    parser.add_argument(
-        "model", metavar="MODEL", help="GGUF file, folder, or OWNER/NAME[@REVISION] on the Hub"
-    )
-    parser.add_argument("--json", action="store_true", help="the report as one JSON object")
-    command.add_timeout(parser)
-    add_matrix_arguments(parser)
-    add_type_arguments(parser)
-    add_requantize_argument(parser)
-    return parser
+@dataclass(frozen=True)
+class _Request:
+    """What the command line asks for.
 
+    named     INPUT
+    output    None: beside INPUT
+    types     file types and recipe files; with a size one, or none
+    options   what to make of INPUT, apart from the type
+    size      None: the types are those that are named
+    measured  what to measure of the outputs, None: nothing
+    card      what the card says, None: there is to be none
+    run       how to run
+    stream    leave the weights of INPUT on the Hub
+    dry_run   plan, and write nothing
+    summary   leave the tensors out of the plan
+    typed     the command line, for the card
+    """
 
-def _lint(args: argparse.Namespace) -> int:
-    from convert.options import ConvertOptions
-    from convert.pipeline import plan_run as plan_folder
-    from convert.source_path import source_folder
-    from quantize.linting import lint, lint_lines, lint_plan
+    named: str
+    output: Path | None
+    types: tuple[str, ...]
+    options: SourceOptions
+    size: SizeArguments | None
+    measured: Divergence | None
+    card: CardRequest | None
+    run: RunOptions
+    stream: bool
+    dry_run: bool
+    json: bool
+    summary: bool
+    quiet: bool
+    typed: tuple[str, ...]
 
-    source = source_folder(args.model, dry_run=True)
-    importances, types = read_importances(args), plan_options(args)
-    if Path(source).is_dir():
-        report = lint_plan(
-            args.type,
-            lambda mixture: plan_folder(
-                source,
-                None,
-                ConvertOptions(outtype=mixture, importances=importances, types=types),
-                allow_problems=True,
-            ),
+    @property
+    def computes(self) -> bool:
+        """Whether the model is computed, which takes its weights."""
+        return (
+            self.options.calibration is not None
+            or self.measured is not None
+            or (self.size is not None and self.size.losses is None)
         )
+
+    def plan(
+        self, source: Path | StreamedFolder, file_type: str | Mixture, *, allow_problems: bool
+    ) -> AbstractContextManager[Run]:
+        from convert.sources import plan_source
+
+        return plan_source(source, self.output, file_type, self.options, allow_problems=allow_problems)
+
+
+def _carry_out(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    if args.repack or args.repack_pattern is not None:
+        _repack(args, parser)
     else:
-        report = lint(args.type, source, importances=importances, options=types)
-    lines = [json_line(report.to_json())] if args.json else lint_lines(report)
-    for line in lines:
-        print(line)
-    return 1 if report.stops else 0
+        _quantize(_read(args, parser))
 
 
-def _quantize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    from convert.source_path import source_folder
+def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request:
+    from convert.sources import SourceOptions
+    from quantize.plan.overrides import parse_kv_override, parse_layers
+    from quantize.run_options import RunOptions
+
+    named, output, type_, n_threads = command_words(args.words, parser, needs_type=not is_sized(args))
+    check_plan_arguments(args, parser)
+    size, types = read_size(args, type_), plan_options(args)
+    with parsing_arguments():
+        layers = parse_layers(args.prune_layers) if args.prune_layers else ()
+        kv_overrides = tuple(map(parse_kv_override, args.override_kv))
+    types = replace(types, prune_layers=layers)
+    if size is not None:  # which has taken the others in
+        types = replace(types, overrides=overrides_of_files(args))
+    request = _Request(
+        named,
+        output,
+        types=tuple((type_ or "").split(",")),
+        options=SourceOptions(
+            types=types,
+            kv_overrides=kv_overrides,
+            importances=read_importances(args),
+            keep_split=args.keep_split,
+            provenance=not args.no_provenance,
+            calibration=read_calibration(args),
+            mla=args.mla,
+            program=None if size is None else size.rules.target,
+        ),
+        size=size,
+        measured=read_divergence(args),
+        card=read_card(args),
+        run=RunOptions(n_threads, args.restart, args.reuse, args.verify, scheduler=args.scheduler),
+        stream=args.stream,
+        dry_run=args.dry_run,
+        json=args.json,
+        summary=args.summary,
+        quiet=args.quiet,
+        typed=args.typed,
+    )
+    if request.stream and request.computes:
+        raise BadRequest(
+            "--stream is for encoding alone; --calibrate, --evaluate and --size without --losses compute the"
+            " model, so it has to be fetched"
+        )
+    return request
+
+
+def _quantize(request: _Request) -> None:
+    from convert.sources import source_folder
     from quantize.plan.recipe_files import find_mixture
     from quantize.progress import ProgressBar
     from quantize.report import dry_run_lines, result_lines
     from quantize.run import execute_together
-    from quantize.run_options import RunOptions
 
-    if args.repack or args.repack_pattern is not None:
-        _repack(args, parser)
-        return
-    named, output, type_, n_threads = command_words(args.words, parser, needs_type=not is_sized(args))
-    check_plan_arguments(args, parser)
-    computes = bool(args.calibrate or args.evaluate or (is_sized(args) and args.losses is None))
-    refuse_to_compute(args, computes=computes)
-    headers = args.dry_run and not computes
-    args.folder = source_folder(named, stream=args.stream, dry_run=headers, quiet=args.quiet)
-    source = Path(args.folder)
-    if source.is_dir() and (args.keep_split or args.override_kv):
-        parser.error("--keep-split and --override-kv need a GGUF file; INPUT is a folder")
-    if args.mla is not None and not source.is_dir():
-        parser.error("--mla needs a folder; gguf-tools mla-layout changes the layout of a file")
-    plan = _plan_folder if source.is_dir() else _plan_file
-    if output is not None and output.exists() and not source.exists():
+    headers = request.dry_run and not request.computes
+    source = source_folder(request.named, stream=request.stream, dry_run=headers, quiet=request.quiet)
+    if request.output is not None and request.output.exists() and not Path(source).exists():
         raise BadRequest(f"{source}: no such file, though OUTPUT is there; INPUT comes first")
-    types: Sequence[str | Mixture] = (type_ or "").split(",")
-    if is_sized(args):
-        types = [_choose_types(args, source, output, type_)]
-    names = ", ".join((find_mixture(each) if isinstance(each, str) else each).name for each in types)
+    types: Sequence[str | Mixture] = request.types
+    if request.size is not None:
+        types = [_choose_types(request, request.size, source)]
     with ExitStack() as stack:
-        runs = [stack.enter_context(plan(args, source, output, each)) for each in types]
-        if args.dry_run:
-            how = RunOptions(n_threads, reuse=args.reuse)
+        runs = [
+            stack.enter_context(request.plan(source, each, allow_problems=request.dry_run)) for each in types
+        ]
+        if request.dry_run:
             for run in runs:
-                for line in dry_run_lines(run, how, as_json=args.json, summary=args.summary):
+                for line in dry_run_lines(run, request.run, as_json=request.json, summary=request.summary):
                     print(line)
             return
-        if args.evaluate is not None:
-            refuse_evaluation_text(args, runs[0])
-        card = prepare_card(args, source, [output for run in runs for output in run.output_paths])
-        with ProgressBar(f"quantizing to {names}", quiet=args.quiet) as bar:
-            options = RunOptions(n_threads, args.restart, args.reuse, args.verify, scheduler=args.scheduler)
-            results = execute_together(runs, bar.shows(options))
-    for result in () if args.quiet and not args.json else results:
-        for line in [json_line(result.to_json())] if args.json else result_lines(result):
+        if request.measured is not None:
+            request.measured.refuse(runs[0])
+        refuse_foreign_cards(request.card, [output for run in runs for output in run.output_paths])
+        names = ", ".join((find_mixture(each) if isinstance(each, str) else each).name for each in types)
+        with ProgressBar(f"quantizing to {names}", quiet=request.quiet) as bar:
+            results = execute_together(runs, bar.shows(request.run))
+    for result in () if request.quiet and not request.json else results:
+        for line in [json_line(result.to_json())] if request.json else result_lines(result):
             print(line)
-    finish_card(card, args, [result.paths[0] for result in results])
-    for result in results if args.evaluate is not None else ():
-        evaluate_output(args, source, result.paths[0])
+    made = [result.paths[0] for result in results]
+    write_card_of(made, request.card, Path(source), request.typed, quiet=request.quiet or request.json)
+    if request.measured is not None:
+        for output in made:
+            request.measured.print_of(Path(source), output)
+
+
+def _choose_types(request: _Request, size: SizeArguments, source: Path | StreamedFolder) -> Mixture:
+    """Return the mixture for the size that is asked for, after saying what was chosen and why."""
+    from calibrate.size.map import expected_lines, map_lines
+    from calibrate.size.solve import curve, size_mixture, sized_lines
+
+    def planner(mixture: Mixture) -> AbstractContextManager[Run]:
+        return request.plan(source, mixture, allow_problems=True)
+
+    wanted = size.request(Path(source), request.output, calibrated=request.options.calibration is not None)
+    sized = size_mixture(planner, wanted)
+    if size.curve is not None:
+        from calibrate.size.plot import plot_curve
+
+        plot_curve(curve(sized, wanted, planner), sized, size.curve)
+    if not request.json:
+        chosen = sized.chosen
+        for line in (*sized_lines(sized), *expected_lines(chosen, wanted.losses), *map_lines(chosen.types)):
+            print(line)
+    size.save(sized)
+    return sized.mixture
 
 
 def _repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    from convert.source_path import model_path
+    from convert.sources import model_path
     from gguf_cli.gguf.repack import carry_out
     from quantize.plan.decide import PlanOptions
     from quantize.repack.rules import RepackOptions
@@ -272,86 +335,6 @@ def _repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     patterns = tuple(args.repack_pattern.split(",")) if args.repack_pattern else ()
     options = RepackOptions(only=patterns, keep_split=args.keep_split)
     carry_out(args, model_path(named, quiet=args.quiet), output, options, n_threads, force=True)
-
-
-def _choose_types(args: argparse.Namespace, source: Path, output: Path | None, type_: str | None) -> Mixture:
-    """Return the mixture for the size that is asked for, after saying what was chosen and why."""
-    from calibrate.size.map import expected_lines, map_lines
-    from calibrate.size.solve import curve, size_mixture, sized_lines
-    from gguf_cli.arguments.size import check_size_arguments, save_choice, size_request
-
-    if type_ is not None and is_recipe_file(type_):
-        raise BadArgument(f"{type_}: a recipe file has its own types; with --size, name a file type or none")
-    check_size_arguments(args)
-    if args.losses is None:
-        from gguf_cli.arguments.sensitivity_for_size import losses_for_size
-
-        args.losses = losses_for_size(args, source, output)
-    request = size_request(args, type_, args.losses)
-    planned = argparse.Namespace(**{**vars(args), "dry_run": True, "tensor_type": [], "custom_q": []})
-
-    def planner(mixture: Mixture) -> AbstractContextManager[Run]:
-        return (_plan_folder if source.is_dir() else _plan_file)(planned, source, output, mixture)
-
-    sized = size_mixture(planner, request)
-    if args.curve is not None:
-        from calibrate.size.plot import plot_curve
-
-        plot_curve(curve(sized, request, planner), sized, args.curve)
-    if not args.json:
-        chosen = sized.chosen
-        expected = expected_lines(chosen, request.sensitivities)
-        for line in (*sized_lines(sized), *expected, *map_lines(chosen.types)):
-            print(line)
-    save_choice(args, sized)
-    args.tensor_type, args.custom_q = [], []  # the chosen types have taken them in
-    return sized.mixture
-
-
-def _plan_file(
-    args: argparse.Namespace, source: Path, output: Path | None, types: str | Mixture
-) -> AbstractContextManager[Run]:
-    from quantize.options import QuantizeOptions
-    from quantize.pipeline import plan_run
-    from quantize.plan.overrides import parse_kv_override
-
-    with parsing_arguments():
-        kv_overrides = [parse_kv_override(text) for text in args.override_kv]
-    options = QuantizeOptions(
-        types=_options(args),
-        kv_overrides=kv_overrides,
-        importances=read_importances(args),
-        keep_split=args.keep_split,
-        provenance=not args.no_provenance,
-        calibration=read_calibration(args),
-    )
-    return plan_run(source, output, types, options, allow_problems=args.dry_run)
-
-
-def _plan_folder(
-    args: argparse.Namespace, source: Path, output: Path | None, types: str | Mixture
-) -> AbstractContextManager[Run]:
-    from convert.options import ConvertOptions
-    from convert.pipeline import plan_run
-
-    options = ConvertOptions(
-        outtype=types,
-        importances=read_importances(args),
-        types=_options(args),
-        provenance=not args.no_provenance,
-        calibration=read_calibration(args),
-        mla=args.mla,
-        program=args.target if is_sized(args) else None,
-    )
-    return plan_run(args.folder, output, options, allow_problems=args.dry_run)
-
-
-def _options(args: argparse.Namespace) -> PlanOptions:
-    from quantize.plan.overrides import parse_layers
-
-    with parsing_arguments():
-        layers = parse_layers(args.prune_layers) if args.prune_layers else ()
-    return replace(plan_options(args), prune_layers=layers)
 
 
 if __name__ == "__main__":

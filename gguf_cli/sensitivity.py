@@ -44,13 +44,13 @@ examples:
 _SHOWN_TYPE, _N_SHOWN = "Q4_K", 10
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
-    return command.run(_parser(), _sensitivity, argv)
+def main(argv: Sequence[str] | None = None, prog: str = "sensitivity") -> int:
+    """Run the command; return its exit code."""
+    return command.run(make_parser(prog), _sensitivity, argv)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = command.make_parser("sensitivity", DESCRIPTION, epilog=EPILOG, version=__version__)
+def make_parser(prog: str = "sensitivity") -> argparse.ArgumentParser:
+    parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG, version=__version__)
     parser.add_argument(
         "model", metavar="MODEL", help="Hugging Face folder, GGUF file, or OWNER/NAME[@REVISION] on the Hub"
     )
@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _sensitivity(args: argparse.Namespace) -> None:
     from calibrate.sensitivities.measure import sensitivity
-    from convert.source_path import model_path
+    from convert.sources import model_path
     from forward.gradients.forward_backward import is_unfinished
     from gguf_tools.progress import LayerBar
 

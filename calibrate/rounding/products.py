@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibrate.rounding.base import PANEL
-from quantize.formats.base import Floats32
+from quantize.formats.base import Floats32, as_source
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import float_tile, load, store
 from quantize.simd.lanes import LANES, splat
@@ -162,3 +162,29 @@ def add_squares(errors: Floats32, totals: npt.NDArray[np.float64]) -> None:
         for i in range(row * n, (row + 1) * n):
             total += np.float64(errors[i]) * np.float64(errors[i])
         totals[row] = total
+
+
+def errors_in(moves: Floats32, upper: Floats32) -> Floats32:
+    """Compute what makes up for `moves` of a panel's columns, float32 (n_rows, n), by themselves.
+
+    upper  float32 (n, n), C-contiguous, that of the panel
+    """
+    errors = np.empty(moves.shape, np.float32)
+    errors_of(as_source(moves), as_source(upper), len(upper), errors.reshape(-1))
+    return errors
+
+
+def whitened(moves: Floats32, upper: Floats32) -> Floats32:
+    """Compute errors with errors @ upper = moves: their squares add up to what the moves cost.
+
+    moves    float32 (n_rows, n), n a multiple of LANES and at least one row; overwritten
+    upper    float32 (n, n), upper triangular
+    """
+    n = moves.shape[1]
+    errors = np.empty_like(moves)
+    for start in range(0, n, PANEL):
+        stop = min(start + PANEL, n)
+        own = errors_in(moves[:, start:stop], np.ascontiguousarray(upper[start:stop, start:stop]))
+        errors[:, start:stop] = own
+        feed_back(as_source(own), stop - start, as_source(upper), start, stop, n, moves.reshape(-1))
+    return errors

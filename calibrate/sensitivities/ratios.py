@@ -16,7 +16,8 @@ import numpy.typing as npt
 import torch
 
 from calibrate.rounding.factor import Factor
-from calibrate.rounding.feedback import encode_compensated, stock_weighting
+from calibrate.rounding.feedback import encode_compensated
+from calibrate.rounding.judge import stock_weighting
 from calibrate.sensitivities.type_errors import errors_of, read_rows, spread
 from forward.observe import Arrays, Observer, ObservesGradients, Silent
 from gguf_tools.errors import BadMoments

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.checkpoint.json_files import read_json_object_if_there
-from convert.tokenizer.family_quirks import NO_HABITS, Habits
+from convert.tokenizer.family_quirks import NO_QUIRKS, Quirks
 from convert.tokenizer.vocab_bpe import SPECIAL_KINDS, added_tokens_in
 from gguf_tools.errors import BadTokenizer
 
@@ -66,7 +66,7 @@ def read_special_tokens(
     tokenizer_config: Mapping[str, Any],
     tokens: Sequence[str],
     default_ids: Mapping[str, int] | None = None,
-    habits: Habits = NO_HABITS,
+    quirks: Quirks = NO_QUIRKS,
     by_name: bool = True,
 ) -> SpecialTokens:
     """Return the special tokens of a checkpoint's folder.
@@ -75,7 +75,7 @@ def read_special_tokens(
     tokenizer_json  empty for a SentencePiece vocabulary without one
     tokens          texts by id
     default_ids     what a SentencePiece model says itself, used where nothing else says it
-    habits          of the model's family
+    quirks          of the model's family
     by_name         look names of special tokens up among `tokens`, too
     raises          BadTokenizer when a side file is no JSON
     """
@@ -92,12 +92,12 @@ def read_special_tokens(
         elif kind == "TemplateProcessing":
             named = _after_template(named, processor)
     adds, add_notes = _adds(named, tokenizer_config, byte_level)
-    if habits.adds_bos and adds.get("bos") is not True:
+    if quirks.adds_bos and adds.get("bos") is not True:
         adds["bos"] = True
         add_notes.append("add_bos_token: true, as this family wants it; the tokenizer's files don't say so")
     named_tokens = {text: token_id for token_id, text in reversed(list(enumerate(tokens)))} if by_name else {}
     ids, id_notes = _ids(
-        folder, named, config, tokenizer_json, named_tokens, len(tokens), default_ids or {}, habits
+        folder, named, config, tokenizer_json, named_tokens, len(tokens), default_ids or {}, quirks
     )
     return SpecialTokens(ids, adds, (*named.notes, *add_notes, *id_notes))
 
@@ -225,7 +225,7 @@ def _ids(
     id_of: Mapping[str, int],
     n_tokens: int,
     default_ids: Mapping[str, int],
-    habits: Habits,
+    quirks: Quirks,
 ) -> tuple[dict[str, int], list[str]]:
     generation_config: dict[str, Any] = {}
     with suppress(BadTokenizer):  # a broken one is reported with the sampling settings, which it is for
@@ -238,7 +238,7 @@ def _ids(
         ("tokenizer_config.json", {kind: id_of_added.get(named.text(kind)) for kind in named.kinds}),
         ("config.json", {kind: config.get(f"{kind}_token_id") for kind in named.kinds}),
         ("tokenizer_config.json", {kind: id_of.get(named.text(kind) or "") for kind in named.kinds}),
-        ("tokenizer.json", {kind: id_of_added.get(text) for kind, text in habits.special_tokens.items()}),
+        ("tokenizer.json", {kind: id_of_added.get(text) for kind, text in quirks.special_tokens.items()}),
         (
             "special_tokens_map.json",
             {kind: id_of.get(_text(special_tokens_map, kind) or "") for kind in named.kinds},

@@ -18,7 +18,7 @@ from typing import Any
 from convert.checkpoint.json_files import read_json_object, read_json_object_if_there
 from convert.tokenizer import vocab_tekken, vocab_tiktoken
 from convert.tokenizer.chat_templates import ChatTemplates, read_chat_templates
-from convert.tokenizer.family_quirks import NO_HABITS, Habits
+from convert.tokenizer.family_quirks import NO_QUIRKS, Quirks
 from convert.tokenizer.pretokenizers import find_known, find_pre_tokenizer
 from convert.tokenizer.special_tokens import SpecialTokens, read_special_tokens
 from convert.tokenizer.vocab import MAX_VOCAB, Vocab
@@ -130,35 +130,35 @@ def read_tokenizer(
     config: Mapping[str, Any],
     *,
     pre_tokenizer: str | None = None,
-    habits: Habits = NO_HABITS,
+    quirks: Quirks = NO_QUIRKS,
 ) -> Tokenizer:
     """Return the tokenizer in a checkpoint's folder.
 
     config         config.json, for vocab_size and special token ids
     pre_tokenizer  name of llama.cpp's pre-tokenizer, in place of recognising it
-    habits         of the model's family
+    quirks         of the model's family
     raises         BadTokenizer when the files are missing, damaged, or ask for what llama.cpp can't do;
                    BadRequest when pre_tokenizer is given and there is nothing it could apply to
     """
     tokenizer_config = read_json_object_if_there(folder / "tokenizer_config.json", BadTokenizer)
-    tokenizer = _read(folder, config, tokenizer_config, pre_tokenizer, habits)
-    return _with_habits_of_size(_with_stated_prefix(tokenizer, tokenizer_config, habits), habits)
+    tokenizer = _read(folder, config, tokenizer_config, pre_tokenizer, quirks)
+    return _with_quirks_of_size(_with_stated_prefix(tokenizer, tokenizer_config, quirks), quirks)
 
 
 def _with_stated_prefix(
-    tokenizer: Tokenizer, tokenizer_config: Mapping[str, Any], habits: Habits
+    tokenizer: Tokenizer, tokenizer_config: Mapping[str, Any], quirks: Quirks
 ) -> Tokenizer:
     stated = tokenizer_config.get("add_prefix_space")
-    if not habits.states_prefix or not isinstance(stated, bool):
+    if not quirks.states_prefix or not isinstance(stated, bool):
         return tokenizer
     return replace(tokenizer, add_space_prefix=stated)
 
 
-def _with_habits_of_size(tokenizer: Tokenizer, habits: Habits) -> Tokenizer:
+def _with_quirks_of_size(tokenizer: Tokenizer, quirks: Quirks) -> Tokenizer:
     """Return the tokenizer with what its family has for a vocabulary of this size."""
     special, size = tokenizer.special, len(tokenizer.vocab.tokens)
-    ids = {**habits.of_size.get(size, {}), **special.ids}
-    adds = {**special.adds, "bos": False} if size in habits.no_bos_sizes else special.adds
+    ids = {**quirks.of_size.get(size, {}), **special.ids}
+    adds = {**special.adds, "bos": False} if size in quirks.no_bos_sizes else special.adds
     return replace(tokenizer, special=replace(special, ids=ids, adds=adds))
 
 
@@ -167,27 +167,27 @@ def _read(
     config: Mapping[str, Any],
     tokenizer_config: Mapping[str, Any],
     pre_tokenizer: str | None,
-    habits: Habits,
+    quirks: Quirks,
 ) -> Tokenizer:
     vocab_size = _vocab_size(config, folder / "config.json")
     json_path, model_path = folder / "tokenizer.json", folder / "tokenizer.model"
     tokenizer_json = read_json_object_if_there(json_path, BadTokenizer, most_memory=MAX_MEMORY)
-    is_sentencepiece = habits.sentencepiece and model_path.is_file()
+    is_sentencepiece = quirks.sentencepiece and model_path.is_file()
     if is_byte_level_bpe(tokenizer_json) and not is_sentencepiece:
         return _read_byte_level(
-            json_path, config, tokenizer_json, tokenizer_config, vocab_size, pre_tokenizer, habits
+            json_path, config, tokenizer_json, tokenizer_config, vocab_size, pre_tokenizer, quirks
         )
     if model_path.is_file():
         if pre_tokenizer is not None:
             raise BadRequest(f"--pre-tokenizer {pre_tokenizer}: {model_path} (SentencePiece) has none")
         return _read_sentencepiece(model_path, config, tokenizer_json, tokenizer_config, vocab_size)
-    if habits.sentencepiece and is_sentencepiece_bpe(tokenizer_json):
+    if quirks.sentencepiece and is_sentencepiece_bpe(tokenizer_json):
         if pre_tokenizer is not None:
             raise BadRequest(f"--pre-tokenizer {pre_tokenizer}: {json_path} (SentencePiece) has none")
         return _read_sentencepiece_json(json_path, config, tokenizer_json, tokenizer_config, vocab_size)
-    if habits.tekken and (folder / vocab_tekken.FILE_NAME).is_file():
+    if quirks.tekken and (folder / vocab_tekken.FILE_NAME).is_file():
         return _read_tekken(folder / vocab_tekken.FILE_NAME, vocab_size, pre_tokenizer)
-    if habits.tiktoken and not tokenizer_json and (folder / vocab_tiktoken.FILE_NAME).is_file():
+    if quirks.tiktoken and not tokenizer_json and (folder / vocab_tiktoken.FILE_NAME).is_file():
         return _read_tiktoken(
             folder / vocab_tiktoken.FILE_NAME, config, tokenizer_config, vocab_size, pre_tokenizer
         )
@@ -222,7 +222,7 @@ def _read_byte_level(
     tokenizer_config: Mapping[str, Any],
     vocab_size: int | None,
     pre_tokenizer: str | None,
-    habits: Habits,
+    quirks: Quirks,
 ) -> Tokenizer:
     special_tokens_map = read_json_object_if_there(path.with_name("special_tokens_map.json"), BadTokenizer)
     vocab = read_bpe_vocab(path, tokenizer_json, tokenizer_config, special_tokens_map, vocab_size)
@@ -231,7 +231,7 @@ def _read_byte_level(
         path, tokenizer_json.get("pre_tokenizer"), ignore_merges=ignore_merges, name=pre_tokenizer
     )
     special = read_special_tokens(
-        path.parent, config, tokenizer_json, tokenizer_config, vocab.tokens, habits=habits
+        path.parent, config, tokenizer_json, tokenizer_config, vocab.tokens, quirks=quirks
     )
     templates = read_chat_templates(path.parent, tokenizer_config)
     normalizers = list(_flat(tokenizer_json.get("normalizer")))
@@ -241,7 +241,7 @@ def _read_byte_level(
     if pre == _QWEN and pre_tokenizer is None and special.adds.get("bos") and "bos" in special.ids:
         pre = _QWEN_WITH_BOS
     if pre_tokenizer is None:
-        pre = habits.pre_tokenizers.get(pre, pre)
+        pre = quirks.pre_tokenizers.get(pre, pre)
     if known is not None and known.ignore_merges != ignore_merges:
         notes.append(
             f"ignore_merges is {str(ignore_merges).lower()} in tokenizer.json, llama.cpp's {pre} does the"

@@ -13,10 +13,8 @@ from pathlib import Path
 import torch
 
 from convert.architectures.deepseek2.config import GLM_DSA, V32, DeepseekConfig
-from convert.architectures.deepseek32.config import IndexedConfig
-from convert.architectures.deepseek32.metadata import metadata_reader
-from convert.architectures.mistral_large3.config import MistralConfig
-from convert.architectures.mistral_large3.metadata import read_metadata
+from convert.architectures.deepseek2.deepseek32 import IndexedConfig, metadata_reader
+from convert.architectures.deepseek2.mistral_large3 import MistralConfig, read_metadata
 from forward.families.decoder import DECODERS
 from forward.families.deepseek4 import DEEPSEEK4
 from forward.layer import Layer

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from convert.architectures.decoder.config import DecoderConfig
-from convert.architectures.decoder.read_back import read_decoder
+from convert.architectures.decoder.metadata import read_decoder
 from convert.architectures.decoder.rope import RopeConfig
 from forward.layer import Layer
 from forward.layers.attention.gqa import HeadSizes, load_shared_key_attention

@@ -33,7 +33,7 @@ from forward.work.file_record import RECORD, Entry, FileRecord
 from forward.work.owned_folder import FolderKind, files_of, remove_files
 from gguf_tools.errors import BadRequest, OutputError, ToolkitError
 from gguf_tools.files.inputs import InputWatch
-from gguf_tools.files.run_lock import Refusals, claim_run
+from gguf_tools.files.run_lock import Refusals, lock_run
 
 VERSION = 2
 """Number of the folder's format; it also changes whenever a run could give other numbers."""
@@ -85,11 +85,11 @@ class WorkFolder:
             raise OutputError(f"{self.folder}: can't be written ({error.strerror})") from error
         _KIND.refuse_foreign(self.folder)
         about = {**_KIND.mark, "version": VERSION, **about}
-        self._claim = claim_run(self.folder / _LOCK, about, _refusals(self.folder))
+        self._run_lock = lock_run(self.folder / _LOCK, about, _refusals(self.folder))
         try:
             self._begin(restart)
         except BaseException:
-            self._claim.close()
+            self._run_lock.close()
             raise
 
     def _begin(self, restart: bool) -> None:
@@ -101,7 +101,7 @@ class WorkFolder:
             if begun is not None and self._damaged(begun, latest=False):
                 about = None
             if about is not None:
-                self._claim.refuse_another(about)
+                self._run_lock.refuse_another(about)
             if about is None or begun is None:
                 self.done, damaged = _NOTHING, [_KIND.about if about is None else RECORD]
             else:
@@ -123,7 +123,7 @@ class WorkFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._record.close()
-        self._claim.close()
+        self._run_lock.close()
 
     def hidden_path(self, layer: int) -> Path:
         """Return where the hidden states after `layer` are."""
@@ -170,7 +170,7 @@ class WorkFolder:
 
     def _forget_layers(self) -> None:
         remove_files(self.folder, _OF_LAYERS)
-        about = json.dumps(self._claim.about, indent=1).encode()
+        about = json.dumps(self._run_lock.about, indent=1).encode()
         write_whole_of(self.folder / _KIND.about, lambda file: file.write(about))
         self._record.forget()
         self._record.add({"layer": _NOTHING, "latest": []}, [_KIND.about])
@@ -251,7 +251,7 @@ def forget(output: Path) -> None:
     if not is_unfinished(output):
         return
     with suppress(ToolkitError, OSError):  # another run has begun there, or somebody else's files are left
-        with closing(claim_run(folder / _LOCK, {}, _refusals(folder))):
+        with closing(lock_run(folder / _LOCK, {}, _refusals(folder))):
             remove_files(folder, _OF_LAYERS)
             remove_files(folder, _KIND.names, but=_LOCK)
         (folder / _LOCK).unlink()

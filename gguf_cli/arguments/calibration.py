@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from gguf_cli.arguments.forward import add_context_argument, cut_of
 if TYPE_CHECKING:
     from calibrate.calibration import Calibration
     from forward.options import ForwardOptions
+    from quality.options import EvaluateOptions
     from quantize.run import Run
 
 
@@ -31,12 +33,12 @@ def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--no-sequential",
         action="store_true",
-        help="let all tensors see what the original makes of the text; half the time, larger errors",
+        help="calibrate every tensor on the original model's activations: twice as fast, larger errors",
     )
     group.add_argument(
         "--one-sided",
         action="store_true",
-        help="leave out what errors at a matrix' outputs do to the model's predictions",
+        help="ignore the gradients at each matrix's outputs (no backward pass)",
     )
     group.add_argument("--no-embedding", action="store_true", help="encode token_embd as without --calibrate")
     group.add_argument(
@@ -50,31 +52,43 @@ def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--memory", type=command.gigabytes, default=4 << 30, metavar="GB",
-        help="hidden states beyond so many gigabytes go to a file (default: 4)",
+        help="keep at most GB gigabytes of hidden states in memory; the rest goes to a file (default: 4)",
     )  # fmt: skip
 
 
-def refuse_evaluation_text(args: argparse.Namespace, run: Run) -> None:
-    """Raise BadRequest, before a weight is read, for a text that --evaluate can't use."""
-    from calibrate.early import refuse_text
+@dataclass(frozen=True)
+class Divergence:
+    """What --evaluate measures of an output: how far it is from its source on another text."""
+
+    text: Path
+    options: EvaluateOptions
+
+    def refuse(self, run: Run) -> None:
+        """Raise BadRequest, before a weight is read, for a text that can't be used."""
+        from calibrate.early import refuse_text
+
+        refuse_text(self.text, self.options.cut, run.preparation, measured=True)
+
+    def print_of(self, source: Path, output: Path) -> None:
+        """Measure an output, and print the result."""
+        from gguf_tools.progress import LayerBar
+        from quality.pipeline import evaluate
+        from quality.table import evaluation_lines
+
+        with LayerBar("layers of all models") as bar:
+            evaluation = evaluate(source, self.text, [output], self.options, bar)
+        for line in evaluation_lines(evaluation):
+            print(line)
+
+
+def read_divergence(args: argparse.Namespace) -> Divergence | None:
+    """Return what --evaluate asks for, None without it."""
+    if args.evaluate is None:
+        return None
     from forward.text.tokens import Cut
-
-    refuse_text(args.evaluate, Cut(args.ctx_size), run.preparation, measured=True)
-
-
-def evaluate_output(args: argparse.Namespace, source: Path, output: Path) -> None:
-    """Print how far the output is from its source on another text."""
-    from forward.text.tokens import Cut
-    from gguf_tools.progress import LayerBar
     from quality.options import EvaluateOptions
-    from quality.pipeline import evaluate
-    from quality.table import evaluation_lines
 
-    options = EvaluateOptions(Cut(args.ctx_size), calibration_forward(args))
-    with LayerBar("layers of all models") as bar:
-        evaluation = evaluate(source, args.evaluate, [output], options, bar)
-    for line in evaluation_lines(evaluation):
-        print(line)
+    return Divergence(args.evaluate, EvaluateOptions(Cut(args.ctx_size), calibration_forward(args)))
 
 
 def read_calibration(args: argparse.Namespace) -> Calibration | None:

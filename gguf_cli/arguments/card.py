@@ -1,9 +1,10 @@
-"""Command line arguments of a card, shared by the commands that write models and `gguf-tools card`."""
+"""Arguments of a card, shared by the commands that write models and `gguf-tools card`."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,16 @@ def add_card_facts(group: argparse._ActionsContainer) -> None:
     )
 
 
-def card_request(args: argparse.Namespace, source: Path | None) -> CardRequest:
+def read_card(args: argparse.Namespace) -> CardRequest | None:
+    """Return what the card is to say, None without --card; raises BadRequest for facts without one."""
+    if args.card:
+        return read_card_facts(args)
+    if args.base_model or args.quantized_by or args.report:
+        raise BadRequest("--base-model, --quantized-by and --report are for the card: --card is missing")
+    return None
+
+
+def read_card_facts(args: argparse.Namespace) -> CardRequest:
     """Return what the arguments say; raises BadRequest for a model that is no name on the Hub."""
     from convert.card.measured import read_report
     from convert.card.write import CardRequest
@@ -51,28 +61,27 @@ def card_request(args: argparse.Namespace, source: Path | None) -> CardRequest:
         repo = name.repo
     if args.report is not None:
         read_report(args.report)
-    return CardRequest(source, repo, args.quantized_by, args.report)
+    return CardRequest(None, repo, args.quantized_by, args.report)
 
 
-def prepare_card(args: argparse.Namespace, source: Path, outputs: Sequence[Path]) -> CardRequest | None:
-    """Return what the card is to say, None without --card; refuse, before the work, what can't become one."""
-    if not args.card:
-        if args.base_model or args.quantized_by or args.report:
-            raise BadRequest("--base-model, --quantized-by and --report are for the card: --card is missing")
-        return None
-    from convert.card.write import CARD_NAME, refuse_foreign
+def refuse_foreign_cards(card: CardRequest | None, outputs: Sequence[Path]) -> None:
+    """Raise BadRequest, before the work, for a README.md in the place of the card that is not ours."""
+    if card is not None:
+        from convert.card.write import CARD_NAME, refuse_foreign
 
-    for folder in {output.parent for output in outputs}:
-        refuse_foreign(folder / CARD_NAME)
-    return card_request(args, source)
+        for folder in {output.parent for output in outputs}:
+            refuse_foreign(folder / CARD_NAME)
 
 
-def finish_card(request: CardRequest | None, args: argparse.Namespace, outputs: Sequence[Path]) -> None:
-    """Write the card of outputs that the command has made, if there is to be one, and say where."""
-    if request is None:
+def write_card_of(
+    outputs: Sequence[Path], card: CardRequest | None, source: Path, typed: Sequence[str], *, quiet: bool
+) -> None:
+    """Write the card of outputs that were made of `source`, if there is to be one, and say where."""
+    if card is None:
         return
     from convert.card.write import write_card
 
-    path = write_card(outputs, request, {output.name: args.typed for output in outputs})
-    if not args.quiet and not getattr(args, "json", False):
+    commands = {output.name: typed for output in outputs}
+    path = write_card(outputs, replace(card, source=source), commands)
+    if not quiet:
         print(f"wrote {path}")

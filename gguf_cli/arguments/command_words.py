@@ -49,7 +49,7 @@ def _no_type_text(words: Sequence[str]) -> str:
     types = [word for word in words if not word.isdecimal() and _is_type(word)]
     if types:
         others = [word for word in words if word not in types]
-        return f"TYPE stands behind the files: quantize {' '.join([*others, *types])}"
+        return f"TYPE comes after the files: quantize {' '.join([*others, *types])}"
     last = words[-2] if len(words) > 3 and words[-1].isdecimal() else words[-1]
     looks_like_a_file = len(words) < 3 and (Path(last).suffix == ".gguf" or Path(last).exists())
     if looks_like_a_file:

@@ -51,7 +51,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGrou
     command.add_timeout(run)
     run.add_argument(
         "--memory", type=command.gigabytes, default=4 << 30, metavar="GB",
-        help="hidden states beyond so many gigabytes go to a file (default: 4)",
+        help="keep at most GB gigabytes of hidden states in memory; the rest goes to a file (default: 4)",
     )  # fmt: skip
     run.add_argument("--restart", action="store_true", help="start over, whatever an earlier run has left")
     return run

@@ -100,9 +100,7 @@ FOREIGN_FLAGS = (
     ForeignFlag(("-hff", "--hf-file"), _DOWNLOAD, 1),
     ForeignFlag(("-mu", "--model-url"), _DOWNLOAD, 1),
     ForeignFlag(("-p", "--prompt"), "write the text into a file, and name it with -f", 1),
-    ForeignFlag(
-        ("--save-frequency",), "no matrix is whole before the last layer; see --output-frequency", 1
-    ),
+    ForeignFlag(("--save-frequency",), "no matrix is whole before the last layer; see --output-frequency", 1),
     *(ForeignFlag(names, _METADATA, 1) for names in _OF_POSITIONS),
     *(ForeignFlag(names, "put it into the model's weights first", 1) for names in _ADDED),
     ForeignFlag(("-bf", "--binary-file"), "the text is UTF-8; name it with -f", 1),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 
 from calibrate.sensitivities.measure import SensitivityOptions, sensitivity
@@ -18,32 +19,54 @@ from gguf_tools.progress import LayerBar
 from quantize.plan.sensitivities import Sensitivities, read_sensitivities
 
 
-def losses_for_size(args: argparse.Namespace, source: Path, output: Path | None) -> Path:
-    """Return a file with the losses of a model on the text of --sensitivity-text, or else --calibrate.
+@dataclass(frozen=True)
+class Measurement:
+    """How to measure what each tensor of a model costs.
 
-    A file that an earlier run of the same command has left is taken as it is.
-
-    raises  BadRequest when neither text is given, and what `sensitivity` raises
+    text    UTF-8
+    silent  say nothing but errors, and show no bar
+    quiet   don't say where the losses are
     """
+
+    text: Path
+    options: SensitivityOptions
+    silent: bool
+    quiet: bool
+
+    def losses_of(self, source: Path, output: Path | None) -> Path:
+        """Return a file with the losses of a model, beside the output that they are for.
+
+        A file that an earlier run of the same command has left is taken as it is.
+
+        raises  what `sensitivity` raises
+        """
+        named = source if cached_name(source) is None else folder_name(source)
+        path = Path(f"{output or named}.losses.json")
+        if (
+            path.exists()
+            and not self.options.restart
+            and _are_the_same(path, source, self.text, self.options.cut)
+        ):
+            forget_folders(path)  # of a run that was killed while it removed them
+            return path
+        with LayerBar("measuring what each tensor costs", quiet=self.silent) as bar:
+            sensitivity(source, self.text, path, self.options, bar)
+        if not self.quiet:
+            print(f"wrote {path}; --losses takes it for other sizes")
+        return path
+
+
+def read_measurement(args: argparse.Namespace) -> Measurement:
+    """Return what the arguments ask for; raises BadArgument where no text is named."""
     text = args.sensitivity_text or args.calibrate
     if text is None:
         raise BadArgument(
             "--size needs to know what each tensor costs: --losses FILE.json, or --sensitivity-text TEXT"
         )
-    named = source if cached_name(source) is None else folder_name(source)
-    path = Path(f"{output or named}.losses.json")
-    cut = cut_of(args)
-    if path.exists() and not args.restart and _are_the_same(path, source, text, cut):
-        forget_folders(path)  # of a run that was killed while it removed them
-        return path
     options = SensitivityOptions(
-        cut=cut, forward=calibration_forward(args), restart=args.restart, any_text=args.force
+        cut=cut_of(args), forward=calibration_forward(args), restart=args.restart, any_text=args.force
     )
-    with LayerBar("measuring what each tensor costs", quiet=args.quiet) as bar:
-        sensitivity(source, text, path, options, bar)
-    if not args.quiet and not args.json:
-        print(f"wrote {path}; --losses takes it for other sizes")
-    return path
+    return Measurement(text, options, args.quiet, args.quiet or args.json)
 
 
 def _are_the_same(path: Path, source: Path, text: Path, cut: Cut) -> bool:

@@ -1,21 +1,25 @@
-"""Command line arguments of `quantize --size`: what to choose by, and what to write of the choice."""
+"""Arguments of `quantize --size`: what to choose types by, and what to write of the choice."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calibrate.size.parse import parse_size
+from calibrate.size.parse import Size, parse_size
 from gguf_cli import command
 from gguf_cli.arguments.types import parsing_arguments
 from gguf_cli.outputs import StoreOutput
 from gguf_tools.errors import BadArgument
 from gguf_tools.files.atomic_write import write_whole
+from quantize.plan.recipe_files import is_recipe_file
 
 if TYPE_CHECKING:
+    from calibrate.size.choose_types import TypeRules
     from calibrate.size.solve import Sized, SizeRequest
+    from gguf_cli.arguments.sensitivity_for_size import Measurement
 
 
 def add_size_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,13 +28,20 @@ def add_size_arguments(parser: argparse.ArgumentParser) -> None:
         "the best file of a given size",
         "Types are chosen so that the predicted divergence is least. --tensor-type fixes a tensor's type.",
     )
+    _add_budgets(group)
+    _add_rules(group)
+    _add_exports(group)
+
+
+def _add_budgets(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--size", metavar="SIZE", help="of the whole file: 12.5GiB, 3.4bpw, or a file type: as large as that"
     )
     group.add_argument(
-        "--vram", metavar="SIZE", help="of all but routed experts; instead of --size, with --ram"
-    )
-    group.add_argument("--ram", metavar="SIZE", help="of routed experts, with --vram")
+        "--vram", metavar="SIZE",
+        help="budget for everything except routed experts; use with --ram, instead of --size",
+    )  # fmt: skip
+    group.add_argument("--ram", metavar="SIZE", help="budget for routed experts, with --vram")
     group.add_argument(
         "--losses",
         type=Path,
@@ -43,6 +54,9 @@ def add_size_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="without --losses: measure them now on this UTF-8 text (default: that of --calibrate)",
     )
+
+
+def _add_rules(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--for", dest="target", choices=("llama.cpp", "ik_llama.cpp"), default="llama.cpp",
         help="the program that is to run the file",
@@ -59,29 +73,17 @@ def add_size_arguments(parser: argparse.ArgumentParser) -> None:
             option, action="append", default=[], metavar="REGEX=TYPE",
             help=f"no {what} bits than TYPE for tensors whose name matches (repeatable)",
         )  # fmt: skip
-    group.add_argument(
-        "--save-recipe", type=command.output_file, action=StoreOutput, metavar="FILE.yaml",
-        help="write the choice as a recipe file",
-    )  # fmt: skip
-    group.add_argument(
-        "--save-tensor-types", type=command.output_file, action=StoreOutput, metavar="FILE",
-        help="... for llama-quantize --tensor-type-file",
-    )  # fmt: skip
-    group.add_argument(
-        "--save-custom-q", type=command.output_file, action=StoreOutput, metavar="FILE",
-        help="... for ik_llama.cpp --custom-q",
-    )  # fmt: skip
-    group.add_argument(
-        "--save-tensor-list",
-        type=command.output_file,
-        action=StoreOutput,
-        metavar="FILE",
-        help="... with a line per tensor, as Thireus' tools have it",
-    )
-    group.add_argument(
-        "--curve", type=command.output_file, action=StoreOutput, metavar="PLOT.svg",
-        help="draw the predicted divergence of ten sizes; needs matplotlib",
-    )  # fmt: skip
+
+
+def _add_exports(group: argparse._ArgumentGroup) -> None:
+    for option, metavar, what in (
+        ("--save-recipe", "FILE.yaml", "write the choice as a recipe file"),
+        ("--save-tensor-types", "FILE", "... for llama-quantize --tensor-type-file"),
+        ("--save-custom-q", "FILE", "... for ik_llama.cpp --custom-q"),
+        ("--save-tensor-list", "FILE", "... with a line per tensor, as Thireus' tools have it"),
+        ("--curve", "PLOT.svg", "draw the predicted divergence of ten sizes; needs matplotlib"),
+    ):
+        group.add_argument(option, type=command.output_file, action=StoreOutput, metavar=metavar, help=what)
 
 
 def is_sized(args: argparse.Namespace) -> bool:
@@ -89,28 +91,83 @@ def is_sized(args: argparse.Namespace) -> bool:
     return any(value is not None for value in (args.size, args.vram, args.ram))
 
 
-def check_size_arguments(args: argparse.Namespace) -> None:
-    """Raise BadRequest for sizes that contradict each other or can't be read."""
+@dataclass(frozen=True)
+class SizeArguments:
+    """A size, what to choose types by, and what to write of the choice.
+
+    size, vram, ram, rules, base  as SizeRequest has them
+    losses                        file of what each tensor costs; None: `measurement` makes one
+    curve, recipe, tensor_types, custom_q, tensor_list   files to write, None: not written
+    """
+
+    size: Size | None
+    vram: int | None
+    ram: int | None
+    rules: TypeRules
+    base: str | None
+    losses: Path | None
+    measurement: Measurement | None
+    curve: Path | None
+    recipe: Path | None
+    tensor_types: Path | None
+    custom_q: Path | None
+    tensor_list: Path | None
+
+    def request(self, source: Path, output: Path | None, *, calibrated: bool) -> SizeRequest:
+        """Return what is asked for, after measuring what each tensor of `source` costs if that isn't known.
+
+        calibrated  the file will be encoded with calibration
+        raises      FormatError for a wrong losses file, and what measuring raises
+        """
+        from calibrate.size.solve import SizeRequest
+        from quantize.plan.sensitivities import read_sensitivities
+
+        losses = self.losses
+        if losses is None:
+            assert self.measurement is not None
+            losses = self.measurement.losses_of(source, output)
+        return SizeRequest(
+            read_sensitivities(losses), self.size, self.vram, self.ram, self.rules, calibrated, self.base
+        )
+
+    def save(self, sized: Sized) -> None:
+        """Write the choice in the notations that are asked for; raises OutputError."""
+        from calibrate.size import export
+
+        types = sized.chosen.types
+        remarks = (
+            f"{sized.total_bytes} bytes, predicted divergence {sized.chosen.predicted:.5f} nats a token",
+            "made by quantize --size; the first rule that matches decides",
+        )
+        contents: tuple[tuple[Path | None, Iterable[str]], ...] = (
+            (self.recipe, export.recipe_lines(sized.mixture.name, sized.base, types, remarks)),
+            (self.tensor_types, export.tensor_type_lines(types)),
+            (self.custom_q, [export.custom_q(types)]),
+            (self.tensor_list, export.tensor_list_lines(types, remarks)),
+        )
+        for path, lines in contents:
+            if path is not None:
+                write_whole(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+def read_size(args: argparse.Namespace, base: str | None) -> SizeArguments | None:
+    """Return what the arguments ask for, None without a size.
+
+    base    file type that is named beside the size, or None
+    raises  BadArgument for sizes that contradict each other or can't be read, and where neither losses nor a
+            text to measure them on are named
+    """
+    if not is_sized(args):
+        return None
+    from calibrate.size.choose_types import TypeRules
+    from quantize.plan.overrides import parse_custom_q, parse_overrides
+
+    if base is not None and is_recipe_file(base):
+        raise BadArgument(f"{base}: a recipe file has its own types; with --size, name a file type or none")
     if args.size is not None and (args.vram or args.ram):
         raise BadArgument("--size and --vram/--ram can't be used together: one budget, or two")
     if args.size is None and (args.vram is None or args.ram is None):
         raise BadArgument("--vram and --ram go together: one for all but routed experts, one for them")
-    for text in (args.size, args.vram, args.ram):
-        if text is not None:
-            parse_size(text)
-
-
-def size_request(args: argparse.Namespace, base: str | None, losses_file: Path) -> SizeRequest:
-    """Return what arguments ask for that `check_size_arguments` has let pass.
-
-    base    file type that was named beside the size, or None
-    raises  BadRequest for arguments that contradict each other; FormatError for a wrong losses file
-    """
-    from calibrate.size.choose_types import TypeRules
-    from calibrate.size.solve import SizeRequest
-    from quantize.plan.overrides import parse_custom_q, parse_overrides
-    from quantize.plan.sensitivities import read_sensitivities
-
     with parsing_arguments():
         custom_q = [each for text in args.custom_q for each in parse_custom_q(text)]
         rules = TypeRules(
@@ -121,14 +178,24 @@ def size_request(args: argparse.Namespace, base: str | None, losses_file: Path) 
             at_least=parse_overrides(args.at_least),
             at_most=parse_overrides(args.at_most),
         )
-    return SizeRequest(
-        read_sensitivities(losses_file),
-        size=None if args.size is None else parse_size(args.size),
-        vram=_bytes(args.vram, "--vram"),
-        ram=_bytes(args.ram, "--ram"),
-        rules=rules,
-        calibrated=args.calibrate is not None,
-        base=base,
+    measurement = None
+    if args.losses is None:
+        from gguf_cli.arguments.sensitivity_for_size import read_measurement
+
+        measurement = read_measurement(args)
+    return SizeArguments(
+        None if args.size is None else parse_size(args.size),
+        _bytes(args.vram, "--vram"),
+        _bytes(args.ram, "--ram"),
+        rules,
+        base,
+        args.losses,
+        measurement,
+        curve=args.curve,
+        recipe=args.save_recipe,
+        tensor_types=args.save_tensor_types,
+        custom_q=args.save_custom_q,
+        tensor_list=args.save_tensor_list,
     )
 
 
@@ -139,29 +206,3 @@ def _bytes(text: str | None, option: str) -> int | None:
     if size.kind != "bytes":
         raise BadArgument(f"{option} {text}: expected bytes, for instance 24GiB")
     return int(size.amount)
-
-
-def save_choice(args: argparse.Namespace, sized: Sized) -> list[Path]:
-    """Write the choice in the notations that the arguments ask for; return the files.
-
-    raises  OutputError for a file that can't be written
-    """
-    from calibrate.size import export
-
-    types = sized.chosen.types
-    remarks = (
-        f"{sized.total_bytes} bytes, predicted divergence {sized.chosen.predicted:.5f} nats a token",
-        "made by quantize --size; the first rule that matches decides",
-    )
-    contents: tuple[tuple[Path | None, Iterable[str]], ...] = (
-        (args.save_recipe, export.recipe_lines(sized.mixture.name, sized.base, types, remarks)),
-        (args.save_tensor_types, export.tensor_type_lines(types)),
-        (args.save_custom_q, [export.custom_q(types)]),
-        (args.save_tensor_list, export.tensor_list_lines(types, remarks)),
-    )
-    written = []
-    for path, lines in contents:
-        if path is not None:
-            write_whole(path, "".join(f"{line}\n" for line in lines).encode())
-            written.append(path)
-    return written

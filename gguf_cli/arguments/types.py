@@ -15,6 +15,7 @@ from gguf_tools.files.named_files import read_input_text
 if TYPE_CHECKING:
     from quantize.importances.entries import ImportanceFile
     from quantize.plan.decide import PlanOptions
+    from quantize.plan.overrides import Override
 
 
 def add_matrix_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,15 +75,6 @@ def add_stream_argument(parser: argparse.ArgumentParser) -> None:
         help="read the weights of a model on the Hub as they are used, and keep none of them on the disk",
     )
     command.add_timeout(parser)
-
-
-def refuse_to_compute(args: argparse.Namespace, *, computes: bool) -> None:
-    """Raise BadRequest for a model that is to be streamed and computed, which goes through it many times."""
-    if args.stream and computes:
-        raise BadRequest(
-            "--stream is for encoding alone; --calibrate, --evaluate and --size without --losses compute the"
-            " model, so it has to be fetched"
-        )
 
 
 def add_restart_argument(parser: argparse.ArgumentParser) -> None:
@@ -146,14 +138,13 @@ def parsing_arguments() -> Iterator[None]:
 def plan_options(args: argparse.Namespace) -> PlanOptions:
     """Return the options that the arguments ask for."""
     from quantize.plan.decide import PlanOptions
-    from quantize.plan.overrides import parse_custom_q, parse_override_file, parse_overrides, parse_type
+    from quantize.plan.overrides import parse_custom_q, parse_overrides, parse_type
 
     with parsing_arguments():
         overrides, fallbacks = parse_overrides(args.tensor_type), parse_overrides(args.fallback)
         output_type = parse_type(args.output_tensor_type) if args.output_tensor_type else None
         embedding_type = parse_type(args.token_embedding_type) if args.token_embedding_type else None
-    for path in args.tensor_type_file:
-        overrides += parse_override_file(read_input_text(path))
+    overrides += overrides_of_files(args)
     with parsing_arguments():
         overrides += tuple(each for text in args.custom_q for each in parse_custom_q(text))
     return PlanOptions(
@@ -164,6 +155,15 @@ def plan_options(args: argparse.Namespace) -> PlanOptions:
         output_type=output_type,
         embedding_type=embedding_type,
         allow_requantize=getattr(args, "allow_requantize", False),
+    )
+
+
+def overrides_of_files(args: argparse.Namespace) -> tuple[Override, ...]:
+    """Return the types that the files of --tensor-type-file set."""
+    from quantize.plan.overrides import parse_override_file
+
+    return tuple(
+        each for path in args.tensor_type_file for each in parse_override_file(read_input_text(path))
     )
 
 

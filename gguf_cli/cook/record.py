@@ -15,7 +15,7 @@ from typing import Any
 
 from gguf_tools.errors import BadRequest, OutputError
 from gguf_tools.files.atomic_write import write_whole
-from gguf_tools.files.run_lock import Claim, Refusals, claim_run, first_difference, plain
+from gguf_tools.files.run_lock import Refusals, RunLock, first_difference, lock_run, plain
 from gguf_tools.text import for_json
 
 FOLDER = ".cook"
@@ -37,18 +37,18 @@ class Record:
         except OSError as error:
             raise OutputError(f"{self.work}: can't be made ({error.strerror})") from error
         self._path = self.work / "record.json"
-        self._claim: Claim = claim_run(self.work / "lock", {}, _refusals(folder))
+        self._run_lock: RunLock = lock_run(self.work / "lock", {}, _refusals(folder))
         try:
             self._steps = _read(self._path)
         except BaseException:
-            self._claim.close()
+            self._run_lock.close()
             raise
 
     def __enter__(self) -> Record:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._claim.close()
+        self._run_lock.close()
 
     def is_finished(self, step: str, decided_by: Mapping[str, Any], outputs: Sequence[Path]) -> bool:
         """Return whether all outputs of a step are there, made by the same decisions.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from gguf_cli import command
-from gguf_cli.arguments.card import add_card_facts, card_request
+from gguf_cli.arguments.card import add_card_facts, read_card_facts
 from gguf_cli.outputs import StoreOutput, add_force
 
 DETAIL = """
@@ -48,6 +49,7 @@ def add_to(commands: command.Subcommands) -> None:
 def card(args: argparse.Namespace) -> None:
     from convert.card.write import write_card
 
-    path = write_card(args.files, card_request(args, args.source), output=args.output, force=args.force)
+    request = replace(read_card_facts(args), source=args.source)
+    path = write_card(args.files, request, output=args.output, force=args.force)
     if not args.quiet:
         print(f"wrote {path}")

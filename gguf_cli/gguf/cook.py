@@ -95,7 +95,7 @@ def cook(args: argparse.Namespace) -> None:
 
 
 def _request(args: argparse.Namespace) -> CookRequest:
-    from convert.source_path import source_folder
+    from convert.sources import source_folder
     from forward.text.tokens import Cut
     from gguf_cli.cook.request import CookRequest, model_name, parse_wanted
     from gguf_tools.hub.names import parse_hub_name

@@ -35,7 +35,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gguf_tools.errors import OutputError
-from gguf_tools.files.run_lock import Difference, Refusals, claim_run
+from gguf_tools.files.run_lock import Difference, Refusals, lock_run
 from gguf_tools.system import files as system_files
 from gguf_tools.system.own_files import is_at
 
@@ -105,7 +105,7 @@ class Journal:
         self._chunk_records: list[int] = []
         self._n_synced = 0
         self._synced_at = time.monotonic()
-        self._claim = claim_run(self.path, {"journal": FORMAT, **about}, _refusals(self.path))
+        self._run_lock = lock_run(self.path, {"journal": FORMAT, **about}, _refusals(self.path))
         try:
             self._begin(restart, blake2b(state, digest_size=8).hexdigest())
         except NotAJournal:
@@ -139,16 +139,16 @@ class Journal:
             if stored and self._has_something_done:
                 self.run = bytes.fromhex(stored.pop(_RUN))
                 before = stored.pop(_STATE, None)
-                self._claim.refuse_another(stored)
-                os.ftruncate(self._claim.fd, len(line) + 1 + n_valid)
+                self._run_lock.refuse_another(stored)
+                os.ftruncate(self._run_lock.fd, len(line) + 1 + n_valid)
                 if before != state:
                     self.forget_unsynced()
             else:
                 self._chunk_records, self._n_synced = [], 0
-                about = {_RUN: self.run.hex(), _STATE: state, **self._claim.about}
+                about = {_RUN: self.run.hex(), _STATE: state, **self._run_lock.about}
                 head = json.dumps(about, separators=(",", ":"))
-                os.ftruncate(self._claim.fd, 0)
-                _write_all(self._claim.fd, head.encode() + b"\n")
+                os.ftruncate(self._run_lock.fd, 0)
+                _write_all(self._run_lock.fd, head.encode() + b"\n")
         except OSError as error:
             raise OutputError(f"{self.path}: can't be written: {error.strerror}") from error
         self._append(_Kind.BOOT, 0, _this_boot())
@@ -163,12 +163,12 @@ class Journal:
 
     def close(self) -> None:
         """Close the journal and keep it for the next run."""
-        self._claim.close()
+        self._run_lock.close()
 
     def remove(self) -> None:
         """Close the journal and delete it: the run is complete, or has nothing worth keeping."""
-        if self._claim.fd >= 0:
-            is_ours = is_at(self._claim.fd, self.path)
+        if self._run_lock.fd >= 0:
+            is_ours = is_at(self._run_lock.fd, self.path)
             if system_files.IS_HELD_OPEN:
                 self.close()
             if is_ours:
@@ -239,14 +239,14 @@ class Journal:
     def _sync_records(self) -> None:
         """Bring the records themselves to the disk; without them the work would be done again."""
         try:
-            system_files.sync_data(self._claim.fd)
+            system_files.sync_data(self._run_lock.fd)
         except OSError as error:
             raise OutputError(f"{self.path}: can't be synced: {error.strerror}") from error
 
     def _append(self, kind: _Kind, number: int, value: int) -> None:
         record = _RECORD.pack(kind, number, value)
         try:
-            _write_all(self._claim.fd, record + _CRC.pack(zlib.crc32(record)))
+            _write_all(self._run_lock.fd, record + _CRC.pack(zlib.crc32(record)))
         except OSError as error:
             raise OutputError(f"{self.path}: can't be written: {error.strerror}") from error
 

@@ -1,4 +1,4 @@
-"""Claims: only one process at a time works on a run, and it resumes only the run that was started.
+"""Run locks: only one process at a time works on a run, and it resumes only the run that was started.
 
 A run that can be resumed stores what it is about: its inputs and its choices. The next process locks a file
 of the run, and compares its own inputs and choices with the stored ones before it resumes.
@@ -41,7 +41,7 @@ class Refusals:
     another: Callable[[Difference], ToolkitError]
 
 
-class Claim:
+class RunLock:
     """A run that belongs to this process, until `close` or the end of the process.
 
     about  what the run is about, as JSON gives it back
@@ -65,8 +65,8 @@ class Claim:
             self._lock.release()
 
 
-def claim_run(path: Path, about: Mapping[str, Any], refusals: Refusals) -> Claim:
-    """Lock `path`, created if it is missing, and return the claim.
+def lock_run(path: Path, about: Mapping[str, Any], refusals: Refusals) -> RunLock:
+    """Lock `path`, created if it is missing, and return the lock of the run.
 
     about   what the run is about: a mapping of JSON data
     raises  the errors of `refusals` if the file can't be created or is a link, or if another process holds it
@@ -85,7 +85,7 @@ def claim_run(path: Path, about: Mapping[str, Any], refusals: Refusals) -> Claim
         if error.strerror:
             refused.add_note(error.strerror)
         raise refused from error
-    return Claim(fd, lock, plain(about), refusals)
+    return RunLock(fd, lock, plain(about), refusals)
 
 
 def plain(data: Mapping[str, Any]) -> dict[str, Any]:

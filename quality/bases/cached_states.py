@@ -35,7 +35,7 @@ from forward.work.array_files import load_arrays, save_arrays, write_whole_of
 from forward.work.file_record import RECORD, FileRecord
 from forward.work.owned_folder import FolderKind, remove_files
 from gguf_tools.errors import BadRequest, OutputError, TruncatedError
-from gguf_tools.files.run_lock import Claim, Refusals, claim_run, first_difference, plain
+from gguf_tools.files.run_lock import Refusals, RunLock, first_difference, lock_run, plain
 from gguf_tools.format.ggml_types import BF16, F32, GGMLType
 from quality.bases.base import ModelFacts
 
@@ -111,14 +111,14 @@ class KeptFolder:
         except OSError as error:
             raise OutputError(f"{folder}: can't be written ({error.strerror})") from error
         _KIND.refuse_foreign(folder)
-        self._claim: Claim = claim_run(folder / _LOCK, {}, _refusals(folder))
+        self._run_lock: RunLock = lock_run(folder / _LOCK, {}, _refusals(folder))
         try:
             if restart:
                 remove_files(folder, _KIND.names, but=_LOCK)
             self.about = self._read_about()
             self._record = FileRecord(folder, _KIND.kind)
         except BaseException:
-            self._claim.close()
+            self._run_lock.close()
             raise
         self.damaged = self._first_damaged()
 
@@ -135,7 +135,7 @@ class KeptFolder:
 
     def close(self) -> None:
         self._record.close()
-        self._claim.close()
+        self._run_lock.close()
 
     def refuse_another(self, about: Mapping[str, Any]) -> None:
         """Raise BadRequest if the states are of something else than `about`."""

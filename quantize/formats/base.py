@@ -153,7 +153,7 @@ def as_floats(rows: Rows) -> Floats32:
     source = as_source(rows)
     if source.dtype == np.float32:
         return source
-    from quantize.simd.widening import widen
+    from quantize.simd.tiles import widen
 
     widened = np.empty(source.size, np.float32)
     widen(source, widened)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from quantize.simd.constants import ONE, ZERO
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, IntTile, tile_like, zero_like
 from quantize.simd.lanes import (
@@ -32,8 +33,6 @@ from quantize.simd.lanes import (
 )
 from quantize.simd.rounding import IN_RANGE, MAGIC, clamp, nearest_float, nearest_int
 
-ZERO = np.float32(0)
-ONE = np.float32(1)
 EMPTY = np.float32(1e-15)  # ggml's GROUP_MAX_EPS: below it a group counts as all zero
 
 

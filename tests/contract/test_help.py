@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
-from collections.abc import Iterator
 
 import pytest
 
-import gguf_cli.convert
-import gguf_cli.evaluate
-import gguf_cli.imatrix
-import gguf_cli.main
-import gguf_cli.quantize
-import gguf_cli.sensitivity
+from gguf_cli.main import parsers
+from gguf_cli.roof import COMMANDS
 from quantize.plan.recipes import ALIASES, FILE_TYPES
 
 WIDTHS = (60, 80, 120)
@@ -33,7 +27,7 @@ LISTS = {
 EXAMPLES = {
     "quantize": 11, "quantize lint": 4, "convert-hf-to-gguf": 7, "imatrix": 10, "imatrix show": 1,
     "imatrix convert": 2, "imatrix merge": 1, "imatrix stats": 2, "imatrix check": 1, "imatrix repair": 1,
-    "evaluate": 4, "sensitivity": 2, "gguf-tools": 20, "gguf-tools show": 3, "gguf-tools diff": 2,
+    "evaluate": 4, "sensitivity": 2, "gguf-tools": 22, "gguf-tools show": 3, "gguf-tools diff": 2,
     "gguf-tools verify": 3, "gguf-tools hash": 2, "gguf-tools scan": 2, "gguf-tools set": 3,
     "gguf-tools remove-key": 2, "gguf-tools rename": 3, "gguf-tools split": 2, "gguf-tools merge": 1,
     "gguf-tools mla-layout": 3, "gguf-tools repack": 4, "gguf-tools card": 3, "gguf-tools cook": 3,
@@ -42,20 +36,10 @@ EXAMPLES = {
 """How many examples the help of each command has."""
 
 
-def _parsers() -> Iterator[argparse.ArgumentParser]:
-    """Yield the parser of every command and subcommand."""
-    modules = (gguf_cli.convert, gguf_cli.imatrix, gguf_cli.evaluate, gguf_cli.sensitivity, gguf_cli.quantize)
-    for parser in (
-        gguf_cli.main.make_parser(), gguf_cli.quantize._lint_parser(),
-        *(module._parser() for module in modules),
-    ):  # fmt: skip
-        yield parser
-        for action in parser._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                yield from action.choices.values()
+EXAMPLES |= {command.prog: EXAMPLES[command.alone] for command in COMMANDS}
+EXAMPLES |= {f"gguf-tools {name}": count for name, count in EXAMPLES.items() if name.startswith("imatrix ")}
 
-
-PARSERS = {parser.prog: parser for parser in _parsers()}
+PARSERS = parsers()
 ALL = pytest.mark.parametrize("prog", PARSERS)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,8 +34,8 @@ def says(main: Main, words: str, capsys: pytest.CaptureFixture[str]) -> tuple[in
         ("a.gguf Q4_KM", "unknown file type 'Q4_KM'; did you mean Q4_K_M?"),
         ("a.gguf b.gguf Q4_KM", "unknown file type 'Q4_KM'; did you mean Q4_K_M?"),
         ("a.gguf b.gguf q5ks 4", "unknown file type 'q5ks'; did you mean Q5_K_S?"),
-        ("Q4_K_M a.gguf b.gguf", "TYPE stands behind the files: quantize a.gguf b.gguf Q4_K_M"),
-        ("a.gguf Q4_K_M b.gguf", "TYPE stands behind the files: quantize a.gguf b.gguf Q4_K_M"),
+        ("Q4_K_M a.gguf b.gguf", "TYPE comes after the files: quantize a.gguf b.gguf Q4_K_M"),
+        ("a.gguf Q4_K_M b.gguf", "TYPE comes after the files: quantize a.gguf b.gguf Q4_K_M"),
         ("a.gguf", "no TYPE is given"),
         ("a.gguf b.gguf", "no TYPE is given"),
         ("a.gguf b.gguf Q4_0 x", "THREADS is 'x'"),
@@ -278,36 +277,22 @@ def test_summary_and_json(
 # ---- help
 
 
-def parsers() -> Iterator[argparse.ArgumentParser]:
-    """Yield the parsers of all commands and subcommands."""
-    made = [
-        gguf_cli.convert._parser(), gguf_cli.main.make_parser(), gguf_cli.imatrix._parser(),
-        gguf_cli.evaluate._parser(),
-        gguf_cli.sensitivity._parser(), gguf_cli.quantize._lint_parser(), gguf_cli.quantize._parser(),
-    ]  # fmt: skip
-    for parser in made:
-        yield parser
-        for action in parser._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                yield from action.choices.values()
-
-
 def test_help_fits_100_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    texts = {parser.prog: parser.format_help() for parser in parsers()}
+    texts = {parser.prog: parser.format_help() for parser in gguf_cli.main.parsers().values()}
     assert len(texts) > 20
     wide = [(prog, line) for prog, text in texts.items() for line in text.splitlines() if len(line) > 100]
     assert wide == []
 
 
 def test_every_help_has_examples() -> None:
-    texts = {parser.prog: parser.epilog or "" for parser in parsers()}
+    texts = {parser.prog: parser.epilog or "" for parser in gguf_cli.main.parsers().values()}
     lacking = [prog for prog, text in texts.items() if f"  {prog}" not in text.partition("examples:")[2]]
     assert lacking == []
 
 
 def test_help_says_all_that_was_written() -> None:
-    for parser in parsers():
+    for parser in gguf_cli.main.parsers().values():
         words = (parser.description or "").split() + (parser.epilog or "").split()
         shown = parser.format_help().replace("-\n", "-").split()
         assert [word for word in words if word not in shown and "-" not in word] == [], parser.prog

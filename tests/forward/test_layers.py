@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convert.architectures.deepseek32.config import IndexedConfig
+from convert.architectures.deepseek2.deepseek32 import IndexedConfig
 from forward.families import FAMILIES
 from forward.open import open_model
 from gguf_tools.errors import UnsupportedCheckpoint

@@ -42,6 +42,10 @@ LINES = [
     ("quantize --mla ''", {"split", "both", "none"}),
     ("convert-hf-to-gguf --outtype bf", {"bf16"}),
     ("sensitivity --se", {"--seed"}),
+    ("gguf-tools quant", {"quantize"}),
+    ("gguf-tools quantize --allow", {"--allow-requantize"}),
+    ("gguf-tools imatrix st", {"stats"}),
+    ("gguf-tools imatrix stats --pl", {"--plot"}),
 ]
 """What stands on the line, and the words that it may go on with."""
 

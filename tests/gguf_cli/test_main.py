@@ -12,12 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import gguf_cli.quantize
 import gguf_tools
 from gguf_cli.main import main
 from gguf_tools import FileLayout, GGUFWriter, Kind, TensorInfo, Value
 from gguf_tools.format import ggml_types as types
 from gguf_tools.look.compare import Difference, as_lines
 from tests.gguf_tools.sample_files import METADATA, TENSORS, finite_bytes, write_file
+from tests.quantize.model_files import write_mixture_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -349,6 +351,39 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert gguf_tools.__version__ == project.get("version", gguf_tools.__version__)
     assert run(capsys, "--version") == (0, f"gguf-tools {gguf_tools.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["quantize", "a.gguf"], "gguf-tools quantize: error: no TYPE is given"),
+        (["--verbose", "quantize", "a.gguf"], "gguf-tools quantize: error: no TYPE is given"),
+        (["quantize", "lint", "Q4_K"], "gguf-tools quantize lint: error: "),
+        (["lint", "Q4_K_M", "none.gguf"], "gguf-tools lint: error: none.gguf: "),
+        (["imatrix", "show", "none.gguf"], "gguf-tools imatrix: error: none.gguf: "),
+        (["imatrix", "show"], "gguf-tools imatrix show: error: "),
+        (["convert"], "gguf-tools convert: error: MODEL_DIR is missing"),
+        (["evaluate", "a.gguf"], "gguf-tools evaluate: error: -f TEXT is missing"),
+        (["sensitivity", "a.gguf"], "gguf-tools sensitivity: error: "),
+    ],
+)
+def test_all_commands_are_under_one_roof(
+    words: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, *words)
+    assert code in (1, 2)
+    assert out == ""
+    assert err.splitlines()[-1].startswith(error)
+
+
+def test_a_command_under_the_roof_makes_the_same_file(
+    capsys: pytest.CaptureFixture[str], path: Path, tmp_path: Path
+) -> None:
+    write_mixture_model(path)
+    alone, roof = tmp_path / "alone.gguf", tmp_path / "roof.gguf"
+    assert run(capsys, "quantize", "-q", path, roof, "Q8_0", "1")[0] == 0
+    assert gguf_cli.quantize.main(["-q", str(path), str(alone), "Q8_0", "1"]) == 0
+    assert alone.read_bytes() == roof.read_bytes()
 
 
 def test_help_teaches_at_once() -> None:

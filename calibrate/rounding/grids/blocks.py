@@ -26,7 +26,7 @@ from calibrate.rounding.grids.octets import (
 )
 from calibrate.rounding.grids.walks import STRIDE
 from quantize.formats.base import Floats32
-from quantize.formats.search import ZERO
+from quantize.simd.constants import ZERO
 from quantize.simd.kernel import inlined, kernel
 from quantize.simd.lane_memory import FloatTile, float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, Floats, Ints, any_lane, maximum, minimum, select, splat, to_float

@@ -29,7 +29,7 @@ from calibrate.rounding.grids.octets import (
 )
 from calibrate.rounding.grids.walks import STRIDE
 from quantize.formats.base import Floats32
-from quantize.formats.search import ONE, ZERO
+from quantize.simd.constants import ONE, ZERO
 from quantize.simd.half import from_half_bits, to_half_bits
 from quantize.simd.kernel import inlined, kernel
 from quantize.simd.lane_memory import FloatTile, float_tile, int_tile, load, store

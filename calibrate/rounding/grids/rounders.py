@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibrate.rounding.base import Effort, Rounder
-from calibrate.rounding.factor import Factor
+from calibrate.rounding.factor import Panel
 from calibrate.rounding.grids import blocks as kernels
 from calibrate.rounding.grids import refinement
 from calibrate.rounding.grids.blocks import ELEMS, Choices, Form
@@ -77,18 +77,16 @@ class GridRounder:
     def type(self) -> GGMLType:
         return self.layout.type
 
-    def round_block(
-        self, rows: Floats32, upper: Floats32, importances: Floats32, effort: Effort
-    ) -> tuple[Bytes, Floats32]:
-        """Return the bytes of one block of each row and their values; see compensate.base.Rounder."""
+    def round_block(self, rows: Floats32, panel: Panel, effort: Effort) -> tuple[Bytes, Floats32]:
+        """Round one block of each row to bytes, and decode them; see base.Rounder."""
         codec = get_format(self.type)
-        start = self.layout.read(codec.encode(rows, ColumnWeights(importances)))
-        best = self.attempt(rows, upper, effort.grid_window, start.d, start.scales)
+        start = self.layout.read(codec.encode(rows, ColumnWeights(panel.importances)))
+        best = self.attempt(rows, panel.upper, effort.grid_window, start.d, start.scales)
         fitted = _as_half(np.where(best.factors > 0, best.d * best.factors, best.d))
         for factor in _AROUND[: effort.super_scales - 1]:
             d = _as_half(fitted * np.float32(factor))
             scales = self._scales_for(best, d)
-            best = best.replaced_by(self.attempt(rows, upper, effort.grid_window, d, scales))
+            best = best.replaced_by(self.attempt(rows, panel.upper, effort.grid_window, d, scales))
         data = self.layout.write(self.blocks(best))
         return data, codec.decode(data, rows.shape[1])
 
@@ -124,11 +122,10 @@ class GridRounder:
         )
 
     def refine_block(
-        self, data: Bytes, pulls: Floats32, factor: Factor, first: int, effort: Effort
+        self, data: Bytes, pulls: Floats32, panel: Panel, effort: Effort
     ) -> tuple[Bytes, Floats32]:
-        """Return better bytes and how far the values move; see compensate.base.Refiner."""
-        n_rows, size = len(data), self.form.sub_elems
-        own = slice(first, first + ELEMS)
+        """Find better bytes, and how far the values move; see base.Refiner."""
+        n_rows = len(data)
         start = self.layout.read(data)
         state = State(
             d=_padded(start.d),
@@ -140,7 +137,7 @@ class GridRounder:
         values = decode(data, ELEMS)
         self.refinement(
             self.form,
-            self._ground(np.ascontiguousarray(factor.hessian[own, own]), factor.local_uppers(size)[own]),
+            self._ground(panel),
             effort.grid_window,
             as_source(pulls),
             as_source(values),
@@ -152,13 +149,10 @@ class GridRounder:
         )
         return better, decode(better, ELEMS) - values
 
-    def _ground(self, hessian: Floats32, uppers: Floats32) -> Ground:
-        """Return what a block costs.
-
-        hessian  float32 (256, 256), its moments
-        uppers   float32 (256, sub_elems), the factors of its sub-blocks by themselves
-        """
+    def _ground(self, panel: Panel) -> Ground:
+        """Prepare what a block's columns cost."""
         size = self.form.sub_elems
+        uppers = panel.local_uppers(size)
         places = np.arange(ELEMS)
         starts = places // size * size
         diagonal = uppers[places, places % size]
@@ -166,7 +160,7 @@ class GridRounder:
         columns = starts[:, None] + np.arange(size)
         ratios[places[:, None], columns] = uppers / diagonal[columns]
         lattice = Lattice(tree(self.grid), self._values, ratios.reshape(-1))
-        return Ground(as_source(hessian), lattice, diagonal, np.float32(1) / diagonal)
+        return Ground(as_source(panel.hessian), lattice, diagonal, np.float32(1) / diagonal)
 
     def _scales_for(self, attempt: Attempt, d: Floats32) -> npt.NDArray[np.int32]:
         """Return the scales, int32 (n_rows, sub-blocks), that with other d come nearest to an attempt's."""

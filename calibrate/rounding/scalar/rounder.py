@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from calibrate.rounding.base import Effort
-from calibrate.rounding.factor import Factor
+from calibrate.rounding.factor import Panel
 from calibrate.rounding.scalar.blocks import Layout, chosen
 from calibrate.rounding.scalar.refinement import refine_evenly, refine_unevenly
 from calibrate.rounding.scalar.refit import refit
@@ -30,13 +30,11 @@ class ScalarRounder:
     def type(self) -> GGMLType:
         return self.layout.type
 
-    def round_block(
-        self, rows: Floats32, upper: Floats32, importances: Floats32, effort: Effort
-    ) -> tuple[Bytes, Floats32]:
-        """Return the bytes of some columns of each row and their values; see compensate.base.Rounder."""
+    def round_block(self, rows: Floats32, panel: Panel, effort: Effort) -> tuple[Bytes, Floats32]:
+        """Round some columns of each row to bytes, and decode them; see base.Rounder."""
         layout, codec = self.layout, get_format(self.type)
         n_rows, n = rows.shape
-        start = layout.begin(layout.read(codec.encode(rows, ColumnWeights(importances))))
+        start = layout.begin(layout.read(codec.encode(rows, ColumnWeights(panel.importances))))
         neighbours = layout.neighbours(start, effort.scale_window)
         slopes, lows = _candidates(*layout.lines(neighbours))
         n_subs, n_candidates, padded = slopes.shape
@@ -45,7 +43,7 @@ class ScalarRounder:
         round_blocks = round_evenly if self._is_even else round_unevenly
         round_blocks(
             as_source(rows),
-            as_source(upper),
+            as_source(panel.upper),
             n,
             layout.sub_elems,
             as_source(layout.levels),
@@ -60,14 +58,12 @@ class ScalarRounder:
         return data, codec.decode(data, n)
 
     def refine_block(
-        self, data: Bytes, pulls: Floats32, factor: Factor, first: int, effort: Effort
+        self, data: Bytes, pulls: Floats32, panel: Panel, effort: Effort
     ) -> tuple[Bytes, Floats32]:
-        """Return better bytes and how far the values move; see compensate.base.Refiner."""
+        """Find better bytes, and how far the values move; see base.Refiner."""
         layout, decode = self.layout, get_format(self.type).decode
         n_rows, n = pulls.shape
-        own = slice(first, first + n)
         blocks, values = layout.read(data), decode(data, n)
-        hessian = np.ascontiguousarray(factor.hessian[own, own])
         neighbours = layout.neighbours(blocks, 1)
         slopes, lows = _candidates(*layout.lines(neighbours))
         n_subs, n_candidates, padded = slopes.shape
@@ -78,8 +74,8 @@ class ScalarRounder:
         refine_blocks = refine_evenly if self._is_even else refine_unevenly
         refine_blocks(
             as_source(values),
-            as_source(hessian),
-            as_source(factor.local_uppers(layout.sub_elems)[own]),
+            as_source(panel.hessian),
+            as_source(panel.local_uppers(layout.sub_elems)),
             n,
             layout.sub_elems,
             as_source(layout.levels),
@@ -97,7 +93,7 @@ class ScalarRounder:
         blocks = chosen(neighbours, np.maximum(numbers, 0), codes)
         if not layout.is_refitted:
             return layout.write(blocks), moves
-        data = layout.write(refit(layout, blocks, pulls, hessian))
+        data = layout.write(refit(layout, blocks, pulls, panel.hessian))
         return data, decode(data, n) - values
 
     @cached_property

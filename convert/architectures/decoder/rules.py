@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from convert.architectures.decoder.places import (
+from convert.architectures.decoder.layer_ranges import (
     dense_layers,
     layers,
     layers_if,

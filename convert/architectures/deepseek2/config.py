@@ -5,7 +5,7 @@ Two spellings are read: `rope_scaling` with `type` and `rope_theta` beside it (t
 transformers takes `rope_scaling`, and so do we.
 
 A missing size is an error. Where config.json doesn't say how the model computes, it computes as
-transformers does for that architecture: SILENCES. A value that the architecture doesn't compute with
+transformers does for that architecture: DEFAULTS. A value that the architecture doesn't compute with
 (softmax for V3, say) is an error: transformers would ignore it, and no GGUF key can express what was meant.
 """
 
@@ -32,7 +32,7 @@ GLM_DSA = "GlmMoeDsaForCausalLM"
 
 
 @dataclass(frozen=True)
-class Silence:
+class Defaults:
     """How an architecture computes where config.json doesn't say.
 
     scoring, methods  possible values of scoring_func and topk_method, the default first. noaux_tc: a bias
@@ -57,16 +57,16 @@ class Silence:
     tied: bool = False
 
 
-SILENCES: Mapping[str, Silence] = {
-    V2: Silence(("softmax",), ("greedy", "group_limited_greedy"), False, 1.0, None, 0),
-    V3: Silence(),
-    KIMI_VL: Silence(),
-    KIMI_K25: Silence(),
-    GLM_LITE: Silence(scale=1.8, groups=(1, 1), dense=1, eps=1e-5),
-    YOUTU: Silence(experts=False, tied=True),
-    V32: Silence(),
-    GLM_DSA: Silence(groups=(1, 1), eps=1e-5),
-    MISTRAL_LARGE_3: Silence(
+DEFAULTS: Mapping[str, Defaults] = {
+    V2: Defaults(("softmax",), ("greedy", "group_limited_greedy"), False, 1.0, None, 0),
+    V3: Defaults(),
+    KIMI_VL: Defaults(),
+    KIMI_K25: Defaults(),
+    GLM_LITE: Defaults(scale=1.8, groups=(1, 1), dense=1, eps=1e-5),
+    YOUTU: Defaults(experts=False, tied=True),
+    V32: Defaults(),
+    GLM_DSA: Defaults(groups=(1, 1), eps=1e-5),
+    MISTRAL_LARGE_3: Defaults(
         ("softmax",), ("greedy", "group_limited_greedy"), scale=1.0, groups=(1, 1), dense=0
     ),
 }
@@ -118,7 +118,7 @@ def _mscale(factor: float, weight: float) -> float:
 class DeepseekConfig:
     """What a model is made of and how it computes; names as in config.json.
 
-    architecture     one of SILENCES
+    architecture     one of DEFAULTS
     q_lora_rank      None when queries are not compressed
     n_routed_experts 0 for a model whose layers are all dense
     n_group          None when experts are not grouped
@@ -168,8 +168,8 @@ class DeepseekConfig:
                 UnsupportedCheckpoint for what llama.cpp's deepseek2 does not compute
         """
         read = ConfigReader(raw, path)
-        architecture = read.architecture(SILENCES)
-        silence = SILENCES[architecture]
+        architecture = read.architecture(DEFAULTS)
+        defaults = DEFAULTS[architecture]
         for key, (value, why) in _FIXED.items():
             read.fixed(key, value, why)
         heads = read.size("num_attention_heads")
@@ -177,17 +177,17 @@ class DeepseekConfig:
             raise read.bad(
                 "num_key_value_heads", f"{heads} (num_attention_heads): every head has keys of its own"
             )
-        has_experts = silence.experts or raw.get("n_routed_experts") is not None
+        has_experts = defaults.experts or raw.get("n_routed_experts") is not None
         n_experts = read.size("n_routed_experts", most=MAX_EXPERTS) if has_experts else 0
-        norm_requested = has_experts and read.flag("norm_topk_prob", silence.normalises)
+        norm_requested = has_experts and read.flag("norm_topk_prob", defaults.normalises)
         context = read.size("max_position_embeddings")
         theta, yarn = _read_rope(raw, path, context)
         n_layers = read.size("num_hidden_layers", most=MAX_LAYERS)
         width = read.size("intermediate_size")
-        topk_method = read.choice("topk_method", silence.methods)
+        topk_method = read.choice("topk_method", defaults.methods)
         n_group, topk_group = None, None
         if has_experts:
-            n_group, topk_group = _read_groups(read, n_experts, topk_method, silence)
+            n_group, topk_group = _read_groups(read, n_experts, topk_method, defaults)
         return cls(
             architecture=architecture,
             vocab_size=read.size("vocab_size"),
@@ -204,19 +204,19 @@ class DeepseekConfig:
             n_routed_experts=n_experts,
             n_shared_experts=read.size("n_shared_experts") if has_experts else 0,
             num_experts_per_tok=read.size("num_experts_per_tok", most=n_experts) if has_experts else 0,
-            first_k_dense_replace=_n_dense(read, n_layers, silence) if has_experts else n_layers,
+            first_k_dense_replace=_n_dense(read, n_layers, defaults) if has_experts else n_layers,
             n_group=n_group,
             topk_group=topk_group,
             topk_method=topk_method,
-            scoring_func=read.choice("scoring_func", silence.scoring),
-            norm_topk_prob=silence.normalises and norm_requested,
+            scoring_func=read.choice("scoring_func", defaults.scoring),
+            norm_topk_prob=defaults.normalises and norm_requested,
             norm_requested=norm_requested,
-            routed_scaling_factor=read.number("routed_scaling_factor", silence.scale),
-            rms_norm_eps=read.number("rms_norm_eps", silence.eps),
+            routed_scaling_factor=read.number("routed_scaling_factor", defaults.scale),
+            rms_norm_eps=read.number("rms_norm_eps", defaults.eps),
             max_position_embeddings=context,
             rope_theta=theta,
             yarn=yarn,
-            tie_word_embeddings=read.flag("tie_word_embeddings", silence.tied),
+            tie_word_embeddings=read.flag("tie_word_embeddings", defaults.tied),
             num_nextn_predict_layers=read.size(
                 "num_mtp_layers" if "num_mtp_layers" in raw else "num_nextn_predict_layers",
                 0,
@@ -276,11 +276,11 @@ class DeepseekConfig:
         return self.n_group, self.topk_group
 
 
-def _n_dense(read: ConfigReader, n_layers: int, silence: Silence) -> int:
+def _n_dense(read: ConfigReader, n_layers: int, defaults: Defaults) -> int:
     """Return how many leading layers are dense, from either spelling."""
     kinds = read.raw.get("mlp_layer_types")
     if kinds is None or read.raw.get("first_k_dense_replace") is not None:
-        return read.size("first_k_dense_replace", silence.dense, least=0)
+        return read.size("first_k_dense_replace", defaults.dense, least=0)
     n_dense = kinds.count("dense") if isinstance(kinds, list) else 0
     if kinds != ["dense"] * n_dense + ["sparse"] * (n_layers - n_dense):
         raise read.bad("mlp_layer_types", f"'dense' for the first layers, then 'sparse', {n_layers} in all")
@@ -288,10 +288,10 @@ def _n_dense(read: ConfigReader, n_layers: int, silence: Silence) -> int:
 
 
 def _read_groups(
-    read: ConfigReader, n_experts: int, method: str, silence: Silence
+    read: ConfigReader, n_experts: int, method: str, defaults: Defaults
 ) -> tuple[int | None, int | None]:
     """Return n_group and topk_group, both or neither, after checking that experts divide into them."""
-    default_group, default_topk = silence.groups or (None, None)
+    default_group, default_topk = defaults.groups or (None, None)
     n_group = read.size_or_null("n_group", default_group)
     topk_group = read.size_or_null("topk_group", default_topk)
     if method == "greedy":

@@ -35,10 +35,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from convert.architectures.base import Key
+from convert.architectures.decoder.metadata import GATING_FUNCTIONS, scoring_function
 from convert.architectures.deepseek2.config import V2, V3, DeepseekConfig, Yarn
-from convert.architectures.deepseek2.options import Options
-from convert.architectures.deepseek2.places import layers, mtp_layers
-from convert.architectures.gating import GATING_FUNCTIONS, scoring_function
+from convert.architectures.deepseek2.layer_ranges import layers, mtp_layers
+from convert.architectures.options import LatentOptions
 from gguf_tools.errors import BadRequest, FormatError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import HParams, read_hparams
@@ -48,33 +48,33 @@ GGUF_NAME = "deepseek2"
 """Name of the family in general.architecture."""
 
 
-def _uncompressed(options: Options) -> bool:
+def _uncompressed(options: LatentOptions) -> bool:
     """Return whether the file describes the heads as they are before compression, as for plain attention."""
     return options.mla != "split"
 
 
-def _norm(config: DeepseekConfig, options: Options) -> bool | None:
+def _norm(config: DeepseekConfig, options: LatentOptions) -> bool | None:
     """Return true, else None to leave the key out; with "both" false, as ik_llama.cpp's converter does."""
     return config.norm_topk_prob or (False if options.mla == "both" else None)
 
 
-def _key_length(config: DeepseekConfig, options: Options) -> int:
+def _key_length(config: DeepseekConfig, options: LatentOptions) -> int:
     return config.qk_head_dim if _uncompressed(options) else config.kv_a_rows
 
 
-def _value_length(config: DeepseekConfig, options: Options) -> int:
+def _value_length(config: DeepseekConfig, options: LatentOptions) -> int:
     return config.v_head_dim if _uncompressed(options) else config.kv_lora_rank
 
 
-def _gating(config: DeepseekConfig, options: Options) -> int | None:
+def _gating(config: DeepseekConfig, options: LatentOptions) -> int | None:
     return GATING_FUNCTIONS[config.scoring_func] if config.n_routed_experts else None
 
 
-def _scale(config: DeepseekConfig, options: Options) -> float | None:
+def _scale(config: DeepseekConfig, options: LatentOptions) -> float | None:
     return config.routed_scaling_factor if config.n_routed_experts else None
 
 
-def _log_multiplier(config: DeepseekConfig, options: Options) -> float | None:
+def _log_multiplier(config: DeepseekConfig, options: LatentOptions) -> float | None:
     """Return a tenth of mscale_all_dim; the loader multiplies by ten again."""
     if config.yarn is None or config.yarn.mscale_all_dim is None:
         return None

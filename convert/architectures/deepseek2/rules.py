@@ -25,8 +25,7 @@ from typing import Any
 
 from convert.architectures.arrange import HeadRows, OutputTensor, TransposedHeadRows
 from convert.architectures.deepseek2.config import DeepseekConfig
-from convert.architectures.deepseek2.options import Options
-from convert.architectures.deepseek2.places import (
+from convert.architectures.deepseek2.layer_ranges import (
     biased_moe_layers,
     dense_layers,
     full_q_layers,
@@ -38,6 +37,7 @@ from convert.architectures.deepseek2.places import (
     once,
     untied,
 )
+from convert.architectures.options import LatentOptions
 from convert.architectures.rules import Drop, Output, Rule, Where, renamed, stacked
 from convert.weights.base import Weight
 
@@ -154,7 +154,7 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 
-def drops(config: DeepseekConfig, options: Options) -> tuple[Drop, ...]:
+def drops(config: DeepseekConfig, options: LatentOptions) -> tuple[Drop, ...]:
     """Return what this model's checkpoint may hold that the file does not need."""
     left_out = [Drop(lambda name: name.endswith(".rotary_emb.inv_freq"), "computed from rope_theta")]
     if config.tie_word_embeddings:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from convert.architectures.base import Key
+from convert.architectures.decoder.metadata import GATING_FUNCTIONS, scoring_function
 from convert.architectures.decoder.rope import RopeConfig
 from convert.architectures.deepseek4.config import OVERLAPPING, V4Config
-from convert.architectures.gating import GATING_FUNCTIONS, scoring_function
 from gguf_tools.errors import FormatError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import HParams, read_hparams

@@ -17,22 +17,20 @@ from gguf_tools.format.ggml_types import Q5_0
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import (
     ELEMS,
-    ZERO,
     fifth_bits,
     fifth_bits_at,
     fit_symmetric,
-    float_at,
     load_weighted,
-    prepend_half,
     row_mean_squares,
 )
 from quantize.formats.search import search_symmetric
 from quantize.importances.weighting import Weighting
-from quantize.simd.half import to_half_bits
+from quantize.simd.constants import ZERO
+from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, Floats, select, to_float
-from quantize.simd.packing import pack
+from quantize.simd.packing import pack, prepend_half
 from quantize.simd.rounding import clamp, nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 

@@ -22,13 +22,12 @@ from quantize.formats.blocks_of_32.scales import (
     fifth_bits,
     fifth_bits_at,
     fit_range,
-    float_at,
     load_weighted,
     row_mean_squares,
 )
 from quantize.formats.search import search_affine
 from quantize.importances.weighting import Weighting
-from quantize.simd.half import to_half_bits
+from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, Floats, to_float

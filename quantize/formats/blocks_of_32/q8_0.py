@@ -14,13 +14,14 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q8_0
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import ELEMS, INFINITY, ONE, ZERO, float_at, prepend_half
+from quantize.formats.blocks_of_32.scales import ELEMS
 from quantize.importances.weighting import Weighting
-from quantize.simd.half import to_half_bits
+from quantize.simd.constants import INFINITY, ONE, ZERO
+from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import kernel
 from quantize.simd.lane_memory import float_tile, int_tile, load, store
 from quantize.simd.lanes import LANES, absolute, bits, from_bits, maximum, select, splat, to_float, to_int
-from quantize.simd.packing import pack
+from quantize.simd.packing import pack, prepend_half
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "i1", 32)])

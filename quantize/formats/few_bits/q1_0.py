@@ -14,12 +14,13 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q1_0
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import ZERO, float_at, prepend_half
 from quantize.importances.weighting import Weighting
-from quantize.simd.half import to_half_bits
+from quantize.simd.constants import ZERO
+from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import float_tile, int_tile, store
 from quantize.simd.lanes import LANES, absolute, bits, from_bits, lane_numbers, select, splat
+from quantize.simd.packing import prepend_half
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 16)])

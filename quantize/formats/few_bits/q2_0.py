@@ -16,12 +16,13 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q2_0
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import HALF, INFINITY, ONE, ZERO, float_at, prepend_half
 from quantize.importances.weighting import Weighting
-from quantize.simd.half import to_half_bits
+from quantize.simd.constants import HALF, INFINITY, ONE, ZERO
+from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import kernel
 from quantize.simd.lane_memory import float_tile, int_tile, store
 from quantize.simd.lanes import LANES, absolute, lane_numbers, maximum, select, splat, to_float
+from quantize.simd.packing import prepend_half
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 16)])

@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import TQ2_0
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import float_at
-from quantize.formats.few_bits.ternary import ternary_codes
 from quantize.importances.weighting import Weighting
-from quantize.simd.kernel import kernel
-from quantize.simd.lane_memory import float_tile, int_tile, load, store
-from quantize.simd.lanes import LANES, to_float
+from quantize.simd.constants import HALF, INFINITY, ONE, ZERO
+from quantize.simd.half import float_at, to_half_bits
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, load, store
+from quantize.simd.lanes import LANES, Ints, absolute, maximum, select, splat, to_float
 from quantize.simd.packing import pack
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
@@ -53,6 +53,24 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
             first = k * _ELEMS + byte // 32 * 128 + byte % 32
             for n in range(4):
                 store(out, first + 32 * n, d * to_float((packed >> 2 * n & 3) - 1))
+
+
+@inlinable
+def ternary_codes(x: FloatTile, codes: IntTile) -> Ints:
+    """Fill 256 codes, 0 .. 2, and return the bits of d; a half of d and more counts as d.
+
+    Where 1 / d overflows, the reference converts infinities and NaN to integers and gets code 1.
+    """
+    d = splat(ZERO)
+    for i in range(_ELEMS):
+        d = maximum(d, absolute(x[i]))
+    inverse = ONE / d
+    inverse = select(inverse == INFINITY, ZERO, inverse)
+    for i in range(_ELEMS):
+        scaled = x[i] * inverse
+        code = select(scaled >= HALF, splat(2), 1)
+        codes[i] = select(scaled <= -HALF, 0, code)
+    return to_half_bits(d)
 
 
 @kernel

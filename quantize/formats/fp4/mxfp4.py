@@ -23,8 +23,9 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import MXFP4
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
 from quantize.formats.blocks_of_32.scales import ELEMS
-from quantize.formats.fp4.codes import ZERO, doubled_values, nearest_codes
+from quantize.formats.fp4.codes import doubled_values, nearest_codes
 from quantize.importances.weighting import Weighting
+from quantize.simd.constants import ZERO
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import float_tile, gather, int_tile, load, store
 from quantize.simd.lanes import (

@@ -21,8 +21,9 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import NVFP4
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.fp4.codes import HALF, ZERO, doubled_values, first_best_codes, nearest_codes
+from quantize.formats.fp4.codes import doubled_values, first_best_codes, nearest_codes
 from quantize.importances.weighting import Weighting
+from quantize.simd.constants import HALF, INFINITY, ZERO
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import float_tile, int_tile, store, tail
 from quantize.simd.lanes import (
@@ -71,7 +72,6 @@ _TOP_EXPONENT = 15
 LARGEST_BYTE = 0x7E
 _HALF_SUBNORMAL = np.float32(2.0**-10)
 _NEAR = np.float32(32)
-_INFINITY = np.float32(np.inf)
 
 
 @kernel
@@ -135,7 +135,7 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
             scales |= scale << 8 * j
             d = _half_scale(scale)
             if all_lanes((largest <= _NEAR * d) | (d == ZERO)):
-                nearest_codes(x, start, _SUB_ELEMS, select(d == ZERO, _INFINITY, d), codes)
+                nearest_codes(x, start, _SUB_ELEMS, select(d == ZERO, INFINITY, d), codes)
             else:
                 first_best_codes(x, start, _SUB_ELEMS, d, codes)
         words[0] = scales

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import GGMLType
-from quantize.formats.base import BlockRefused, Bytes, Floats32, Rows, as_source, check_rows
-from quantize.formats.blocks_of_32.scales import INFINITY
+from quantize.formats.base import BlockRefused, Bytes, Floats32, Rows, as_floats, as_source, check_rows
 from quantize.importances.weighting import Weighting
+from quantize.simd.constants import INFINITY
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_items import lowest_bit, mask_word
 from quantize.simd.lane_memory import IntTile
@@ -69,11 +69,6 @@ def encode_scaled_rows(
     return data
 
 
-def as_floats(rows: Rows) -> Floats32:
-    """Return rows as the flat float32 array that kernels read."""
-    return as_source(rows.astype(np.float32, copy=False))
-
-
 def _refuse(row: int, rows: Rows, type_: GGMLType) -> None:
     """Raise BlockRefused if a kernel has returned a row."""
     if row >= 0:
@@ -94,9 +89,7 @@ def _check(rows: Rows, weighting: Weighting | None, type_: GGMLType) -> None:
         first = column // type_.block_elems * type_.block_elems
         is_finite = bool(np.isfinite(rows[row, column]))
         reason = f"a weight beyond {_LARGEST:.3g}" if is_finite else "a weight is not a finite number"
-        raise BlockRefused(
-            type_.name, row, f", columns {first} to {first + type_.block_elems - 1}: {reason}"
-        )
+        raise BlockRefused(type_.name, row, f", columns {first} to {first + type_.block_elems - 1}: {reason}")
 
 
 _LARGEST = 2.0**126

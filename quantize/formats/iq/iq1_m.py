@@ -47,8 +47,8 @@ from quantize.formats.iq.iq1 import (
 )
 from quantize.formats.iq.iq1_search import GROUP, PointTables, point_tables
 from quantize.formats.k_quants.super_block import mean_square, weigh
-from quantize.formats.search import ZERO
 from quantize.importances.weighting import Weighting
+from quantize.simd.constants import ZERO
 from quantize.simd.half import from_half_bits, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, gather, int_tile, tail

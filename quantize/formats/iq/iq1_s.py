@@ -23,7 +23,6 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ1_S
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.iq.grid_blocks import ELEMS, join_halves
 from quantize.formats.iq.iq1 import (
     MINUS_HIGH,
@@ -43,9 +42,9 @@ from quantize.formats.iq.iq1 import (
 )
 from quantize.formats.iq.iq1_search import GROUP, PointTables, point_tables
 from quantize.formats.k_quants.super_block import mean_square, weigh
-from quantize.formats.search import ZERO
 from quantize.importances.weighting import Weighting
-from quantize.simd.half import to_half_bits
+from quantize.simd.constants import ZERO
+from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, gather, int_tile, tail
 from quantize.simd.lanes import LANES, Floats, Ints, Mask, any_lane, select, splat

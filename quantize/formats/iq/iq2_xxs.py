@@ -41,8 +41,9 @@ from quantize.formats.iq.iq2 import (
     with_even_signs,
 )
 from quantize.formats.k_quants.super_block import mean_square, weigh
-from quantize.formats.search import EMPTY, ZERO, search_positive
+from quantize.formats.search import EMPTY, search_positive
 from quantize.importances.weighting import Weighting
+from quantize.simd.constants import ZERO
 from quantize.simd.half import to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, float_tile, int_tile, tail

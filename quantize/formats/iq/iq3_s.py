@@ -26,7 +26,6 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ3_S
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.iq import grids
 from quantize.formats.iq.grid_blocks import (
     ELEMS,
@@ -49,9 +48,9 @@ from quantize.formats.iq.iq3 import (
     weigh_by_square,
 )
 from quantize.formats.k_quants.super_block import mean_square, weigh
-from quantize.formats.search import ZERO
 from quantize.importances.weighting import Weighting
-from quantize.simd.half import to_half_bits
+from quantize.simd.constants import ZERO
+from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, tail
 from quantize.simd.lanes import LANES, Floats, Mask, any_lane, select, splat

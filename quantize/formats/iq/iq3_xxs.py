@@ -24,7 +24,6 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ3_XXS
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.iq import grids
 from quantize.formats.iq.grid_blocks import (
     ELEMS,
@@ -48,7 +47,8 @@ from quantize.formats.iq.iq3 import (
 )
 from quantize.formats.k_quants.super_block import mean_square, weigh
 from quantize.importances.weighting import Weighting
-from quantize.simd.half import to_half_bits
+from quantize.simd.constants import HALF
+from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, tail
 from quantize.simd.lanes import LANES, Floats, Mask, any_lane, select, shift_right_logical, splat
@@ -77,7 +77,6 @@ def decode(data: Bytes, n_cols: int) -> Floats32:
     return decode_blocks(data, n_cols, IQ3_XXS, _decode, (point_values(grids.IQ3_XXS),))
 
 
-_HALF = np.float32(0.5)
 _EMPTY = np.float32(1e-8)  # ggml's GROUP_MAX_EPS_IQ3_XXS
 _FUDGE = np.float32(1.0125)
 _REACH = 15
@@ -98,7 +97,7 @@ def _decode(
         for j in range(8):
             at = start + 66 + 4 * j
             word = data[at] | data[at + 1] << 8 | data[at + 2] << 16 | data[at + 3] << 24
-            scale = d * (_HALF + np.float32(word >> 28)) * _HALF
+            scale = d * (HALF + np.float32(word >> 28)) * HALF
             for n in range(4):
                 signs = word >> 7 * n & _SIGNS
                 odd = signs ^ signs >> 4

@@ -16,15 +16,15 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ4_NL
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import ELEMS, float_at, prepend_half
+from quantize.formats.blocks_of_32.scales import ELEMS
 from quantize.formats.iq.iq4 import levels_of, nearest_code, search_levels
-from quantize.formats.search import ONE, ZERO
 from quantize.importances.weighting import Weighting
-from quantize.simd.half import to_half_bits
+from quantize.simd.constants import ONE, ZERO
+from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, load, store
 from quantize.simd.lanes import LANES, Floats, select, splat, square_root
-from quantize.simd.packing import pack
+from quantize.simd.packing import pack, prepend_half
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 16)])

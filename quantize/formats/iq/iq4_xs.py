@@ -21,11 +21,11 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ4_XS
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.iq.iq4 import ELEMS, levels_of, nearest_code, search_levels
-from quantize.formats.search import ONE, ZERO, farthest_from_zero
+from quantize.formats.search import farthest_from_zero
 from quantize.importances.weighting import Weighting
-from quantize.simd.half import to_half_bits
+from quantize.simd.constants import ONE, ZERO
+from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, select, splat, square_root, to_float

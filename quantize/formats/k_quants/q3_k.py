@@ -19,18 +19,11 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q3_K
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.k_quants.super_block import ELEMS, fit_symmetric_sub_blocks, mean_square, weigh
-from quantize.formats.search import (
-    EMPTY,
-    ONE,
-    ZERO,
-    farthest_from_zero,
-    search_symmetric_of_any,
-    symmetric_codes,
-)
+from quantize.formats.search import EMPTY, farthest_from_zero, search_symmetric_of_any, symmetric_codes
 from quantize.importances.weighting import Weighting
-from quantize.simd.half import from_half_bits, to_half_bits
+from quantize.simd.constants import ONE, ZERO
+from quantize.simd.half import float_at, from_half_bits, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, store, tail
 from quantize.simd.lanes import LANES, Floats, Ints, any_lane, select, splat, to_float, to_int

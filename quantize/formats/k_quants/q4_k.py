@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q4_K
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.k_quants.super_block import (
     ELEMS,
     AffineFit,
@@ -31,7 +30,7 @@ from quantize.formats.k_quants.super_block import (
 )
 from quantize.formats.search import search_positive
 from quantize.importances.weighting import Weighting
-from quantize.simd.half import to_half_bits
+from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, store, tail
 from quantize.simd.lanes import LANES, minimum, to_float

@@ -18,11 +18,11 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q6_K
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.k_quants.super_block import ELEMS, fit_symmetric_sub_blocks
-from quantize.formats.search import EMPTY, ONE, farthest_from_zero, symmetric_codes
+from quantize.formats.search import EMPTY, farthest_from_zero, symmetric_codes
 from quantize.importances.weighting import Weighting
-from quantize.simd.half import from_half_bits, to_half_bits
+from quantize.simd.constants import ONE
+from quantize.simd.half import float_at, from_half_bits, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, store, tail
 from quantize.simd.lanes import LANES, any_lane, minimum, select, splat, to_float

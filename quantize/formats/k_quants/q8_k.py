@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q8_K
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import ONE, ZERO
 from quantize.formats.search import farthest_from_zero
 from quantize.importances.weighting import Weighting
+from quantize.simd.constants import ONE, ZERO
 from quantize.simd.kernel import kernel
 from quantize.simd.lane_memory import float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, bits, from_bits, minimum, select, splat, to_float

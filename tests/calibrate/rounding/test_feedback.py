@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from calibrate.rounding.factor import Factor
-from calibrate.rounding.feedback import costs, encode_compensated
+from calibrate.rounding.feedback import encode_compensated
+from calibrate.rounding.judge import costs
 from calibrate.rounding.products import errors_of, feed_back
 from gguf_tools.format.ggml_types import Q4_K
 from quantize.formats.base import as_source

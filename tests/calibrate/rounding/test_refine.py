@@ -9,7 +9,8 @@ import pytest
 
 from calibrate.rounding.base import MOST_STEPS, PANEL, Effort, Refiner
 from calibrate.rounding.factor import Factor
-from calibrate.rounding.feedback import costs, encode_compensated
+from calibrate.rounding.feedback import encode_compensated
+from calibrate.rounding.judge import costs
 from calibrate.rounding.rounders import ROUNDERS, get_rounder
 from calibrate.rounding.scalar.refinement import refine_evenly
 from quantize.formats.base import as_source
@@ -47,7 +48,7 @@ def test_a_block_moves_where_that_costs_less(name: str, first: int) -> None:
     data = encode(name, rows[:, own], FACTOR.hessian.diagonal()[own].copy())
     values[:, own] = decode(name, data)
     pulls = ((rows - values).astype(float) @ FACTOR.hessian)[:, own].astype(np.float32)
-    better, moves = refiner.refine_block(data, pulls, FACTOR, first, Effort())
+    better, moves = refiner.refine_block(data, pulls, FACTOR.panel(first, first + PANEL), Effort())
     np.testing.assert_allclose(decode(name, better) - decode(name, data), moves, atol=1e-8)
     gains = 2 * (pulls * moves).sum(1) - ((moves @ FACTOR.hessian[own, own]) * moves).sum(1)
     assert (gains > 0).all()

@@ -15,8 +15,7 @@ import convert
 from convert.architectures import find_architecture
 from convert.architectures.base import Conversion, build
 from convert.architectures.deepseek2.config import GLM_DSA, V32
-from convert.architectures.deepseek32.config import IndexedConfig
-from convert.architectures.deepseek32.metadata import metadata_reader
+from convert.architectures.deepseek2.deepseek32 import IndexedConfig, metadata_reader
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights import open_weights
 from gguf_tools import open_gguf

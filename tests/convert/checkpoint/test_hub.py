@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import gguf_cli.convert
-from convert.source_path import model_path, source_folder
+from convert.sources import model_path, source_folder
 from gguf_tools import open_gguf
 from gguf_tools.hub import client
 from tests.support.hub_server import HubServer, Trouble

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from convert.tokenizer.byte_alphabet import ALPHABET, spelled
-from convert.tokenizer.family_quirks import Habits
+from convert.tokenizer.family_quirks import Quirks
 from convert.tokenizer.tokenizer import read_tokenizer
 from convert.tokenizer.vocab import TokenType, Vocab
 from convert.tokenizer.vocab_tiktoken import SPECIAL_TOKENS, merges_of, read_tiktoken_vocab
@@ -69,7 +69,7 @@ def test_special_ids_are_config_json_s_alone(tmp_path: Path) -> None:
     write(tmp_path, TOKENS)
     (tmp_path / "tokenizer_config.json").write_text('{"unk_token": "ab", "bos_token": "ab"}')
     config = {"vocab_size": 261 + 256, "bos_token_id": 261}
-    tokenizer = read_tokenizer(tmp_path, config, habits=Habits(tiktoken=True))
+    tokenizer = read_tokenizer(tmp_path, config, quirks=Quirks(tiktoken=True))
     assert (tokenizer.model, tokenizer.pre) == ("gpt2", "kimi-k2")
     assert tokenizer.special.ids == {"bos": 261}
 
@@ -77,7 +77,7 @@ def test_special_ids_are_config_json_s_alone(tmp_path: Path) -> None:
 def test_another_pre_tokenizer_can_t_be_asked_for(tmp_path: Path) -> None:
     write(tmp_path, TOKENS)
     with pytest.raises(BadRequest, match=r"--pre-tokenizer qwen2: that of .*tiktoken\.model is kimi-k2"):
-        read_tokenizer(tmp_path, {}, pre_tokenizer="qwen2", habits=Habits(tiktoken=True))
+        read_tokenizer(tmp_path, {}, pre_tokenizer="qwen2", quirks=Quirks(tiktoken=True))
 
 
 @pytest.mark.parametrize(

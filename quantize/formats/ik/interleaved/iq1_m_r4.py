@@ -26,9 +26,9 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ1_M_R4
 from quantize.formats.base import Bytes, Floats32, check_data
-from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.ik.levels.levels import as_groups, read_only
 from quantize.formats.iq.iq1 import decode_group, point_values
+from quantize.simd.half import float_at
 from quantize.simd.kernel import kernel
 
 BLOCK = np.dtype([("qs", "u1", (4, 4)), ("qh", "u1", (2, 4)), ("scales", "u1", 4)])

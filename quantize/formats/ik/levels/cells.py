@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from quantize.simd.constants import ZERO
 from quantize.simd.kernel import inlinable
 from quantize.simd.lanes import Floats, Ints, maximum, minimum, select, splat, to_int
 from quantize.simd.wide_tables import look_up_in
 
 Table = npt.NDArray[np.float32]
-
-_ZERO = np.float32(0)
 
 
 class Cells(NamedTuple):
@@ -89,7 +88,7 @@ def nearest_of(cells: Cells) -> Nearest:
 
     @inlinable
     def cell_of(number: Floats) -> Ints:
-        return to_int(maximum(minimum(number, last), _ZERO))
+        return to_int(maximum(minimum(number, last), ZERO))
 
     @inlinable
     def square(number: Floats) -> Floats:

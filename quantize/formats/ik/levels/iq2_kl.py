@@ -22,7 +22,6 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ2_KL
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows
-from quantize.formats.blocks_of_32.scales import prepend_half
 from quantize.formats.ik.levels.iq2_kl_coding import PAIR_CODING, SIZE
 from quantize.formats.ik.levels.kernels import in_order, row_quantizer
 from quantize.formats.ik.levels.levels import LEVEL_PAIRS, SUPER_ELEMS, decode_scaled_rows
@@ -31,7 +30,7 @@ from quantize.formats.ik.rows import encode_scaled_rows
 from quantize.importances.weighting import Weighting
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, tail
-from quantize.simd.packing import pack
+from quantize.simd.packing import pack, prepend_half
 
 BLOCK = np.dtype([("scales_h", "<u2"), ("scales_l", "u1", 4), ("qs", "u1", 64), ("qh", "u1", 16)])
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from quantize.formats.base import Floats32
-from quantize.formats.blocks_of_32.scales import INFINITY, ONE, ZERO
 from quantize.formats.ik.levels.levels import LEVEL_PAIRS, LEVELS_3
 from quantize.formats.ik.levels.scale_search import Coding
+from quantize.simd.constants import INFINITY, ONE, ZERO
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile
 from quantize.simd.lanes import Floats, minimum, select, splat

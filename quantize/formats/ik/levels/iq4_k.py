@@ -22,7 +22,6 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ4_K
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks
-from quantize.formats.blocks_of_32.scales import float_at
 from quantize.formats.ik.levels.cells import cut, nearest_of
 from quantize.formats.ik.levels.kernels import block_quantizer, in_order
 from quantize.formats.ik.levels.level_coding import level_coding
@@ -30,6 +29,7 @@ from quantize.formats.ik.levels.levels import LEVELS_4, SUPER_ELEMS
 from quantize.formats.ik.levels.scale_search import Integers, Search
 from quantize.formats.ik.rows import encode_rows
 from quantize.importances.weighting import Weighting
+from quantize.simd.half import float_at
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, tail
 from quantize.simd.lanes import Ints

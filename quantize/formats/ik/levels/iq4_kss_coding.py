@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from quantize.formats.base import Floats32
-from quantize.formats.blocks_of_32.scales import INFINITY, ZERO
 from quantize.formats.ik.levels.cells import Cells, cut_into, nearest_of
 from quantize.formats.ik.levels.levels import LEVELS_4
 from quantize.formats.ik.levels.scale_search import Coding
+from quantize.simd.constants import INFINITY, ZERO
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, IntTile, int_tile
 from quantize.simd.lanes import Floats, absolute, minimum, select, splat, to_int

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from quantize.formats.blocks_of_32.scales import ZERO
 from quantize.formats.ik.levels.cells import Cells, Nearest
 from quantize.formats.ik.levels.scale_search import Coding
+from quantize.simd.constants import ZERO
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, IntTile
 from quantize.simd.lanes import Floats, splat

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from quantize.formats.blocks_of_32.scales import INFINITY, ONE, ZERO
+from quantize.simd.constants import INFINITY, ONE, ZERO
 from quantize.simd.half import from_half_bits, to_half_bits
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, float_tile, load, store

@@ -22,6 +22,7 @@ from quantize.formats.base import Floats32
 from quantize.formats.ik.trellis.nearest_point import search_of
 from quantize.formats.ik.trellis.point_trees import PointTree, point_tree
 from quantize.formats.ik.trellis.trellis import START, levels_of_lanes
+from quantize.simd.constants import HALF, QUARTER, ZERO
 from quantize.simd.kernel import inlined
 from quantize.simd.lane_memory import gather, int_tile, load, store
 from quantize.simd.lanes import (
@@ -40,9 +41,6 @@ from quantize.simd.rounding import nearest_int
 BLOCK_ELEMS = 32
 """Weights of a sub-block."""
 
-_ZERO = np.float32(0)
-_HALF = np.float32(0.5)
-_QUARTER = np.float32(0.25)
 REACH = np.float32(200)
 """Levels beyond which a weight is not told from a larger one; those of points end at 126."""
 
@@ -115,7 +113,7 @@ def rows_of(trellis: Trellis) -> Callable[..., None]:
     def block_sums(lanes: Floats32, sums: Floats32) -> None:
         """Add up the lanes of each sub-block."""
         for b in range(blocks):
-            total = _ZERO
+            total = ZERO
             for lane in range(b * per_block, (b + 1) * per_block):
                 total += lanes[lane]
             sums[b] = total
@@ -123,9 +121,9 @@ def rows_of(trellis: Trellis) -> Callable[..., None]:
     @inlined
     def set_goals(x: Any, costs: Any, row: int, n_chunks: int, goals: Any, lanes: Any, sums: Any) -> Any:
         """Fill goals[:] with those of the sub-blocks of a row, and return the largest."""
-        largest = _ZERO
+        largest = ZERO
         for c in range(n_chunks):
-            power, total = splat(_ZERO), splat(_ZERO)
+            power, total = splat(ZERO), splat(ZERO)
             for j in range(dim):
                 square = load(x, (row * n_chunks + c) * size + LANES * j)
                 square = square * square
@@ -152,8 +150,8 @@ def rows_of(trellis: Trellis) -> Callable[..., None]:
             value = load(x, at + LANES * j) * inverse
             value = minimum(maximum(value, -REACH), REACH)
             # products of points are rounded down, so half a unit is taken off
-            exact[j] = nearest_int(value * load(steps, step_at + LANES * j) - _HALF)
-            whole[j] = minimum(maximum(nearest_int(value * _HALF - _QUARTER) + 64, 0), 127)
+            exact[j] = nearest_int(value * load(steps, step_at + LANES * j) - HALF)
+            whole[j] = minimum(maximum(nearest_int(value * HALF - QUARTER) + 64, 0), 127)
         for f in range(fours):
             j = 4 * f
             wholes[f] = whole[j] | whole[j + 1] << 8 | whole[j + 2] << 16 | whole[j + 3] << 24
@@ -173,7 +171,7 @@ def rows_of(trellis: Trellis) -> Callable[..., None]:
         x: Any, at: int, costs: Any, cost_at: int, number: Ints, lanes: Any, products: Any, squares: Any
     ) -> None:
         """Fill products and squares with the weighted sums of x * level and level**2 of each sub-block."""
-        product, square = splat(_ZERO), splat(_ZERO)
+        product, square = splat(ZERO), splat(ZERO)
         for j in range(dim):
             number, level = levels_of_lanes(number)
             if magnitudes:
@@ -248,7 +246,7 @@ def rows_of(trellis: Trellis) -> Callable[..., None]:
                         scale = d * levels[code[b]]
                         unit[b] = np.float64(scale) * scale
                         for lane in range(b * per_block, (b + 1) * per_block):
-                            inverse[lane] = 1 / scale if scale != 0 else _ZERO
+                            inverse[lane] = 1 / scale if scale != 0 else ZERO
                     set_targets(x, at, steps, c * size, load(inverse, 0), wholes, targets)
                     for lane in range(LANES):
                         b = lane // per_block
@@ -282,7 +280,7 @@ def rows_of(trellis: Trellis) -> Callable[..., None]:
                                 limits[lane] = before + _PATIENCE * (losses[b] - before)
                                 before = spent[lane]
                 store(indices, (row * n_chunks + c) * LANES, gather(numbers, load(best_slots, 0)))
-            above, below = _ZERO, _ZERO
+            above, below = ZERO, ZERO
             for b in range(n_blocks):
                 scale = levels[codes[row * n_blocks + b]]
                 above += scale * products[b]

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from quantize.formats.iq.grids.cached_search_4 import Answers, first_position, room
 from quantize.formats.iq.grids.neighbours import COUNT_BITS, NOWHERE, GridTables
+from quantize.simd.constants import INFINITY, ONE, QUARTER, ZERO
 from quantize.simd.kernel import inlinable, inlined
 from quantize.simd.lane_items import item, least, lowest_bit, mask_word, put_item
 from quantize.simd.lane_memory import FloatTile, float_tile, tail, zero_like
@@ -40,13 +41,9 @@ MOST_OCTETS = 40
 
 Tables = tuple[Floats, Floats, Floats, Floats, Floats, Floats, Floats, Floats]
 
-_ZERO = np.float32(0)
-_ONE = np.float32(1)
 _FARTHEST = np.float32(3.4028234663852886e38)
-_INFINITY = np.float32(np.inf)
 
 _MARGIN = np.float32(2.0**-12)
-_QUARTER = np.float32(2.0**-2)
 _THIRTY_SECOND = np.float32(2.0**-5)
 
 # Within these no product underflows to where the bound on rounding fails, and none overflows.
@@ -61,15 +58,15 @@ def prepare(
     """Get `answers` ready for a sub-block and for scales that fall from highest to lowest."""
     steady = (lowest > _LEAST_SCALE) & (highest < _MOST_SCALE)
     for k in range(n_groups):
-        weight_sum = splat(_ZERO)
-        largest = splat(_ZERO)
+        weight_sum = splat(ZERO)
+        largest = splat(ZERO)
         for i in range(GROUP * k, GROUP * (k + 1)):
             weight_sum += weights[i]
             largest = maximum(absolute(x[i]), largest)
         tame = steady & (largest < _MOST_SCALE) & (weight_sum > _LEAST_WEIGHT) & (weight_sum < _MOST_WEIGHT)
-        spread = highest + _QUARTER * largest + _THIRTY_SECOND * largest * largest / lowest
+        spread = highest + QUARTER * largest + _THIRTY_SECOND * largest * largest / lowest
         answers.known[k] = splat(-1)
-        answers.margins[k] = select(tame, _MARGIN * weight_sum * spread, _INFINITY)
+        answers.margins[k] = select(tame, _MARGIN * weight_sum * spread, INFINITY)
 
 
 @inlinable
@@ -105,7 +102,7 @@ def answer(
         pending &= pending - 1
         group, lane = bit // LANES, bit % LANES
         entry = tables.entries[item(answers.numbers, group, lane)]
-        limit = -_ONE
+        limit = -ONE
         if entry < 0:
             ours, costs = tail(x, GROUP * group), tail(weights, GROUP * group)
             margin = item(answers.margins, group, lane)
@@ -155,10 +152,10 @@ def _search(
         totals[first // EIGHT] = total
     shortest = least(best)
     if not shortest < _FARTHEST:
-        return NOWHERE, _INFINITY
+        return NOWHERE, INFINITY
     winner = lists[start + first_position(best == shortest, positions)]
-    if margin == _INFINITY:
-        return winner, _INFINITY
+    if margin == INFINITY:
+        return winner, INFINITY
 
     squares = values * values
     tables = (

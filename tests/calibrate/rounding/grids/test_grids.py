@@ -27,6 +27,7 @@ every_grid = pytest.mark.parametrize("name", ["IQ1", "IQ2_XXS", "IQ2_XS", "IQ2_S
 N = 256
 FACTOR = Factor.of(correlated(N))
 UPPER = FACTOR.upper
+PANEL = FACTOR.panel(0, N)
 
 
 def rounder_of(name: str) -> GridRounder:
@@ -78,7 +79,7 @@ def test_the_first_sub_block_gets_the_scale_and_points_of_the_twin(name: str) ->
     rounder = rounder_of(name)
     form, size = rounder.form, rounder.form.sub_elems
     rows = weights(3, N, seed=3)
-    values = rounder.round_block(rows, UPPER, FACTOR.importances, Effort(super_scales=1))[1]
+    values = rounder.round_block(rows, PANEL, Effort(super_scales=1))[1]
     stock = rounder.layout.read(encode(name, rows, FACTOR.importances))
     points = rounder.grid.points.astype(np.float32)
     for row, d, scale, ours in zip(rows, stock.d, stock.scales[:, 0], values, strict=True):
@@ -123,7 +124,7 @@ def test_more_scales_of_scales_cost_less(name: str) -> None:
     rows = weights(48, N)
     by_count = []
     for count in (1, 2, 4, 6):
-        _data, values = rounder.round_block(rows, UPPER, FACTOR.importances, Effort(super_scales=count))
+        _data, values = rounder.round_block(rows, PANEL, Effort(super_scales=count))
         errors = rows.astype(float) - values
         by_count.append(np.einsum("rc,cd,rd->r", errors, FACTOR.hessian, errors))
     for fewer, more in pairwise(by_count):
@@ -139,7 +140,7 @@ def test_the_first_sub_block_is_chosen_anew_as_by_the_twin(name: str) -> None:
     data = encode(name, rows, np.ones(N, np.float32))
     values = decode(name, data)
     pulls = (rows - values) @ FACTOR.hessian
-    after = rounder.layout.read(rounder.refine_block(data, pulls, FACTOR, 0, Effort())[0])
+    after = rounder.layout.read(rounder.refine_block(data, pulls, PANEL, Effort())[0])
     before = rounder.layout.read(data)
     upper = FACTOR.local_uppers(size)[:size]
     moments = FACTOR.hessian[:size, :size].astype(float)

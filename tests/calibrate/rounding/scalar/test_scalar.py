@@ -9,7 +9,8 @@ import pytest
 
 from calibrate.rounding.base import Effort
 from calibrate.rounding.factor import Factor
-from calibrate.rounding.feedback import costs, encode_compensated
+from calibrate.rounding.feedback import encode_compensated
+from calibrate.rounding.judge import costs
 from calibrate.rounding.scalar import fp4, k_quants, single_scales
 from calibrate.rounding.scalar.blocks import Layout, chosen
 from calibrate.rounding.scalar.rounding import round_evenly, round_unevenly

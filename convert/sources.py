@@ -1,0 +1,142 @@
+"""The model that a command line names: where it is, and the plan of a file that is made of it.
+
+A model is a GGUF file or a Hugging Face folder, on this machine or on the Hub. `plan_source` plans either.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from convert import pipeline
+from convert.checkpoint import hub
+from convert.checkpoint.streamed import StreamedFolder
+from convert.options import ConvertOptions
+from gguf_tools.errors import BadArgument, BadRequest, HubError
+from gguf_tools.hub.client import is_unknown
+from gguf_tools.hub.names import SCHEME, HubName, parse_hub_name
+from quantize.mla_layout.names import MLALayout
+from quantize.options import QuantizeOptions
+from quantize.pipeline import plan_run as plan_file
+from quantize.plan.recipe_files import Mixture
+from quantize.roles import Program
+from quantize.run import Run
+
+
+@dataclass(frozen=True)
+class SourceOptions(QuantizeOptions):
+    """What to make of a model, be it a GGUF file or a folder: QuantizeOptions, and two choices for a folder.
+
+    mla, program               see ConvertOptions; `mla` is refused for a file, whose layout is what it is
+    keep_split, kv_overrides   refused for a folder
+    """
+
+    mla: MLALayout | None = None
+    program: Program | None = None
+
+
+def plan_source(
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None,
+    mixture: str | Mixture,
+    options: SourceOptions | None = None,
+    *,
+    allow_problems: bool = False,
+) -> AbstractContextManager[Run]:
+    """Plan what a GGUF file or a folder becomes when it is quantized; the run can be executed in the block.
+
+    source          a path, or what `source_folder` returns
+    output          as `quantize` takes it for a file, `convert` for a folder
+    allow_problems  yield even a run that can't be executed, as a dry run does; its plan says why
+    raises          BadArgument for options that don't go with this kind of source; what
+                    `quantize.pipeline.plan_run` and `convert.pipeline.plan_run` raise
+    """
+    options = options or SourceOptions()
+    if not Path(source).is_dir():
+        if options.mla is not None:
+            raise BadArgument("--mla needs a folder; gguf-tools mla-layout changes the layout of a file")
+        return plan_file(source, output, mixture, options, allow_problems=allow_problems)
+    if options.keep_split or options.kv_overrides:
+        raise BadArgument("--keep-split and --override-kv need a GGUF file; INPUT is a folder")
+    conversion = ConvertOptions(
+        outtype=mixture,
+        importances=options.importances,
+        types=options.types,
+        provenance=options.provenance,
+        calibration=options.calibration,
+        mla=options.mla,
+        program=options.program,
+    )
+    return pipeline.plan_run(source, output, conversion, allow_problems=allow_problems)
+
+
+def hub_name(text: str) -> HubName | None:
+    """Return the model on the Hub that `text` names; None for a path.
+
+    What exists on this machine is meant, whatever it looks like. OWNER/NAME is a name on the Hub unless
+    there is a folder OWNER here: then it is a path, rightly or wrongly typed.
+
+    raises  BadRequest for an address that names no model
+    """
+    if os.path.exists(text):
+        return None
+    name = parse_hub_name(text)
+    return None if _is_plain(text) and Path(text).parent.is_dir() else name
+
+
+def model_path(text: str, *, quiet: bool = False) -> Path:
+    """Return the folder or file that `text` names; one on the Hub is fetched into its cache first.
+
+    raises  BadRequest for an address that names no model, HubError, CheckpointError
+    """
+    name = hub_name(text)
+    if name is None:
+        return Path(text)
+    with _here_neither(text):
+        return hub.fetch(name, quiet=quiet)
+
+
+def source_folder(
+    text: str,
+    *,
+    stream: bool = False,
+    dry_run: bool = False,
+    weights: bool = True,
+    allow_pickle: bool = False,
+    quiet: bool = False,
+) -> Path | StreamedFolder:
+    """Return the same for a conversion, which may do without fetching a model's weights.
+
+    stream        read them from the Hub as they are used
+    dry_run       their headers are enough
+    weights       False: config.json and the tokenizer are enough
+    allow_pickle  .bin and .pt files may be fetched
+    raises        as `model_path`; BadRequest for `stream` with a model that is here
+    """
+    name = hub_name(text)
+    if name is None:
+        if stream:
+            raise BadRequest(f"--stream reads a model of the Hub, and {text} is a path; leave it out")
+        return Path(text)
+    with _here_neither(text):
+        if weights and (stream or (dry_run and not allow_pickle and not hub.is_offline())):
+            return hub.stream(name, quiet=quiet)
+        return hub.fetch(name, hub.Wanted(weights, allow_pickle), quiet=quiet)
+
+
+@contextmanager
+def _here_neither(text: str) -> Iterator[None]:
+    """Let an error of the Hub say that `text`, which may be a mistyped path, is no path either."""
+    try:
+        yield
+    except HubError as error:
+        if _is_plain(text) and is_unknown(error):
+            error.add_note(f"nor is there a file or folder {text} on this machine")
+        raise
+
+
+def _is_plain(text: str) -> bool:
+    return not text.startswith((SCHEME, "http://", "https://"))

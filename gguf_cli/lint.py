@@ -1,0 +1,66 @@
+"""The `quantize lint` command: what a file type or a recipe file would do to a model."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from gguf_cli import command
+from gguf_cli.arguments.types import (
+    add_matrix_arguments,
+    add_requantize_argument,
+    add_type_arguments,
+    plan_options,
+    read_importances,
+)
+from gguf_cli.completion import completes
+from gguf_tools import __version__
+from gguf_tools.text import json_line
+from quantize.plan.recipes import FILE_TYPES
+
+DESCRIPTION = """\
+Say what TYPE (a file type or a recipe file) would do to a model, without reading a weight: rules that match
+nothing or are shadowed, tensors whose rows do not fit and what they become, tensors that need importances
+and have none, exact size. Exits with 1 when something would stop a run."""
+
+EPILOG = """\
+examples:
+  quantize lint Q4_K_M model-bf16.gguf
+  quantize lint --imatrix model.imatrix mine.yaml model-bf16.gguf
+  quantize lint --json --fallback attn_k_b=Q8_0 IQ2_XXS model-bf16.gguf
+  quantize lint Q4_K_M deepseek-ai/DeepSeek-V2-Lite       a folder or a model of the Hub, as converted
+"""
+
+
+def main(argv: Sequence[str] | None = None, prog: str = "quantize lint") -> int:
+    """Run the command; return its exit code."""
+    return command.run(make_parser(prog), _lint, argv)
+
+
+def make_parser(prog: str = "quantize lint") -> argparse.ArgumentParser:
+    parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG, version=__version__)
+    completes(parser.add_argument("type", metavar="TYPE", help="file type, or recipe file"), FILE_TYPES)
+    parser.add_argument(
+        "model", metavar="MODEL", help="GGUF file, folder, or OWNER/NAME[@REVISION] on the Hub"
+    )
+    parser.add_argument("--json", action="store_true", help="the report as one JSON object")
+    command.add_timeout(parser)
+    add_matrix_arguments(parser)
+    add_type_arguments(parser)
+    add_requantize_argument(parser)
+    return parser
+
+
+def _lint(args: argparse.Namespace) -> int:
+    from convert.sources import SourceOptions, plan_source, source_folder
+    from quantize.linting import lint_lines, lint_plan
+
+    source = source_folder(args.model, dry_run=True)
+    options = SourceOptions(importances=read_importances(args), types=plan_options(args))
+    report = lint_plan(
+        args.type, lambda mixture: plan_source(source, None, mixture, options, allow_problems=True)
+    )
+    lines = [json_line(report.to_json())] if args.json else lint_lines(report)
+    for line in lines:
+        print(line)
+    return 1 if report.stops else 0
