@@ -10,16 +10,14 @@ from collections.abc import Sequence
 
 from calibrate.methods.base import Matrix, Method, Rates
 from calibrate.rounding.factor import Factor
-from calibrate.rounding.feedback import stock_weighting
+from calibrate.rounding.judge import encode_stock
 from gguf_tools.format.ggml_types import GGMLType
-from quantize.formats import get_format
 from quantize.formats.base import Bytes
 from quantize.formats.codecs import ignores_importances
 
 
 def _encode(matrices: Sequence[Matrix], type_: GGMLType, factor: Factor) -> list[Bytes]:
-    codec, weighting = get_format(type_), stock_weighting(factor)
-    return [codec.encode(each.rows, weighting) for each in matrices]
+    return [encode_stock(each.rows, type_, factor) for each in matrices]
 
 
 DIAGONAL = Method(

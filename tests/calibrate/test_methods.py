@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -18,6 +16,8 @@ pytest.importorskip("torch")
 
 from calibrate import methods
 from calibrate.methods import METHODS, Method
+from tests.calibrate import powers as example
+from tests.calibrate.powers import POWERS
 
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-method.md"
 CUT = calibrate.Cut(64, n_chunks=6)
@@ -26,13 +26,8 @@ CUT = calibrate.Cut(64, n_chunks=6)
 @pytest.fixture
 def powers(monkeypatch: pytest.MonkeyPatch) -> Method:
     """The method of the page, with its row in the table."""
-    block = r"^`\S+powers\.py`:\n\n```python\n(.*?)```$"
-    (code,) = re.findall(block, PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    module = ModuleType("powers")
-    exec(compile(code, str(PAGE), "exec"), module.__dict__)
-    method: Method = module.POWERS
-    monkeypatch.setattr(methods, "METHODS", {**METHODS, method.name: method})
-    return method
+    monkeypatch.setattr(methods, "METHODS", {**METHODS, POWERS.name: POWERS})
+    return POWERS
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +70,10 @@ def test_a_run_is_estimated_and_verified_under_any_method(
             "calibration:", "memory", "disk", "time",
         ]  # fmt: skip
         assert run.execute(RunOptions(1, verify=True)).written.verification is not None
+
+
+def test_the_code_of_the_page_is_the_code() -> None:
+    assert f"```python\n{Path(example.__file__).read_text()}```" in PAGE.read_text()
 
 
 def test_a_method_describes_what_decides_its_bytes(powers: Method) -> None:
