@@ -13,7 +13,6 @@ import calibrate
 pytest.importorskip("torch")
 
 import quality
-from calibrate.sensitivities.measure import SensitivityChoices
 from forward.options import ForwardChoices, ForwardOptions
 from forward.text.tokens import Cut, CutChoices
 from quality.options import EvaluateChoices
@@ -25,7 +24,6 @@ from quality.options import EvaluateChoices
         (CutChoices, [Cut()]),
         (ForwardChoices, [ForwardOptions()]),
         (EvaluateChoices, [quality.EvaluateOptions(), Cut(), ForwardOptions()]),
-        (SensitivityChoices, [calibrate.SensitivityOptions(), Cut(), ForwardOptions()]),
     ],
 )
 def test_choices_are_all_fields(choices: Any, options: list[Any]) -> None:
@@ -45,4 +43,4 @@ def test_unknown_keywords_are_refused_with_what_is_known(text: Path) -> None:
     with pytest.raises(TypeError, match=r"'chunks'; did you mean n_chunks\?; .*chunk_size, .*n_chunks"):
         quality.evaluate("base", text, ["quant"], chunks=4)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"'ctx_size'.*expected .*chunk_size"):
-        calibrate.sensitivity("base", text, "out", ctx_size=4)  # type: ignore[call-arg]
+        calibrate.sensitivity("base", text, "out", ctx_size=4)
