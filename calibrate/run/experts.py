@@ -242,15 +242,15 @@ class ExpertRun:
         setting, device = self._setting, self._setting.device
         mine = torch.isin(tokens, visit.own.tokens)
         x = setting.original.stream.middle.rows(tokens).to(device)
-        inner = blocks[0].inner(x, Silent())
+        inner = blocks[0].gate_up(x, Silent())
         here, _ = visit.rows[0].among(tokens)
-        output = blocks[0].outer(inner[here.to(device)], Silent()).float().cpu()
+        output = blocks[0].project_down(inner[here.to(device)], Silent()).float().cpu()
         refuse_nonfinite(output, f"{self._names.down}, expert {visit.expert}")
         shown = [inner[mine.to(device)]]
         tokens_here = tokens[mine]
         if setting.is_followed:
             x = setting.own.stream.middle.rows(tokens_here).to(device)
-            shown.append(blocks[-1].inner(x, Silent()))
+            shown.append(blocks[-1].gate_up(x, Silent()))
         summed = setting.division.summed_tokens(tokens_here).to(device)
         held = torch.isin(tokens_here, visit.held).to(device)
         key = (self._names.down,)

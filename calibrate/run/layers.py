@@ -31,7 +31,7 @@ class _Way:
     """How a model's tokens go past the block of a layer.
 
     routes  where they go; None for a layer without routed experts
-    shares  see `forward.layers.residual.Passage`, on the CPU
+    shares  see `forward.layers.residual.ResidualStream`, on the CPU
     """
 
     routes: Routes | None
@@ -111,7 +111,7 @@ class LayerRun:
         setting, order = self.setting, Order()
         hidden = setting.original.stream.before(self.number).read(*self._chunk_rows(0))
         with torch.inference_mode():
-            self.original.attend(hidden.to(setting.device), order)
+            self.original.attention_block(hidden.to(setting.device), order)
         return order.groups
 
     def _missing(self, groups: Iterable[Iterable[str]]) -> list[str]:
@@ -132,7 +132,7 @@ class LayerRun:
                 capture = Capture(wanted, stop=True)
                 hidden = model.stream.before(self.number).read(*self._chunk_rows(chunk))
                 with suppress(Seen):
-                    layer.attend(hidden.to(setting.device), capture)
+                    layer.attention_block(hidden.to(setting.device), capture)
                 shown.append(capture.inputs())
             return shown
 
@@ -161,7 +161,7 @@ class LayerRun:
         """Put one chunk's hidden states after the attention in `after`, normalised ones in `middle`."""
         start, stop = self._chunk_rows(chunk)
         hidden = model.stream.before(self.number).read(start, stop).to(self.setting.device)
-        passage = layer.attend(hidden, observer)
+        passage = layer.attention_block(hidden, observer)
         x = layer.norm(passage.x)
         model.stream.middle.write(start, x.to(self.setting.dtype).cpu())
         model.stream.after(self.number).write(start, passage.rest.cpu())

@@ -35,9 +35,9 @@ from calibrate.statistics.gradients import Gradients, forget_folders
 from calibrate.statistics.inputs import Division, Shown, gather
 from calibrate.statistics.shrinkage import Trust
 from forward.device import device_name
-from forward.families import EMBEDDINGS, OUTPUT
 from forward.layers.load import Loader
 from forward.layers.matmul_backend import fast_products
+from forward.network import EMBEDDINGS, OUTPUT
 from forward.open import ModelSource
 from forward.text.quality import admit
 from forward.work.work_folder import EMBEDDING, WorkFolder, forget

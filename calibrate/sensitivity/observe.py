@@ -39,10 +39,9 @@ from calibrate.sensitivity.type_errors import (
     read_rows,
     spread,
 )
-from forward.families import EMBEDDINGS
 from forward.gradients.backward import BackwardPass
 from forward.hidden_states import States
-from forward.network import Network
+from forward.network import EMBEDDINGS, Network
 from forward.observe import Arrays, Silent
 from forward.text.tokens import Text
 from forward.work.work_folder import EMBEDDING

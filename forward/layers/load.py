@@ -31,8 +31,9 @@ class Loader:
     tensors     GGUF name -> tensor, unread
     device      where the weights are wanted
     dtype       the type that matrices are multiplied in, float32 or bfloat16; vectors and routers are float32
-    rounds      whether matrices round what they multiply as llama.cpp's kernels do
+    llama_rounding  whether matrices round what they multiply as llama.cpp's kernels do
     half_cache  whether attention rounds to F16 what llama.cpp's cache holds
+    splits_kv_b     whether attn_kv_b stands for the attn_k_b and attn_v_b that a converter makes of it
     shared      what models that are computed in step decode for each other; None: nothing
     """
 
@@ -40,8 +41,9 @@ class Loader:
     tensors: Mapping[str, SourceTensor]
     device: torch.device
     dtype: torch.dtype
-    rounds: bool = False
+    llama_rounding: bool = False
     half_cache: bool = False
+    splits_kv_b: bool = False
     shared: SharedWeights | None = None
 
     def tensor(self, name: str) -> SourceTensor:
@@ -119,7 +121,7 @@ class Loader:
 
     def rounding(self, tensor: SourceTensor) -> Rounding | None:
         """Return what a matrix does to what it multiplies; None: nothing."""
-        return rounding_of(tensor.type) if self.rounds else None
+        return rounding_of(tensor.type) if self.llama_rounding else None
 
     def rows(self, tensor: SourceTensor, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
         """Return rows `start` to `stop` of a tensor, (stop - start, n_cols)."""
