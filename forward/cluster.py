@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import xxhash
 
-from forward.device import device_name
+from forward.device import device_name, to_bytes, to_torch
 from forward.hidden_states import FileStates, States, copy
 from forward.layer import Layer
 from forward.layers.experts import Experts
@@ -353,7 +353,7 @@ class _Digesting(FileStates):
 
 def _digest(rows: torch.Tensor) -> int:
     """Return a digest of the bytes of rows, by which the parent sees whether they have come through."""
-    return xxhash.xxh3_64_intdigest(rows.contiguous().view(torch.uint8).numpy().data)
+    return xxhash.xxh3_64_intdigest(to_bytes(rows))
 
 
 @contextmanager
@@ -370,7 +370,7 @@ def open_layer_cluster(
     network, n_tokens = source.network, text.inputs.size
     sizes = Sizes((n_tokens, network.state_size), (n_tokens, network.hidden_size))
     plain = replace(options, scheduler=None, device=device_name(options.device))
-    tokens = torch.from_numpy(text.inputs).flatten()
+    tokens = to_torch(text.inputs).flatten()
     job = LayersJob(source.path, plain, text.chunk_size, sizes, tokens)
     with open_cluster(options.scheduler) as cluster, cluster.offer(job, folder.folder / "layers") as place:
         yield ClusterLayers(cluster, place, folder.folder, sizes)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self
 
 import torch
@@ -22,7 +21,7 @@ from convert.architectures.base import build
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.tokenizer.tokenizer import read_tokenizer
 from convert.weights import open_weights
-from forward.device import device_name
+from forward.device import choose_device
 from forward.families import find_family
 from forward.layers.llama_rounding import rounding_of
 from forward.layers.load import Loader
@@ -56,9 +55,7 @@ class ModelSource:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.opened.close()
 
     @cached_property
@@ -78,7 +75,7 @@ class ModelSource:
 
         raises  BadRequest for types that have no kernel in the engine that is to be imitated
         """
-        load = self.loader(torch.device(device_name(options.device)), getattr(torch, options.dtype))
+        load = self.loader(choose_device(options.device), getattr(torch, options.dtype))
         if options.half_cache:
             load = replace(load, half_cache=True)
         if options.like is None:

@@ -19,6 +19,7 @@ import torch
 from torch.nn.functional import pad
 
 from forward.cluster import open_layer_cluster
+from forward.device import to_cpu, to_torch
 from forward.hidden_states import States
 from forward.layer_states import LayerStates
 from forward.layers.load import Loader
@@ -135,7 +136,7 @@ def forward_pass(
             dtype=load.dtype,
             chunk_size=text.chunk_size,
             all_experts=options.all_experts,
-            tokens=torch.from_numpy(text.inputs).flatten(),
+            tokens=to_torch(text.inputs).flatten(),
         )
         cluster = opened.enter_context(open_layer_cluster(source, text, options, folder))
         execution = Execution(n_workers, advance, cluster)
@@ -150,9 +151,9 @@ def embed(load: Loader, text: Text, states: States, n_handed: int = 0) -> Arrays
     """
     for chunk, tokens in enumerate(text.inputs):
         unique, places = np.unique(tokens, return_inverse=True)
-        rows = load.picked_rows(EMBEDDINGS, unique.tolist()).cpu()
+        rows = to_cpu(load.picked_rows(EMBEDDINGS, unique.tolist()))
         if not bool(torch.isfinite(rows).all()):
             raise BadActivation(f"{EMBEDDINGS}: has NaN or infinity")
         rows = pad(rows.repeat(1, (states.n_cols - n_handed) // rows.shape[1]), (0, n_handed))
-        states.write(chunk * text.chunk_size, rows[torch.from_numpy(places)])
+        states.write(chunk * text.chunk_size, rows[to_torch(places)])
     return {}

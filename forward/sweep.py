@@ -18,6 +18,7 @@ from typing import Protocol, Self
 
 import torch
 
+from forward.device import to_cpu
 from forward.hidden_states import States
 from forward.layer import Layer, refuse_nonfinite
 from forward.layers.experts import Experts
@@ -258,10 +259,10 @@ def take_chunk(
     routes, chosen = None, sweep.chosen_by_token(layer, start)
     passed = layer.forward(hidden.to(sweep.device), sweep.dtype, observer, chosen)
     if layer.experts is not None and passed.chosen is not None and passed.weights is not None:
-        routes = Routes(passed.chosen.cpu(), passed.weights.cpu())
+        routes = Routes(to_cpu(passed.chosen), to_cpu(passed.weights))
         observer.routes(layer.experts.router.name, routes.experts)
-    middle.write(start, passed.x.cpu())
-    after.write(start, passed.hidden.cpu())
+    middle.write(start, to_cpu(passed.x))
+    after.write(start, to_cpu(passed.hidden))
     return routes
 
 
@@ -292,7 +293,7 @@ def take_piece(
     weighted = piece.weighted
     if len(weighted) < len(inner):
         inner = inner[weighted.to(sweep.device)]
-    output = block.project_down(inner, observer, piece.expert, experts.n_experts).cpu()
+    output = to_cpu(block.project_down(inner, observer, piece.expert, experts.n_experts))
     refuse_nonfinite(output, f"{names.down}, expert {piece.expert}")
     return output
 

@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from forward.device import require_torch
+from forward.options import require_torch
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import BadArgument, BadRequest, OutputError
 from gguf_tools.files.named_files import output_path

@@ -20,6 +20,7 @@ from calibrate.run.context import Setting
 from calibrate.run.encode import Part, Under
 from calibrate.statistics.inputs import HELD_ROWS, PIECE_ROWS, Inputs, Shown
 from calibrate.statistics.moments import PAIR_BYTES, Moments, Statistics
+from forward.device import to_cpu
 from forward.layers.experts import Experts
 from forward.layers.ffn import FeedForward
 from forward.observe import Silent
@@ -244,7 +245,7 @@ class ExpertRun:
         x = setting.original.stream.middle.rows(tokens).to(device)
         inner = blocks[0].gate_up(x, Silent())
         here, _ = visit.rows[0].among(tokens)
-        output = blocks[0].project_down(inner[here.to(device)], Silent()).float().cpu()
+        output = to_cpu(blocks[0].project_down(inner[here.to(device)], Silent()).float())
         refuse_nonfinite(output, f"{self._names.down}, expert {visit.expert}")
         shown = [inner[mine.to(device)]]
         tokens_here = tokens[mine]
@@ -289,7 +290,7 @@ class ExpertRun:
 
         def take(piece: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             tokens, weights = piece
-            output = block(stream.middle.rows(tokens).to(setting.device), Silent()).cpu()
+            output = to_cpu(block(stream.middle.rows(tokens).to(setting.device), Silent()))
             refuse_nonfinite(output, f"{self._names.down}, expert {visit.expert}, as it is written")
             return tokens, output, weights
 

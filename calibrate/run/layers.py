@@ -19,6 +19,7 @@ from calibrate.run.context import Model, Setting
 from calibrate.run.experts import MIDDLE, ExpertRun, Routes, refuse_nonfinite
 from calibrate.statistics.capture import Capture, Order, Seen
 from calibrate.statistics.inputs import Inputs, Shown, gather
+from forward.device import to_cpu
 from forward.layer import Layer
 from forward.layers.ffn import BlockNames
 from forward.layers.residual import joined
@@ -163,14 +164,14 @@ class LayerRun:
         hidden = model.stream.before(self.number).read(start, stop).to(self.setting.device)
         passage = layer.attention_block(hidden, observer)
         x = layer.norm(passage.x)
-        model.stream.middle.write(start, x.to(self.setting.dtype).cpu())
-        model.stream.after(self.number).write(start, passage.rest.cpu())
+        model.stream.middle.write(start, to_cpu(x.to(self.setting.dtype)))
+        model.stream.after(self.number).write(start, to_cpu(passage.rest))
         routes = None
         if layer.experts is not None:
             chosen = layer.chosen_by(self.setting.tokens[start:stop])
             chosen, weights = layer.experts.router(x, chosen)
-            routes = Routes(chosen.cpu(), passage.spread(weights).cpu())
-        return _Way(routes, None if passage.shares is None else passage.shares.cpu())
+            routes = Routes(to_cpu(chosen), to_cpu(passage.spread(weights)))
+        return _Way(routes, None if passage.shares is None else to_cpu(passage.shares))
 
     # ---- what every token goes through
 
@@ -233,6 +234,6 @@ class LayerRun:
         start, stop = self._chunk_rows(chunk)
         after = model.stream.after(self.number)
         shares = None if way.shares is None else way.shares[start:stop]
-        hidden = joined(after.read(start, stop), output.cpu(), shares)
+        hidden = joined(after.read(start, stop), to_cpu(output), shares)
         refuse_nonfinite(hidden, name)
         after.write(start, hidden)

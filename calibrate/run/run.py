@@ -34,7 +34,7 @@ from calibrate.statistics.gradient_factors import OutputSide, embedding_statisti
 from calibrate.statistics.gradients import Gradients, forget_folders
 from calibrate.statistics.inputs import Division, Shown, gather
 from calibrate.statistics.shrinkage import Trust
-from forward.device import device_name
+from forward.device import device_name, threads_on, to_torch
 from forward.layers.load import Loader
 from forward.layers.matmul_backend import fast_products
 from forward.network import EMBEDDINGS, OUTPUT
@@ -161,7 +161,7 @@ class CalibratedRun:
                 folder.finish_layer(layer, {}, states)
             self._finish(setting)
             self._make_unseen(setting, list(missing))
-            n_threads = self._options.threads if self._device == "cpu" else 1
+            n_threads = threads_on(self._device, self._options.threads)
             closing = closing_of(setting, self._sight.network, self.text, n_threads)
             self._report = Report.of(
                 self._infos.values(), records, setting.division, closing, self._quality
@@ -224,7 +224,7 @@ class CalibratedRun:
         rotate = network.rope.rotation(text.chunk_size, device)
         models = (Model(network, load, rotate, stream) for load, stream in zip(loaders, streams, strict=True))
         division = Division.of(text.n_chunks, text.chunk_size)
-        tokens = torch.from_numpy(text.inputs).flatten()
+        tokens = to_torch(text.inputs).flatten()
         return Setting(
             tuple(models), division, device, dtype, self._infos, maker, workers, tokens, self._trust
         )
@@ -278,7 +278,7 @@ def _workers(n_threads: int, device: str) -> Iterator[Workers]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with Workers(n_threads if device == "cpu" else 1) as workers:
+        with Workers(threads_on(device, n_threads)) as workers:
             yield workers
     finally:
         torch.set_num_threads(before)

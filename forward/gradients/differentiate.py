@@ -21,6 +21,7 @@ from typing import Generic, TypeVar
 
 import torch
 
+from forward.device import to_cpu
 from forward.hidden_states import States
 from forward.layer import Layer, refuse_nonfinite
 from forward.layers.experts import Experts
@@ -145,8 +146,8 @@ class _Backward:
             passed = layer.forward(hidden, sweep.dtype, Silent(), sweep.chosen_by_token(layer, start))
             assert passed.chosen is not None
             assert passed.weights is not None
-            states.middle.write(start, passed.x.cpu())
-            return Routes(passed.chosen.cpu(), passed.weights.cpu())
+            states.middle.write(start, to_cpu(passed.x))
+            return Routes(to_cpu(passed.chosen), to_cpu(passed.weights))
 
         by_chunk = []
         for routes in self.workers.each(take_chunk, self._starts()):
@@ -171,7 +172,7 @@ class _Backward:
             output = piece.block.project_down(piece.block.gate_up(x, observer, *place), observer, *place)
             at_weights, at_output = _weighted_back(output.detach().float(), above, weights)
             (at_x,) = torch.autograd.grad(output, x, at_output.to(output.dtype))
-            return task, at_x.cpu(), at_weights.cpu()
+            return task, to_cpu(at_x), to_cpu(at_weights)
 
         gradients = torch.zeros_like(routes.weights)
         share = self.shares.experts / routes.experts.numel()
@@ -205,7 +206,7 @@ class _Backward:
                 gradients += [here(states.middle_gradients).to(passed.x.dtype)]
                 gradients += [routed.gradients[rows].to(sweep.device)]
             (gradient,) = torch.autograd.grad(values, hidden, gradients)
-            states.before_gradients.write(rows.start, gradient.cpu())
+            states.before_gradients.write(rows.start, to_cpu(gradient))
             return task.observer
 
         tasks = (_Task(start, self.observer.fresh()) for start in self._starts())

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from forward.device import device_name
+from forward.device import choose_device, device_name
 from forward.layers.shared_weights import SharedWeights
 from forward.open import ModelSource, open_model
 from forward.perplexity import predicted_positions
@@ -95,7 +95,7 @@ class SharedPass:
         """
         options, text = self.options, self.text
         forward = replace(options.forward, memory_bytes=options.forward.memory_bytes // len(models))
-        device = torch.device(device_name(options.forward.device))
+        device = choose_device(options.forward.device)
         n_workers = self.opened.enter_context(threads_for(text.n_chunks, device))
         shared = SharedWeights(source.tensors for source in models)
         works = []
@@ -209,7 +209,7 @@ class StoredBase:
             path=self.path,
             folder=self.kept,
             positions=predicted_positions(shared.text),
-            device=torch.device(device_name(forward.device)),
+            device=choose_device(forward.device),
             dtype=getattr(torch, forward.dtype),
             norm_eps=self.about["norm_eps"],
             n_layers=facts["n_layers"],

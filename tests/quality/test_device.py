@@ -26,7 +26,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep to one thread, and out of inference mode, which does not know such tensors."""
     from forward import logits, run
     from quality.bases import logits_file
-    from tests.support.elsewhere import AtOnce
+    from tests.support.pretended_device import AtOnce
 
     for module in ("forward.workers", "forward.layers.experts"):
         monkeypatch.setattr(f"{module}.ThreadPoolExecutor", AtOnce)
@@ -58,7 +58,7 @@ def same(found: Evaluation, expected: Evaluation) -> None:
     "memory", [4 << 30, pytest.param(0, marks=pytest.mark.slow)], ids=["memory", "files"]
 )
 def test_another_device_gives_the_same(memory: int, made: Made, text: Path, tmp_path: Path) -> None:
-    from tests.support.elsewhere import pretended
+    from tests.support.pretended_device import pretended
 
     forward = replace(OPTIONS.forward, memory_bytes=memory)
     options = replace(OPTIONS, forward=forward, keep=tmp_path / "kept")
