@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from calibrate.choices import Choices
 from calibrate.coverage import Coverage
-from forward.device import require_torch
+from forward.options import require_torch
 from forward.text.quality import admit, judge
 from gguf_tools.files.inputs import AnyInput
 from gguf_tools.findings import tell_nobody

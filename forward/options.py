@@ -1,10 +1,12 @@
-"""How a forward pass is computed."""
+"""How a forward pass is computed, and that it needs torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal, TypedDict
 
+from gguf_tools.errors import BadRequest
 from gguf_tools.system.locks import refuse_thread_count
 
 DType = Literal["float32", "bfloat16"]
@@ -48,3 +50,9 @@ class ForwardChoices(TypedDict, total=False):
     like: Literal["llama.cpp"] | None
     half_cache: bool
     scheduler: str | None
+
+
+def require_torch(purpose: str) -> None:
+    """Raise BadRequest saying what to install where torch is missing; `purpose` begins the message."""
+    if find_spec("torch") is None:
+        raise BadRequest(f"{purpose} needs torch: pip install 'gguf-tools[torch]', or '.[torch]' in a clone")

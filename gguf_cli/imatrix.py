@@ -223,7 +223,7 @@ def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         if value is None:
             parser.error(f"{option} is missing (or a COMMAND; see --help)")
     from convert.sources import model_path
-    from forward.device import require_torch
+    from forward.options import require_torch
 
     require_torch("collecting importances")
     from forward.work.work_folder import forget

@@ -13,7 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Unpack
 
-from forward.device import device_name, require_torch
+from forward.device import device_name
+from forward.options import require_torch
 from forward.text.quality import admit
 from forward.text.tokens import Text, read_text
 from gguf_tools.choices import with_choices

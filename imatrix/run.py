@@ -8,8 +8,8 @@ from types import MappingProxyType
 import numpy as np
 
 from forward.accumulate import Accumulator, Sums, sums_of
-from forward.families import OUTPUT
 from forward.logits import Head
+from forward.network import OUTPUT
 from forward.open import ModelSource
 from forward.perplexity import Perplexity, measure
 from forward.run import ForwardPass, forward_pass

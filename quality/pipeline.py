@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from forward.device import require_torch
+from forward.options import require_torch
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import BadArgument, BadRequest, OutputError
 from gguf_tools.files.named_files import output_path
@@ -87,7 +87,7 @@ def evaluating(
     from forward.open import open_model
     from quality.bases.base import refuse_strangers
     from quality.bases.logits_file import write_logits
-    from quality.bases.open_base import Way, open_base
+    from quality.bases.open_base import SharedPass, open_base
     from quality.work_folders import work_folders
 
     options, report = options or EvaluateOptions(), report or NoReport()
@@ -109,7 +109,7 @@ def evaluating(
         about, tensors = _about_text(path, chunks, models[0]), [_tensors(each) for each in models]
         check(about, tensors)
         with work_folders(options, source.is_computed, len(models)) as folders, ExitStack() as passes:
-            steps = source.begin(Way(chunks, options, report, passes), models, folders)
+            steps = source.begin(SharedPass(chunks, options, report, passes), models, folders)
             report.start(steps.n_layers_in_all, steps.n_layers_done)
             steps.run()
             head = steps.base_head()

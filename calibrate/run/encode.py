@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
-import torch
 import xxhash
 
 from calibrate.rounding.base import Effort
@@ -27,6 +26,7 @@ from calibrate.statistics.gradient_factors import GradientFactors, OutputBlock
 from calibrate.statistics.inputs import Held
 from calibrate.statistics.moments import Statistics
 from calibrate.statistics.shrinkage import Trust
+from forward.device import to_torch
 from forward.workers import Workers
 from gguf_tools.errors import BadActivation, BadMoments, QuantError
 from gguf_tools.files.partial_file import PartialFile
@@ -321,13 +321,13 @@ def _losses(
     if held is None:
         return 0.0, 0.0
     decode = get_format(group.info.type).decode
-    weights = torch.from_numpy(rows)
+    weights = to_torch(rows)
     moved = None if held.originals is held.x else (held.originals - held.x) @ weights.T
     losses = []
     for encoded in (data, stock):
-        error = held.x @ (weights - torch.from_numpy(decode(encoded, n_cols))).T
+        error = held.x @ (weights - to_torch(decode(encoded, n_cols))).T
         if moved is not None:
             error += moved
-        weighed = error if block is None else error @ torch.from_numpy(block.covariance)
+        weighed = error if block is None else error @ to_torch(block.covariance)
         losses.append(float((weighed.double() * error).sum()))
     return losses[0], losses[1]

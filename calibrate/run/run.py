@@ -34,10 +34,10 @@ from calibrate.statistics.gradient_factors import GradientFactors, embedding_sta
 from calibrate.statistics.gradients import Gradients, forget_folders
 from calibrate.statistics.inputs import Activations, HoldoutSplit, gather
 from calibrate.statistics.shrinkage import Trust
-from forward.device import device_name
-from forward.families import EMBEDDINGS, OUTPUT
+from forward.device import device_name, threads_on, to_torch
 from forward.layers.load import Loader
 from forward.layers.matmul_backend import fast_products
+from forward.network import EMBEDDINGS, OUTPUT
 from forward.open import ModelSource
 from forward.text.quality import admit
 from forward.work.work_folder import EMBEDDING, WorkFolder, forget
@@ -165,7 +165,7 @@ class CalibratedRun:
                 folder.finish_layer(layer, {}, states)
             self._finish(context)
             self._make_unseen(context, list(missing))
-            n_threads = self._options.threads if self._device == "cpu" else 1
+            n_threads = threads_on(self._device, self._options.threads)
             divergence = final_divergence(context, self._coverage.network, self.text, n_threads)
             self._report = Report.of(
                 self._infos.values(), records, context.holdout, divergence, self._quality
@@ -228,7 +228,7 @@ class CalibratedRun:
         rotate = network.rope.rotation(text.chunk_size, device)
         models = (Model(network, load, rotate, stream) for load, stream in zip(loaders, streams, strict=True))
         holdout = HoldoutSplit.of(text.n_chunks, text.chunk_size)
-        tokens = torch.from_numpy(text.inputs).flatten()
+        tokens = to_torch(text.inputs).flatten()
         return RunContext(
             tuple(models), holdout, device, dtype, self._infos, encoder, workers, tokens, self._trust
         )
@@ -282,7 +282,7 @@ def _workers(n_threads: int, device: str) -> Iterator[Workers]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with Workers(n_threads if device == "cpu" else 1) as workers:
+        with Workers(threads_on(device, n_threads)) as workers:
             yield workers
     finally:
         torch.set_num_threads(before)

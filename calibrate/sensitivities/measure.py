@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from forward.device import require_torch
-from forward.options import ForwardChoices, ForwardOptions
+from forward.options import ForwardChoices, ForwardOptions, require_torch
 from forward.text.quality import admit
 from forward.text.tokens import Cut, CutChoices, Text, read_text
 from gguf_tools import __version__

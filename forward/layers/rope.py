@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from forward.device import to_cpu
+
 
 @dataclass(frozen=True)
 class Yarn:
@@ -59,7 +61,7 @@ class Rope:
         exponents = torch.arange(0, self.n_cols, 2, dtype=torch.float32) / self.n_cols
         plain = 1.0 / self.theta**exponents
         if self.divisors is not None:
-            plain = plain / self.divisors.cpu()
+            plain = plain / to_cpu(self.divisors)
         if self.slowed != 1.0:
             plain = plain / self.slowed
         if self.yarn is None:

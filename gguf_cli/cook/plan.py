@@ -16,7 +16,7 @@ from calibrate.choices import Choices
 from calibrate.coverage import Coverage
 from calibrate.estimate import Work, calibration_seconds, flops_per_second, time_text
 from calibrate.footprint import Shapes, heads_of
-from forward.device import require_torch
+from forward.options import require_torch
 from forward.text.tokens import Text
 from gguf_cli.cook.making import plans
 from gguf_cli.cook.request import CookRequest

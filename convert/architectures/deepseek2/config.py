@@ -267,6 +267,16 @@ class DeepseekConfig:
         return 2 * self.hidden_size
 
     @property
+    def indexer(self) -> Indexer | None:
+        """What chooses the positions that tokens attend to; None where they attend to all."""
+        return None
+
+    @property
+    def sharpness(self) -> tuple[float, int] | None:
+        """s and n: scores of position p are multiplied by 1 + s ln(1 + floor(p / n)); None where not."""
+        return None
+
+    @property
     def expert_groups(self) -> tuple[int, int] | None:
         """How many groups of experts, and how many may be used; (1, 1) where the choice isn't restricted."""
         if self.n_group is None or self.topk_group is None:
@@ -274,6 +284,29 @@ class DeepseekConfig:
         if self.topk_method == "greedy" or self.topk_group == self.n_group:
             return 1, 1
         return self.n_group, self.topk_group
+
+
+@dataclass(frozen=True)
+class Indexer:
+    """What chooses the positions that tokens attend to.
+
+    n_chosen  how many it chooses
+    layers    per layer whether it has an indexer of its own; others use the choice of a layer before them
+    """
+
+    n_heads: int
+    head_dim: int
+    n_chosen: int
+    layers: tuple[bool, ...]
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether a layer attends to what an earlier one has chosen."""
+        return not all(self.layers)
+
+    def is_in(self, layer: int) -> bool:
+        """Return whether a layer has one of its own."""
+        return self.layers[layer]
 
 
 def _n_dense(read: ConfigReader, n_layers: int, defaults: Defaults) -> int:

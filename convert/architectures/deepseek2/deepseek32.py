@@ -9,7 +9,7 @@ from typing import Any
 
 from convert.architectures.base import Key
 from convert.architectures.config_reader import ConfigReader
-from convert.architectures.deepseek2.config import GLM_DSA, V32, DeepseekConfig
+from convert.architectures.deepseek2.config import GLM_DSA, V32, DeepseekConfig, Indexer
 from convert.architectures.deepseek2.family import ARCHITECTURE as DEEPSEEK2
 from convert.architectures.deepseek2.family import common_notes
 from convert.architectures.deepseek2.layer_ranges import layers, mtp_layers
@@ -70,9 +70,10 @@ class IndexedConfig(DeepseekConfig):
         return self.index_n_heads * self.index_head_dim
 
     @property
-    def hands_on(self) -> bool:
-        """Whether a layer attends to what an earlier one has chosen."""
-        return self.indexer_types is not None and not all(self.indexer_types[: self.num_hidden_layers])
+    def indexer(self) -> Indexer:
+        """What chooses the positions that tokens attend to, in all layers but those of MTP."""
+        layers = tuple(bool(self.has_indexer(layer)) for layer in range(self.num_hidden_layers))
+        return Indexer(self.index_n_heads, self.index_head_dim, self.index_topk, layers)
 
     def has_indexer(self, layer: int) -> bool | None:
         """Return whether a layer has an indexer, None for an MTP layer of which nothing is said."""

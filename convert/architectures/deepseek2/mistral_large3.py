@@ -54,6 +54,13 @@ class MistralConfig(DeepseekConfig):
     temperature_scale: float | None = None
     temperature_length: int | None = None
 
+    @property
+    def sharpness(self) -> tuple[float, int] | None:
+        """See DeepseekConfig."""
+        if self.temperature_scale is None:
+            return None
+        return self.temperature_scale, self.temperature_length or self.max_position_embeddings
+
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], path: str | Path = "params.json") -> MistralConfig:
         """Return the configuration in `raw`, the content of `path`.
