@@ -7,7 +7,7 @@ import pytest
 
 from calibrate.rounding.factor import Factor
 from calibrate.rounding.scalar.k_quants import LAYOUTS, SuperBlocks
-from calibrate.rounding.scalar.refit import refit
+from calibrate.rounding.scalar.refinement import refit
 from tests.calibrate.rounding.moments import correlated, weights
 from tests.quantize.codecs import decode, encode
 

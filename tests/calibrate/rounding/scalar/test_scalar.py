@@ -13,7 +13,7 @@ from calibrate.rounding.feedback import encode_compensated
 from calibrate.rounding.judge import costs
 from calibrate.rounding.scalar import fp4, k_quants, single_scales
 from calibrate.rounding.scalar.blocks import Layout, chosen
-from calibrate.rounding.scalar.rounding import round_evenly, round_unevenly
+from calibrate.rounding.scalar.rounding import Levels, Lines, Picks, round_blocks
 from quantize.formats.base import as_source
 from quantize.formats.iq import iq4
 from tests.calibrate.rounding.moments import correlated, weights
@@ -87,9 +87,9 @@ def test_the_kernels_decide_as_their_twin(n: int, sub_elems: int, levels: Sequen
     slopes[0, 1] = 0
     lows = rng.uniform(0, 0.04, shape).astype(np.float32)
     codes, choices = np.empty((n_rows, n), np.uint8), np.empty((n // sub_elems, padded), np.int32)
-    sources = [as_source(array) for array in (rows, upper, table, slopes, lows)]
-    kernel = round_evenly if (np.diff(table) == 1).all() else round_unevenly
-    kernel(*sources[:2], n, sub_elems, *sources[2:], n_candidates, codes.reshape(-1), choices.reshape(-1))
+    lines = Lines(as_source(slopes), as_source(lows), n_candidates, padded)
+    picks = Picks(codes.reshape(-1), choices.reshape(-1))
+    round_blocks(as_source(rows), as_source(upper), n, sub_elems, Levels.of(table), lines, picks)
     for row in (0, 7, 15, 16, 17):
         expected = naive.round_block(rows[row], upper, slopes[..., row], lows[..., row], table)
         np.testing.assert_array_equal(codes[row], expected[0])
