@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calibrate.rounding.rounders import can_compensate
+from calibrate.methods import Method
 from gguf_tools.format import keys
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
@@ -46,8 +46,8 @@ class Coverage:
         match = _MATRIX.fullmatch(tensor.name)
         return match is not None and len(tensor.shape) > 1 and int(match[1]) < self.network.n_layers
 
-    def makes(self, tensor: TensorPlan, *, embedding: bool) -> bool:
-        """Whether a tensor's bytes depend on what it multiplies, or on gradients.
+    def makes(self, tensor: TensorPlan, method: Method, *, embedding: bool) -> bool:
+        """Whether a tensor's bytes depend on its inputs, or on gradients.
 
         embedding  whether gradients at the embedding are known
         """
@@ -57,7 +57,7 @@ class Coverage:
         if tensor.is_copied or not target.is_quantized:
             return False
         if tensor.name == EMBEDDINGS:
-            return embedding and can_compensate(target)
+            return embedding and method.can_encode(target)
         if tensor.name != OUTPUT and not self.promises(tensor.info):
             return False
-        return can_compensate(target) or not ignores_importances(target.name)
+        return method.can_encode(target) or not ignores_importances(target.name)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from calibrate.choices import Choices
 from calibrate.coverage import Coverage
+from calibrate.options import CalibrationOptions
 from forward.text.tokens import Cut
 from gguf_tools.errors import BadArgument
 from quality.options import SHORTEST_CHUNK
@@ -23,4 +23,4 @@ def refuse_text(path: Path, cut: Cut, preparation: Preparation, *, measured: boo
         raise BadArgument(f"a context of {cut.chunk_size} tokens, expected {SHORTEST_CHUNK} or more")
     output = preparation.outputs[0]
     coverage = Coverage.of(output.path, output.layout.metadata, preparation.plan.infos)
-    Choices(path, cut).read(output.layout.metadata, coverage)
+    CalibrationOptions(path, cut).read(output.layout.metadata, coverage)

@@ -13,10 +13,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Unpack
 
-from forward.device import device_name
 from forward.options import require_torch
 from forward.text.quality import admit
 from forward.text.tokens import Text, read_text
+from forward.work.run_identity import run_identity
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import BadImportance
 from gguf_tools.files.inputs import InputWatch
@@ -133,11 +133,7 @@ def _about(inputs: InputWatch, text: Text, options: CollectOptions) -> dict[str,
     """Return what decides the numbers of a run."""
     return {
         "model": inputs.recognised_by(),
-        "text": text.digest(),
-        "chunks": text.n_chunks,
-        "context": text.chunk_size,
-        "dtype": options.forward.dtype,
-        "device": device_name(options.forward.device),
+        **run_identity(text, options.forward),
         "all_experts": options.forward.all_experts,
         **({"half_cache": True} if options.forward.half_cache else {}),
     }

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from calibrate.run.encode import Conditions, Encoder, RowGroup, conditions_of
+from calibrate.run.encode import Encoder, RowGroup
 from calibrate.run.streams import Stream
+from calibrate.statistics.conditions import Conditions, conditions_of
 from calibrate.statistics.inputs import Held, HoldoutSplit, Inputs
 from calibrate.statistics.moments import Statistics
 from calibrate.statistics.shrinkage import Trust
@@ -74,14 +75,14 @@ class RunContext:
         """The model whose inputs count."""
         return self.models[-1]
 
-    def is_missing(self, name: str) -> bool:
-        """Whether a tensor is to be made, and some of its rows are not written."""
-        return name in self.wanted and self.encoder.is_missing(name)
+    def is_missing(self, name: str, first: int = 0, n_rows: int | None = None) -> bool:
+        """Whether rows of a tensor are to be made and not all written; all rows, or `n_rows` from `first`."""
+        return name in self.wanted and self.encoder.writer.is_missing(name, first, n_rows)
 
     def conditions_of(
         self, inputs: Iterable[tuple[Statistics, Held | None]], name: str
     ) -> Iterator[Conditions]:
-        """Yield what follows from statistics; see `encode.conditions_of`."""
+        """Yield what follows from statistics; see `conditions.conditions_of`."""
         return conditions_of(inputs, name, self.workers, self.trust)
 
     def make(self, inputs: Inputs, key: tuple[str, ...], names: Collection[str]) -> None:

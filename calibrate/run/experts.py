@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from calibrate.run.context import RunContext
-from calibrate.run.encode import Conditions, RowGroup
+from calibrate.run.encode import RowGroup
+from calibrate.statistics.conditions import Conditions
 from calibrate.statistics.inputs import HELD_ROWS, PIECE_ROWS, Activations, Inputs
 from calibrate.statistics.moments import PAIR_BYTES, Moments, Statistics
 from forward.device import to_cpu
@@ -217,7 +218,7 @@ class ExpertRun:
         if info is None:
             return None
         n_rows = info.shape[-2]
-        if not self._context.encoder.is_missing(name, expert * n_rows, n_rows):
+        if not self._context.is_missing(name, expert * n_rows, n_rows):
             return None
         return RowGroup(info, expert * n_rows, n_rows, conditions)
 

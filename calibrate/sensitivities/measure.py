@@ -170,9 +170,9 @@ def _measure(
         forward_backward,
         refuse_small_disk,
         state_bytes,
-        what_decides,
         work_folders,
     )
+    from forward.work.run_identity import run_identity
     from quantize.roles import tensor_role
 
     types, n_layers = options.types or CANDIDATES, source.network.n_layers
@@ -181,8 +181,9 @@ def _measure(
         for name, tensor in targets.items()
         if len(tensor.shape) > 1 and tensor_role(name, tensor.shape).kept_as is None
     }
-    about = what_decides(source, text, options.forward, options.seed)
-    about |= {"keeps": "damages", "types": list(types), "rows": options.rows, "least": options.least_rows}
+    about = {"model": source.watch.recognised_by(), **run_identity(text, options.forward)}
+    about |= {"seed": options.seed, "keeps": "damages", "types": list(types)}
+    about |= {"rows": options.rows, "least": options.least_rows}
     with ExitStack() as opened:
         folders = opened.enter_context(work_folders(output, about, source.watch, restart=options.restart))
         refuse_small_disk(folders, state_bytes(source, text))

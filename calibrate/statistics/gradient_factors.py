@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from calibrate.choices import Choices
+from calibrate.options import CalibrationOptions
 from calibrate.rounding.factor import Factor
 from calibrate.rounding.two_sided import OUTPUT_DAMP
 from calibrate.statistics.covariances import LayerGradients
@@ -117,14 +117,19 @@ def embedding_statistics(gradients: Gradients) -> Statistics:
 
 @contextmanager
 def open_gradients(
-    choices: Choices, source: ModelSource, text: Text, output: Path, run: FillOptions, at_once: int | None
+    choices: CalibrationOptions,
+    source: ModelSource,
+    text: Text,
+    output: Path,
+    run: FillOptions,
+    at_once: int | None,
 ) -> Iterator[Gradients | None]:
     """Give the gradients, if the choices need them; see `collect_gradients`.
 
     run      says whether to start over, and is told how far the pass has come
     at_once  see `GradientOptions`
     """
-    if not (choices.two_sided or choices.embedding):
+    if not (choices.needs_gradients):
         yield None
         return
     options = GradientOptions(choices.forward, restart=run.restart, at_once=at_once)

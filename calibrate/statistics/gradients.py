@@ -46,7 +46,6 @@ from forward.gradients.forward_backward import (
     forward_backward,
     refuse_small_disk,
     state_bytes,
-    what_decides,
     work_folders,
 )
 from forward.hidden_states import States
@@ -55,6 +54,7 @@ from forward.observe import Arrays
 from forward.open import ModelSource
 from forward.options import ForwardOptions
 from forward.text.tokens import Text
+from forward.work.run_identity import run_identity
 from forward.work.work_folder import EMBEDDING, WorkFolder
 from gguf_tools.progress import NoReport, Reporter
 from quantize.roles import layer_of, tensor_role
@@ -144,8 +144,8 @@ def collect_gradients(
             small, before anything is computed; BadRequest when another run has the folders, or began them
             with another model, text or options. Finished layers stay for the next run
     """
-    about = what_decides(source, text, options.forward, options.seed)
-    about |= {"keeps": "covariances", "expert_bytes": options.expert_bytes}
+    about = {"model": source.watch.recognised_by(), **run_identity(text, options.forward)}
+    about |= {"seed": options.seed, "keeps": "covariances", "expert_bytes": options.expert_bytes}
     with work_folders(output, about, source.watch, restart=options.restart) as folders:
         refuse_small_disk(folders, disk_bytes(source, text, options))
         gradients = Gradients(source.network.n_layers, text.inputs.size, folders.back)

@@ -104,7 +104,7 @@ def read_calibration(args: argparse.Namespace) -> Calibration | None:
         args.calibrate,
         cut=cut_of(args),
         sequential=not args.no_sequential,
-        two_sided=not args.one_sided,
+        method="one-sided" if args.one_sided else "two-sided",
         embedding=not args.no_embedding,
         any_text=args.force,
         forward=calibration_forward(args),

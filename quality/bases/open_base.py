@@ -11,12 +11,13 @@ from typing import Any, Protocol
 
 import torch
 
-from forward.device import choose_device, device_name
+from forward.device import choose_device
 from forward.layers.shared_weights import SharedWeights
 from forward.open import ModelSource, open_model
 from forward.perplexity import predicted_positions
 from forward.run import ForwardPass, forward_pass
 from forward.text.tokens import Cut, Text, bos_of, read_text
+from forward.work.run_identity import run_identity
 from forward.work.work_folder import EMBEDDING, WorkFolder
 from forward.workers import threads_for
 from gguf_tools.errors import BadArgument, BadRequest
@@ -117,11 +118,7 @@ class SharedPass:
 def about_run(text: Text, options: EvaluateOptions) -> dict[str, Any]:
     """Return what decides the numbers of a model, beside the model."""
     return {
-        "text": text.digest(),
-        "chunks": text.n_chunks,
-        "context": text.chunk_size,
-        "dtype": options.forward.dtype,
-        "device": device_name(options.forward.device),
+        **run_identity(text, options.forward),
         **({} if options.forward.like is None else {"like": options.forward.like}),
     }
 
