@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Literal, TypedDict
+from typing import Literal
 
 from gguf_tools.errors import BadRequest
 from gguf_tools.system.locks import refuse_thread_count
@@ -37,19 +37,6 @@ class ForwardOptions:
 
     def __post_init__(self) -> None:
         refuse_thread_count(self.n_threads)
-
-
-class ForwardChoices(TypedDict, total=False):
-    """The fields of ForwardOptions as keyword arguments."""
-
-    device: str | None
-    dtype: DType
-    n_threads: int | None
-    memory_bytes: int
-    all_experts: bool
-    like: Literal["llama.cpp"] | None
-    half_cache: bool
-    scheduler: str | None
 
 
 def require_torch(purpose: str) -> None:

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any
 
-from forward.options import ForwardChoices, ForwardOptions, require_torch
+from forward.options import ForwardOptions, require_torch
 from forward.text.quality import admit
-from forward.text.tokens import Cut, CutChoices, Text, read_text
+from forward.text.tokens import Cut, Text, read_text
 from gguf_tools import __version__
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import OutputError
@@ -57,27 +57,13 @@ class SensitivityOptions:
     any_text: bool = False
 
 
-class SensitivityChoices(CutChoices, ForwardChoices, total=False):
-    """The fields of SensitivityOptions, Cut and ForwardOptions as keyword arguments."""
-
-    cut: Cut
-    types: tuple[str, ...] | None
-    rows: int
-    least_rows: int
-    tokens: int
-    seed: int
-    forward: ForwardOptions
-    restart: bool
-    any_text: bool
-
-
 def sensitivity(
     model: str | os.PathLike[str],
     text: str | os.PathLike[str],
     output: str | os.PathLike[str],
     options: SensitivityOptions | None = None,
     report: Reporter | None = None,
-    **choices: Unpack[SensitivityChoices],
+    **choices: Any,
 ) -> Sensitivities:
     """Return what each tensor of a model costs at each type, and write it to a file.
 
