@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from gguf_tools import __version__
     from gguf_tools.errors import ToolkitError
     from gguf_tools.progress import Reporter
-    from quantize.plan.sensitivities import Losses
+    from quantize.plan.sensitivities import Sensitivities
 
 __all__ = [
     "Calibration",
     "Cut",
     "ForwardOptions",
-    "Losses",
     "Reporter",
+    "Sensitivities",
     "SensitivityOptions",
     "ToolkitError",
     "__version__",
@@ -37,7 +37,7 @@ _HOMES = {
     "Calibration": "calibrate.calibration",
     "Cut": "forward.text.tokens",
     "ForwardOptions": "forward.options",
-    "Losses": "quantize.plan.sensitivities",
+    "Sensitivities": "quantize.plan.sensitivities",
     "Reporter": "gguf_tools.progress",
     "SensitivityOptions": "calibrate.sensitivities.measure",
     "ToolkitError": "gguf_tools.errors",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calibrate.choices import Choices
-from calibrate.coverage import Sight
+from calibrate.coverage import Coverage
 from forward.device import require_torch
 from forward.text.quality import admit, judge
 from gguf_tools.files.inputs import AnyInput
@@ -36,9 +36,11 @@ class Calibration(Choices):
     def promise(self, metadata: Metadata, tensors: Sequence[TensorInfo]) -> ImportanceFile:
         """See `quantize.calibration.Calibrating`."""
         require_torch("calibrating")
-        sight = Sight.of(Path(self.text), metadata, tensors)
-        entries = {tensor.name: PromisedImportance.of(tensor) for tensor in tensors if sight.promises(tensor)}
-        text = self.read(metadata, sight)
+        coverage = Coverage.of(Path(self.text), metadata, tensors)
+        entries = {
+            tensor.name: PromisedImportance.of(tensor) for tensor in tensors if coverage.promises(tensor)
+        }
+        text = self.read(metadata, coverage)
         admit(text, str(self.text), tell_nobody, any_text=self.any_text)
         return ImportanceFile(entries, (Path(self.text).name,), text.n_chunks, text.chunk_size)
 
@@ -69,7 +71,7 @@ class Calibration(Choices):
         from calibrate.estimate import estimate_lines, large_text_findings
 
         shapes = self._shapes(plan, outputs)
-        text = self.read(outputs[0].layout.metadata, Sight(shapes.network))
+        text = self.read(outputs[0].layout.metadata, Coverage(shapes.network))
         yield from estimate_lines(self, shapes, text, options.threads)
         findings = list(judge(text).findings())
         if self.cut.n_chunks is None:
@@ -82,9 +84,9 @@ class Calibration(Choices):
         from calibrate.footprint import Shapes, heads_of
 
         metadata = outputs[0].layout.metadata
-        sight = Sight.of(outputs[0].path, metadata, plan.infos)
-        made = [each.info for each in plan.tensors if sight.makes(each, embedding=self.embedding)]
+        coverage = Coverage.of(outputs[0].path, metadata, plan.infos)
+        made = [each.info for each in plan.tensors if coverage.makes(each, embedding=self.embedding)]
         arch = metadata[keys.ARCHITECTURE].data
         used = metadata.get(keys.EXPERT_USED_COUNT.format(arch=arch))
         n_used = 1 if used is None else used.data
-        return Shapes(sight.network, plan.infos, made, n_used, heads_of(metadata))
+        return Shapes(coverage.network, plan.infos, made, n_used, heads_of(metadata))

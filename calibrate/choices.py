@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from calibrate.coverage import Sight
+from calibrate.coverage import Coverage
 from forward.options import ForwardOptions
 from forward.text.tokens import Cut, Text, read_text
 from gguf_tools.format.values import Metadata
@@ -35,7 +35,7 @@ class Choices:
     any_text: bool = False
     forward: ForwardOptions = field(default_factory=ForwardOptions)
 
-    def read(self, metadata: Metadata, sight: Sight) -> Text:
+    def read(self, metadata: Metadata, coverage: Coverage) -> Text:
         """Return the chunks of the text, as the tokenizer of a model cuts it."""
         vocab = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
-        return read_text(Path(self.text), vocab, sight.network.vocab_size, self.cut)
+        return read_text(Path(self.text), vocab, coverage.network.vocab_size, self.cut)

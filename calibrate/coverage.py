@@ -22,13 +22,13 @@ _MATRIX = re.compile(r"blk\.(\d+)\..*\.weight")
 
 
 @dataclass(frozen=True)
-class Sight:
+class Coverage:
     """A model's network, and which of its tensors it multiplies something by."""
 
     network: Network
 
     @classmethod
-    def of(cls, path: Path, metadata: Metadata, tensors: Iterable[TensorInfo]) -> Sight:
+    def of(cls, path: Path, metadata: Metadata, tensors: Iterable[TensorInfo]) -> Coverage:
         """Return that of a model.
 
         path    for messages

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from calibrate.choices import Choices
-from calibrate.coverage import Sight
+from calibrate.coverage import Coverage
 from forward.text.tokens import Cut
 from gguf_tools.errors import BadArgument
 from quality.options import SHORTEST_CHUNK
@@ -22,5 +22,5 @@ def refuse_text(path: Path, cut: Cut, preparation: Preparation, *, measured: boo
     if measured and cut.chunk_size < SHORTEST_CHUNK:
         raise BadArgument(f"a context of {cut.chunk_size} tokens, expected {SHORTEST_CHUNK} or more")
     output = preparation.outputs[0]
-    sight = Sight.of(output.path, output.layout.metadata, preparation.plan.infos)
-    Choices(path, cut).read(output.layout.metadata, sight)
+    coverage = Coverage.of(output.path, output.layout.metadata, preparation.plan.infos)
+    Choices(path, cut).read(output.layout.metadata, coverage)

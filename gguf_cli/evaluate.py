@@ -205,11 +205,11 @@ def _page_inputs(args: argparse.Namespace) -> PageInputs:
     from quality.report.charts import require_matplotlib
     from quality.report.inputs import PageInputs
     from quality.report.points import read_earlier
-    from quantize.plan.sensitivities import read_losses
+    from quantize.plan.sensitivities import read_sensitivities
 
     require_matplotlib()
     earlier = tuple(read_earlier(path) for path in args.compare_with)
-    return PageInputs(earlier, None if args.losses is None else read_losses(args.losses))
+    return PageInputs(earlier, None if args.losses is None else read_sensitivities(args.losses))
 
 
 def _options(args: argparse.Namespace, logits: Path | None) -> EvaluateOptions:

@@ -311,7 +311,8 @@ def _choose_types(request: _Request, size: SizeArguments, source: Path | Streame
         plot_curve(curve(sized, wanted, planner), sized, size.curve)
     if not request.json:
         chosen = sized.chosen
-        for line in (*sized_lines(sized), *expected_lines(chosen, wanted.losses), *map_lines(chosen.types)):
+        expected = expected_lines(chosen, wanted.sensitivities)
+        for line in (*sized_lines(sized), *expected, *map_lines(chosen.types)):
             print(line)
     size.save(sized)
     return sized.mixture

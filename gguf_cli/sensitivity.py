@@ -21,7 +21,7 @@ from gguf_tools.files.overwriting import refuse_to_replace
 
 if TYPE_CHECKING:
     from calibrate.sensitivities.measure import SensitivityOptions
-    from quantize.plan.sensitivities import Losses
+    from quantize.plan.sensitivities import Sensitivities
 
 DESCRIPTION = """\
 Measure how much divergence each tensor of a model adds at each type it could have, by one forward and one
@@ -111,10 +111,12 @@ def _options(args: argparse.Namespace) -> SensitivityOptions:
     )
 
 
-def losses_lines(losses: Losses) -> Iterator[str]:
+def losses_lines(losses: Sensitivities) -> Iterator[str]:
     """Yield which tensors cost most, at a type that most of them can have."""
     damages = {
-        name: each.damage[_SHOWN_TYPE] for name, each in losses.tensors.items() if _SHOWN_TYPE in each.damage
+        name: each.by_type[_SHOWN_TYPE]
+        for name, each in losses.tensors.items()
+        if _SHOWN_TYPE in each.by_type
     }
     if not damages:
         return

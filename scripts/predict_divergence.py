@@ -23,7 +23,7 @@ from calibrate.size.predict import is_routed, level_of
 from forward.text.tokens import Cut
 from gguf_tools.format.shards import open_gguf
 from imatrix import load
-from quantize.plan.sensitivities import read_losses
+from quantize.plan.sensitivities import read_sensitivities
 
 RECIPES = (
     "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_M", "Q2_K", "IQ3_XXS", "IQ3_S", "Q3_K_M", "IQ4_XS", "Q4_0", "Q4_K_M",
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--imatrix", type=Path, required=True)
     parser.add_argument("--chunks", type=int, default=40)
     args = parser.parse_args()
-    losses, importances = read_losses(args.losses), load(args.imatrix)
+    losses, importances = read_sensitivities(args.losses), load(args.imatrix)
     with TemporaryDirectory(prefix="predict-") as folder:
         files = [Path(folder, f"{recipe}.gguf") for recipe in RECIPES]
         for recipe, path in zip(RECIPES, files, strict=True):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from calibrate.run.encode import Maker, Part, Under, unders
+from calibrate.run.encode import Conditions, Encoder, RowGroup, conditions_of
 from calibrate.run.streams import Stream
-from calibrate.statistics.inputs import Division, Held, Inputs
+from calibrate.statistics.inputs import Held, HoldoutSplit, Inputs
 from calibrate.statistics.moments import Statistics
 from calibrate.statistics.shrinkage import Trust
 from forward.families import Network
@@ -35,7 +35,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunContext:
     """What stays the same for all layers.
 
     models    the original, and the model that is being written; the original alone where tensors are encoded
@@ -46,11 +46,11 @@ class Setting:
     """
 
     models: tuple[Model, ...]
-    division: Division
+    holdout: HoldoutSplit
     device: torch.device
     dtype: torch.dtype
     wanted: Mapping[str, TensorInfo]
-    maker: Maker
+    encoder: Encoder
     workers: Workers
     tokens: torch.Tensor
     trust: Trust
@@ -76,11 +76,13 @@ class Setting:
 
     def is_missing(self, name: str) -> bool:
         """Whether a tensor is to be made, and some of its rows are not written."""
-        return name in self.wanted and self.maker.is_missing(name)
+        return name in self.wanted and self.encoder.is_missing(name)
 
-    def unders(self, inputs: Iterable[tuple[Statistics, Held | None]], name: str) -> Iterator[Under]:
-        """Yield what follows from statistics; see `making.unders`."""
-        return unders(inputs, name, self.workers, self.trust)
+    def conditions_of(
+        self, inputs: Iterable[tuple[Statistics, Held | None]], name: str
+    ) -> Iterator[Conditions]:
+        """Yield what follows from statistics; see `encode.conditions_of`."""
+        return conditions_of(inputs, name, self.workers, self.trust)
 
     def make(self, inputs: Inputs, key: tuple[str, ...], names: Collection[str]) -> None:
         """Make those of `names` that are not written, under what `inputs` has of `key`."""
@@ -90,10 +92,10 @@ class Setting:
 
         mats = range(len(inputs.moments[key].own))
         shown = ((inputs.statistics(key, mat), inputs.held(key, mat)) for mat in mats)
-        all_mats = list(self.unders(shown, missing[0]))
-        parts = []
+        all_mats = list(self.conditions_of(shown, missing[0]))
+        groups = []
         for name in missing:
             info = self.wanted[name]
             n_rows = info.n_rows // len(mats)
-            parts += [Part(info, mat * n_rows, n_rows, each) for mat, each in enumerate(all_mats)]
-        self.maker.make(parts)
+            groups += [RowGroup(info, mat * n_rows, n_rows, each) for mat, each in enumerate(all_mats)]
+        self.encoder.make(groups)

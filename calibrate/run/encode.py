@@ -1,7 +1,7 @@
 """Making tensors: rows are encoded under what they multiply, compared with stock's, and written.
 
-Rows that share statistics are a part: a matrix, one head's rows, one expert's. A part is encoded twice, by
-feedback and as the stock encoder does it, and both are tried on rows that were held back. A part that
+Rows that share statistics are a group: a matrix, one head's rows, one expert's. A group is encoded twice, by
+feedback and as the stock encoder does it, and both are tried on rows that were held back. A group that
 feedback does not improve keeps stock's bytes.
 """
 
@@ -20,10 +20,10 @@ from calibrate.rounding.factor import Factor
 from calibrate.rounding.feedback import encode_compensated
 from calibrate.rounding.rounders import can_compensate
 from calibrate.rounding.two_sided import encode_side_by_side
-from calibrate.run.partial_model import WrittenTensor
+from calibrate.run.partial_model import PartialTensor
 from calibrate.run.records import Record, Records
 from calibrate.statistics.drift_correction import corrected, correction
-from calibrate.statistics.gradient_factors import OutputBlock, OutputSide
+from calibrate.statistics.gradient_factors import GradientFactors, OutputBlock
 from calibrate.statistics.inputs import Held
 from calibrate.statistics.moments import Statistics
 from calibrate.statistics.shrinkage import Trust
@@ -51,18 +51,18 @@ WEIGHT_BYTES = 24
 
 
 @dataclass(frozen=True)
-class Under:
+class Conditions:
     """What rows are encoded under.
 
     statistics  of what they multiply
     factor      of its second moments; None where these can't be used
-    change      what is added to W is W times this, float32 (n_cols, n_cols); None: nothing
+    correction      what is added to W is W times this, float32 (n_cols, n_cols); None: nothing
     held        rows on which encodings are compared; None: there are none
     """
 
     statistics: Statistics
     factor: Factor | None
-    change: Floats32 | None
+    correction: Floats32 | None
     held: Held | None
 
     @classmethod
@@ -71,9 +71,9 @@ class Under:
         return cls(Statistics.nothing(n_cols), None, None, None)
 
 
-def unders(
+def conditions_of(
     inputs: Iterable[tuple[Statistics, Held | None]], name: str, workers: Workers, trust: Trust
-) -> Iterator[Under]:
+) -> Iterator[Conditions]:
     """Yield what follows from statistics, each with the rows that were held back.
 
     name    of a matrix, for messages
@@ -93,11 +93,11 @@ def unders(
 
     for statistics, held, factor in workers.each(factor_of, inputs):
         change = None if factor is None else correction(statistics, factor, workers)
-        yield Under(statistics, factor, change, held)
+        yield Conditions(statistics, factor, change, held)
 
 
 @dataclass(frozen=True)
-class Part:
+class RowGroup:
     """Rows of a tensor that share statistics.
 
     first   row of the tensor, counted through its matrices
@@ -107,7 +107,7 @@ class Part:
     info: TensorInfo
     first: int
     n_rows: int
-    under: Under
+    conditions: Conditions
     blocks: Sequence[OutputBlock] = ()
 
     @property
@@ -121,33 +121,35 @@ class Part:
 
 @dataclass(frozen=True)
 class _Unit:
-    """Some rows of a part.
+    """Some rows of a group.
 
     start, stop  the rows, counted through the tensor's matrices
     block        their other side; None where only what they multiply counts
     """
 
-    part: Part
+    group: RowGroup
     start: int
     stop: int
     block: OutputBlock | None
 
     @property
     def n_weights(self) -> int:
-        return (self.stop - self.start) * self.part.info.n_cols
+        return (self.stop - self.start) * self.group.info.n_cols
 
     def wanted(self, rows: Floats32) -> Floats32:
         """Return what rounding aims at, given the rows."""
-        under = self.part.under
-        return rows if under.change is None else corrected(rows, under.change, under.held)
+        conditions = self.group.conditions
+        if conditions.correction is None:
+            return rows
+        return corrected(rows, conditions.correction, conditions.held)
 
     def goes_with(self, other: _Unit) -> bool:
         """Whether both can be encoded side by side."""
         return (
             self.block is not None
             and other.block is not None
-            and self.part.info.type == other.part.info.type
-            and self.part.under.factor is other.part.under.factor
+            and self.group.info.type == other.group.info.type
+            and self.group.conditions.factor is other.group.conditions.factor
         )
 
 
@@ -165,21 +167,21 @@ def _batches(units: Iterable[_Unit], most: int) -> Iterator[list[_Unit]]:
         yield batch
 
 
-def _runs(parts: Iterable[Part]) -> Iterator[list[Part]]:
-    """Yield parts, those together that stand side by side in their tensor."""
-    run: list[Part] = []
-    for part in parts:
-        if run and (part.info.name, part.first) != (run[-1].info.name, run[-1].first + run[-1].n_rows):
+def _runs(groups: Iterable[RowGroup]) -> Iterator[list[RowGroup]]:
+    """Yield groups, those together that stand side by side in their tensor."""
+    run: list[RowGroup] = []
+    for group in groups:
+        if run and (group.info.name, group.first) != (run[-1].info.name, run[-1].first + run[-1].n_rows):
             yield run
             run = []
-        run.append(part)
+        run.append(group)
     if run:
         yield run
 
 
 @dataclass(frozen=True)
 class _Strip:
-    """Some rows of a part, encoded both ways.
+    """Some rows of a group, encoded both ways.
 
     data    by feedback; None where that can't be
     losses  squared errors on the rows that were held back, by feedback and by stock's
@@ -190,7 +192,7 @@ class _Strip:
     losses: tuple[float, float]
 
 
-class Maker:
+class Encoder:
     """Makes calibrated tensors.
 
     tensors   of the output; rows that are made become written
@@ -202,13 +204,13 @@ class Maker:
     def __init__(
         self,
         job: FillJob,
-        tensors: Mapping[str, WrittenTensor],
+        tensors: Mapping[str, PartialTensor],
         missing: Mapping[str, Sequence[ChunkTask]],
         partials: Mapping[int, PartialFile],
         done: Done,
         records: Records,
         workers: Workers,
-        outputs: OutputSide,
+        outputs: GradientFactors,
         effort: Effort,
     ) -> None:
         self._job, self._tensors, self._missing = job, tensors, missing
@@ -220,28 +222,28 @@ class Maker:
         written = self._tensors[tensor].written
         return not written[first : None if n_rows is None else first + n_rows].all()
 
-    def make(self, parts: Sequence[Part]) -> None:
-        """Encode parts and write them; those of one tensor that stand side by side follow each other."""
-        for name in {part.info.name for part in parts}:
+    def make(self, groups: Sequence[RowGroup]) -> None:
+        """Encode groups and write them; those of one tensor that stand side by side follow each other."""
+        for name in {group.info.name for group in groups}:
             self._outputs.open(name)
-        parts = list(self._workers.each(self._with_blocks, parts))
-        units = [_Unit(part, *strip) for part in parts for strip in part.strips]
+        groups = list(self._workers.each(self._with_blocks, groups))
+        units = [_Unit(group, *strip) for group in groups for strip in group.strips]
         n_together = max(1, min(MOST_TOGETHER, len(units) // self._workers.n_threads))
         batches = self._workers.each(self._encode, _batches(units, n_together))
         strips = (strip for batch in batches for strip in batch)
-        for some in _runs(parts):
-            data = [self._choose(part, [next(strips) for _ in part.strips]) for part in some]
+        for some in _runs(groups):
+            data = [self._choose(group, [next(strips) for _ in group.strips]) for group in some]
             self._write(some[0].info.name, some[0].first, np.concatenate(data))
 
-    def _with_blocks(self, part: Part) -> Part:
-        return replace(part, blocks=self._outputs.blocks(part.info, part.first, part.n_rows))
+    def _with_blocks(self, group: RowGroup) -> RowGroup:
+        return replace(group, blocks=self._outputs.blocks(group.info, group.first, group.n_rows))
 
     def _encode(self, units: Sequence[_Unit]) -> list[_Strip]:
         """Encode units that can be encoded side by side."""
-        type_, factor = units[0].part.info.type, units[0].part.under.factor
-        sources = [self._job.sources[unit.part.info.name].read_rows(unit.start, unit.stop) for unit in units]
+        type_, factor = units[0].group.info.type, units[0].group.conditions.factor
+        sources = [self._job.sources[unit.group.info.name].read_rows(unit.start, unit.stop) for unit in units]
         stocks = [
-            self._stock(unit.part, source, unit.start) for unit, source in zip(units, sources, strict=True)
+            self._stock(unit.group, source, unit.start) for unit, source in zip(units, sources, strict=True)
         ]
         if factor is None or not can_compensate(type_):
             return [_Strip(None, stock, (0.0, 0.0)) for stock in stocks]
@@ -255,31 +257,31 @@ class Maker:
         else:
             encoded = [encode_compensated(own, type_, factor, self._effort) for own in wanted]
         return [
-            _Strip(data, stock, _losses(unit.part, unit.block, own, data, stock))
+            _Strip(data, stock, _losses(unit.group, unit.block, own, data, stock))
             for unit, own, data, stock in zip(units, rows, encoded, stocks, strict=True)
         ]
 
-    def _stock(self, part: Part, rows: Rows, start: int) -> Bytes:
+    def _stock(self, group: RowGroup, rows: Rows, start: int) -> Bytes:
         """Return rows as the stock encoder makes them, under the importances that are given or were seen."""
-        tensor, type_, statistics = part.info.name, part.info.type, part.under.statistics
+        tensor, type_, statistics = group.info.name, group.info.type, group.conditions.statistics
         weighting = self._job.weighting_of(RowRange(tensor, start, start + len(rows)))
         if weighting is None and (statistics.n_rows or requires_importances(type_.name)):
             weighting = ColumnWeights(statistics.importances())
         return encode_strip(rows, start, tensor, type_, weighting)
 
-    def _choose(self, part: Part, strips: Sequence[_Strip]) -> Bytes:
-        """Return the better bytes of a part, and keep a record of the choice."""
+    def _choose(self, group: RowGroup, strips: Sequence[_Strip]) -> Bytes:
+        """Return the better bytes of a group, and keep a record of the choice."""
         loss, stock_loss = (sum(strip.losses[which] for strip in strips) for which in (0, 1))
         calibrated = [strip.data for strip in strips if strip.data is not None]
-        is_better = len(calibrated) == len(strips) and (part.under.held is None or loss < stock_loss)
+        is_better = len(calibrated) == len(strips) and (group.conditions.held is None or loss < stock_loss)
         self._records.add(
             Record(
-                tensor=part.info.name,
-                first=part.first,
-                n_rows=part.n_rows,
-                n_cols=part.info.n_cols,
-                n_seen=part.under.statistics.n_seen,
-                has_factor=part.under.factor is not None,
+                tensor=group.info.name,
+                first=group.first,
+                n_rows=group.n_rows,
+                n_cols=group.info.n_cols,
+                n_seen=group.conditions.statistics.n_seen,
+                has_factor=group.conditions.factor is not None,
                 loss=loss,
                 stock_loss=stock_loss,
                 is_stock=not is_better,
@@ -309,16 +311,16 @@ class Maker:
 
 
 def _losses(
-    part: Part, block: OutputBlock | None, rows: Floats32, data: Bytes, stock: Bytes
+    group: RowGroup, block: OutputBlock | None, rows: Floats32, data: Bytes, stock: Bytes
 ) -> tuple[float, float]:
     """Return the squared errors of two encodings on the rows that were held back.
 
     block  weighs errors of different outputs by the covariance of their gradients; None: all alike
     """
-    held, n_cols = part.under.held, part.info.n_cols
+    held, n_cols = group.conditions.held, group.info.n_cols
     if held is None:
         return 0.0, 0.0
-    decode = get_format(part.info.type).decode
+    decode = get_format(group.info.type).decode
     weights = torch.from_numpy(rows)
     moved = None if held.originals is held.x else (held.originals - held.x) @ weights.T
     losses = []

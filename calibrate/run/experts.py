@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from calibrate.run.context import Setting
-from calibrate.run.encode import Part, Under
-from calibrate.statistics.inputs import HELD_ROWS, PIECE_ROWS, Inputs, Shown
+from calibrate.run.context import RunContext
+from calibrate.run.encode import Conditions, RowGroup
+from calibrate.statistics.inputs import HELD_ROWS, PIECE_ROWS, Activations, Inputs
 from calibrate.statistics.moments import PAIR_BYTES, Moments, Statistics
 from forward.layers.experts import Experts
 from forward.layers.ffn import FeedForward
@@ -28,7 +28,7 @@ from gguf_tools.errors import BadActivation
 MIDDLE = ("middle",)
 """Key of what gate and up multiply, of the block and of all experts."""
 
-LEAN = 0.1
+SHRINKAGE_ROWS = 0.1
 """Rows like the mean of the shared ones that an expert's statistics get, per column."""
 
 _THREAD_BYTES = 256 << 20
@@ -79,8 +79,8 @@ class _Computed:
 
     tokens: torch.Tensor
     output: torch.Tensor
-    summed: list[Shown]
-    held: list[Shown]
+    summed: list[Activations]
+    held: list[Activations]
 
 
 @dataclass(frozen=True)
@@ -119,27 +119,27 @@ class ExpertRun:
 
     def __init__(
         self,
-        setting: Setting,
+        context: RunContext,
         number: int,
         experts: Sequence[Experts],
         routes: Sequence[Routes],
         shared: Inputs,
     ) -> None:
-        self._setting, self._number, self._experts, self._routes = setting, number, experts, routes
+        self._context, self._number, self._experts, self._routes = context, number, experts, routes
         self._names = experts[0].names
-        self._shared: Under | None = None
+        self._shared: Conditions | None = None
         self._pool: Moments | None = None
-        missing = [name for name in (self._names.gate, self._names.up) if setting.is_missing(name)]
+        missing = [name for name in (self._names.gate, self._names.up) if context.is_missing(name)]
         if missing:
-            (self._shared,) = setting.unders([(shared.statistics(MIDDLE), None)], missing[0])
-        self._is_down_missing = setting.is_missing(self._names.down)
+            (self._shared,) = context.conditions_of([(shared.statistics(MIDDLE), None)], missing[0])
+        self._is_down_missing = context.is_missing(self._names.down)
 
     def run(self) -> None:
         """Make all experts, and add their outputs to the hidden states."""
         experts, routes = self._experts[0], self._routes
         counts = torch.bincount(routes[-1].experts.flatten(), minlength=experts.n_experts).tolist()
         order = sorted(range(experts.n_experts), key=lambda expert: (-counts[expert], expert))
-        n_together = experts_at_once(experts.hidden_size, self._setting.workers.n_threads)
+        n_together = experts_at_once(experts.hidden_size, self._context.workers.n_threads)
         for start in range(0, len(order), n_together):
             self._run([self._visit(expert) for expert in order[start : start + n_together]])
 
@@ -154,104 +154,107 @@ class ExpertRun:
         inputs = [self._gather_down(visit) for visit in visits]
         if self._is_down_missing:
             self._make_downs(visits, inputs)
-        if self._setting.is_followed:
+        if self._context.is_followed:
             for visit in visits:
                 self._finish(visit)
 
     def _held_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return some of an expert's tokens that are held back, evenly spread."""
-        held = tokens[self._setting.division.held_tokens(tokens)]
+        held = tokens[self._context.holdout.held_tokens(tokens)]
         return held[:: -(-len(held) // HELD_ROWS)] if len(held) else held
 
     # ---- gate and up
 
-    def _make_gates_and_ups(self, visits: Sequence[_Visit], shared: Under) -> None:
-        setting, n_cols = self._setting, self._experts[0].hidden_size
-        missing: list[tuple[list[Part], Inputs, int]] = []
+    def _make_gates_and_ups(self, visits: Sequence[_Visit], shared: Conditions) -> None:
+        context, n_cols = self._context, self._experts[0].hidden_size
+        missing: list[tuple[list[RowGroup], Inputs, int]] = []
         for visit in visits:
             names = self._names.gate, self._names.up
-            parts = [part for name in names if (part := self._part(name, visit.expert, shared))]
-            if parts:
-                missing.append((parts, *self._gather_gate_up(visit)))
+            groups = [group for name in names if (group := self._group(name, visit.expert, shared))]
+            if groups:
+                missing.append((groups, *self._gather_gate_up(visit)))
         own = [
-            (inputs.statistics(MIDDLE).leaning_on(shared.statistics, LEAN * n_cols), inputs.held(MIDDLE))
+            (
+                inputs.statistics(MIDDLE).shrunk_towards(shared.statistics, SHRINKAGE_ROWS * n_cols),
+                inputs.held(MIDDLE),
+            )
             for _, inputs, _ in missing
             if inputs.moments
         ]
-        of_own = setting.unders(own, self._names.gate)
+        of_own = context.conditions_of(own, self._names.gate)
         made = []
-        for parts, inputs, n_seen in missing:
+        for groups, inputs, n_seen in missing:
             if inputs.moments:
-                under = next(of_own)
+                conditions = next(of_own)
             else:
                 statistics = replace(shared.statistics, n_seen=n_seen)
-                under = replace(shared, statistics=statistics, held=inputs.held(MIDDLE))
-            made += [replace(part, under=under) for part in parts]
-        setting.maker.make(made)
+                conditions = replace(shared, statistics=statistics, held=inputs.held(MIDDLE))
+            made += [replace(group, conditions=conditions) for group in groups]
+        context.encoder.make(made)
 
     def _gather_gate_up(self, visit: _Visit) -> tuple[Inputs, int]:
         """Return what gate and up of an expert multiply, summed up if there is enough; and how many rows."""
-        setting = self._setting
-        inputs = Inputs(setting.makes_up)
+        context = self._context
+        inputs = Inputs(context.makes_up)
         if len(visit.held):
             inputs.hold(self._middles(visit.held))
-        summed = visit.own.tokens[setting.division.summed_tokens(visit.own.tokens)]
+        summed = visit.own.tokens[context.holdout.summed_tokens(visit.own.tokens)]
         if len(summed) >= self._experts[0].hidden_size:
             for piece in summed.split(PIECE_ROWS):
-                inputs.add(self._middles(piece), setting.workers)
+                inputs.add(self._middles(piece), context.workers)
         return inputs, len(summed)
 
-    def _middles(self, tokens: torch.Tensor) -> list[Shown]:
+    def _middles(self, tokens: torch.Tensor) -> list[Activations]:
         """Return what gate and up multiply, by model."""
-        device = self._setting.device
-        rows = (model.stream.middle.rows(tokens).to(device) for model in self._setting.models)
+        device = self._context.device
+        rows = (model.stream.middle.rows(tokens).to(device) for model in self._context.models)
         return [{MIDDLE: x[:, None]} for x in rows]
 
-    def _part(self, name: str, expert: int, under: Under) -> Part | None:
+    def _group(self, name: str, expert: int, conditions: Conditions) -> RowGroup | None:
         """Return an expert's rows of a stack; None where they are not to be made, or are written."""
-        info = self._setting.wanted.get(name)
+        info = self._context.wanted.get(name)
         if info is None:
             return None
         n_rows = info.shape[-2]
-        if not self._setting.maker.is_missing(name, expert * n_rows, n_rows):
+        if not self._context.encoder.is_missing(name, expert * n_rows, n_rows):
             return None
-        return Part(info, expert * n_rows, n_rows, under)
+        return RowGroup(info, expert * n_rows, n_rows, conditions)
 
     # ---- down
 
     def _gather_down(self, visit: _Visit) -> Inputs:
         """Add the original's output to its hidden states, and return what down multiplies."""
-        setting, rows = self._setting, visit.rows
+        context, rows = self._context, visit.rows
         blocks = [experts.read(visit.expert) for experts in self._experts]
-        inputs = Inputs(setting.makes_up)
+        inputs = Inputs(context.makes_up)
         tokens = torch.unique(torch.cat([each.tokens for each in rows]))
-        after = setting.original.stream.after(self._number)
+        after = context.original.stream.after(self._number)
 
         def take(piece: torch.Tensor) -> _Computed:
             return self._compute(blocks, visit, piece)
 
-        for computed in setting.workers.each(take, tokens.split(PIECE_ROWS) if len(tokens) else ()):
+        for computed in context.workers.each(take, tokens.split(PIECE_ROWS) if len(tokens) else ()):
             here, weights = rows[0].among(computed.tokens)
             after.add(computed.tokens[here], computed.output, weights)
             if self._is_down_missing:
-                inputs.add(computed.summed, setting.workers)
+                inputs.add(computed.summed, context.workers)
                 inputs.hold(computed.held)
         return inputs
 
     def _compute(self, blocks: Sequence[FeedForward], visit: _Visit, tokens: torch.Tensor) -> _Computed:
-        setting, device = self._setting, self._setting.device
+        context, device = self._context, self._context.device
         mine = torch.isin(tokens, visit.own.tokens)
-        x = setting.original.stream.middle.rows(tokens).to(device)
+        x = context.original.stream.middle.rows(tokens).to(device)
         inner = blocks[0].inner(x, Silent())
         here, _ = visit.rows[0].among(tokens)
         output = blocks[0].outer(inner[here.to(device)], Silent()).float().cpu()
         refuse_nonfinite(output, f"{self._names.down}, expert {visit.expert}")
         shown = [inner[mine.to(device)]]
         tokens_here = tokens[mine]
-        if setting.is_followed:
-            x = setting.own.stream.middle.rows(tokens_here).to(device)
+        if context.is_followed:
+            x = context.own.stream.middle.rows(tokens_here).to(device)
             shown.append(blocks[-1].inner(x, Silent()))
-        summed = setting.division.summed_tokens(tokens_here).to(device)
+        summed = context.holdout.summed_tokens(tokens_here).to(device)
         held = torch.isin(tokens_here, visit.held).to(device)
         key = (self._names.down,)
         return _Computed(
@@ -262,38 +265,42 @@ class ExpertRun:
         )
 
     def _make_downs(self, visits: Sequence[_Visit], gathered: Sequence[Inputs]) -> None:
-        setting, key = self._setting, (self._names.down,)
-        info = setting.wanted[self._names.down]
-        parts, shown = [], []
+        context, key = self._context, (self._names.down,)
+        info = context.wanted[self._names.down]
+        groups, shown = [], []
         for visit, inputs in zip(visits, gathered, strict=True):
             moments = inputs.moments.get(key)
             if moments is None:
-                moments = Moments.zeros(1, info.n_cols, setting.device, cross=setting.makes_up)
-            part = self._part(self._names.down, visit.expert, Under.nothing(info.n_cols))
-            if part is not None:
+                moments = Moments.zeros(1, info.n_cols, context.device, cross=context.makes_up)
+            group = self._group(self._names.down, visit.expert, Conditions.nothing(info.n_cols))
+            if group is not None:
                 statistics = Statistics.of(moments)
                 if self._pool is not None:
-                    statistics = statistics.leaning_on(Statistics.of(self._pool), LEAN * info.n_cols)
-                parts.append(part)
+                    statistics = statistics.shrunk_towards(
+                        Statistics.of(self._pool), SHRINKAGE_ROWS * info.n_cols
+                    )
+                groups.append(group)
                 shown.append((statistics, inputs.held(key)))
             if self._pool is None:  # its own memory: the statistics above share that of `moments`
-                self._pool = Moments.zeros(1, info.n_cols, setting.device, cross=setting.makes_up)
+                self._pool = Moments.zeros(1, info.n_cols, context.device, cross=context.makes_up)
             self._pool.merge(moments)
-        made = setting.unders(shown, info.name)
-        setting.maker.make([replace(part, under=under) for part, under in zip(parts, made, strict=True)])
+        made = context.conditions_of(shown, info.name)
+        context.encoder.make(
+            [replace(group, conditions=conditions) for group, conditions in zip(groups, made, strict=True)]
+        )
 
     def _finish(self, visit: _Visit) -> None:
         """Add the output of the model that is being written to its hidden states."""
-        setting, block = self._setting, self._experts[-1].read(visit.expert)
-        stream = setting.own.stream
+        context, block = self._context, self._experts[-1].read(visit.expert)
+        stream = context.own.stream
 
         def take(piece: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             tokens, weights = piece
-            output = block(stream.middle.rows(tokens).to(setting.device), Silent()).cpu()
+            output = block(stream.middle.rows(tokens).to(context.device), Silent()).cpu()
             refuse_nonfinite(output, f"{self._names.down}, expert {visit.expert}, as it is written")
             return tokens, output, weights
 
-        for tokens, output, weights in setting.workers.each(take, _pieces(visit.own)):
+        for tokens, output, weights in context.workers.each(take, _pieces(visit.own)):
             stream.after(self._number).add(tokens, output, weights)
 
 

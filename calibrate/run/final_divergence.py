@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibrate.run.context import Setting
+from calibrate.run.context import RunContext
 from forward.families import Network
 from forward.logits import Head, sweep_vocabulary
 from forward.text.tokens import Text
@@ -19,7 +19,7 @@ _LEAST_TOKENS = 4
 
 
 @dataclass(frozen=True)
-class Closing:
+class FinalDivergence:
     """Mean divergence of the model that was written from the original, in nats.
 
     summed  on the chunks that it was made under
@@ -36,12 +36,14 @@ class Closing:
         )
 
 
-def closing_of(setting: Setting, network: Network, text: Text, n_threads: int) -> Closing | None:
+def final_divergence(
+    context: RunContext, network: Network, text: Text, n_threads: int
+) -> FinalDivergence | None:
     """Return how far the models' predictions are apart; None where there is one model, or chunks are short.
 
     raises  BadActivation for logits with NaN or infinity
     """
-    if not setting.is_followed or text.chunk_size < _LEAST_TOKENS:
+    if not context.is_followed or text.chunk_size < _LEAST_TOKENS:
         return None
     heads = [
         Head(
@@ -50,12 +52,12 @@ def closing_of(setting: Setting, network: Network, text: Text, n_threads: int) -
             network.load_end(model.load),
             network.output,
         )
-        for model in setting.models
+        for model in context.models
     ]
-    paths = [model.load.path for model in setting.models]
-    visitor = DivergenceVisitor(text, paths, setting.device, lambda chunk, n_chunks: None)
+    paths = [model.load.path for model in context.models]
+    visitor = DivergenceVisitor(text, paths, context.device, lambda chunk, n_chunks: None)
     sweep_vocabulary(heads, visitor.positions, [visitor], n_threads)
     by_chunk = visitor.values(1).kld
-    summed = np.array([setting.division.is_summed(chunk) for chunk in range(text.n_chunks)])
-    held = np.isin(np.arange(text.n_chunks), setting.division.held)
-    return Closing(mean_of(by_chunk[summed].ravel()), mean_of(by_chunk[held].ravel()))
+    summed = np.array([context.holdout.is_summed(chunk) for chunk in range(text.n_chunks)])
+    held = np.isin(np.arange(text.n_chunks), context.holdout.held)
+    return FinalDivergence(mean_of(by_chunk[summed].ravel()), mean_of(by_chunk[held].ravel()))

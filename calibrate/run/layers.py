@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from calibrate.run.context import Model, Setting
+from calibrate.run.context import Model, RunContext
 from calibrate.run.experts import MIDDLE, ExpertRun, Routes, refuse_nonfinite
 from calibrate.statistics.capture import Capture, Order, Seen
-from calibrate.statistics.inputs import Inputs, Shown, gather
+from calibrate.statistics.inputs import Activations, Inputs, gather
 from forward.layer import Layer
 from forward.layers.ffn import BlockNames
 from forward.layers.residual import joined
@@ -53,16 +53,16 @@ class LayerRun:
     block     names of the block's matrices, which are in memory while something goes through them
     """
 
-    setting: Setting
+    context: RunContext
     number: int
     original: Layer
     block: BlockNames | None
 
     @classmethod
-    def of(cls, setting: Setting, number: int) -> LayerRun:
-        whole = setting.original.layer(number)
+    def of(cls, context: RunContext, number: int) -> LayerRun:
+        whole = context.original.layer(number)
         names = None if whole.block is None else whole.block.names
-        return cls(setting, number, replace(whole, block=None), names)
+        return cls(context, number, replace(whole, block=None), names)
 
     def run(self) -> None:
         """Make the layer's tensors, and leave the hidden states after it in the streams.
@@ -75,47 +75,47 @@ class LayerRun:
         self._block(shared, ways)
         give_back()
         if self.original.experts is not None:
-            layers = (model.layer(self.number) for model in self.setting.models)
+            layers = (model.layer(self.number) for model in self.context.models)
             experts = [layer.experts for layer in layers if layer.experts is not None]
             routes = [way.routes for way in ways if way.routes is not None]
-            ExpertRun(self.setting, self.number, experts, routes, shared).run()
+            ExpertRun(self.context, self.number, experts, routes, shared).run()
             give_back()
 
     def _layers(self) -> list[Layer]:
         """Return the layer of every model, as it is now, without its block."""
-        others = (replace(model.layer(self.number), block=None) for model in self.setting.models[1:])
+        others = (replace(model.layer(self.number), block=None) for model in self.context.models[1:])
         return [self.original, *others]
 
     def _chunk_rows(self, chunk: int) -> tuple[int, int]:
-        size = self.setting.division.chunk_size
+        size = self.context.holdout.chunk_size
         return chunk * size, (chunk + 1) * size
 
     # ---- attention
 
     def _attend(self) -> list[_Way]:
         """Make the matrices up to the block, fill `middle` and `after`; return each model's way past it."""
-        setting = self.setting
-        if not setting.is_followed:
+        context = self.context
+        if not context.is_followed:
             inputs, ways = self._pass(self._missing(self._order()))
             for names in inputs.moments:
-                setting.make(inputs, names, names)
+                context.make(inputs, names, names)
             return ways
         for stage in self._stages():
             inputs = self._stage(stage)
             for names in inputs.moments:
-                setting.make(inputs, names, names)
+                context.make(inputs, names, names)
         return self._pass(())[1]
 
     def _order(self) -> list[tuple[str, ...]]:
         """Return the matrices up to the block, those with the same input together, in their order."""
-        setting, order = self.setting, Order()
-        hidden = setting.original.stream.before(self.number).read(*self._chunk_rows(0))
+        context, order = self.context, Order()
+        hidden = context.original.stream.before(self.number).read(*self._chunk_rows(0))
         with torch.inference_mode():
-            self.original.attend(hidden.to(setting.device), order)
+            self.original.attend(hidden.to(context.device), order)
         return order.groups
 
     def _missing(self, groups: Iterable[Iterable[str]]) -> list[str]:
-        return [name for names in groups for name in names if self.setting.is_missing(name)]
+        return [name for names in groups for name in names if self.context.is_missing(name)]
 
     def _stages(self) -> list[list[str]]:
         """Return the matrices up to the block that are to be made, by stages."""
@@ -124,50 +124,50 @@ class LayerRun:
 
     def _stage(self, wanted: Collection[str]) -> Inputs:
         """Return what the wanted matrices multiply, without computing what comes after them."""
-        setting, layers = self.setting, self._layers()
+        context, layers = self.context, self._layers()
 
-        def take(chunk: int) -> list[Shown]:
-            shown: list[Shown] = []
-            for model, layer in zip(setting.models, layers, strict=True):
+        def take(chunk: int) -> list[Activations]:
+            shown: list[Activations] = []
+            for model, layer in zip(context.models, layers, strict=True):
                 capture = Capture(wanted, stop=True)
                 hidden = model.stream.before(self.number).read(*self._chunk_rows(chunk))
                 with suppress(Seen):
-                    layer.attend(hidden.to(setting.device), capture)
+                    layer.attend(hidden.to(context.device), capture)
                 shown.append(capture.inputs())
             return shown
 
-        return gather(setting.division, take, setting.workers, crossed=setting.makes_up)
+        return gather(context.holdout, take, context.workers, crossed=context.makes_up)
 
     def _pass(self, wanted: Collection[str]) -> tuple[Inputs, list[_Way]]:
         """Compute the attention of all models up to `middle`.
 
         Returns what the wanted matrices multiply, and each model's way past the block
         """
-        setting, layers = self.setting, self._layers()
+        context, layers = self.context, self._layers()
         by_chunk: list[dict[int, _Way]] = [{} for _ in layers]
 
-        def take(chunk: int) -> list[Shown]:
-            shown: list[Shown] = []
-            for model, layer, ways in zip(setting.models, layers, by_chunk, strict=True):
+        def take(chunk: int) -> list[Activations]:
+            shown: list[Activations] = []
+            for model, layer, ways in zip(context.models, layers, by_chunk, strict=True):
                 capture = Capture(wanted)
                 ways[chunk] = self._attend_chunk(model, layer, chunk, capture)
                 shown.append(capture.inputs())
             return shown
 
-        inputs = gather(setting.division, take, setting.workers, crossed=False)
+        inputs = gather(context.holdout, take, context.workers, crossed=False)
         return inputs, [_Way.joined([own[chunk] for chunk in sorted(own)]) for own in by_chunk]
 
     def _attend_chunk(self, model: Model, layer: Layer, chunk: int, observer: Observer) -> _Way:
         """Put one chunk's hidden states after the attention in `after`, normalised ones in `middle`."""
         start, stop = self._chunk_rows(chunk)
-        hidden = model.stream.before(self.number).read(start, stop).to(self.setting.device)
+        hidden = model.stream.before(self.number).read(start, stop).to(self.context.device)
         passage = layer.attend(hidden, observer)
         x = layer.norm(passage.x)
-        model.stream.middle.write(start, x.to(self.setting.dtype).cpu())
+        model.stream.middle.write(start, x.to(self.context.dtype).cpu())
         model.stream.after(self.number).write(start, passage.rest.cpu())
         routes = None
         if layer.experts is not None:
-            chosen = layer.chosen_by(self.setting.tokens[start:stop])
+            chosen = layer.chosen_by(self.context.tokens[start:stop])
             chosen, weights = layer.experts.router(x, chosen)
             routes = Routes(chosen.cpu(), passage.spread(weights).cpu())
         return _Way(routes, None if passage.shares is None else passage.shares.cpu())
@@ -177,31 +177,31 @@ class LayerRun:
     def _gather_middle(self) -> Inputs:
         """Return what gate and up multiply, those of the block and of all experts together; nothing where
         all of them are made."""
-        setting = self.setting
+        context = self.context
         experts = None if self.original.experts is None else self.original.experts.names
         names = [each for each in (self.block, experts) if each is not None]
 
-        def take(chunk: int) -> list[Shown]:
+        def take(chunk: int) -> list[Activations]:
             rows = self._chunk_rows(chunk)
-            middles = (model.stream.middle.read(*rows).to(setting.device) for model in setting.models)
+            middles = (model.stream.middle.read(*rows).to(context.device) for model in context.models)
             return [{MIDDLE: x[:, None]} for x in middles]
 
         if not self._missing((each.gate, each.up) for each in names):
-            return Inputs(setting.makes_up)
-        return gather(setting.division, take, setting.workers, crossed=setting.makes_up)
+            return Inputs(context.makes_up)
+        return gather(context.holdout, take, context.workers, crossed=context.makes_up)
 
     def _block(self, shared: Inputs, ways: Sequence[_Way]) -> None:
         """Make the matrices of the dense block or shared expert, and add its output to the hidden states."""
-        setting = self.setting
+        context = self.context
         names = self.block
         if names is None:
             return
-        setting.make(shared, MIDDLE, (names.gate, names.up))
-        blocks = [model.layer(self.number).block for model in setting.models]
+        context.make(shared, MIDDLE, (names.gate, names.up))
+        blocks = [model.layer(self.number).block for model in context.models]
 
-        def take(chunk: int) -> list[Shown]:
-            shown: list[Shown] = []
-            for each, (model, block) in enumerate(zip(setting.models, blocks, strict=True)):
+        def take(chunk: int) -> list[Activations]:
+            shown: list[Activations] = []
+            for each, (model, block) in enumerate(zip(context.models, blocks, strict=True)):
                 assert block is not None
                 capture = Capture((names.down,))
                 output = block(self._middle(model, chunk), capture)
@@ -210,23 +210,23 @@ class LayerRun:
                 shown.append(capture.inputs())
             return shown
 
-        inputs = gather(setting.division, take, setting.workers, crossed=setting.makes_up)
+        inputs = gather(context.holdout, take, context.workers, crossed=context.makes_up)
         blocks.clear()
-        setting.make(inputs, (names.down,), (names.down,))
+        context.make(inputs, (names.down,), (names.down,))
         del inputs
-        if setting.is_followed:
-            own = setting.own.layer(self.number).block
+        if context.is_followed:
+            own = context.own.layer(self.number).block
             assert own is not None
 
             def finish(chunk: int) -> None:
-                output = own(self._middle(setting.own, chunk), Silent())
-                self._add(setting.own, ways[-1], chunk, output, names.down)
+                output = own(self._middle(context.own, chunk), Silent())
+                self._add(context.own, ways[-1], chunk, output, names.down)
 
-            for _ in setting.workers.each(finish, range(setting.division.n_chunks)):
+            for _ in context.workers.each(finish, range(context.holdout.n_chunks)):
                 pass
 
     def _middle(self, model: Model, chunk: int) -> torch.Tensor:
-        return model.stream.middle.read(*self._chunk_rows(chunk)).to(self.setting.device)
+        return model.stream.middle.read(*self._chunk_rows(chunk)).to(self.context.device)
 
     def _add(self, model: Model, way: _Way, chunk: int, output: torch.Tensor, name: str) -> None:
         """Add the output of a chunk to the hidden states."""

@@ -22,7 +22,7 @@ from quantize.fill.sources import FLOAT_DTYPES, SourceTensor
 from quantize.formats import get_decoder
 
 
-class WrittenTensor:
+class PartialTensor:
     """A tensor of the output as a SourceTensor; rows that are not written yet are the source's.
 
     written  which rows are, bool (n_rows,); set by whoever writes them
@@ -99,9 +99,9 @@ class _OutputFile:
 
 
 @contextmanager
-def open_written(
+def open_partial_model(
     outputs: Sequence[Output], partials: Mapping[int, Path], sources: Mapping[str, SourceTensor]
-) -> Iterator[dict[str, WrittenTensor]]:
+) -> Iterator[dict[str, PartialTensor]]:
     """Give the tensors of all outputs, by name, none of them written.
 
     partials  the files that outputs grow in, by number; the others have their names
@@ -113,7 +113,7 @@ def open_written(
         for number, output in enumerate(outputs):
             files.append(_OutputFile(partials.get(number, output.path), output.layout.endian))
             for info, offset in zip(output.layout.tensors, output.layout.offsets, strict=True):
-                tensors[info.name] = WrittenTensor(info, sources[info.name], files[-1], offset)
+                tensors[info.name] = PartialTensor(info, sources[info.name], files[-1], offset)
         yield tensors
     finally:
         for file in files:

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from calibrate.run.final_divergence import Closing
+from calibrate.run.final_divergence import FinalDivergence
 from calibrate.run.records import Record, Records
-from calibrate.statistics.inputs import Division
+from calibrate.statistics.inputs import HoldoutSplit
 from forward.text.quality import TextQuality
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format.tensors import TensorInfo
@@ -20,14 +20,14 @@ class Report:
     """What a calibration has done.
 
     parts     of all tensors that it has made
-    division  of the text; None before anything is done
-    closing   how far the model that was written is from the original; None where it was not followed
+    holdout  of the text; None before anything is done
+    divergence   how far the model that was written is from the original; None where it was not followed
     quality   of the text; None before anything is done
     """
 
     parts: tuple[Record, ...] = ()
-    division: Division | None = None
-    closing: Closing | None = None
+    holdout: HoldoutSplit | None = None
+    divergence: FinalDivergence | None = None
     quality: TextQuality | None = None
 
     @classmethod
@@ -35,12 +35,12 @@ class Report:
         cls,
         infos: Iterable[TensorInfo],
         records: Records,
-        division: Division,
-        closing: Closing | None,
+        holdout: HoldoutSplit,
+        divergence: FinalDivergence | None,
         quality: TextQuality,
     ) -> Report:
         parts = tuple(records.of(info.name for info in infos))
-        return cls(parts, division, closing, quality)
+        return cls(parts, holdout, divergence, quality)
 
     @property
     def kept(self) -> tuple[Record, ...]:
@@ -58,7 +58,7 @@ class Report:
                     " ordinary text the file may be worse than one made without --calibrate",
                     Level.BAD,
                 )
-        if self.division is not None and self.division.n_chunks == 1:
+        if self.holdout is not None and self.holdout.n_chunks == 1:
             yield Finding(
                 "one chunk",
                 "the text has one chunk, so nothing was held back: encodings were compared on the rows that"
@@ -110,8 +110,8 @@ def report_lines(report: Report) -> Iterator[str]:
     yield f"calibrated {len(parts) - len(kept)} of {len(parts)} matrices in {n_tensors} tensors"
     if kept:
         yield f"  {len(kept)} were not better on text held back and keep stock's bytes: {_names(kept)}"
-    if report.closing is not None:
-        yield from report.closing.lines()
+    if report.divergence is not None:
+        yield from report.divergence.lines()
     for finding in report.findings():
         yield f"{'warning' if finding.is_bad else 'note'}: {finding.text}"
 

@@ -19,20 +19,20 @@ import torch
 import xxhash
 
 from calibrate.choices import Choices
-from calibrate.coverage import Sight
+from calibrate.coverage import Coverage
 from calibrate.footprint import Shapes, heads_of
 from calibrate.rounding.base import Effort
-from calibrate.run.context import Model, Setting
-from calibrate.run.encode import Maker, Part, Under, unders
-from calibrate.run.final_divergence import closing_of
+from calibrate.run.context import Model, RunContext
+from calibrate.run.encode import Conditions, Encoder, RowGroup, conditions_of
+from calibrate.run.final_divergence import final_divergence
 from calibrate.run.layers import LayerRun
-from calibrate.run.partial_model import WrittenTensor, open_written
+from calibrate.run.partial_model import PartialTensor, open_partial_model
 from calibrate.run.records import Records
 from calibrate.run.report import Report, report_lines
 from calibrate.run.streams import open_streams
-from calibrate.statistics.gradient_factors import OutputSide, embedding_statistics, open_gradients
+from calibrate.statistics.gradient_factors import GradientFactors, embedding_statistics, open_gradients
 from calibrate.statistics.gradients import Gradients, forget_folders
-from calibrate.statistics.inputs import Division, Shown, gather
+from calibrate.statistics.inputs import Activations, HoldoutSplit, gather
 from calibrate.statistics.shrinkage import Trust
 from forward.device import device_name
 from forward.families import EMBEDDINGS, OUTPUT
@@ -77,8 +77,8 @@ class CalibratedRun:
     ) -> None:
         self._choices, self._outputs, self._job, self._options = choices, outputs, job, options
         path, metadata = outputs[0].path, outputs[0].layout.metadata
-        self._sight = Sight.of(path, metadata, plan.infos)
-        self.text = choices.read(metadata, self._sight)
+        self._coverage = Coverage.of(path, metadata, plan.infos)
+        self.text = choices.read(metadata, self._coverage)
         self._quality = admit(self.text, str(choices.text), options.tell, any_text=choices.any_text)
         self._trust = Trust.of(self.text, self._quality)
         self._all_infos = plan.infos
@@ -86,7 +86,7 @@ class CalibratedRun:
         self._infos = {
             tensor.name: tensor.info
             for tensor in plan.tensors
-            if self._sight.makes(tensor, embedding=choices.embedding)
+            if self._coverage.makes(tensor, embedding=choices.embedding)
         }
         self._table = ChunkTable.of([each.layout for each in outputs], job.rows_per_weights(), CHUNK_ELEMS)
         self._inputs = tuple(inputs)
@@ -139,32 +139,36 @@ class CalibratedRun:
             opened.enter_context(fast_products(self._device))
             gradients = self._gradients(missing, opened)
             workers = opened.enter_context(_workers(self._options.threads, self._device))
-            tensors = opened.enter_context(open_written(self._outputs, partials, self._job.sources))
+            tensors = opened.enter_context(open_partial_model(self._outputs, partials, self._job.sources))
             for chunks in self._table.tensors.values():
                 for task in chunks:
                     tensors[task.rows.tensor].written[task.rows.start : task.rows.stop] = True
             for task in (task for group in missing.values() for task in group):
                 tensors[task.rows.tensor].written[task.rows.start : task.rows.stop] = False
             files = {number: opened.enter_context(PartialFile(path)) for number, path in partials.items()}
-            side = OutputSide(gradients if self._choices.two_sided else None, self._trust.output_damp)
-            maker = Maker(self._job, tensors, missing, files, done, records, workers, side, Effort())
+            gradient_factors = GradientFactors(
+                gradients if self._choices.two_sided else None, self._trust.output_damp
+            )
+            encoder = Encoder(
+                self._job, tensors, missing, files, done, records, workers, gradient_factors, Effort()
+            )
             if gradients is not None and self._is_missing(EMBEDDINGS, missing):
                 info = self._infos[EMBEDDINGS]
                 shown = [(embedding_statistics(gradients), None)]
-                (under,) = unders(shown, EMBEDDINGS, workers, self._trust)
-                maker.make([Part(info, 0, info.n_rows, under)])
-            setting = self._setting(folder, tensors, maker, workers, opened)
-            for layer in range(folder.done + 1, self._sight.network.n_layers):
-                LayerRun.of(setting, layer).run()
-                self._make_unseen(setting, [name for name in missing if layer_of(name) == layer])
-                states = [model.stream.save(layer) for model in setting.models]
+                (conditions,) = conditions_of(shown, EMBEDDINGS, workers, self._trust)
+                encoder.make([RowGroup(info, 0, info.n_rows, conditions)])
+            context = self._context(folder, tensors, encoder, workers, opened)
+            for layer in range(folder.done + 1, self._coverage.network.n_layers):
+                LayerRun.of(context, layer).run()
+                self._make_unseen(context, [name for name in missing if layer_of(name) == layer])
+                states = [model.stream.save(layer) for model in context.models]
                 folder.finish_layer(layer, {}, states)
-            self._finish(setting)
-            self._make_unseen(setting, list(missing))
+            self._finish(context)
+            self._make_unseen(context, list(missing))
             n_threads = self._options.threads if self._device == "cpu" else 1
-            closing = closing_of(setting, self._sight.network, self.text, n_threads)
+            divergence = final_divergence(context, self._coverage.network, self.text, n_threads)
             self._report = Report.of(
-                self._infos.values(), records, setting.division, closing, self._quality
+                self._infos.values(), records, context.holdout, divergence, self._quality
             )
 
     def _is_missing(self, name: str, missing: Iterable[str]) -> bool:
@@ -177,10 +181,10 @@ class CalibratedRun:
         path, metadata = self._outputs[0].path, self._outputs[0].layout.metadata
         vocab = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
         source = ModelSource(
-            path, self._sight.network, self._job.sources, lambda: vocab, self._inputs, ExitStack()
+            path, self._coverage.network, self._job.sources, lambda: vocab, self._inputs, ExitStack()
         )
         torch.set_num_threads(self._options.threads)
-        shapes = Shapes(self._sight.network, self._all_infos, (), 1, heads_of(metadata))
+        shapes = Shapes(self._coverage.network, self._all_infos, (), 1, heads_of(metadata))
         at_once = shapes.chunks_at_once(self.text.chunk_size, self._options.threads)
         passes = self._choices, source, self.text, path, self._options, at_once
         return opened.enter_context(open_gradients(*passes))
@@ -206,15 +210,15 @@ class CalibratedRun:
         records.take_over(kept)
         return folder, records
 
-    def _setting(
+    def _context(
         self,
         folder: WorkFolder,
-        tensors: Mapping[str, WrittenTensor],
-        maker: Maker,
+        tensors: Mapping[str, PartialTensor],
+        encoder: Encoder,
         workers: Workers,
         opened: ExitStack,
-    ) -> Setting:
-        network, text, forward = self._sight.network, self.text, self._choices.forward
+    ) -> RunContext:
+        network, text, forward = self._coverage.network, self.text, self._choices.forward
         device, dtype = torch.device(self._device), getattr(torch, forward.dtype)
         original = Loader(self._outputs[0].path, self._job.sources, device, dtype)
         loaders = [original]
@@ -223,36 +227,36 @@ class CalibratedRun:
         streams = open_streams(loaders, text, network, folder, forward.memory_bytes, opened)
         rotate = network.rope.rotation(text.chunk_size, device)
         models = (Model(network, load, rotate, stream) for load, stream in zip(loaders, streams, strict=True))
-        division = Division.of(text.n_chunks, text.chunk_size)
+        holdout = HoldoutSplit.of(text.n_chunks, text.chunk_size)
         tokens = torch.from_numpy(text.inputs).flatten()
-        return Setting(
-            tuple(models), division, device, dtype, self._infos, maker, workers, tokens, self._trust
+        return RunContext(
+            tuple(models), holdout, device, dtype, self._infos, encoder, workers, tokens, self._trust
         )
 
-    def _make_unseen(self, setting: Setting, names: Iterable[str]) -> None:
+    def _make_unseen(self, context: RunContext, names: Iterable[str]) -> None:
         """Make tensors that the forward pass does not show, as they are made without importances."""
         for name in names:
-            if setting.is_missing(name):
+            if context.is_missing(name):
                 info = self._infos[name]
-                under = Under.nothing(info.n_cols)
-                setting.maker.make([Part(info, 0, info.n_rows, under)])
+                conditions = Conditions.nothing(info.n_cols)
+                context.encoder.make([RowGroup(info, 0, info.n_rows, conditions)])
 
-    def _finish(self, setting: Setting) -> None:
+    def _finish(self, context: RunContext) -> None:
         """Make the output matrix."""
-        if not setting.is_missing(OUTPUT):
+        if not context.is_missing(OUTPUT):
             return
-        network, size = self._sight.network, setting.division.chunk_size
-        ends = [network.load_end(model.load) for model in setting.models]
-        states = [model.stream.after(network.n_layers - 1) for model in setting.models]
+        network, size = self._coverage.network, context.holdout.chunk_size
+        ends = [network.load_end(model.load) for model in context.models]
+        states = [model.stream.after(network.n_layers - 1) for model in context.models]
 
-        def take(chunk: int) -> list[Shown]:
+        def take(chunk: int) -> list[Activations]:
             rows = chunk * size, (chunk + 1) * size
             pairs = zip(states, ends, strict=True)
-            inputs = (end(each.read(*rows).to(setting.device)).to(setting.dtype) for each, end in pairs)
+            inputs = (end(each.read(*rows).to(context.device)).to(context.dtype) for each, end in pairs)
             return [{(OUTPUT,): x[:, None]} for x in inputs]
 
-        inputs = gather(setting.division, take, setting.workers, crossed=setting.makes_up)
-        setting.make(inputs, (OUTPUT,), (OUTPUT,))
+        inputs = gather(context.holdout, take, context.workers, crossed=context.makes_up)
+        context.make(inputs, (OUTPUT,), (OUTPUT,))
 
     def damaged_row(self, tensor: str, path: Path) -> int | None:
         """See `quantize.fill.calibrated.Calibrator`."""

@@ -25,7 +25,7 @@ from gguf_tools.errors import OutputError
 from gguf_tools.files.named_files import output_path, read_input
 from gguf_tools.progress import NoReport, Reporter
 from quantize.formats import get_format
-from quantize.plan.sensitivities import Losses, TensorLosses, write_losses
+from quantize.plan.sensitivities import Sensitivities, TensorSensitivity, write_sensitivities
 
 if TYPE_CHECKING:
     from forward.open import ModelSource
@@ -79,12 +79,12 @@ def sensitivity(
     options: SensitivityOptions | None = None,
     report: Reporter | None = None,
     **choices: Unpack[SensitivityChoices],
-) -> Losses:
+) -> Sensitivities:
     """Return what each tensor of a model costs at each type, and write it to a file.
 
     model    Hugging Face folder, or GGUF file. A folder is seen as the file that the converter makes of it
     text     UTF-8 file
-    output   where the losses go. Work folders beside it keep finished layers until all is done
+    output   where the sensitivities go. Work folders beside it keep finished layers until all is done
     report   is told how far it has come
     choices  fields of SensitivityOptions, and of the Cut and ForwardOptions in it, as keyword arguments; they
              replace those of `options`
@@ -112,7 +112,7 @@ def sensitivity(
         admit(chunks, str(text), report.tell, any_text=options.any_text)
         tensors = _measure(source, targets, chunks, output, options, report)
         source.watch.refuse_changed()
-        losses = Losses(
+        sensitivities = Sensitivities(
             tensors,
             model={
                 "path": source.path.name,
@@ -128,9 +128,9 @@ def sensitivity(
                 "version": __version__,
             },
         )
-    write_losses(losses, output)
+    write_sensitivities(sensitivities, output)
     forget_folders(output)
-    return losses
+    return sensitivities
 
 
 @contextmanager
@@ -157,16 +157,20 @@ def _measure(
     output: Path,
     options: SensitivityOptions,
     report: Reporter,
-) -> dict[str, TensorLosses]:
-    """Compute the layers that are not done, and return the damage of all tensors."""
-    from calibrate.sensitivities.observe import Damages, damages_of, of_embeddings_and_output
+) -> dict[str, TensorSensitivity]:
+    """Compute the layers that are not done, and return the sensitivity of all tensors."""
+    from calibrate.sensitivities.observe import (
+        SensitivityObserver,
+        of_embeddings_and_output,
+        sensitivities_of,
+    )
     from calibrate.sensitivities.ratios import Ratios, Together, ratios_of
     from calibrate.sensitivities.type_errors import CANDIDATES, TypeErrors
     from forward.accumulate import Accumulator, sums_of
     from forward.gradients.forward_backward import (
+        forward_backward,
         refuse_small_disk,
         state_bytes,
-        there_and_back,
         what_decides,
         work_folders,
     )
@@ -192,11 +196,11 @@ def _measure(
 
         def observe(layer: int) -> Together:
             ratios = Ratios(quantized, text.chunk_size)
-            return Together([Damages(errors_of_layer(layer), text.chunk_size), ratios])
+            return Together([SensitivityObserver(errors_of_layer(layer), text.chunk_size), ratios])
 
         if folders.back.done < n_layers:
             passes = source, text, options.forward, options.seed, folders, report
-            backward = opened.enter_context(there_and_back(*passes, Accumulator))
+            backward = opened.enter_context(forward_backward(*passes, Accumulator))
             for _ in backward.layers(observe):
                 pass
             backward.finish_embeddings(
@@ -204,14 +208,14 @@ def _measure(
                     backward, states, errors_of_layer(-1), types, options.tokens
                 )
             )
-        damages: dict[str, dict[str, float]] = {}
+        sensitivities: dict[str, dict[str, float]] = {}
         ratios: dict[str, float] = {}
         for step in range(n_layers, -1, -1):
             arrays = folders.back.arrays(step)
-            damages |= damages_of(arrays, text.inputs.size)
+            sensitivities |= sensitivities_of(arrays, text.inputs.size)
             ratios |= ratios_of(arrays)
     return {
-        name: TensorLosses(tensor.shape, damages[name], ratios.get(name, 1.0))
+        name: TensorSensitivity(tensor.shape, sensitivities[name], ratios.get(name, 1.0))
         for name, tensor in quantized.items()
-        if name in damages
+        if name in sensitivities
     }

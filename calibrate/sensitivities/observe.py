@@ -9,7 +9,7 @@ its gradient at the product, the divergence of the chunk is on average
 The errors of two rows of E have nothing to do with each other, so the rows count one by one. With D the sum
 of g x^T over the chunk, which is the gradient at the matrix,
 
-    damage = sum over the rows of (e . d)^2 / 2
+    sensitivity = sum over the rows of (e . d)^2 / 2
 
 of which a sample of rows tells enough. Tokens count together, as they must: the inputs of a matrix have much
 in common, so its errors move all tokens alike, and attention adds that up.
@@ -49,15 +49,15 @@ from forward.work.work_folder import EMBEDDING
 from gguf_tools.errors import BadActivation
 from gguf_tools.format.ggml_types import GGMLType
 
-_DAMAGE, _TYPES = "damage:", "types:"
+_SENSITIVITY, _TYPES = "damage:", "types:"
 """What names of arrays in the work folder begin with; a tensor's name follows."""
 
 Floats32 = npt.NDArray[np.float32]
 Floats64 = npt.NDArray[np.float64]
 
 
-class Damages(Silent):
-    """An observer of a differentiated layer that keeps the damage of each tensor at each type.
+class SensitivityObserver(Silent):
+    """An observer of a differentiated layer that keeps the sensitivity of each tensor at each type.
 
     errors      of the layer's tensors
     chunk_size  tokens per chunk of the text
@@ -88,7 +88,7 @@ class Damages(Silent):
             if len(g) == sum(self._sizes):
                 chunks = zip(g.split(self._sizes), rows.split(self._sizes), strict=True)
                 for part, theirs in chunks:
-                    self._add(name, errors.damage(part.T @ theirs))
+                    self._add(name, errors.sensitivity(part.T @ theirs))
             else:
                 self._take_some((name, first + number), errors, g, rows)
 
@@ -106,8 +106,8 @@ class Damages(Silent):
                 raise BadActivation(f"{name}: the gradients at its product have NaN or infinity")
 
     def arrays(self) -> Arrays:
-        """Return the sums over the chunks as `damages_of` takes them."""
-        return damage_arrays(self._sums, self._types)
+        """Return the sums over the chunks as `sensitivities_of` takes them."""
+        return sensitivity_arrays(self._sums, self._types)
 
     def _take_some(
         self, key: tuple[str, int], errors: BlockErrors, g: torch.Tensor, rows: torch.Tensor
@@ -116,7 +116,7 @@ class Damages(Silent):
         part = self._open.setdefault(key, _Open())
         part.add(g.T @ rows, len(g))
         if part.n_tokens == sum(self._sizes):
-            self._add(key[0], errors.damage(self._open.pop(key).product))
+            self._add(key[0], errors.sensitivity(self._open.pop(key).product))
 
     def _add(self, name: str, sums: Floats64) -> None:
         before = self._sums.get(name)
@@ -135,21 +135,21 @@ class _Open:
         self.n_tokens += n_tokens
 
 
-def damage_arrays(sums: dict[str, Floats64], types: dict[str, list[GGMLType]]) -> Arrays:
+def sensitivity_arrays(sums: dict[str, Floats64], types: dict[str, list[GGMLType]]) -> Arrays:
     """Return sums over the tokens for the work folder."""
     names = {f"{_TYPES}{name}": np.array([type_.name for type_ in types[name]]) for name in sums}
-    return {**{f"{_DAMAGE}{name}": value for name, value in sums.items()}, **names}
+    return {**{f"{_SENSITIVITY}{name}": value for name, value in sums.items()}, **names}
 
 
-def damages_of(arrays: Arrays, n_tokens: int) -> dict[str, dict[str, float]]:
-    """Return the damage per token of each tensor in `arrays` at each type."""
+def sensitivities_of(arrays: Arrays, n_tokens: int) -> dict[str, dict[str, float]]:
+    """Return the sensitivity per token of each tensor in `arrays` at each type."""
     return {
-        key.removeprefix(_DAMAGE): {
+        key.removeprefix(_SENSITIVITY): {
             str(type_): float(value) / n_tokens
-            for type_, value in zip(arrays[key.replace(_DAMAGE, _TYPES, 1)], sums, strict=True)
+            for type_, value in zip(arrays[key.replace(_SENSITIVITY, _TYPES, 1)], sums, strict=True)
         }
         for key, sums in arrays.items()
-        if key.startswith(_DAMAGE)
+        if key.startswith(_SENSITIVITY)
     }
 
 
@@ -160,7 +160,7 @@ def of_embeddings_and_output(
     types: tuple[str, ...],
     n_sampled: int,
 ) -> Arrays:
-    """Return the damage of the embeddings and of the output matrix.
+    """Return the sensitivity of the embeddings and of the output matrix.
 
     states     gradients at the hidden states before the first layer
     n_sampled  tokens of the text whose rows are encoded
@@ -185,11 +185,11 @@ def of_embeddings_and_output(
             weights = read_rows(source, part.rows)
             for number, type_ in enumerate(can_have[name]):
                 (each,) = errors_of(weights, [type_], None)
-                sums[name][number] += part.damage(each, range(forward.text.n_chunks)) * n_tokens
+                sums[name][number] += part.sensitivity(each, range(forward.text.n_chunks)) * n_tokens
             # Where one matrix is both, what it is as the output decides.
             if odd:
-                ratios[name] = ratio(weights, part.moments(), partial(part.damage, chunks=odd))
-    return {**damage_arrays(sums, can_have), **ratio_arrays(ratios)}
+                ratios[name] = ratio(weights, part.moments(), partial(part.sensitivity, chunks=odd))
+    return {**sensitivity_arrays(sums, can_have), **ratio_arrays(ratios)}
 
 
 @dataclass(frozen=True)
@@ -216,8 +216,8 @@ class _Embeddings:
         chosen = spread(len(every), n_sampled)
         return cls(network, text, states, every[chosen], counts[chosen].sum() / text.inputs.size)
 
-    def damage(self, errors: Floats32, chunks: range) -> float:
-        """Return the mean damage of the errors of the rows over the tokens of some chunks."""
+    def sensitivity(self, errors: Floats32, chunks: range) -> float:
+        """Return the mean sensitivity of the errors of the rows over the tokens of some chunks."""
         total = 0.0
         for chunk in chunks:
             tokens, gradients = self.text.inputs[chunk], self._gradients(chunk)
@@ -271,8 +271,8 @@ class _Output:
         doubts = -np.expm1(-drawn["losses"][sample])
         return cls(sample // forward.text.chunk_size, x, rows, places, doubts)
 
-    def damage(self, errors: Floats32, chunks: range) -> float:
-        """Return the mean damage of the errors of the rows over the sampled tokens of some chunks."""
+    def sensitivity(self, errors: Floats32, chunks: range) -> float:
+        """Return the mean sensitivity of the errors of the rows over the sampled tokens of some chunks."""
         here = np.isin(self.chunks, np.array(chunks))
         moved = (errors[self.places[here]] * self.x[here]).sum(-1, dtype=np.float64)
         return 0.5 * float(self.doubts[here] @ np.square(moved)) / max(1, int(here.sum()))

@@ -1,8 +1,9 @@
-"""Ratios: the share of a tensor's damage that calibrated encoding leaves, measured on a few of its rows.
+"""Ratios: the share of a tensor's sensitivity that calibrated encoding leaves, measured on a few of its rows.
 
 Some rows of one matrix of every tensor are encoded with feedback under the second moments of what the matrix
-multiplies. Their damage over that of the stock encoder's is the ratio. The moments are those of every other
-chunk, and the damage is that of the chunks between, so that what fits the text alone does not count.
+multiplies. The divergence that they add, over what the stock encoder's add, is the ratio. The moments are
+those of every other chunk, and the divergence is that of the chunks between: what fits the text alone does
+not count.
 """
 
 from __future__ import annotations
@@ -93,12 +94,12 @@ class Ratios(Silent):
     def _ratio(self, name: str) -> float:
         gradients = [product.cpu().numpy() for key, product in self._gradients.items() if key[0] == name]
 
-        def damage(errors: Floats32) -> float:
+        def sensitivity(errors: Floats32) -> float:
             moved = [(errors * each).sum(-1, dtype=np.float64) for each in gradients]
             return float(np.sum(np.square(moved)))
 
         moments = self._moments[name].cpu().numpy()
-        return ratio(read_rows(self._sources[name], self._rows[name]), moments, damage)
+        return ratio(read_rows(self._sources[name], self._rows[name]), moments, sensitivity)
 
 
 Key = TypeVar("Key")
@@ -115,12 +116,12 @@ def type_for(n_cols: int) -> GGMLType | None:
     return next((type_ for type_ in (Q3_K, IQ4_NL) if n_cols % type_.block_elems == 0), None)
 
 
-def ratio(weights: Floats32, moments: Floats64, damage: Callable[[Floats32], float]) -> float:
-    """Return the share of the stock encoder's damage that encoding with feedback leaves, 0 to 1.
+def ratio(weights: Floats32, moments: Floats64, sensitivity: Callable[[Floats32], float]) -> float:
+    """Return the share of the stock encoder's sensitivity that encoding with feedback leaves, 0 to 1.
 
     weights  float32 (n_rows, n_cols)
     moments  of what they multiply, float64 (n_cols, n_cols); 1 is returned where they can't be used
-    damage   of errors, float32 (n_rows, n_cols)
+    sensitivity   of errors, float32 (n_rows, n_cols)
     """
     n_cols = weights.shape[1]
     type_ = type_for(n_cols)
@@ -132,8 +133,8 @@ def ratio(weights: Floats32, moments: Floats64, damage: Callable[[Floats32], flo
         return 1.0
     (stock,) = errors_of(weights, [type_], stock_weighting(factor))
     compensated = weights - get_decoder(type_)(encode_compensated(weights, type_, factor), n_cols)
-    whole = damage(stock)
-    return min(1.0, damage(compensated) / whole) if whole else 1.0
+    whole = sensitivity(stock)
+    return min(1.0, sensitivity(compensated) / whole) if whole else 1.0
 
 
 def ratio_arrays(ratios: Mapping[str, float]) -> Arrays:

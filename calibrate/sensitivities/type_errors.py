@@ -57,7 +57,7 @@ class BlockErrors:
     errors: torch.Tensor
     n_rows: int
 
-    def damage(self, gradient: torch.Tensor) -> npt.NDArray[np.float64]:
+    def sensitivity(self, gradient: torch.Tensor) -> npt.NDArray[np.float64]:
         """Return the sum over the block's rows of (e . d)^2 / 2, float64 (n_types,), as the sample tells it.
 
         gradient  d at the sampled rows, float32 (n_sampled, n_cols)

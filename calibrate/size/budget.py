@@ -1,13 +1,13 @@
-"""Choose under a budget: for each item one of its choices, so that the damage is least and the bytes suffice.
+"""Choose under a budget: one choice for each item, with the least sum of sensitivities that fits the bytes.
 
 This is a knapsack in which every item must be packed in one of several sizes. It is solved in two steps.
 
-  1. A price per byte. With a price, each item alone decides what is cheapest: damage + price * bytes. The
-     right price is found by walking down the items' convex hulls, steepest step first, until the bytes are
-     used up. What this costs is a bound: no selection within the budget does less damage.
+  1. A price per byte. With a price, each item alone decides what is cheapest: sensitivity + price * bytes.
+     The right price is found by walking down the items' convex hulls, steepest step first, until the bytes
+     are used up. What this costs is a bound: no selection within the budget has a smaller sum.
   2. An exact finish. A choice whose cost at that price exceeds the item's best by more than the gap between
      the best selection so far and the bound can be in no better selection. Few choices are left, and a sweep
-     over the items keeps those partial selections that no other beats in both bytes and damage.
+     over the items keeps those partial selections that no other beats in both bytes and sensitivity.
 
 Sizes are exact integers. For files with a thousand tensors this takes milliseconds.
 """
@@ -40,11 +40,11 @@ class BudgetTooSmall(BadRequest):
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to store an item: its bytes, and its damage in any unit that can be added up."""
+    """One way to store an item: its bytes, and its sensitivity in any unit that can be added up."""
 
     name: str
     n_bytes: int
-    damage: float
+    sensitivity: float
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Item:
 class Selection:
     """One choice per item, in the items' order.
 
-    bound  damage that no selection within the budget can be below
-    price  damage that one more byte would save, about
+    bound  sensitivity that no selection within the budget can be below
+    price  sensitivity that one more byte would save, about
     """
 
     choices: tuple[Choice, ...]
@@ -72,17 +72,17 @@ class Selection:
         return sum(choice.n_bytes for choice in self.choices)
 
     @property
-    def damage(self) -> float:
-        return sum(choice.damage for choice in self.choices)
+    def sensitivity(self) -> float:
+        return sum(choice.sensitivity for choice in self.choices)
 
     @property
     def gap(self) -> float:
         """Damage above the bound: the best selection is at most this much better."""
-        return max(0.0, self.damage - self.bound)
+        return max(0.0, self.sensitivity - self.bound)
 
 
 def select(items: Sequence[Item], budget: int) -> Selection:
-    """Return the selection with the least damage whose bytes are at most `budget`.
+    """Return the selection with the least sensitivity whose bytes are at most `budget`.
 
     raises  BudgetTooSmall when even the smallest choices take more
     """
@@ -97,10 +97,10 @@ def select(items: Sequence[Item], budget: int) -> Selection:
 
 
 def _undominated(item: Item) -> list[Choice]:
-    """Return the choices by bytes, without those that another beats in both bytes and damage."""
+    """Return the choices by bytes, without those that another beats in both bytes and sensitivity."""
     kept: list[Choice] = []
-    for choice in sorted(item.choices, key=lambda choice: (choice.n_bytes, choice.damage)):
-        if not kept or choice.damage < kept[-1].damage:
+    for choice in sorted(item.choices, key=lambda choice: (choice.n_bytes, choice.sensitivity)):
+        if not kept or choice.sensitivity < kept[-1].sensitivity:
             kept.append(choice)
     if not kept:
         raise BadRequest(f"{item.name}: no type is left to choose from")
@@ -123,7 +123,7 @@ def _walk_hulls(fronts: Sequence[Sequence[Choice]], budget: int) -> _Start:
     """
     picks = [0] * len(fronts)
     n_bytes = sum(front[0].n_bytes for front in fronts)
-    damage = sum(front[0].damage for front in fronts)
+    sensitivity = sum(front[0].sensitivity for front in fronts)
     steps = [step for item, front in enumerate(fronts) for step in _hull_steps(item, front)]
     steps.sort(key=lambda step: (-step.saves_per_byte, step.item, step.stop))
     bound, price = None, 0.0
@@ -134,17 +134,17 @@ def _walk_hulls(fronts: Sequence[Sequence[Choice]], budget: int) -> _Start:
         if n_bytes + step.n_bytes > budget:
             if bound is None:
                 price = step.saves_per_byte
-                bound = damage - price * (budget - n_bytes)
+                bound = sensitivity - price * (budget - n_bytes)
             continue
         picks[step.item] = step.stop
         n_bytes += step.n_bytes
-        damage -= step.saves
-    return _Start(picks, damage if bound is None else bound, price)
+        sensitivity -= step.saves
+    return _Start(picks, sensitivity if bound is None else bound, price)
 
 
 @dataclass(frozen=True)
 class _Step:
-    """From one point of an item's hull to the next: more bytes, less damage."""
+    """From one point of an item's hull to the next: more bytes, less sensitivity."""
 
     item: int
     start: int
@@ -165,37 +165,37 @@ def _hull_steps(item: int, front: Sequence[Choice]) -> list[_Step]:
             hull.pop()
         hull.append(pick)
     return [
-        _Step(item, a, b, front[b].n_bytes - front[a].n_bytes, front[a].damage - front[b].damage)
+        _Step(item, a, b, front[b].n_bytes - front[a].n_bytes, front[a].sensitivity - front[b].sensitivity)
         for a, b in pairwise(hull)
     ]
 
 
 def _slope(front: Sequence[Choice], a: int, b: int) -> float:
-    """Return the damage that a byte saves between two points."""
-    return (front[a].damage - front[b].damage) / (front[b].n_bytes - front[a].n_bytes)
+    """Return the sensitivity that a byte saves between two points."""
+    return (front[a].sensitivity - front[b].sensitivity) / (front[b].n_bytes - front[a].n_bytes)
 
 
 @dataclass(frozen=True)
 class _States:
-    """Partial selections: bytes int64, damage float64, and where each came from (state before, pick)."""
+    """Partial selections: bytes int64, sensitivity float64, and where each came from (state before, pick)."""
 
     n_bytes: npt.NDArray[np.int64]
-    damage: npt.NDArray[np.float64]
+    sensitivity: npt.NDArray[np.float64]
     before: npt.NDArray[np.int64]
     pick: npt.NDArray[np.int64]
 
     def take(self, which: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> _States:
-        return _States(self.n_bytes[which], self.damage[which], self.before[which], self.pick[which])
+        return _States(self.n_bytes[which], self.sensitivity[which], self.before[which], self.pick[which])
 
 
 def _finish(fronts: Sequence[Sequence[Choice]], start: _Start, budget: int) -> list[int]:
     """Return the picks of the best selection, which is the start's unless a better one turns up."""
     picks, price = list(start.picks), start.price
-    damage = sum(front[pick].damage for front, pick in zip(fronts, picks, strict=True))
-    gap = damage - start.bound
+    sensitivity = sum(front[pick].sensitivity for front, pick in zip(fronts, picks, strict=True))
+    gap = sensitivity - start.bound
     if gap <= 0:
         return picks
-    costs = [np.array([choice.damage + price * choice.n_bytes for choice in front]) for front in fronts]
+    costs = [np.array([choice.sensitivity + price * choice.n_bytes for choice in front]) for front in fronts]
     excess = [cost - cost.min() for cost in costs]
     left = [np.flatnonzero(extra <= gap) for extra in excess]
     # Items with one choice left are settled; those with the cheapest alternatives come first, so that the
@@ -221,14 +221,14 @@ def _finish(fronts: Sequence[Sequence[Choice]], start: _Start, budget: int) -> l
             states, extra = states.take(best), extra[best]
         history.append(states)
     last = history[-1]
-    if not len(last.damage):
+    if not len(last.sensitivity):
         return start.picks
-    state = int(np.argmin(last.damage))
+    state = int(np.argmin(last.sensitivity))
     for number in range(len(open_), 0, -1):
         picks[open_[number - 1]] = int(history[number].pick[state])
         state = int(history[number].before[state])
-    better = sum(front[pick].damage for front, pick in zip(fronts, picks, strict=True))
-    return picks if better < damage else start.picks
+    better = sum(front[pick].sensitivity for front, pick in zip(fronts, picks, strict=True))
+    return picks if better < sensitivity else start.picks
 
 
 def _extend(
@@ -239,22 +239,22 @@ def _extend(
     excess: npt.NDArray[np.float64],
 ) -> tuple[_States, npt.NDArray[np.float64]]:
     """Return all states with each of an item's choices added, and their costs above the cheapest."""
-    n_states, n_picks = len(states.damage), len(picks)
+    n_states, n_picks = len(states.sensitivity), len(picks)
     sizes = np.array([front[pick].n_bytes for pick in picks], np.int64)
-    damages = np.array([front[pick].damage for pick in picks])
+    sensitivities = np.array([front[pick].sensitivity for pick in picks])
     return _States(
         (states.n_bytes[:, np.newaxis] + sizes).ravel(),
-        (states.damage[:, np.newaxis] + damages).ravel(),
+        (states.sensitivity[:, np.newaxis] + sensitivities).ravel(),
         np.repeat(np.arange(n_states), n_picks),
         np.tile(picks, n_states),
     ), (extra[:, np.newaxis] + excess[picks]).ravel()
 
 
 def _pareto(states: _States) -> npt.NDArray[np.int64]:
-    """Return the numbers of the states that no other beats in both bytes and damage, by bytes."""
-    order = np.lexsort((states.damage, states.n_bytes))
-    least = np.minimum.accumulate(states.damage[order])
+    """Return the numbers of the states that no other beats in both bytes and sensitivity, by bytes."""
+    order = np.lexsort((states.sensitivity, states.n_bytes))
+    least = np.minimum.accumulate(states.sensitivity[order])
     new = np.ones(len(order), np.bool_)
-    new[1:] = states.damage[order][1:] < least[:-1]
+    new[1:] = states.sensitivity[order][1:] < least[:-1]
     kept: npt.NDArray[np.int64] = order[new]
     return kept

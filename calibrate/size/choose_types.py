@@ -1,7 +1,7 @@
-"""Types chosen for a size: the mixture that is predicted to do least damage, under rules that people have.
+"""Types chosen for a size: the mixture with the least predicted divergence, under the rules of a user.
 
-`losses` say what each tensor costs at each type, `budget` finds the best selection. Here the rules decide
-which types a tensor may have, and tensors that must have equal types become one item.
+`Sensitivities` have what each tensor costs at each type, and `budget` finds the best selection. Here the
+rules decide which types a tensor may have, and tensors that must have equal types become one item.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gguf_tools.text import size_text
 from quantize.formats.codecs import CODECS
 from quantize.plan.overrides import Override, find_override
 from quantize.plan.program_support import LACKED_BY
-from quantize.plan.sensitivities import Losses
+from quantize.plan.sensitivities import Sensitivities
 from quantize.roles import Program
 
 Target = Program
@@ -96,25 +96,25 @@ class ChosenType:
     """What one tensor gets, and why.
 
     n_bytes   of the tensor
-    damage    predicted, nats per token
+    sensitivity    predicted, nats per token
     next_up   the next larger type that was possible and not worth its bytes; None at the top
-    saves     damage that each further byte would have saved there; below the selection's price
+    saves     sensitivity that each further byte would have saved there; below the selection's price
     """
 
     name: str
     type: str
     n_bytes: int
-    damage: float
+    sensitivity: float
     next_up: str | None
     saves: float
 
 
 @dataclass(frozen=True)
 class ChosenTypes:
-    """The types of all tensors that have losses.
+    """The types of all tensors that have sensitivities.
 
     predicted  divergence of the file, nats per token
-    price      damage that one more byte would save, about
+    price      sensitivity that one more byte would save, about
     gap        the best possible choice is predicted to be at most this much better
     """
 
@@ -152,30 +152,30 @@ def is_expert_stack(name: str) -> bool:
 
 
 def choose_types(
-    losses: Losses,
+    sensitivities: Sensitivities,
     shares: Sequence[Share],
     rules: TypeRules | None = None,
     *,
     calibrated: bool = False,
     alignment: int = 32,
 ) -> ChosenTypes:
-    """Return the types with the least predicted damage.
+    """Return the types with the least predicted divergence.
 
-    shares      budgets of the tensors that have losses; each tensor counts for the first it belongs to
+    shares      budgets of the tensors that have sensitivities; each tensor counts for the first it belongs to
     calibrated  the file will be encoded with calibration
     alignment   what the bytes of each tensor are rounded up to in the file
     raises      BadRequest for a budget that is too small, and for rules that leave a tensor no type
     """
     rules = rules or TypeRules()
-    groups = _groups(losses, rules)
+    groups = _groups(sensitivities, rules)
     tensors: dict[str, ChosenType] = {}
-    damage = gap = price = 0.0
+    predicted = gap = price = 0.0
     left = dict(groups)
     for share in shares:
         mine = {key: names for key, names in left.items() if share.belongs(names[0])}
         left = {key: names for key, names in left.items() if key not in mine}
         items = [
-            _item(key, names, losses, rules, calibrated=calibrated, alignment=alignment)
+            _item(key, names, sensitivities, rules, calibrated=calibrated, alignment=alignment)
             for key, names in mine.items()
         ]
         try:
@@ -186,18 +186,18 @@ def choose_types(
                 f"{share.what}: a size of {share.n_bytes:,} bytes, and the smallest that can be had is"
                 f" {least:,} bytes ({size_text(least)}); allow more, or types of fewer bits"
             ) from error
-        damage, gap = damage + selection.damage, gap + selection.gap
+        predicted, gap = predicted + selection.sensitivity, gap + selection.gap
         price = max(price, selection.price)
-        tensors.update(_explained(items, selection, mine, losses, calibrated=calibrated))
+        tensors.update(_explained(items, selection, mine, sensitivities, calibrated=calibrated))
     return ChosenTypes(
-        {name: tensors[name] for name in losses.tensors if name in tensors}, damage, price, gap
+        {name: tensors[name] for name in sensitivities.tensors if name in tensors}, predicted, price, gap
     )
 
 
-def _groups(losses: Losses, rules: TypeRules) -> dict[str, list[str]]:
+def _groups(sensitivities: Sensitivities, rules: TypeRules) -> dict[str, list[str]]:
     """Return the tensors that get one type together, by a key."""
     groups: dict[str, list[str]] = {}
-    for name in losses.tensors:
+    for name in sensitivities.tensors:
         expert = _EXPERTS.fullmatch(name)
         key = f"experts of layer {expert[1]}" if expert and rules.equal_experts else name
         groups.setdefault(key, []).append(name)
@@ -205,10 +205,16 @@ def _groups(losses: Losses, rules: TypeRules) -> dict[str, list[str]]:
 
 
 def _item(
-    key: str, names: Sequence[str], losses: Losses, rules: TypeRules, *, calibrated: bool, alignment: int
+    key: str,
+    names: Sequence[str],
+    sensitivities: Sensitivities,
+    rules: TypeRules,
+    *,
+    calibrated: bool,
+    alignment: int,
 ) -> Item:
     """Return the choices of tensors that get one type together."""
-    allowed = [rules.allowed(name, losses.tensors[name].damage) for name in names]
+    allowed = [rules.allowed(name, sensitivities.tensors[name].by_type) for name in names]
     common = [type_ for type_ in allowed[0] if all(type_ in types for types in allowed)]
     if not common:
         raise BadRequest(f"{key}: the rules leave no type that all of {', '.join(names)} can have")
@@ -217,28 +223,28 @@ def _item(
         tuple(
             Choice(
                 type_,
-                sum(_stored_bytes(losses, name, type_, alignment) for name in names),
-                sum(_damage(losses, name, type_, calibrated) for name in names),
+                sum(_stored_bytes(sensitivities, name, type_, alignment) for name in names),
+                sum(_sensitivity(sensitivities, name, type_, calibrated) for name in names),
             )
             for type_ in common
         ),
     )
 
 
-def _stored_bytes(losses: Losses, name: str, type_: str, alignment: int) -> int:
-    return align_up(by_name(type_).tensor_bytes(losses.tensors[name].shape), alignment)
+def _stored_bytes(sensitivities: Sensitivities, name: str, type_: str, alignment: int) -> int:
+    return align_up(by_name(type_).tensor_bytes(sensitivities.tensors[name].shape), alignment)
 
 
-def _damage(losses: Losses, name: str, type_: str, calibrated: bool) -> float:
-    each = losses.tensors[name]
-    return each.damage[type_] * (each.ratio if calibrated else 1.0)
+def _sensitivity(sensitivities: Sensitivities, name: str, type_: str, calibrated: bool) -> float:
+    each = sensitivities.tensors[name]
+    return each.by_type[type_] * (each.ratio if calibrated else 1.0)
 
 
 def _explained(
     items: Sequence[Item],
     selection: Selection,
     groups: Mapping[str, Sequence[str]],
-    losses: Losses,
+    sensitivities: Sensitivities,
     *,
     calibrated: bool,
 ) -> dict[str, ChosenType]:
@@ -250,8 +256,8 @@ def _explained(
             explained[name] = ChosenType(
                 name=name,
                 type=choice.name,
-                n_bytes=by_name(choice.name).tensor_bytes(losses.tensors[name].shape),
-                damage=_damage(losses, name, choice.name, calibrated),
+                n_bytes=by_name(choice.name).tensor_bytes(sensitivities.tensors[name].shape),
+                sensitivity=_sensitivity(sensitivities, name, choice.name, calibrated),
                 next_up=None if step is None else step[0],
                 saves=0.0 if step is None else step[1],
             )
@@ -261,9 +267,9 @@ def _explained(
 def _best_step_up(item: Item, choice: Choice) -> tuple[str, float] | None:
     """Return the larger choice that saves most per byte, and what it saves; None where none saves."""
     steps = [
-        ((choice.damage - other.damage) / (other.n_bytes - choice.n_bytes), other.name)
+        ((choice.sensitivity - other.sensitivity) / (other.n_bytes - choice.n_bytes), other.name)
         for other in item.choices
-        if other.n_bytes > choice.n_bytes and other.damage < choice.damage
+        if other.n_bytes > choice.n_bytes and other.sensitivity < choice.sensitivity
     ]
     if not steps:
         return None

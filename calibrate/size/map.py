@@ -15,18 +15,18 @@ from collections.abc import Iterator, Mapping
 from calibrate.size.choose_types import ChosenTypes
 from calibrate.size.predict import N_FILES, expected_divergence, is_routed
 from gguf_tools.format.ggml_types import by_name
-from quantize.plan.sensitivities import Losses
+from quantize.plan.sensitivities import Sensitivities
 from quantize.roles import layer_of
 
 _CHARACTERS = "123456789abcdefghijklmnopqrstuvwxyz"
 
 
-def expected_lines(chosen: ChosenTypes, losses: Losses) -> Iterator[str]:
+def expected_lines(chosen: ChosenTypes, sensitivities: Sensitivities) -> Iterator[str]:
     """Yield what divergence to expect of the file, and how sure that is.
 
-    losses  of the model
+    sensitivities  of the model
     """
-    expected = expected_divergence(chosen.predicted, routed=is_routed(losses))
+    expected = expected_divergence(chosen.predicted, routed=is_routed(sensitivities))
     yield (
         f"expected divergence {expected} nats a token: the range has 19 of 20 files, going by {N_FILES} of"
         " the sample model"

@@ -24,7 +24,7 @@ def plot_curve(points: Sequence[tuple[int, float]], sized: Sized, path: Path) ->
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     mebibytes = [n_bytes / 2**20 for n_bytes, _ in points]
-    axes.plot(mebibytes, [damage for _, damage in points], marker="o", label="best predicted")
+    axes.plot(mebibytes, [divergence for _, divergence in points], marker="o", label="best predicted")
     axes.plot(
         [sized.total_bytes / 2**20], [sized.chosen.predicted], marker="*", markersize=14,
         linestyle="", label=sized.mixture.name,

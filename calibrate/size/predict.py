@@ -1,4 +1,4 @@
-"""The divergence to expect of a file, from the sum of its tensors' damages.
+"""The divergence to expect of a file, from the sum of its tensors' sensitivities.
 
 The sum D is of the second order, as if no token went to another expert. Whether one does is decided by a
 threshold. So the share of tokens that do is proportional to the errors, which is to the square root of D, and
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from quantize.plan.sensitivities import Losses
+from quantize.plan.sensitivities import Sensitivities
 from quantize.roles import Role, tensor_role
 
 ROUTING = 0.015
@@ -48,29 +48,29 @@ class Expected:
         return f"{self.middle:.5f} ({self.low:.5f} to {self.high:.5f})"
 
 
-def is_routed(losses: Losses) -> bool:
+def is_routed(sensitivities: Sensitivities) -> bool:
     """Whether a model has routed experts."""
     experts = Role.FFN_GATE, Role.FFN_UP, Role.FFN_DOWN
     return any(
         len(each.shape) > 2 and tensor_role(name, each.shape).role in experts
-        for name, each in losses.tensors.items()
+        for name, each in sensitivities.tensors.items()
     )
 
 
-def level_of(damage: float, *, routed: bool) -> float:
+def level_of(sensitivity: float, *, routed: bool) -> float:
     """Return what grows as the divergence does, D + c sqrt(D).
 
     routed  the model has routed experts; without them there is no c
     """
-    return damage + (ROUTING * math.sqrt(damage) if routed else 0.0)
+    return sensitivity + (ROUTING * math.sqrt(sensitivity) if routed else 0.0)
 
 
-def expected_divergence(damage: float, *, routed: bool) -> Expected:
-    """Return what divergence to expect where damages add up to this; `routed` as above.
+def expected_divergence(sensitivity: float, *, routed: bool) -> Expected:
+    """Return what divergence to expect where sensitivities add up to this; `routed` as above.
 
     >>> str(expected_divergence(0.004, routed=True))
     '0.00698 (0.00486 to 0.01002)'
     """
-    middle = (FACTOR if routed else DENSE_FACTOR) * level_of(damage, routed=routed)
+    middle = (FACTOR if routed else DENSE_FACTOR) * level_of(sensitivity, routed=routed)
     spread = math.exp(_WIDTH * DEVIATION * math.sqrt(1 + 1 / N_FILES))
     return Expected(middle / spread, middle, middle * spread)

@@ -1,4 +1,4 @@
-"""The best file of a given size: from losses and a size to a mixture that a run is planned with.
+"""The best file of a given size: from sensitivities and a size to a mixture that a run is planned with.
 
 The plan of a stock file type comes first. It says what surrounds the tensors that can be chosen: the header,
 and the tensors that stay as they are. What is left of the size is the budget of `choose_types`. Its answer
@@ -24,7 +24,7 @@ from quantize.plan.overrides import parse_overrides
 from quantize.plan.plan import PlanOptions
 from quantize.plan.recipe_files import Mixture
 from quantize.plan.recipes import RECIPES, find_recipe
-from quantize.plan.sensitivities import Losses
+from quantize.plan.sensitivities import Sensitivities
 from quantize.prepare import Preparation
 from quantize.run import Run
 
@@ -39,14 +39,14 @@ class SizeRequest:
 
     size       of the whole file; None with vram and ram
     vram, ram  bytes: routed experts must fit `ram`, everything else `vram`. Both or neither
-    losses     what each tensor costs at each type
+    sensitivities     what each tensor costs at each type
     rules      which types may be chosen
     calibrated the file will be encoded with calibration
-    base       file type whose number the file gets and that decides about tensors without losses; None: the
-               one of the size, or the one that comes nearest
+    base       file type whose number the file gets and that decides about tensors that were not measured;
+               None: the one of the size, or the one that comes nearest
     """
 
-    losses: Losses
+    sensitivities: Sensitivities
     size: Size | None = None
     vram: int | None = None
     ram: int | None = None
@@ -77,10 +77,10 @@ class Sized:
 
 
 def size_mixture(planner: Planner, request: SizeRequest) -> Sized:
-    """Return the mixture with the least predicted damage for a size.
+    """Return the mixture with the least predicted divergence for a size.
 
-    raises  BadRequest for a budget that no choice fits, losses of another model, rules that leave a tensor no
-            type, and what the planner raises
+    raises  BadRequest for a budget that no choice fits, sensitivities of another model, rules that leave a
+            tensor no type, and what the planner raises
     """
     base = request.base or _base_of(request)
     if request.size is not None and request.size.kind == "recipe" and request.size.recipe != base:
@@ -114,9 +114,9 @@ def curve(
     sizes = {
         name: [
             frame.padded(by_name(type_).tensor_bytes(each.shape))
-            for type_ in frame.rules.allowed(name, each.damage)
+            for type_ in frame.rules.allowed(name, each.by_type)
         ]
-        for name, each in frame.losses.tensors.items()
+        for name, each in frame.sensitivities.tensors.items()
     }
     least, most = (sum(pick(each) for each in sizes.values()) for pick in (min, max))
     points = []
@@ -142,8 +142,8 @@ def sized_lines(sized: Sized) -> Iterator[str]:
     )
     rows = [(rule, *_totals(names, chosen)) for rule, names in _by_rule(chosen)]
     width = max(len(rule) for rule, *_ in rows)
-    for rule, n_bytes, damage, step in sorted(rows, key=lambda row: -row[2]):
-        yield f"  {rule:{width}}  {size_text(n_bytes):>10}  {damage:.6f}  {step}"
+    for rule, n_bytes, sensitivity, step in sorted(rows, key=lambda row: -row[2]):
+        yield f"  {rule:{width}}  {size_text(n_bytes):>10}  {sensitivity:.6f}  {step}"
 
 
 def _by_rule(chosen: ChosenTypes) -> Iterator[tuple[str, list[str]]]:
@@ -159,7 +159,7 @@ def _totals(names: Sequence[str], chosen: ChosenTypes) -> tuple[int, float, str]
     steps = {each.next_up for each in tensors if each.next_up}
     saves = max(each.saves for each in tensors)
     step = f"{'/'.join(sorted(steps))} would save {saves * 2**20:.2g} per MiB" if steps else ""
-    return sum(each.n_bytes for each in tensors), sum(each.damage for each in tensors), step
+    return sum(each.n_bytes for each in tensors), sum(each.sensitivity for each in tensors), step
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class _Frame:
 
     n_bytes     of header, padding and the tensors that can't be chosen
     experts     of these, routed experts' bytes
-    losses      of the tensors that can be chosen, in file order
+    sensitivities      of the tensors that can be chosen, in file order
     rules       those of the request, which know the tensors that have no importances
     calibrated  the file will be encoded with calibration
     """
@@ -176,15 +176,18 @@ class _Frame:
     n_bytes: int
     experts: int
     alignment: int
-    losses: Losses
+    sensitivities: Sensitivities
     rules: TypeRules
     calibrated: bool
 
     @classmethod
     def of(cls, preparation: Preparation, request: SizeRequest, base: str) -> _Frame:
-        """Return the frame of a file planned as `base`; raises BadRequest for losses of another model."""
+        """Return the frame of a file planned as `base`.
+
+        raises  BadRequest for sensitivities of another model
+        """
         plan, recipe = preparation.plan, find_recipe(base)
-        measured = request.losses.fitted_to(plan.infos).tensors
+        measured = request.sensitivities.fitted_to(plan.infos).tensors
         unweighed = {
             tensor.name: frozenset(
                 type_ for type_ in CODECS if recipe.refuses_without_importances(tensor.role, type_)
@@ -200,15 +203,15 @@ class _Frame:
             n_bytes=preparation.total_bytes - sum(padded[name] for name in tensors),
             experts=sum(padded[name] for name in kept),
             alignment=alignment,
-            losses=replace(request.losses, tensors=tensors),
+            sensitivities=replace(request.sensitivities, tensors=tensors),
             rules=replace(request.rules, unweighed=unweighed),
             calibrated=request.calibrated,
         )
 
     def choose(self, shares: Sequence[Share]) -> ChosenTypes:
-        """Return the types with the least predicted damage within the shares."""
+        """Return the types with the least predicted divergence within the shares."""
         return choose_types(
-            self.losses, shares, self.rules, calibrated=self.calibrated, alignment=self.alignment
+            self.sensitivities, shares, self.rules, calibrated=self.calibrated, alignment=self.alignment
         )
 
     def padded(self, n_bytes: int) -> int:
@@ -225,7 +228,7 @@ def _base_of(request: SizeRequest) -> str:
     """Return the file type that the file grows from, if none was named."""
     if request.size is not None and request.size.kind == "recipe":
         return request.size.recipe
-    n_elems = sum(prod(each.shape) for each in request.losses.tensors.values())
+    n_elems = sum(prod(each.shape) for each in request.sensitivities.tensors.values())
     n_bytes = (request.vram or 0) + (request.ram or 0)
     bits = 8 * n_bytes / n_elems
     if request.size is not None:

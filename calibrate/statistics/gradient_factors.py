@@ -14,7 +14,7 @@ from calibrate.rounding.factor import Factor
 from calibrate.rounding.two_sided import OUTPUT_DAMP
 from calibrate.statistics.covariances import LayerGradients
 from calibrate.statistics.gradients import GradientOptions, Gradients, collect_gradients
-from calibrate.statistics.inputs import Division
+from calibrate.statistics.inputs import HoldoutSplit
 from calibrate.statistics.moments import Statistics
 from forward.open import ModelSource
 from forward.text.tokens import Text
@@ -45,7 +45,7 @@ class OutputBlock:
 
 
 @dataclass
-class OutputSide:
+class GradientFactors:
     """The covariances of a run; those of one layer at a time are in memory.
 
     gradients  None where matrices are encoded from one side
@@ -82,9 +82,7 @@ class OutputSide:
         blocks = []
         for block in self._covariances.blocks(info.name, index):
             if origin <= block.start and block.stop <= origin + n_rows:
-                made = _output_block(
-                    block.start - origin, block.stop - origin, block.covariance, self.damp
-                )
+                made = _output_block(block.start - origin, block.stop - origin, block.covariance, self.damp)
                 if made is None:
                     return []
                 blocks.append(made)
@@ -150,7 +148,7 @@ class _Report(NoReport):
 
 def gradient_text(text: Text) -> Text:
     """Return the part of a text that gradients are taken of: none of the chunks that are held back."""
-    division = Division.of(text.n_chunks, text.chunk_size)
-    chunks = [chunk for chunk in range(text.n_chunks) if division.is_summed(chunk)]
+    holdout = HoldoutSplit.of(text.n_chunks, text.chunk_size)
+    chunks = [chunk for chunk in range(text.n_chunks) if holdout.is_summed(chunk)]
     some = chunks[: max(1, _TOKENS // text.chunk_size)]
     return Text(text.tokens[some], text.inputs[some])

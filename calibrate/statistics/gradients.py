@@ -42,9 +42,9 @@ from forward.gradients.backward import BackwardPass
 from forward.gradients.forward_backward import (
     Folders,
     forget_folders,
+    forward_backward,
     refuse_small_disk,
     state_bytes,
-    there_and_back,
     what_decides,
     work_folders,
 )
@@ -158,7 +158,7 @@ def _collect(
     source: ModelSource, text: Text, options: GradientOptions, folders: Folders, report: Reporter
 ) -> None:
     """Fill the folders. Nothing that was needed for it stays in memory."""
-    with there_and_back(source, text, options.forward, options.seed, folders, report) as backward:
+    with forward_backward(source, text, options.forward, options.seed, folders, report) as backward:
         for _ in backward.layers(lambda layer: Covariances(options.expert_bytes), options.at_once):
             pass
         backward.finish_embeddings(lambda states: embedding_arrays(backward, states))

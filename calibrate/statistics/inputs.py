@@ -19,7 +19,7 @@ PIECE_ROWS = 2048
 HELD_ROWS = 512
 """Rows that are held back for a matrix, at most. Comparing encodings under more costs more than encoding."""
 
-Shown = Mapping[tuple[str, ...], torch.Tensor]
+Activations = Mapping[tuple[str, ...], torch.Tensor]
 """What matrices multiply, (n_rows, n_mats, n_cols), by the names of all that multiply the same."""
 
 
@@ -36,7 +36,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Division:
+class HoldoutSplit:
     """Which chunks of a text are summed up, and which are held back.
 
     held  numbers of chunks; with one chunk alone it is in both parts
@@ -47,7 +47,7 @@ class Division:
     held: tuple[int, ...]
 
     @classmethod
-    def of(cls, n_chunks: int, chunk_size: int) -> Division:
+    def of(cls, n_chunks: int, chunk_size: int) -> HoldoutSplit:
         """Hold back one chunk of eight, evenly spread, 8 at most."""
         n_held = min(8, max(1, n_chunks // 8))
         step = n_chunks / n_held
@@ -88,7 +88,7 @@ class Inputs:
     moments: dict[tuple[str, ...], Moments] = field(default_factory=dict)
     _held: dict[tuple[str, ...], list[tuple[torch.Tensor, torch.Tensor]]] = field(default_factory=dict)
 
-    def add(self, shown: Sequence[Shown], workers: Workers) -> None:
+    def add(self, shown: Sequence[Activations], workers: Workers) -> None:
         """Add rows to the sums; `shown` by each model, the original first."""
         originals, own = shown[0], shown[-1]
         for names, x in own.items():
@@ -99,7 +99,7 @@ class Inputs:
                 self.moments[names] = moments
             moments.add(x, originals[names] if self.crossed else None, workers)
 
-    def hold(self, shown: Sequence[Shown]) -> None:
+    def hold(self, shown: Sequence[Activations]) -> None:
         """Keep rows that are held back."""
         for names, x in shown[-1].items():
             mine = x.float().cpu()
@@ -118,27 +118,27 @@ class Inputs:
         return Held(x, torch.cat([other[:, mat] for _, other in pieces]) if self.crossed else x)
 
 
-def thinned(shown: Shown, n_rows: int) -> Shown:
+def thinned(shown: Activations, n_rows: int) -> Activations:
     """Return `n_rows` rows or fewer, evenly spread, of what is shown."""
     return {names: x[:: -(-len(x) // max(1, n_rows))] for names, x in shown.items()}
 
 
 def gather(
-    division: Division,
-    take: Callable[[int], Sequence[Shown]],
+    holdout: HoldoutSplit,
+    take: Callable[[int], Sequence[Activations]],
     workers: Workers,
     *,
     crossed: bool,
 ) -> Inputs:
     """Return the inputs that `take` shows for each chunk, for each model, the original first."""
     inputs = Inputs(crossed)
-    n_held = -(-HELD_ROWS // len(division.held))
-    for chunks in division.batches():
+    n_held = -(-HELD_ROWS // len(holdout.held))
+    for chunks in holdout.batches():
         summed = []
         for chunk, shown in zip(chunks, workers.each(take, chunks), strict=True):
-            if division.is_summed(chunk):
+            if holdout.is_summed(chunk):
                 summed.append(shown)
-            if chunk in division.held:
+            if chunk in holdout.held:
                 inputs.hold([thinned(each, n_held) for each in shown])
         if summed:
             joined = [

@@ -120,7 +120,7 @@ class Statistics:
         """Return the statistics of a matrix that multiplies nothing that anyone sees."""
         return cls(np.broadcast_to(0.0, (n_cols, n_cols)), None, 0, 0)
 
-    def leaning_on(self, shared: Statistics, n_rows: float) -> Statistics:
+    def shrunk_towards(self, shared: Statistics, n_rows: float) -> Statistics:
         """Return these with `n_rows` rows that are like the mean of the shared ones."""
         if not shared.n_rows:
             return self

@@ -104,7 +104,7 @@ def refuse_small_disk(folders: Folders, n_bytes: int) -> None:
 
 
 @contextmanager
-def there_and_back(
+def forward_backward(
     source: ModelSource,
     text: Text,
     forward: ForwardOptions,

@@ -16,7 +16,7 @@ from gguf_tools.errors import BadArgument, ToolkitError
 from gguf_tools.files.named_files import read_input
 from gguf_tools.hub.names import cached_name, folder_name
 from gguf_tools.progress import LayerBar
-from quantize.plan.sensitivities import Losses, read_losses
+from quantize.plan.sensitivities import Sensitivities, read_sensitivities
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _are_the_same(path: Path, source: Path, text: Path, cut: Cut) -> bool:
     from forward.open import open_model
 
     try:
-        losses: Losses = read_losses(path)
+        losses: Sensitivities = read_sensitivities(path)
         digest = hashlib.sha256(read_input(text)).hexdigest()
         with open_model(source) as model:
             files = model.watch.recognised_by()

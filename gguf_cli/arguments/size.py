@@ -120,14 +120,14 @@ class SizeArguments:
         raises      FormatError for a wrong losses file, and what measuring raises
         """
         from calibrate.size.solve import SizeRequest
-        from quantize.plan.sensitivities import read_losses
+        from quantize.plan.sensitivities import read_sensitivities
 
         losses = self.losses
         if losses is None:
             assert self.measurement is not None
             losses = self.measurement.losses_of(source, output)
         return SizeRequest(
-            read_losses(losses), self.size, self.vram, self.ram, self.rules, calibrated, self.base
+            read_sensitivities(losses), self.size, self.vram, self.ram, self.rules, calibrated, self.base
         )
 
     def save(self, sized: Sized) -> None:

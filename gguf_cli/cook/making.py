@@ -18,7 +18,7 @@ from quantize.options import QuantizeOptions
 from quantize.pipeline import plan_run as plan_file
 from quantize.plan.recipe_files import Mixture, find_mixture
 from quantize.plan.recipes import RECIPES
-from quantize.plan.sensitivities import read_losses
+from quantize.plan.sensitivities import read_sensitivities
 from quantize.progress import ProgressBar
 from quantize.run import Run, execute_together
 from quantize.run_options import RunOptions
@@ -49,7 +49,7 @@ def mixture_of(request: CookRequest, wanted: WantedFile, matrix: Path | None, lo
         return wanted.mixture
     sized = size_mixture(
         lambda mixture: plan(request, mixture, request.output(wanted), matrix, allow_problems=True),
-        SizeRequest(read_losses(losses), size=wanted.size, calibrated=request.calibrate),
+        SizeRequest(read_sensitivities(losses), size=wanted.size, calibrated=request.calibrate),
     )
     return sized.mixture
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from calibrate.choices import Choices
-from calibrate.coverage import Sight
+from calibrate.coverage import Coverage
 from calibrate.estimate import Work, calibration_seconds, flops_per_second, time_text
 from calibrate.footprint import Shapes, heads_of
 from forward.device import require_torch
@@ -86,11 +86,11 @@ def plan_lines(request: CookRequest) -> Iterator[str]:
 def _lines(request: CookRequest, runs: Mapping[str, Run]) -> list[_Line]:
     first = next(iter(runs.values())).preparation
     metadata, infos = first.outputs[0].layout.metadata, first.plan.infos
-    sight = Sight.of(request.source, metadata, infos)
+    coverage = Coverage.of(request.source, metadata, infos)
     used = metadata.get(keys.EXPERT_USED_COUNT.format(arch=metadata[keys.ARCHITECTURE].data))
-    shapes = Shapes(sight.network, infos, (), 1 if used is None else used.data, heads_of(metadata))
+    shapes = Shapes(coverage.network, infos, (), 1 if used is None else used.data, heads_of(metadata))
     speed = flops_per_second()
-    text = Choices(request.text, request.cut).read(metadata, sight)
+    text = Choices(request.text, request.cut).read(metadata, coverage)
     forward = _forward_seconds(request, shapes, text, speed)
     lines = []
     matrix = matrix_of(request)
@@ -108,7 +108,7 @@ def _lines(request: CookRequest, runs: Mapping[str, Run]) -> list[_Line]:
             n_bytes = int(each.size.amount * (n_weights / 8 if each.size.kind == "bpw" else 1))
         lines.append(_Line(each.label, request.output(each), n_bytes, seconds, is_exact))
     if request.held_out is not None:
-        held_out = Choices(request.held_out, request.held_out_cut).read(metadata, sight)
+        held_out = Choices(request.held_out, request.held_out_cut).read(metadata, coverage)
         seconds = _forward_seconds(request, shapes, held_out, speed) * (1 + len(request.wanted))
         lines.append(_Line("divergence", report_of(request)[0], 1 << 20, seconds))
     lines.append(_Line("card", request.folder / "README.md", 4096, 0.0))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from quality.evaluation import EvaluatedText, Evaluation, TensorSize
 from quality.report.points import Earlier, is_of_base, refuse_another_base, refuse_another_text
 from quality.report.prices import prices_of
-from quantize.plan.sensitivities import Losses
+from quantize.plan.sensitivities import Sensitivities
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class PageInputs:
     """
 
     earlier: tuple[Earlier, ...]
-    losses: Losses | None
+    losses: Sensitivities | None
 
     def refuse_unfit(self, text: EvaluatedText, files: Sequence[tuple[TensorSize, ...]]) -> None:
         """Raise BadRequest, before anything is computed, for what would not fit in the end.

@@ -26,7 +26,7 @@ from quality.report.points import Earlier, earlier_points, measured_points
 from quality.report.prices import prices_of
 from quality.report.style import STYLE
 from quality.report.tensor_map import TensorMap, types_by_bits
-from quantize.plan.sensitivities import Losses
+from quantize.plan.sensitivities import Sensitivities
 
 N_PASSAGES = 4
 """Number of passages that are shown for each model."""
@@ -41,7 +41,7 @@ _HEADINGS = ("file", "size", "bpw", "PPL", "KLD", "median", "99%", "max", "same 
 
 
 def report_page(
-    evaluation: Evaluation, earlier: Sequence[Earlier] = (), losses: Losses | None = None
+    evaluation: Evaluation, earlier: Sequence[Earlier] = (), losses: Sensitivities | None = None
 ) -> str:
     """Return the page.
 
@@ -162,7 +162,7 @@ def _maps(models: Sequence[EvaluatedModel]) -> Iterator[str]:
         yield _map(f"map{number}", map_.n_layers, summary, draw, is_open=number == 0)
 
 
-def _price_maps(models: Sequence[EvaluatedModel], losses: Losses | None) -> Iterator[str]:
+def _price_maps(models: Sequence[EvaluatedModel], losses: Sensitivities | None) -> Iterator[str]:
     """Yield the maps of what tensors cost; nothing without losses."""
     if losses is None:
         return

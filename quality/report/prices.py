@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import by_name
 from quality.evaluation import TensorSize
-from quantize.plan.sensitivities import Losses, TensorLosses
+from quantize.plan.sensitivities import Sensitivities, TensorSensitivity
 
 MIB = 1 << 20
 
@@ -27,7 +27,7 @@ class Price:
     per_mib: float
 
 
-def prices_of(tensors: Sequence[TensorSize], losses: Losses) -> dict[str, Price]:
+def prices_of(tensors: Sequence[TensorSize], losses: Sensitivities) -> dict[str, Price]:
     """Return what the tensors of a file cost that the losses know at their types.
 
     raises  BadRequest for losses of another model
@@ -39,19 +39,19 @@ def prices_of(tensors: Sequence[TensorSize], losses: Losses) -> dict[str, Price]
     return {
         tensor.name: _price(tensor, measured)
         for tensor in tensors
-        if (measured := losses.tensors.get(tensor.name)) is not None and tensor.type.name in measured.damage
+        if (measured := losses.tensors.get(tensor.name)) is not None and tensor.type.name in measured.by_type
     }
 
 
-def _price(tensor: TensorSize, measured: TensorLosses) -> Price:
+def _price(tensor: TensorSize, measured: TensorSensitivity) -> Price:
     expected = tensor.type.tensor_bytes(measured.shape)
     if tensor.n_bytes != expected:
         raise BadRequest(
             f"{tensor.name}: {tensor.n_bytes:,} bytes as {tensor.type}, and the losses have a shape of"
             f" {expected:,}; losses of another model?"
         )
-    damage, best = measured.damage[tensor.type.name], (0.0, "")
-    for name, less in measured.damage.items():
+    damage, best = measured.by_type[tensor.type.name], (0.0, "")
+    for name, less in measured.by_type.items():
         more_bytes = by_name(name).tensor_bytes(measured.shape) - tensor.n_bytes
         if more_bytes > 0 and less < damage:
             best = max(best, ((damage - less) / more_bytes * MIB, name))

@@ -1,8 +1,8 @@
-"""Losses: what each tensor costs at each type it could have, as measured once for a model and a text.
+"""Sensitivities: what each tensor costs at each type it could have, as measured once for a model and a text.
 
-A loss is the mean divergence per token, in nats, that rounding one tensor to one type adds; to first order
-the losses of a file's tensors add up to its divergence. Measuring takes a pass through the model. Choosing
-types under a budget (budget.py) takes the numbers alone, so they are kept in a small JSON file:
+A sensitivity is the mean divergence per token, in nats, that rounding one tensor to one type adds. To first
+order the sensitivities of a file's tensors add up to its divergence. Measuring takes a pass through the
+model. Choosing types under a budget takes the numbers alone, so they are kept in a small JSON file:
 
     {"format": "gguf-tools losses", "version": 1,
      "model": {...}, "text": {...},                          where the numbers come from, for people
@@ -34,41 +34,41 @@ _FORMAT, _VERSION = "gguf-tools losses", 1
 
 
 @dataclass(frozen=True)
-class TensorLosses:
+class TensorSensitivity:
     """What one tensor costs.
 
     shape   rows first
-    damage  type name -> nats per token that stock encoding adds
-    ratio   share of the damage that calibrated encoding leaves, 0 to 1
+    by_type  type name -> nats per token that stock encoding adds
+    ratio   share of the sensitivity that calibrated encoding leaves, 0 to 1
     """
 
     shape: tuple[int, ...]
-    damage: Mapping[str, float]
+    by_type: Mapping[str, float]
     ratio: float = 1.0
 
 
 @dataclass(frozen=True)
-class Losses:
-    """The losses of a model.
+class Sensitivities:
+    """The sensitivities of a model.
 
     tensors  by name in the GGUF file; those that stay F32 are left out
     model    where the numbers come from: the model
     text     ... and the text that it computed
     """
 
-    tensors: Mapping[str, TensorLosses]
+    tensors: Mapping[str, TensorSensitivity]
     model: Mapping[str, Any] = field(default_factory=dict)
     text: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the losses as plain data, the contents of a losses file."""
+        """Return the sensitivities as plain data, the contents of a losses file."""
         return {
             "format": _FORMAT,
             "version": _VERSION,
             "model": dict(self.model),
             "text": dict(self.text),
             "tensors": {
-                name: {"shape": list(each.shape), "damage": dict(each.damage), "ratio": each.ratio}
+                name: {"shape": list(each.shape), "damage": dict(each.by_type), "ratio": each.ratio}
                 for name, each in self.tensors.items()
             },
         }
@@ -76,7 +76,7 @@ class Losses:
     def predict(self, types: Mapping[str, str], *, calibrated: bool = False) -> float:
         """Return the predicted mean divergence, in nats per token, of a file whose tensors have these types.
 
-        types       tensor name -> type name; tensors without losses, and F32, F16 and BF16, add nothing
+        types       tensor name -> type name; F32, F16, BF16 and tensors that were not measured add nothing
         calibrated  the file is encoded with calibration
         raises      BadRequest for a type that was not measured for its tensor
         """
@@ -85,23 +85,23 @@ class Losses:
             each = self.tensors.get(name)
             if each is None or type_ in ("F32", "F16", "BF16"):
                 continue
-            if type_ not in each.damage:
+            if type_ not in each.by_type:
                 raise BadRequest(
-                    f"{name}: the losses have no {type_}, only {', '.join(each.damage)}; measure them again"
+                    f"{name}: the losses have no {type_}, only {', '.join(each.by_type)}; measure them again"
                 )
-            total += each.damage[type_] * (each.ratio if calibrated else 1.0)
+            total += each.by_type[type_] * (each.ratio if calibrated else 1.0)
         return total
 
-    def fitted_to(self, tensors: Iterable[TensorInfo]) -> Losses:
-        """Return losses with the tensors of a model whose latent attention may be laid out differently.
+    def fitted_to(self, tensors: Iterable[TensorInfo]) -> Sensitivities:
+        """Return these for a model whose latent attention may be laid out differently.
 
         Heads may be matrices of a stack or lie one below the other. Where the model has attn_kv_b instead of
-        attn_k_b and attn_v_b, it does the damage of both. Where it has all three, attn_kv_b has no losses.
+        attn_k_b and attn_v_b, it has the sum of both. Where it has all three, attn_kv_b has no sensitivities.
 
-        raises  BadRequest unless every tensor with losses is in the model, with rows as long and as many
+        raises  BadRequest unless every measured tensor is in the model, with rows as long and as many
         """
         shapes = {tensor.name: tensor.shape for tensor in tensors}
-        fitted: dict[str, TensorLosses] = {}
+        fitted: dict[str, TensorSensitivity] = {}
         for name, each in self._joined(shapes).items():
             if name not in shapes:
                 raise BadRequest(f"{name}: has losses and is not in the model; losses of another model?")
@@ -114,25 +114,27 @@ class Losses:
             fitted[name] = replace(each, shape=shape)
         return replace(self, tensors=fitted)
 
-    def _joined(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, TensorLosses]:
-        """Return losses, those of attn_k_b and attn_v_b together where the model has attn_kv_b instead."""
+    def _joined(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, TensorSensitivity]:
+        """Return these, with attn_k_b and attn_v_b added up where the model has attn_kv_b instead."""
         joined = dict(self.tensors)
         for name in shapes:
             halves = [name.replace("attn_kv_b", half) for half in ("attn_k_b", "attn_v_b")]
             if halves[0] == name or any(half in shapes or half not in joined for half in halves):
                 continue
             k, v = (joined.pop(half) for half in halves)
-            damage = {type_: loss + v.damage[type_] for type_, loss in k.damage.items() if type_ in v.damage}
-            joined[name] = TensorLosses(shapes[name], damage, max(k.ratio, v.ratio))
+            by_type = {
+                type_: value + v.by_type[type_] for type_, value in k.by_type.items() if type_ in v.by_type
+            }
+            joined[name] = TensorSensitivity(shapes[name], by_type, max(k.ratio, v.ratio))
         return joined
 
 
-def write_losses(losses: Losses, path: str | os.PathLike[str]) -> None:
+def write_sensitivities(sensitivities: Sensitivities, path: str | os.PathLike[str]) -> None:
     """Write a losses file; raises OutputError when it can't be written."""
-    write_whole(Path(path), (json.dumps(losses.to_json(), indent=1) + "\n").encode())
+    write_whole(Path(path), (json.dumps(sensitivities.to_json(), indent=1) + "\n").encode())
 
 
-def read_losses(path: str | os.PathLike[str]) -> Losses:
+def read_sensitivities(path: str | os.PathLike[str]) -> Sensitivities:
     """Return the contents of a losses file.
 
     raises  FormatError naming the file and the key that is wrong; BadRequest when it can't be read
@@ -150,24 +152,26 @@ def read_losses(path: str | os.PathLike[str]) -> Losses:
     if not isinstance(tensors, dict) or not tensors:
         raise FormatError(f"{path}: tensors: expected losses of at least one tensor")
     read = {name: _read_tensor(f"{path}: {name}", entry) for name, entry in tensors.items()}
-    return Losses(read, _read_mapping(data.get("model")), _read_mapping(data.get("text")))
+    return Sensitivities(read, _read_mapping(data.get("model")), _read_mapping(data.get("text")))
 
 
-def _read_tensor(where: str, entry: Any) -> TensorLosses:
+def _read_tensor(where: str, entry: Any) -> TensorSensitivity:
     if not isinstance(entry, dict):
         raise FormatError(f"{where}: expected an object with shape and damage")
-    shape, damage = entry.get("shape"), entry.get("damage")
+    shape, by_type = entry.get("shape"), entry.get("damage")
     if not isinstance(shape, list) or not shape or not all(type(n) is int and n > 0 for n in shape):
         raise FormatError(f"{where}: shape is {shape!r}, expected a list of sizes, rows first")
-    if not isinstance(damage, dict) or not damage:
-        raise FormatError(f"{where}: damage is {damage!r}, expected a number for at least one type")
-    for type_, value in damage.items():
+    if not isinstance(by_type, dict) or not by_type:
+        raise FormatError(f"{where}: damage is {by_type!r}, expected a number for at least one type")
+    for type_, value in by_type.items():
         _check_number(f"{where}: damage of {type_}", value)
         if shape[-1] % by_name(type_).block_elems:
             raise FormatError(f"{where}: damage of {type_}, whose blocks do not divide rows of {shape[-1]}")
     ratio = entry.get("ratio", 1.0)
     _check_number(f"{where}: ratio", ratio)
-    return TensorLosses(tuple(shape), {type_: float(value) for type_, value in damage.items()}, float(ratio))
+    return TensorSensitivity(
+        tuple(shape), {type_: float(value) for type_, value in by_type.items()}, float(ratio)
+    )
 
 
 def _check_number(where: str, value: Any) -> None:

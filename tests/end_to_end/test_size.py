@@ -10,7 +10,12 @@ from convert.options import ConvertOptions
 from convert.pipeline import plan_run
 from gguf_cli.quantize import main
 from gguf_tools import open_gguf
-from quantize.plan.sensitivities import Losses, TensorLosses, read_losses, write_losses
+from quantize.plan.sensitivities import (
+    Sensitivities,
+    TensorSensitivity,
+    read_sensitivities,
+    write_sensitivities,
+)
 
 SAMPLE = Path(__file__).parents[2] / "examples" / "tiny-deepseek-v3"
 
@@ -24,8 +29,8 @@ def test_losses_of_the_folder_serve_every_layout_of_its_attention(
     with plan_run(SAMPLE, tmp_path / "split.gguf", ConvertOptions(outtype="Q8_0")) as run:
         infos = [info for info in run.preparation.plan.infos if info.type.is_quantized]
     damage = {"Q4_0": 0.02, "IQ4_NL": 0.015, "Q8_0": 0.001}
-    tensors = {info.name: TensorLosses(info.shape, damage) for info in infos}
-    write_losses(Losses(tensors), tmp_path / "losses.json")
+    tensors = {info.name: TensorSensitivity(info.shape, damage) for info in infos}
+    write_sensitivities(Sensitivities(tensors), tmp_path / "losses.json")
     target = "llama.cpp" if layout == "split" else "ik_llama.cpp"
     words = ["--dry-run", "--size", "5bpw", "--for", target, "--losses", tmp_path / "losses.json"]
     more = [] if layout == "both" else ["--mla", layout]
@@ -43,7 +48,7 @@ def test_types_and_bytes_are_chosen_in_one_command(
     printed = capsys.readouterr().out
     assert "types chosen for " in printed
     assert "calibrated " in printed
-    losses = read_losses(f"{output}.losses.json")
+    losses = read_sensitivities(f"{output}.losses.json")
     assert losses.text["chunks"] == 2
     with open_gguf(output) as file:
         n_bits = 8 * sum(tensor.n_bytes for tensor in file.tensors.values())

@@ -18,7 +18,7 @@ from gguf_cli.sensitivity import main as sensitivity
 from gguf_tools.errors import OutputError
 from gguf_tools.files.atomic_write import whole_file, write_whole
 from gguf_tools.files.partial_file import GGUFWriter
-from quantize.plan.sensitivities import write_losses
+from quantize.plan.sensitivities import write_sensitivities
 from tests.gguf_tools.test_writer import LAYOUT
 from tests.quantize.model_files import made_up_losses, write_mixture_model
 from tests.support.checkpoints import micro_checkpoint
@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with a model, its losses and a text."""
     monkeypatch.chdir(tmp_path)
     write_mixture_model(tmp_path / MODEL)
-    write_losses(made_up_losses(), tmp_path / LOSSES)
+    write_sensitivities(made_up_losses(), tmp_path / LOSSES)
     (tmp_path / TEXT).write_text("some words " * 500)
     return tmp_path
 

@@ -10,7 +10,7 @@ import pytest
 
 import gguf_tools.files.atomic_write
 from gguf_cli.evaluate import main
-from quantize.plan.sensitivities import Losses, TensorLosses, write_losses
+from quantize.plan.sensitivities import Sensitivities, TensorSensitivity, write_sensitivities
 
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
@@ -107,8 +107,8 @@ def test_earlier_evaluations_are_looked_at_first(
 def test_losses_are_looked_at_first(
     words: list[str], tmp_path: Path, no_layer: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = {"blk.99.ffn_down.weight": TensorLosses((64, 64), {"Q4_0": 0.1})}
-    write_losses(Losses(other, model={}, text={}), tmp_path / "losses.json")
+    other = {"blk.99.ffn_down.weight": TensorSensitivity((64, 64), {"Q4_0": 0.1})}
+    write_sensitivities(Sensitivities(other, model={}, text={}), tmp_path / "losses.json")
     page = ["--html", str(tmp_path / "e.html"), "--losses", str(tmp_path / "losses.json")]
     assert main([*words, *page]) == 1
     assert "has losses and is not in the file; losses of another model?" in capsys.readouterr().err

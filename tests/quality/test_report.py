@@ -34,7 +34,7 @@ from quality.report.points import (
 from quality.report.prices import prices_of
 from quality.report.tensor_map import TensorMap, types_by_bits
 from quality.spelling import spelled, texts
-from quantize.plan.sensitivities import Losses, TensorLosses
+from quantize.plan.sensitivities import Sensitivities, TensorSensitivity
 
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
@@ -157,14 +157,14 @@ def test_a_map_has_a_column_for_each_layer() -> None:
     assert types_by_bits(tensors) == (Q4_K, Q6_K, F32)
 
 
-def losses_of(evaluation: Evaluation) -> Losses:
+def losses_of(evaluation: Evaluation) -> Sensitivities:
     """Return made-up losses of some tensors, as if each had rows of 256."""
     known = {}
     for tensor in evaluation.models[0].tensors:
         if tensor.type in (Q2_K, Q4_K) and not tensor.name.startswith("blk.1."):
             n_rows = tensor.n_bytes // tensor.type.row_bytes(256)
-            known[tensor.name] = TensorLosses((n_rows, 256), {"Q2_K": 8e-3, "Q4_K": 1e-3, "Q6_K": 1e-4})
-    return Losses(known)
+            known[tensor.name] = TensorSensitivity((n_rows, 256), {"Q2_K": 8e-3, "Q4_K": 1e-3, "Q6_K": 1e-4})
+    return Sensitivities(known)
 
 
 def test_prices_are_what_the_best_larger_type_saves(evaluation: Evaluation) -> None:
@@ -189,15 +189,21 @@ def test_the_page_says_what_more_bytes_would_save(evaluation: Evaluation) -> Non
 @pytest.mark.parametrize(
     ("other", "complaint"),
     [
-        ({"blk.9.x.weight": TensorLosses((1, 256), {"Q2_K": 1.0})}, "blk.9.x.weight: has losses and is not"),
-        ({"token_embd.weight": TensorLosses((1, 256), {"Q2_K": 1.0})}, "token_embd.weight: .* a shape of"),
+        (
+            {"blk.9.x.weight": TensorSensitivity((1, 256), {"Q2_K": 1.0})},
+            "blk.9.x.weight: has losses and is not",
+        ),
+        (
+            {"token_embd.weight": TensorSensitivity((1, 256), {"Q2_K": 1.0})},
+            "token_embd.weight: .* a shape of",
+        ),
     ],
 )
 def test_losses_of_another_model_are_refused(
-    evaluation: Evaluation, other: dict[str, TensorLosses], complaint: str
+    evaluation: Evaluation, other: dict[str, TensorSensitivity], complaint: str
 ) -> None:
     with pytest.raises(BadRequest, match=complaint):
-        prices_of(evaluation.models[0].tensors, Losses(other))
+        prices_of(evaluation.models[0].tensors, Sensitivities(other))
 
 
 def test_a_page_loads_nothing_and_says_what_strangers_names_say(

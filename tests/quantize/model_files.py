@@ -11,7 +11,7 @@ from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
-from quantize.plan.sensitivities import Losses, TensorLosses
+from quantize.plan.sensitivities import Sensitivities, TensorSensitivity
 
 N_EXPERTS, HIDDEN, WIDTH, N_LAYERS = 4, 256, 512, 3
 
@@ -47,7 +47,7 @@ def write_mixture_model(path: Path) -> None:
         writer.publish()
 
 
-def made_up_losses() -> Losses:
+def made_up_losses() -> Sensitivities:
     """Return losses that fall fourfold with each bit, from a level of each tensor's own."""
     random = np.random.default_rng(1)
     tensors = {}
@@ -56,5 +56,5 @@ def made_up_losses() -> Losses:
             continue
         level = float(random.lognormal(-2, 1))
         damage = {type_: level * 4.0**-bits for type_, bits in BITS.items()}
-        tensors[name] = TensorLosses(shape, damage, ratio=float(random.uniform(0.2, 0.8)))
-    return Losses(tensors, {"name": "made up"}, {"name": "none"})
+        tensors[name] = TensorSensitivity(shape, damage, ratio=float(random.uniform(0.2, 0.8)))
+    return Sensitivities(tensors, {"name": "made up"}, {"name": "none"})

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from calibrate.rounding.factor import Factor  # noqa: E402
 from calibrate.statistics.drift_correction import corrected, correction  # noqa: E402
-from calibrate.statistics.inputs import Division, Held, gather  # noqa: E402
+from calibrate.statistics.inputs import Held, HoldoutSplit, gather  # noqa: E402
 from calibrate.statistics.moments import Moments, Statistics  # noqa: E402
 from forward.workers import Workers  # noqa: E402
 
@@ -58,7 +58,7 @@ def statistics(x: torch.Tensor, originals: torch.Tensor | None = None) -> Statis
 
 def test_leaning_takes_in_the_mean_of_the_shared_rows() -> None:
     few, many = rows(1, 4, 8), rows(2, 100, 8)
-    leaned = statistics(few).leaning_on(statistics(many), 10)
+    leaned = statistics(few).shrunk_towards(statistics(many), 10)
     expected = few.T @ few + 10 * (many.T @ many) / 100
     np.testing.assert_allclose(leaned.own, expected.numpy(), rtol=1e-5)
     assert (leaned.n_rows, leaned.n_seen) == (14, 4)
@@ -124,15 +124,15 @@ def test_inputs_that_have_not_moved_need_no_correction() -> None:
 
 
 def test_chunks_that_are_held_back_count_in_no_sum() -> None:
-    division = Division.of(20, 4)
-    assert division.held == (5, 15)
+    holdout = HoldoutSplit.of(20, 4)
+    assert holdout.held == (5, 15)
     x = rows(9, 80, 3)
 
     def take(chunk: int) -> list[dict[tuple[str, ...], torch.Tensor]]:
         return [{("w",): x[chunk * 4 : chunk * 4 + 4, None]}]
 
     with Workers(2) as workers:
-        inputs = gather(division, take, workers, crossed=False)
+        inputs = gather(holdout, take, workers, crossed=False)
     held = torch.cat([x[20:24], x[60:64]])
     expected = x.T @ x - held.T @ held
     np.testing.assert_allclose(inputs.statistics(("w",)).own, expected.numpy(), rtol=1e-5, atol=1e-5)
@@ -142,7 +142,7 @@ def test_chunks_that_are_held_back_count_in_no_sum() -> None:
 
 
 def test_one_chunk_is_both_summed_and_held_back() -> None:
-    division = Division.of(1, 16)
-    assert division.is_summed(0)
-    assert division.held == (0,)
-    assert division.summed_tokens(torch.arange(16)).all()
+    holdout = HoldoutSplit.of(1, 16)
+    assert holdout.is_summed(0)
+    assert holdout.held == (0,)
+    assert holdout.summed_tokens(torch.arange(16)).all()

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from calibrate.run.records import Record, Records
 from calibrate.run.report import Report, report_lines
-from calibrate.statistics.inputs import Division
+from calibrate.statistics.inputs import HoldoutSplit
 
 PART = Record(
     tensor="blk.1.ffn_down_exps.weight",
@@ -27,7 +27,7 @@ PART = Record(
 
 
 def lines(*parts: Record) -> list[str]:
-    return list(report_lines(Report(parts, Division.of(8, 64))))
+    return list(report_lines(Report(parts, HoldoutSplit.of(8, 64))))
 
 
 def test_parts_that_keep_stock_bytes_are_counted() -> None:
@@ -47,12 +47,12 @@ def test_parts_that_keep_stock_bytes_are_counted() -> None:
     ],
 )
 def test_what_a_user_should_know_is_found(change: dict[str, int], kind: str) -> None:
-    report = Report((PART, replace(PART, first=8, **change)), Division.of(8, 64))
+    report = Report((PART, replace(PART, first=8, **change)), HoldoutSplit.of(8, 64))
     assert [finding.kind for finding in report.findings()] == [kind]
 
 
 def test_one_chunk_is_told() -> None:
-    assert [finding.kind for finding in Report((PART,), Division.of(1, 64)).findings()] == ["one chunk"]
+    assert [finding.kind for finding in Report((PART,), HoldoutSplit.of(1, 64)).findings()] == ["one chunk"]
 
 
 def test_records_outlive_a_run_that_is_killed_while_it_writes(tmp_path: Path) -> None:

@@ -76,9 +76,9 @@ def test_the_observer_separates_chunks_and_takes_them_in_parts() -> None:
     sampled = (2 * np.arange(32) + 1) * N_ROWS // 64
     products = [(g[rows][:, sampled].T @ x[rows]).numpy() for rows in chunks[1::2]]
 
-    def damage(errors: np.ndarray) -> float:
+    def sensitivity(errors: np.ndarray) -> float:
         return float(sum(np.square((errors * each).sum(-1)).sum() for each in products))
 
-    expected = ratio(WEIGHTS[sampled], (even.T @ even).astype(np.float64), damage)
+    expected = ratio(WEIGHTS[sampled], (even.T @ even).astype(np.float64), sensitivity)
     assert found[0] == pytest.approx(expected, rel=1e-3)
     assert 0.01 < found[0] < 0.9

@@ -15,7 +15,7 @@ from gguf_cli.sensitivity import main
 from gguf_tools.format.shards import open_gguf
 from quantize.formats import get_format
 from quantize.importances.weighting import ColumnWeights
-from quantize.plan.sensitivities import read_losses
+from quantize.plan.sensitivities import read_sensitivities
 from tests.convert.architectures.deepseek2.test_logits import write_f32
 from tests.forward.small_models import CHUNKS
 from tests.support.checkpoints import load_transformers, transformers_checkpoint
@@ -85,7 +85,7 @@ def test_damages_are_those_of_the_whole_models_gradients(style: str, tmp_path: P
     gguf = write_f32(folder, tmp_path / "model.gguf", mla="both")
     losses = calibrate.sensitivity(gguf, text, tmp_path / "losses.json", EVERYTHING)
     assert not list(tmp_path.glob("losses.json.*"))
-    assert read_losses(tmp_path / "losses.json") == losses
+    assert read_sensitivities(tmp_path / "losses.json") == losses
     drawn = drawn_labels(folder, tmp_path / "gradients")
     models = by_chunk(folder, drawn["labels"])
 
@@ -98,7 +98,7 @@ def test_damages_are_those_of_the_whole_models_gradients(style: str, tmp_path: P
     def check(name: str, part: Any) -> None:
         weights = part(models[0]).detach().float().numpy()
         gradients = [part(model, "grad").double().numpy() for model in models]
-        found = losses.tensors[name].damage["Q8_0"]
+        found = losses.tensors[name].by_type["Q8_0"]
         assert found == pytest.approx(expected(name, weights, gradients, "Q8_0"), rel=1e-4), name
 
     def of(path: str) -> Any:
@@ -123,10 +123,10 @@ def test_damages_are_those_of_the_whole_models_gradients(style: str, tmp_path: P
     with open_gguf(gguf) as file:
         for name, each in losses.tensors.items():
             assert each.shape == file.tensor(name).shape
-            assert set(each.damage) == set(TYPES)
-            assert each.damage["Q8_0"] < each.damage["IQ4_NL"]
-            assert each.damage["Q8_0"] < each.damage["Q4_0"]
-    assert 0.7 < losses.tensors["output.weight"].damage["Q4_0"] / _damage_of_output(models[0]) < 1.4
+            assert set(each.by_type) == set(TYPES)
+            assert each.by_type["Q8_0"] < each.by_type["IQ4_NL"]
+            assert each.by_type["Q8_0"] < each.by_type["Q4_0"]
+    assert 0.7 < losses.tensors["output.weight"].by_type["Q4_0"] / _damage_of_output(models[0]) < 1.4
 
 
 def _damage_of_output(model: Any) -> float:
@@ -154,7 +154,7 @@ def test_embeddings_count_all_places_of_a_token_together(tmp_path: Path, text: P
     gradients = [model.model.embed_tokens.weight.grad.double().numpy() for model in models]
     errors = stock_errors(weights, "Q8_0", None)
     total = 0.5 * sum(np.square((errors * gradient).sum(-1)).sum() for gradient in gradients)
-    assert losses.tensors["token_embd.weight"].damage["Q8_0"] == pytest.approx(total / CHUNKS.size, rel=1e-4)
+    assert losses.tensors["token_embd.weight"].by_type["Q8_0"] == pytest.approx(total / CHUNKS.size, rel=1e-4)
 
 
 @pytest.mark.usefixtures("random_tokens")
@@ -166,7 +166,7 @@ def test_a_folder_has_the_losses_of_its_conversion(tmp_path: Path, text: Path) -
     assert of_folder.tensors.keys() == of_file.tensors.keys()
     assert "blk.1.attn_k_b.weight" in of_folder.tensors
     for name, each in of_folder.tensors.items():
-        assert dict(each.damage) == pytest.approx(dict(of_file.tensors[name].damage), rel=1e-3), name
+        assert dict(each.by_type) == pytest.approx(dict(of_file.tensors[name].by_type), rel=1e-3), name
 
 
 def test_the_command_resumes_and_gives_the_same_file(

@@ -20,7 +20,7 @@ def _item(number: int, points: list[tuple[int, float]]) -> Item:
 def _by_trying_all(items: list[Item], budget: int) -> float:
     """Return the least damage within the budget, the slow way."""
     return min(
-        sum(choice.damage for choice in choices)
+        sum(choice.sensitivity for choice in choices)
         for choices in itertools.product(*(item.choices for item in items))
         if sum(choice.n_bytes for choice in choices) <= budget
     )
@@ -38,8 +38,8 @@ def test_no_combination_is_better(all_points: list[list[tuple[int, float]]], sha
     budget = least + int(share * (most - least))
     selection = select(items, budget)
     assert selection.n_bytes <= budget
-    assert selection.damage == _by_trying_all(items, budget)
-    assert selection.bound <= selection.damage + 1e-9
+    assert selection.sensitivity == _by_trying_all(items, budget)
+    assert selection.bound <= selection.sensitivity + 1e-9
 
 
 def _like_a_model(n_items: int, seed: int) -> list[Item]:
@@ -65,19 +65,19 @@ def test_an_integer_program_finds_nothing_better(n_items: int, bits: float) -> N
     ours = select(items, budget)
     theirs = _by_integer_program(items, budget)
     assert ours.n_bytes <= budget
-    assert ours.damage <= theirs * (1 + 1e-6)
+    assert ours.sensitivity <= theirs * (1 + 1e-6)
 
 
 def _by_integer_program(items: list[Item], budget: int) -> float:
     """Return the least damage within the budget that scipy's integer program finds."""
     optimize = pytest.importorskip("scipy.optimize")
     choices = [(number, choice) for number, item in enumerate(items) for choice in item.choices]
-    unit = sum(min(choice.damage for choice in item.choices) for item in items)
+    unit = sum(min(choice.sensitivity for choice in item.choices) for item in items)
     one_each = np.zeros((len(items), len(choices)))
     for column, (number, _) in enumerate(choices):
         one_each[number, column] = 1
     answer = optimize.milp(
-        c=[choice.damage / unit for _, choice in choices],
+        c=[choice.sensitivity / unit for _, choice in choices],
         integrality=np.ones(len(choices)),
         bounds=optimize.Bounds(0, 1),
         constraints=[
@@ -95,14 +95,14 @@ def test_a_thousand_tensors_end_close_to_the_bound() -> None:
     budget = sum(int(item.choices[-1].n_bytes / 8.5 * 3.7) for item in items)
     selection = select(items, budget)
     assert selection.n_bytes <= budget
-    assert selection.gap <= 1e-4 * selection.damage
+    assert selection.gap <= 1e-4 * selection.sensitivity
     assert selection.n_bytes >= 0.999 * budget
 
 
 def test_room_for_everything_takes_the_least_damage() -> None:
     items = _like_a_model(5, seed=1)
     selection = select(items, 10**12)
-    assert selection.damage == sum(min(choice.damage for choice in item.choices) for item in items)
+    assert selection.sensitivity == sum(min(choice.sensitivity for choice in item.choices) for item in items)
     assert selection.gap == 0
 
 

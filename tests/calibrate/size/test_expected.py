@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from calibrate.size.predict import DENSE_FACTOR, DEVIATION, FACTOR, expected_divergence, is_routed, level_of
-from quantize.plan.sensitivities import Losses, TensorLosses
+from quantize.plan.sensitivities import Sensitivities, TensorSensitivity
 
 MEASURED = {
     "IQ1_M": (0.13515, 0.22682), "IQ2_XXS": (0.08926, 0.13448), "IQ2_XS": (0.07408, 0.10289),
@@ -42,8 +42,8 @@ def test_damage_that_is_nothing_stays_nothing() -> None:
 
 
 def test_a_model_is_routed_if_it_has_stacks_of_experts() -> None:
-    dense = {"blk.0.ffn_down.weight": TensorLosses((8, 256), {"Q4_K": 0.1})}
-    heads = {"blk.0.attn_k_b.weight": TensorLosses((4, 8, 256), {"Q4_K": 0.1})}
-    experts = {"blk.0.ffn_down_exps.weight": TensorLosses((4, 8, 256), {"Q4_K": 0.1})}
-    assert not is_routed(Losses(dense | heads))
-    assert is_routed(Losses(dense | experts))
+    dense = {"blk.0.ffn_down.weight": TensorSensitivity((8, 256), {"Q4_K": 0.1})}
+    heads = {"blk.0.attn_k_b.weight": TensorSensitivity((4, 8, 256), {"Q4_K": 0.1})}
+    experts = {"blk.0.ffn_down_exps.weight": TensorSensitivity((4, 8, 256), {"Q4_K": 0.1})}
+    assert not is_routed(Sensitivities(dense | heads))
+    assert is_routed(Sensitivities(dense | experts))

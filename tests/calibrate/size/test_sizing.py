@@ -24,7 +24,7 @@ from quantize.formats.codecs import CODECS, needs_importances, requires_importan
 from quantize.pipeline import plan_run
 from quantize.plan.overrides import find_override, parse_override_file, parse_overrides
 from quantize.plan.recipe_files import Mixture, read_recipe_file
-from quantize.plan.sensitivities import Losses, write_losses
+from quantize.plan.sensitivities import Sensitivities, write_sensitivities
 from quantize.run import Run
 from tests.quantize.model_files import made_up_losses, write_mixture_model
 
@@ -115,7 +115,10 @@ def test_the_map_has_a_line_for_each_part_and_a_character_for_each_layer() -> No
     [
         (SizeRequest(LOSSES, parse_size("1bpw")), "bytes, and the smallest that can be had is"),
         (SizeRequest(LOSSES), "no size: expected one for the file, or both --vram and --ram"),
-        (SizeRequest(Losses({"x": LOSSES.tensors["output.weight"]}), parse_size("3bpw")), "another model"),
+        (
+            SizeRequest(Sensitivities({"x": LOSSES.tensors["output.weight"]}), parse_size("3bpw")),
+            "another model",
+        ),
     ],
 )
 def test_what_can_t_be_done_is_said(
@@ -147,7 +150,7 @@ def test_what_is_chosen_without_importances_is_what_the_planner_takes(
 ) -> None:
     """llama-quantize makes no such matrix, except of the embeddings and the output."""
     tensors = {
-        name: replace(each, damage={type_: 1e-6, "Q8_0": 1e-3}) for name, each in LOSSES.tensors.items()
+        name: replace(each, by_type={type_: 1e-6, "Q8_0": 1e-3}) for name, each in LOSSES.tensors.items()
     }
     strict = partial(plan_run, model, tmp_path / "out.gguf")
     sized = size_mixture(strict, SizeRequest(replace(LOSSES, tensors=tensors), parse_size("8.6bpw")))
@@ -199,7 +202,7 @@ def _run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, 
 
 @pytest.fixture
 def losses_file(tmp_path: Path) -> Path:
-    write_losses(LOSSES, tmp_path / "losses.json")
+    write_sensitivities(LOSSES, tmp_path / "losses.json")
     return tmp_path / "losses.json"
 
 

@@ -11,14 +11,19 @@ import pytest
 from gguf_tools.errors import BadRequest, FormatError
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.tensors import TensorInfo
-from quantize.plan.sensitivities import Losses, TensorLosses, read_losses, write_losses
+from quantize.plan.sensitivities import (
+    Sensitivities,
+    TensorSensitivity,
+    read_sensitivities,
+    write_sensitivities,
+)
 from tests.quantize.model_files import made_up_losses
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     losses = made_up_losses()
-    write_losses(losses, tmp_path / "losses.json")
-    assert read_losses(tmp_path / "losses.json") == losses
+    write_sensitivities(losses, tmp_path / "losses.json")
+    assert read_sensitivities(tmp_path / "losses.json") == losses
     assert list(tmp_path.iterdir()) == [tmp_path / "losses.json"]
 
 
@@ -48,21 +53,21 @@ def test_a_wrong_file_is_refused_by_file_and_key(tmp_path: Path, contents: Any, 
     path = tmp_path / "losses.json"
     path.write_text(json.dumps(contents))
     with pytest.raises(FormatError) as caught:
-        read_losses(path)
+        read_sensitivities(path)
     assert complaint in str(caught.value)
 
 
 def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_bytes(b"\xff\xfe{")
     with pytest.raises(FormatError, match="not a losses file"):
-        read_losses(tmp_path / "x.json")
+        read_sensitivities(tmp_path / "x.json")
 
 
 def test_damages_add_up() -> None:
-    losses = Losses(
+    losses = Sensitivities(
         {
-            "a": TensorLosses((1, 256), {"Q4_K": 0.25, "Q2_K": 1.0}, ratio=0.5),
-            "b": TensorLosses((1, 256), {"Q4_K": 0.125}),
+            "a": TensorSensitivity((1, 256), {"Q4_K": 0.25, "Q2_K": 1.0}, ratio=0.5),
+            "b": TensorSensitivity((1, 256), {"Q4_K": 0.125}),
         }
     )
     assert losses.predict({"a": "Q2_K", "b": "Q4_K", "norm": "F32"}) == 1.125
@@ -73,7 +78,7 @@ def test_damages_add_up() -> None:
 
 
 def test_losses_of_another_model_are_refused() -> None:
-    losses = Losses({"a": TensorLosses((1, 256), {"Q4_K": 0.25})})
+    losses = Sensitivities({"a": TensorSensitivity((1, 256), {"Q4_K": 0.25})})
     assert losses.fitted_to([TensorInfo("a", (1, 256), F32), TensorInfo("b", (2, 2), F32)]) == losses
     with pytest.raises(BadRequest, match="a: has losses and is not in the model"):
         losses.fitted_to([TensorInfo("b", (1, 256), F32)])
@@ -82,10 +87,10 @@ def test_losses_of_another_model_are_refused() -> None:
 
 
 K_B, V_B, KV_B = (f"blk.3.attn_{part}.weight" for part in ("k_b", "v_b", "kv_b"))
-SPLIT = Losses(
+SPLIT = Sensitivities(
     {
-        K_B: TensorLosses((4, 256, 128), {"Q8_0": 0.25, "Q4_0": 1.0}, ratio=0.25),
-        V_B: TensorLosses((4, 128, 256), {"Q8_0": 0.5, "Q4_0": 2.0, "Q4_K": 3.0}, ratio=0.5),
+        K_B: TensorSensitivity((4, 256, 128), {"Q8_0": 0.25, "Q4_0": 1.0}, ratio=0.25),
+        V_B: TensorSensitivity((4, 128, 256), {"Q8_0": 0.5, "Q4_0": 2.0, "Q4_K": 3.0}, ratio=0.5),
     }
 )
 
@@ -94,8 +99,8 @@ def test_losses_serve_another_layout_of_latent_attention() -> None:
     both = {K_B: (1024, 128), V_B: (512, 256), KV_B: (1024, 256)}
     fitted = SPLIT.fitted_to([TensorInfo(name, shape, F32) for name, shape in both.items()])
     assert {name: each.shape for name, each in fitted.tensors.items()} == {K_B: (1024, 128), V_B: (512, 256)}
-    assert [fitted.tensors[name].damage for name in (K_B, V_B)] == [
-        SPLIT.tensors[name].damage for name in (K_B, V_B)
+    assert [fitted.tensors[name].by_type for name in (K_B, V_B)] == [
+        SPLIT.tensors[name].by_type for name in (K_B, V_B)
     ]
     split = [TensorInfo(name, each.shape, F32) for name, each in SPLIT.tensors.items()]
     assert fitted.fitted_to(split) == SPLIT
@@ -103,4 +108,4 @@ def test_losses_serve_another_layout_of_latent_attention() -> None:
 
 def test_losses_of_a_matrix_are_those_of_its_halves() -> None:
     fitted = SPLIT.fitted_to([TensorInfo(KV_B, (1024, 256), F32)])
-    assert fitted.tensors == {KV_B: TensorLosses((1024, 256), {"Q8_0": 0.75, "Q4_0": 3.0}, ratio=0.5)}
+    assert fitted.tensors == {KV_B: TensorSensitivity((1024, 256), {"Q8_0": 0.75, "Q4_0": 3.0}, ratio=0.5)}
