@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from gguf_tools.errors import BadRequest
-from quantize.mla_layout.names import LAYOUTS, MLALayout
+from quantize.roles import LAYOUTS, MLALayout
 
 _MTP_HELP = (
     "keep the multi-token-prediction layers; without a word, as convert_hf_to_gguf.py: kept for GLM and for"
