@@ -30,7 +30,7 @@ class ImportanceUse(Enum):
 
 @dataclass(frozen=True)
 class ErrorRange:
-    """How far a type may move weights; quantize/fill/error_ranges.py says how the numbers were found.
+    """How far a type may move weights; quantize/fill/verify.py says how the numbers were found.
 
     relative  limit of the relative error of ordinary rows
     absolute  what is allowed of each weight on top, because small scales are coarse

@@ -27,17 +27,15 @@ from quantize.fill.sources import GGUFTensor, SourceTensor
 from quantize.formats.codecs import ignores_importances, requires_importances
 from quantize.importances.entries import Importances, ResolvedImportance, refuse_nonfinite, resolve
 from quantize.importances.files import ImportanceSource, importance_file
-from quantize.mla_layout.layouts import HeadSizes, layout_of, metadata_in, tensors_by_layer
+from quantize.mla_layout.layouts import HeadSizes, layout_of, metadata_in, relabelled, tensors_by_layer
 from quantize.mla_layout.moves import How, Move, dropped, plan_moves, refuse_uncodable
-from quantize.mla_layout.names import MLALayout
-from quantize.mla_layout.size_label import relabelled
 from quantize.mla_layout.sources import Encoded, JoinedHeads
 from quantize.plan.decide import Decider
 from quantize.plan.overrides import Override, idle_overrides
 from quantize.plan.plan import Plan
 from quantize.plan.tensor_plan import TensorPlan
 from quantize.prepare import Preparation, lay_out
-from quantize.roles import in_layer_ranges, tensor_role
+from quantize.roles import MLALayout, in_layer_ranges, tensor_role
 from quantize.run import Run
 from quantize.run_options import RunChoices, RunOptions, merge_choices
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from gguf_tools.format.scales import SCALES
-from quantize.fill.error_ranges import is_ordinary
+from quantize.fill.verify import is_ordinary
 from quantize.formats import available, get_format
 from quantize.formats.base import QuantFormat
 from quantize.formats.codecs import CODECS, ignores_importances, requires_importances
