@@ -2,7 +2,8 @@
 
 A codec turns rows of floats into the bytes of one ggml type, and such bytes into rows of float32. It is a
 `QuantFormat`. Its module has, in this order: the layout of the bytes in its docstring, the `BLOCK` dtype
-where rows are made of blocks, `encode`, `decode`, its kernels, and `FORMAT`.
+where rows are made of blocks, its kernels, and `FORMAT`. Most get that from kernels alone: `block_format`,
+`ik_format` of ik/rows.py, `trellis_format` of ik/trellis/encoding.py.
 
 `encode(rows, weighting)` returns uint8 (n_rows, row bytes), C-contiguous, in little-endian order:
 
@@ -266,3 +267,32 @@ def as_blocks(data: Bytes, n_cols: int, type_: GGMLType, block: np.dtype[Any]) -
     """Return the bytes of rows as their blocks, (n_blocks,) of `block`."""
     check_data(data, n_cols, type_)
     return np.ascontiguousarray(data).reshape(-1).view(block)
+
+
+def block_format(
+    type_: GGMLType,
+    decode: Callable[..., None],
+    plain: Callable[..., int] | None = None,
+    weighted: Callable[..., int] | None = None,
+    *,
+    tables: Callable[[], tuple[Any, ...]] = tuple,
+    decode_tables: Callable[[], tuple[Any, ...]] = tuple,
+    item: npt.DTypeLike = np.uint8,
+) -> QuantFormat:
+    """Return the codec of a type whose blocks stand one after the other, from its kernels.
+
+    Types of llama.cpp get the bytes of ggml's quantize_q4_0, quantize_q4_K and so on.
+
+    decode, item     the kernel and the items of `decode_blocks`
+    plain, weighted  the kernels of `encode_blocks`
+    tables           called for the constants of plain and weighted when they are first needed
+    decode_tables    called for those of decode
+    """
+
+    def encode_rows(rows: Rows, weighting: Weighting | None) -> Bytes:
+        return encode_blocks(rows, weighting, type_, plain, weighted, tables())
+
+    def decode_rows(data: Bytes, n_cols: int) -> Floats32:
+        return decode_blocks(data, n_cols, type_, decode, decode_tables(), item)
+
+    return QuantFormat(type_, encode_rows, decode_rows)
