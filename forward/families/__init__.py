@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
-from convert.architectures.deepseek2.config import GLM_DSA, V32, DeepseekConfig
-from convert.architectures.deepseek2.deepseek32 import IndexedConfig, metadata_reader
+from convert.architectures.deepseek2.config import DeepseekConfig
+from convert.architectures.deepseek2.deepseek32 import V32, IndexedConfig, metadata_reader
+from convert.architectures.deepseek2.glm_moe_dsa import GLM_DSA
 from convert.architectures.deepseek2.mistral_large3 import MistralConfig, read_metadata
 from forward.families.decoder import DECODERS
 from forward.families.deepseek4 import DEEPSEEK4
@@ -25,7 +26,7 @@ from forward.layers.ffn import BlockNames, load_ffn
 from forward.layers.load import Loader
 from forward.layers.norm import RMSNorm
 from forward.layers.residual import PLAIN, Apart, Residual
-from forward.layers.rope import Rope, Rotation, Yarn, attention_factor
+from forward.layers.rope import Rope, Rotation
 from forward.network import EMBEDDINGS as EMBEDDINGS
 from forward.network import OUTPUT as OUTPUT
 from forward.network import OUTPUT_NORM as OUTPUT_NORM
@@ -132,8 +133,7 @@ def _rope(config: DeepseekConfig) -> Rope:
     yarn, n_cols = config.yarn, config.qk_rope_head_dim
     if yarn is None:
         return Rope(n_cols, config.rope_theta)
-    stretch = Yarn(yarn.factor, yarn.original_context, yarn.beta_fast, yarn.beta_slow)
-    return Rope(n_cols, config.rope_theta, stretch, yarn.rotary_factor)
+    return Rope(n_cols, config.rope_theta, yarn, yarn.rotary_factor)
 
 
 def _sharpness(config: DeepseekConfig, rotate: Rotation) -> torch.Tensor | None:
@@ -151,7 +151,7 @@ def _softmax_scale(config: DeepseekConfig) -> float:
     yarn = config.yarn
     if yarn is None or not yarn.mscale_all_dim:
         return scale
-    sharper = attention_factor(yarn.factor, yarn.mscale_all_dim)
+    sharper = yarn.sharpness(yarn.mscale_all_dim)
     return scale * sharper * sharper
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from convert.architectures.deepseek4.config import OVERLAPPING, V4Config
 from convert.architectures.deepseek4.metadata import read_metadata
-from forward.families.decoder import yarn_of
 from forward.layer import Layer
 from forward.layers.attention.compressed import CompressedSizes, load_compressed_attention
 from forward.layers.attention.compressor import CompressorSizes, load_compressor, load_window_indexer
@@ -98,7 +97,7 @@ def _routing(config: V4Config) -> Routing:
 
 def _rope_of_windows(config: V4Config) -> Rope:
     """Return the rotation in layers with windows. YaRN stretches theirs alone, and makes nothing sharper."""
-    rope, stretch = Rope(config.qk_rope_head_dim, config.compress_rope_theta), yarn_of(config.rope)
+    rope, stretch = Rope(config.qk_rope_head_dim, config.compress_rope_theta), config.rope.yarn
     if stretch is None:
         return rope
     return replace(rope, yarn=stretch, magnitude=config.rope.attention_factor or 1.0)
