@@ -12,14 +12,13 @@ from functools import partial
 
 from convert.architectures.decoder.config import DecoderConfig
 from convert.architectures.decoder.metadata import read_decoder
-from convert.architectures.decoder.rope import RopeConfig
 from forward.families.parts import FeedForwards, network_of, routing_of
 from forward.layer import Layer
 from forward.layers.attention.gqa import HeadSizes, load_shared_key_attention
 from forward.layers.experts import Groups
 from forward.layers.load import Loader
 from forward.layers.norm import RMSNorm
-from forward.layers.rope import Rope, Rotation, Yarn, attention_factor
+from forward.layers.rope import Rope, Rotation
 from forward.network import Family, Network
 from gguf_tools.errors import UnsupportedCheckpoint
 
@@ -86,31 +85,8 @@ def _rope(config: DecoderConfig, style: _Style) -> Rope:
         raise UnsupportedCheckpoint("RoPE of type longrope: the forward pass has no factors for it")
     slowed = scaling.factor if scaling.kind == "linear" and scaling.factor else 1.0
     plain = Rope(config.rotated_cols, scaling.theta, halves=style.halves, slowed=slowed)
-    stretch = yarn_of(scaling)
-    return plain if stretch is None else replace(plain, yarn=stretch, magnitude=_magnitude(scaling))
-
-
-def yarn_of(scaling: RopeConfig) -> Yarn | None:
-    """Read how YaRN stretches wavelengths; None where it doesn't."""
-    if scaling.kind != "yarn" or scaling.factor is None or scaling.original_context is None:
-        return None
-    return Yarn(
-        scaling.factor,
-        scaling.original_context,
-        scaling.beta_fast or 32.0,
-        scaling.beta_slow or 1.0,
-        scaling.truncate,
-    )
-
-
-def _magnitude(scaling: RopeConfig) -> float:
-    """Read what YaRN multiplies rotated columns by, as transformers does."""
-    factor = scaling.factor or 1.0
-    if scaling.attention_factor is not None:
-        return scaling.attention_factor
-    if scaling.mscale and scaling.mscale_all_dim:
-        return attention_factor(factor, scaling.mscale) / attention_factor(factor, scaling.mscale_all_dim)
-    return attention_factor(factor, 1.0)
+    stretch = scaling.yarn
+    return plain if stretch is None else replace(plain, yarn=stretch, magnitude=stretch.rotary_factor)
 
 
 def _with_divisors(load: Loader, rope: Rope, rotate: Rotation) -> Rotation:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from convert.architectures.deepseek2.config import GLM_DSA, V32, DeepseekConfig
-from convert.architectures.deepseek2.deepseek32 import metadata_reader
+from convert.architectures.deepseek2.config import DeepseekConfig
+from convert.architectures.deepseek2.deepseek32 import V32, metadata_reader
+from convert.architectures.deepseek2.glm_moe_dsa import GLM_DSA
 from convert.architectures.deepseek2.mistral_large3 import read_metadata
 from forward.families.parts import FeedForwards, network_of, routing_of
 from forward.layer import Layer
@@ -15,7 +16,7 @@ from forward.layers.experts import Groups
 from forward.layers.load import Loader
 from forward.layers.norm import RMSNorm
 from forward.layers.residual import PLAIN, Residual, WithSidecar
-from forward.layers.rope import Rope, Rotation, Yarn, attention_factor
+from forward.layers.rope import Rope, Rotation
 from forward.network import Family, Network
 from gguf_tools.errors import UnsupportedCheckpoint
 
@@ -95,8 +96,7 @@ def _rope(config: DeepseekConfig) -> Rope:
     yarn, n_cols = config.yarn, config.qk_rope_head_dim
     if yarn is None:
         return Rope(n_cols, config.rope_theta)
-    stretch = Yarn(yarn.factor, yarn.original_context, yarn.beta_fast, yarn.beta_slow)
-    return Rope(n_cols, config.rope_theta, stretch, yarn.rotary_factor)
+    return Rope(n_cols, config.rope_theta, yarn, yarn.rotary_factor)
 
 
 def _softmax_scale(config: DeepseekConfig) -> float:
@@ -105,7 +105,7 @@ def _softmax_scale(config: DeepseekConfig) -> float:
     yarn = config.yarn
     if yarn is None or not yarn.mscale_all_dim:
         return scale
-    sharper = attention_factor(yarn.factor, yarn.mscale_all_dim)
+    sharper = yarn.sharpness(yarn.mscale_all_dim)
     return scale * sharper * sharper
 
 

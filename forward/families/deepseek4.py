@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from convert.architectures.deepseek4.config import OVERLAPPING, V4Config
 from convert.architectures.deepseek4.metadata import read_metadata
-from forward.families.decoder import yarn_of
 from forward.families.parts import FeedForwards, network_of, routing_of
 from forward.layer import Layer
 from forward.layers.attention.compressed import CompressedSizes, load_compressed_attention
@@ -109,7 +108,7 @@ def _feed_forwards(config: V4Config) -> FeedForwards:
 
 def _rope_of_windows(config: V4Config) -> Rope:
     """Read the rotation in layers with windows. YaRN stretches theirs alone, and makes nothing sharper."""
-    rope, stretch = Rope(config.qk_rope_head_dim, config.compress_rope_theta), yarn_of(config.rope)
+    rope, stretch = Rope(config.qk_rope_head_dim, config.compress_rope_theta), config.rope.yarn
     if stretch is None:
         return rope
     return replace(rope, yarn=stretch, magnitude=config.rope.attention_factor or 1.0)
