@@ -41,7 +41,7 @@ from forward.open import open_model  # noqa: E402
 from forward.text.tokens import Cut, read_text  # noqa: E402
 from gguf_tools import open_gguf  # noqa: E402
 from quantize.formats.base import Decode  # noqa: E402
-from quantize.formats.codecs import CODECS
+from quantize.formats.codecs import CODECS  # noqa: E402
 from quantize.plan.overrides import parse_custom_q  # noqa: E402
 from quantize.plan.plan import PlanOptions  # noqa: E402
 from tests.forward.small_models import run_all_layers  # noqa: E402
