@@ -2,8 +2,9 @@
 
 A codec turns rows of floats into the bytes of one ggml type, and such bytes into rows of float32. It is a
 `QuantFormat`. Its module has, in this order: the layout of the bytes in its docstring, its kernels and
-`FORMAT`. Most make that from the kernels alone, with `block_format`, `ik_format` of ik/rows.py or `trellis_format` of
-ik/trellis/encoding.py. Where blocks are read by their fields there is `BLOCK`, the dtype of `block_dtype`.
+`FORMAT`. Most make that from the kernels alone, with `block_format`, `ik_format` of ik/rows.py or
+`trellis_format` of ik/trellis/encoding.py. Where blocks are read by their fields there is `BLOCK`, made by
+`block_dtype`.
 
 `encode(rows, weighting)` returns uint8 (n_rows, row bytes), C-contiguous, in little-endian order:
 
