@@ -15,6 +15,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import Q4_0
 from quantize.formats.base import (
     Rows,
+    block_dtype,
     block_format,
 )
 from quantize.formats.blocks_of_32.scales import ELEMS, fit_symmetric, load_weighted, row_mean_squares
@@ -28,7 +29,7 @@ from quantize.simd.packing import pack, prepend_half
 from quantize.simd.rounding import clamp, nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
-BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 16)])
+BLOCK = block_dtype(Q4_0)
 
 
 _HALF = 8

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import Q4_1
 from quantize.formats.base import (
     Rows,
+    block_dtype,
     block_format,
 )
 from quantize.formats.blocks_of_32.scales import (
@@ -34,7 +35,7 @@ from quantize.simd.packing import pack
 from quantize.simd.rounding import clamp, nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
-BLOCK = np.dtype([("d", "<u2"), ("m", "<u2"), ("qs", "u1", 16)])
+BLOCK = block_dtype(Q4_1)
 
 
 _TOP = 15

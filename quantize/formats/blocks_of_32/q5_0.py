@@ -16,6 +16,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import Q5_0
 from quantize.formats.base import (
     Rows,
+    block_dtype,
     block_format,
 )
 from quantize.formats.blocks_of_32.scales import (
@@ -36,7 +37,7 @@ from quantize.simd.packing import pack, prepend_half
 from quantize.simd.rounding import clamp, nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
-BLOCK = np.dtype([("d", "<u2"), ("qh", "<u4"), ("qs", "u1", 16)])
+BLOCK = block_dtype(Q5_0)
 
 
 _HALF = 16

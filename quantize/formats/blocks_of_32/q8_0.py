@@ -15,6 +15,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import Q8_0
 from quantize.formats.base import (
     Rows,
+    block_dtype,
     block_format,
 )
 from quantize.formats.blocks_of_32.scales import ELEMS
@@ -26,7 +27,7 @@ from quantize.simd.lanes import LANES, absolute, bits, from_bits, maximum, selec
 from quantize.simd.packing import pack, prepend_half
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
-BLOCK = np.dtype([("d", "<u2"), ("qs", "i1", 32)])
+BLOCK = block_dtype(Q8_0)
 
 
 _TOP = np.float32(127)

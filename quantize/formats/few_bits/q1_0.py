@@ -25,11 +25,8 @@ from quantize.simd.lanes import LANES, absolute, bits, from_bits, lane_numbers, 
 from quantize.simd.packing import prepend_half
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
-BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 16)])
-
-
 _ELEMS = 128
-_BYTES = BLOCK.itemsize
+_BYTES = Q1_0.block_bytes
 _WORDS = padded_words(_BYTES)
 _QUIET = 0x00400000
 

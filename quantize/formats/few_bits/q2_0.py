@@ -27,11 +27,8 @@ from quantize.simd.lanes import LANES, absolute, lane_numbers, maximum, select, 
 from quantize.simd.packing import prepend_half
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
-BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 16)])
-
-
 _ELEMS = 64
-_BYTES = BLOCK.itemsize
+_BYTES = Q2_0.block_bytes
 _WORDS = padded_words(_BYTES)
 
 

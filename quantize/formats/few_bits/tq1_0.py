@@ -20,6 +20,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import TQ1_0
 from quantize.formats.base import (
     Rows,
+    block_dtype,
     block_format,
 )
 from quantize.formats.few_bits.tq2_0 import ternary_codes
@@ -29,7 +30,7 @@ from quantize.simd.lane_memory import IntTile, float_tile, int_tile, load, store
 from quantize.simd.lanes import LANES, Floats, Ints, lane_numbers, select, splat, to_float
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
-BLOCK = np.dtype([("qs", "u1", 48), ("qh", "u1", 4), ("d", "<u2")])
+BLOCK = block_dtype(TQ1_0)
 
 
 _ELEMS = 256

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import TQ2_0
 from quantize.formats.base import (
     Rows,
+    block_dtype,
     block_format,
 )
 from quantize.simd.constants import HALF, INFINITY, ONE, ZERO
@@ -27,7 +28,7 @@ from quantize.simd.lanes import LANES, Ints, absolute, maximum, select, splat, t
 from quantize.simd.packing import pack
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
-BLOCK = np.dtype([("qs", "u1", 64), ("d", "<u2")])
+BLOCK = block_dtype(TQ2_0)
 
 
 _ELEMS = 256

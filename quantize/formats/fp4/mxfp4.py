@@ -23,6 +23,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import MXFP4
 from quantize.formats.base import (
     Rows,
+    block_dtype,
     block_format,
 )
 from quantize.formats.blocks_of_32.scales import ELEMS
@@ -45,7 +46,7 @@ from quantize.simd.lanes import (
 from quantize.simd.packing import pack
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
-BLOCK = np.dtype([("e", "u1"), ("qs", "u1", 16)])
+BLOCK = block_dtype(MXFP4)
 
 
 _BYTES = BLOCK.itemsize

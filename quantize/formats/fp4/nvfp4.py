@@ -23,6 +23,7 @@ from gguf_tools.format.ggml_types import NVFP4
 from quantize.formats.base import (
     Floats32,
     Rows,
+    block_dtype,
     block_format,
 )
 from quantize.formats.fp4.codes import doubled_values, first_best_codes, nearest_codes
@@ -48,7 +49,7 @@ from quantize.simd.lanes import (
 from quantize.simd.packing import pack
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
-BLOCK = np.dtype([("d", "u1", 4), ("qs", "u1", 32)])
+BLOCK = block_dtype(NVFP4)
 
 
 _ELEMS = 64

@@ -31,10 +31,7 @@ from quantize.simd.packing import pack, prepend_half
 from quantize.simd.rounding import clamp, nearest_float, nearest_int
 from quantize.simd.tiles import load_blocks, load_importances, padded_words, store_blocks
 
-BLOCK = np.dtype([("d", "<u2"), ("qh", "u1", 8), ("qs", "u1", 16)])
-
-
-_BYTES = BLOCK.itemsize
+_BYTES = Q6_0.block_bytes
 _WORDS = padded_words(_BYTES)
 _HALF = 32
 

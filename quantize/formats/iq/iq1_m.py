@@ -27,6 +27,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import IQ1_M
 from quantize.formats.base import (
     Rows,
+    block_dtype,
     block_format,
 )
 from quantize.formats.iq.grid_blocks import ELEMS
@@ -65,7 +66,7 @@ from quantize.simd.tiles import (
     store_blocks,
 )
 
-BLOCK = np.dtype([("qs", "u1", 32), ("qh", "u1", 16), ("scales", "<u2", 4)])
+BLOCK = block_dtype(IQ1_M)
 
 
 _BYTES = BLOCK.itemsize

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import IQ1_S
 from quantize.formats.base import (
     Rows,
+    block_dtype,
     block_format,
 )
 from quantize.formats.iq.grid_blocks import ELEMS, join_halves
@@ -60,7 +61,7 @@ from quantize.simd.tiles import (
     store_blocks,
 )
 
-BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 32), ("qh", "<u2", 8)])
+BLOCK = block_dtype(IQ1_S)
 
 
 _BYTES = BLOCK.itemsize

@@ -27,6 +27,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import IQ3_S
 from quantize.formats.base import (
     Rows,
+    block_dtype,
     block_format,
 )
 from quantize.formats.iq import grids
@@ -66,7 +67,7 @@ from quantize.simd.tiles import (
     store_blocks,
 )
 
-BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 64), ("qh", "u1", 8), ("signs", "u1", 32), ("scales", "u1", 4)])
+BLOCK = block_dtype(IQ3_S)
 
 
 _FUDGE = np.float32(1.033)

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import IQ3_XXS
 from quantize.formats.base import (
     Rows,
+    block_dtype,
     block_format,
 )
 from quantize.formats.iq import grids
@@ -64,7 +65,7 @@ from quantize.simd.tiles import (
     store_blocks,
 )
 
-BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 64), ("words", "<u4", 8)])
+BLOCK = block_dtype(IQ3_XXS)
 
 
 _EMPTY = np.float32(1e-8)  # ggml's GROUP_MAX_EPS_IQ3_XXS

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import IQ4_NL
 from quantize.formats.base import (
     Rows,
+    block_dtype,
     block_format,
 )
 from quantize.formats.blocks_of_32.scales import ELEMS
@@ -29,7 +30,7 @@ from quantize.simd.lanes import LANES, Floats, select, splat, square_root
 from quantize.simd.packing import pack, prepend_half
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
-BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 16)])
+BLOCK = block_dtype(IQ4_NL)
 
 
 _BYTES = BLOCK.itemsize

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import IQ4_XS
 from quantize.formats.base import (
     Rows,
+    block_dtype,
     block_format,
 )
 from quantize.formats.iq.iq4 import ELEMS, levels_of, nearest_code, search_levels
@@ -35,7 +36,7 @@ from quantize.simd.packing import pack
 from quantize.simd.rounding import clamp, nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
-BLOCK = np.dtype([("d", "<u2"), ("scales_h", "<u2"), ("scales_l", "u1", 4), ("qs", "u1", 128)])
+BLOCK = block_dtype(IQ4_XS)
 
 
 _BYTES = BLOCK.itemsize

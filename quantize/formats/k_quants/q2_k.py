@@ -19,6 +19,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import Q2_K
 from quantize.formats.base import (
     Rows,
+    block_dtype,
     block_format,
 )
 from quantize.formats.k_quants.super_block import (
@@ -38,7 +39,7 @@ from quantize.simd.lanes import LANES, absolute, shift_right_logical, to_float
 from quantize.simd.packing import codes_at, pack
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
-BLOCK = np.dtype([("scales", "u1", 16), ("qs", "u1", 64), ("d", "<u2"), ("dmin", "<u2")])
+BLOCK = block_dtype(Q2_K)
 
 
 _BYTES = BLOCK.itemsize

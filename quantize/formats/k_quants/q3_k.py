@@ -20,6 +20,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import Q3_K
 from quantize.formats.base import (
     Rows,
+    block_dtype,
     block_format,
 )
 from quantize.formats.k_quants.super_block import ELEMS, fit_symmetric_sub_blocks, mean_square, weigh
@@ -33,7 +34,7 @@ from quantize.simd.packing import codes_at, pack
 from quantize.simd.rounding import clamp, nearest_float, nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
-BLOCK = np.dtype([("hmask", "u1", 32), ("qs", "u1", 64), ("scales", "u1", 12), ("d", "<u2")])
+BLOCK = block_dtype(Q3_K)
 
 
 _BYTES = BLOCK.itemsize

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import Q5_K
 from quantize.formats.base import (
     Rows,
+    block_dtype,
     block_format,
 )
 from quantize.formats.k_quants.super_block import (
@@ -40,7 +41,7 @@ from quantize.simd.lanes import LANES, minimum, to_float
 from quantize.simd.packing import codes_at, pack, pack_scales, scale_at
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
-BLOCK = np.dtype([("d", "<u2"), ("dmin", "<u2"), ("scales", "u1", 12), ("qh", "u1", 32), ("qs", "u1", 128)])
+BLOCK = block_dtype(Q5_K)
 
 
 _BYTES = BLOCK.itemsize

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import Q6_K
 from quantize.formats.base import (
     Rows,
+    block_dtype,
     block_format,
 )
 from quantize.formats.k_quants.super_block import ELEMS, fit_symmetric_sub_blocks
@@ -32,7 +33,7 @@ from quantize.simd.packing import codes_at, pack
 from quantize.simd.rounding import nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
-BLOCK = np.dtype([("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", "<u2")])
+BLOCK = block_dtype(Q6_K)
 
 
 _BYTES = BLOCK.itemsize

@@ -30,11 +30,8 @@ from quantize.simd.packing import pack
 from quantize.simd.rounding import nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
-BLOCK = np.dtype([("d", "<f4"), ("qs", "i1", 256), ("bsums", "<i2", 16)])
-
-
 _ELEMS = 256
-_BYTES = BLOCK.itemsize
+_BYTES = Q8_K.block_bytes
 _WORDS = padded_words(_BYTES)
 _TOP = np.float32(127)
 

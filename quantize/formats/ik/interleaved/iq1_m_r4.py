@@ -31,9 +31,6 @@ from quantize.formats.iq.iq1 import decode_group, point_values
 from quantize.simd.half import float_at
 from quantize.simd.kernel import kernel
 
-BLOCK = np.dtype([("qs", "u1", (4, 4)), ("qh", "u1", (2, 4)), ("scales", "u1", 4)])
-"""Of a group."""
-
 
 def decode(data: Bytes, n_cols: int) -> Floats32:
     """Return the weights of rows of IQ1_M_R4."""
@@ -41,7 +38,7 @@ def decode(data: Bytes, n_cols: int) -> Floats32:
 
 
 _ROWS = IQ1_M_R4.rows_interleaved
-_BYTES = BLOCK.itemsize
+_BYTES = _ROWS * IQ1_M_R4.block_bytes
 _ELEMS = 32
 _META = 2 * _ROWS
 

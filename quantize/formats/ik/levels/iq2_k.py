@@ -31,10 +31,7 @@ from quantize.simd.lane_memory import IntTile, tail
 from quantize.simd.lanes import Ints
 from quantize.simd.packing import pack
 
-BLOCK = np.dtype([("d", "<u2"), ("extra", "<u2"), ("scales", "u1", 8), ("qs", "u1", 64)])
-
-
-_BYTES = BLOCK.itemsize
+_BYTES = IQ2_K.block_bytes
 
 
 @kernel

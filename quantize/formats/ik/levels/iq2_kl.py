@@ -33,10 +33,7 @@ from quantize.simd.lanes import Floats, minimum, select, splat
 from quantize.simd.packing import pack, prepend_half
 from quantize.simd.wide_tables import look_up_in
 
-BLOCK = np.dtype([("scales_h", "<u2"), ("scales_l", "u1", 4), ("qs", "u1", 64), ("qh", "u1", 16)])
-
-
-_BYTES = BLOCK.itemsize
+_BYTES = IQ2_KL.block_bytes
 
 
 @kernel

@@ -31,10 +31,7 @@ from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, tail
 from quantize.simd.packing import pack, prepend_half
 
-BLOCK = np.dtype([("extra", "<u2"), ("scales", "u1", 4), ("qs", "u1", 64)])
-
-
-_BYTES = BLOCK.itemsize
+_BYTES = IQ2_KS.block_bytes
 
 
 @kernel

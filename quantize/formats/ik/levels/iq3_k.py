@@ -34,19 +34,7 @@ from quantize.simd.lane_memory import IntTile, tail
 from quantize.simd.lanes import Ints, maximum, select, splat
 from quantize.simd.packing import pack, prepend_half
 
-BLOCK = np.dtype(
-    [
-        ("d", "<u2"),
-        ("extra", "<u2"),
-        ("scales_h", "<u2"),
-        ("scales_l", "u1", 8),
-        ("qs", "u1", 64),
-        ("qh", "u1", 32),
-    ]
-)
-
-
-_BYTES = BLOCK.itemsize
+_BYTES = IQ3_K.block_bytes
 
 
 @kernel

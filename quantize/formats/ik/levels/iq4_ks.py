@@ -30,10 +30,7 @@ from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, tail
 from quantize.simd.packing import pack
 
-BLOCK = np.dtype([("scales", "u1", 8), ("qs", "u1", 128)])
-
-
-_BYTES = BLOCK.itemsize
+_BYTES = IQ4_KS.block_bytes
 
 
 @kernel

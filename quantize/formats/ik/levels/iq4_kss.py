@@ -33,9 +33,6 @@ from quantize.simd.lane_memory import FloatTile, IntTile, int_tile, tail
 from quantize.simd.lanes import Floats, Ints, absolute, minimum, select, splat, to_int
 from quantize.simd.wide_tables import look_up_in
 
-BLOCK = np.dtype([("qs", "<u2", (8, 8))])
-
-
 _BYTES = 16  # of a sub-block
 
 

@@ -34,19 +34,7 @@ from quantize.simd.lane_memory import IntTile, tail
 from quantize.simd.lanes import Ints
 from quantize.simd.packing import pack
 
-BLOCK = np.dtype(
-    [
-        ("d", "<u2"),
-        ("extra", "<u2"),
-        ("scales_h", "u1", 4),
-        ("scales_l", "u1", 8),
-        ("qs", "u1", 128),
-        ("qh", "u1", 32),
-    ]
-)
-
-
-_BYTES = BLOCK.itemsize
+_BYTES = IQ5_K.block_bytes
 
 
 @kernel

@@ -31,10 +31,7 @@ from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, tail
 from quantize.simd.packing import pack
 
-BLOCK = np.dtype([("scales", "u1", 8), ("qs", "u1", 128), ("qh", "u1", 32)])
-
-
-_BYTES = BLOCK.itemsize
+_BYTES = IQ5_KS.block_bytes
 
 
 @kernel

@@ -38,10 +38,7 @@ from quantize.simd.lane_memory import IntTile, tail
 from quantize.simd.lanes import Ints
 from quantize.simd.packing import pack
 
-BLOCK = np.dtype([("d", "<u2"), ("extra", "<u2"), ("scales", "i1", 16), ("qs", "u1", 128), ("qh", "u1", 64)])
-
-
-_BYTES = BLOCK.itemsize
+_BYTES = IQ6_K.block_bytes
 _COEFFICIENTS = tuple(map(np.float32, (0.0011972, -0.11218, 6.2568, -127.0)))
 
 

@@ -18,14 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ3_KT
-from quantize.formats.base import Bytes, Floats32
+from quantize.formats.base import Bytes, Floats32, block_dtype
 from quantize.formats.ik.levels.levels import SUPER_ELEMS
 from quantize.formats.ik.trellis.encoding import Choices, trellis_format
 from quantize.formats.ik.trellis.rows import Task, Trellis, rows_of
 from quantize.formats.ik.trellis.trellis import START, level, step
 from quantize.simd.kernel import kernel
 
-BLOCK = np.dtype([("scales", "u1", 4), ("ql", "<u2", 32), ("qh", "u1", 32)])
+BLOCK = block_dtype(IQ3_KT)
 
 
 _BYTES = BLOCK.itemsize

@@ -21,14 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ4_KT
-from quantize.formats.base import Bytes, Floats32
+from quantize.formats.base import Bytes, Floats32, block_dtype
 from quantize.formats.ik.levels.levels import SUPER_ELEMS
 from quantize.formats.ik.trellis.encoding import Choices, trellis_format
 from quantize.formats.ik.trellis.rows import Task, Trellis, rows_of
 from quantize.formats.ik.trellis.trellis import START, walk
 from quantize.simd.kernel import kernel
 
-BLOCK = np.dtype([("shb", "<u4", 8), ("ql", "u1", 64), ("qh", "u1", 32)])
+BLOCK = block_dtype(IQ4_KT)
 
 
 _BYTES = BLOCK.itemsize
