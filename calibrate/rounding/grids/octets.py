@@ -127,6 +127,16 @@ def _reset(best: Best) -> None:
     best.codes[0] = splat(0)
 
 
+@inlined
+def _search_8(walk: Any, lattice: Lattice, octet: Octet, shift: Any, best: Best) -> None:
+    """Find the best point of a group of 8 by one of the walks that go one way."""
+    steps, way = float_tile(64), Way(float_tile(64), float_tile(8))
+    _fill_steps(lattice, octet, 0, 8, 3, shift, steps)
+    _reset(best)
+    _start(octet.rests, 8, ZERO, way)
+    walk(_group(lattice, octet, 0, steps), way, best, 0)
+
+
 # ---- any signs
 
 
@@ -146,11 +156,8 @@ def _settle_free(
 @inlined
 def round_free_8(lattice: Lattice, octet: Octet, attempt: int, choice: Choice) -> Floats:
     """Compute what the best group of 8 costs; fill the choice."""
-    steps, way, best = float_tile(64), Way(float_tile(64), float_tile(8)), Best(float_tile(1), int_tile(1))
-    _fill_steps(lattice, octet, 0, 8, 3, ZERO, steps)
-    _reset(best)
-    _start(octet.rests, 8, ZERO, way)
-    free_walk_of_8(_group(lattice, octet, 0, steps), way, best, 0)
+    best = Best(float_tile(1), int_tile(1))
+    _search_8(free_walk_of_8, lattice, octet, ZERO, best)
     choice.codes[0], choice.signs[0] = best.codes[0], splat(0)
     return _settle_free(lattice, octet, 0, 8, 2, best.codes[0], choice)
 
@@ -298,11 +305,8 @@ def round_even_4(lattice: Lattice, octet: Octet, attempt: int, choice: Choice) -
 @inlined
 def _round_shifted(lattice: Lattice, octet: Octet, shift: Floats, choice: Choice) -> Floats:
     """Compute what the best group of 8 of the grid IQ1 costs with levels shifted; fill codes and errors."""
-    steps, way, best = float_tile(64), Way(float_tile(64), float_tile(8)), Best(float_tile(1), int_tile(1))
-    _fill_steps(lattice, octet, 0, 8, 3, shift, steps)
-    _reset(best)
-    _start(octet.rests, 8, ZERO, way)
-    plain_walk_of_8(_group(lattice, octet, 0, steps), way, best, 0)
+    best = Best(float_tile(1), int_tile(1))
+    _search_8(plain_walk_of_8, lattice, octet, shift, best)
     choice.codes[0] = best.codes[0]
     cost = splat(ZERO)
     values = load(lattice.values, 0)
