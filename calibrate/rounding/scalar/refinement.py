@@ -125,7 +125,7 @@ def refine_blocks(ground: Ground, state: State, levels: Levels, lines: Lines, pi
             own = ground.uppers[start * size : (start + size) * size]
             columns = Columns(own, inverses[start:], size, 0, size)
             cost = _aim(columns, tail(pulls, start), tail(values, start), target)
-            at = j * lines.count * lines.n_rows + first
+            at = j * lines.n_lines * lines.n_rows + first
             choice = choose(target, columns, levels, lines, at, rounded)
             better = choice.cost < cost * _LEAST_GAIN
             store(picks.numbers, j * lines.n_rows + first, select(better, choice.number, -1))

@@ -61,14 +61,14 @@ class Levels(NamedTuple):
 class Lines(NamedTuple):
     """The candidates of sub-blocks: a value is slope * level - low.
 
-    slopes, lows  float32 (sub-blocks * count * n_rows,)
-    count         lines of a sub-block, an even number up to MOST_CANDIDATES
+    slopes, lows  float32 (sub-blocks * n_lines * n_rows,)
+    n_lines       of a sub-block, an even number up to MOST_CANDIDATES
     n_rows        a multiple of LANES
     """
 
     slopes: Floats32
     lows: Floats32
-    count: int
+    n_lines: int
     n_rows: int
 
 
@@ -180,16 +180,16 @@ def choose(x: FloatTile, columns: Columns, levels: Levels, lines: Lines, at: int
     costs = float_tile(MOST_CANDIDATES)
     twice = beside(x, 0)
     both = Rounded(tile_like(twice, PANEL), tile_like(twice, PANEL))
-    for c in range(lines.count):
+    for c in range(lines.n_lines):
         slopes[c] = load(lines.slopes, at + c * lines.n_rows)
         lows[c] = load(lines.lows, at + c * lines.n_rows)
-    for c in range(0, lines.count, 2):
+    for c in range(0, lines.n_lines, 2):
         both_slopes, both_lows = beside(tail(slopes, c), 1)[0], beside(tail(lows, c), 1)[0]
         cost_of_both = _round_under(twice, columns, levels, both_slopes, both_lows, both)
         beside(tail(costs, c), 1)[0] = cost_of_both
     number = splat(0)
     cost, slope, low = costs[0], slopes[0], lows[0]
-    for c in range(1, lines.count):
+    for c in range(1, lines.n_lines):
         better = costs[c] < cost
         number = select(better, c, number)
         cost = select(better, costs[c], cost)
@@ -230,7 +230,7 @@ def round_blocks(
         load_blocks(rows, first, n, x)
         for j in range(n // size):
             columns = Columns(upper, inverses, n, j * size, size)
-            at = j * lines.count * lines.n_rows + first
+            at = j * lines.n_lines * lines.n_rows + first
             choice = choose(tail(x, columns.start), columns, levels, lines, at, rounded)
             store(picks.numbers, j * lines.n_rows + first, choice.number)
             for i in range(size):
