@@ -17,12 +17,15 @@ from calibrate.statistics.shrinkage import Trust
 from forward.device import device_name
 from forward.network import Network
 from forward.text.quality import TextQuality
-from forward.text.tokens import Text
+from forward.text.tokens import Cut, Text
 from forward.work.run_identity import run_identity
+from gguf_tools.errors import BadArgument
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
+from quality.options import SHORTEST_CHUNK
 from quantize.fill.session import Output
 from quantize.plan.plan import Plan
+from quantize.prepare import Preparation
 
 
 @dataclass(frozen=True)
@@ -98,3 +101,17 @@ class CalibrationPlan:
             "embedding": options.embedding,
             "trust": asdict(self.trust),
         }
+
+
+def refuse_text(path: Path, cut: Cut, preparation: Preparation, *, measured: bool = False) -> None:
+    """Read a text as a model will that is about to be made.
+
+    measured  whether predictions of it will be measured
+    raises    BadRequest for a file that is no text or too short, BadArgument for chunks that are too short,
+              UnsupportedCheckpoint for a model that can't be computed
+    """
+    if measured and cut.chunk_size < SHORTEST_CHUNK:
+        raise BadArgument(f"a context of {cut.chunk_size} tokens, expected {SHORTEST_CHUNK} or more")
+    output = preparation.outputs[0]
+    coverage = Coverage.of(output.path, output.layout.metadata, preparation.plan.infos)
+    CalibrationOptions(path, cut).read(output.layout.metadata, coverage)

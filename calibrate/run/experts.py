@@ -22,10 +22,10 @@ from calibrate.statistics.conditions import Conditions
 from calibrate.statistics.inputs import HELD_ROWS, PIECE_ROWS, Activations, Inputs
 from calibrate.statistics.moments import PAIR_BYTES, Moments, Statistics
 from forward.device import to_cpu
+from forward.layer import refuse_nonfinite
 from forward.layers.experts import Experts
 from forward.layers.ffn import FeedForward
 from forward.observe import Silent
-from gguf_tools.errors import BadActivation
 
 MIDDLE = ("middle",)
 """Key of what gate and up multiply, of the block and of all experts."""
@@ -309,9 +309,3 @@ class ExpertRun:
 def _pieces(rows: Rows) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     if len(rows.tokens):
         yield from zip(rows.tokens.split(PIECE_ROWS), rows.weights.split(PIECE_ROWS), strict=True)
-
-
-def refuse_nonfinite(states: torch.Tensor, name: str) -> None:
-    """Raise BadActivation naming the tensor that the states come from."""
-    if not bool(torch.isfinite(states.sum())):
-        raise BadActivation(f"{name}: the hidden states after it have NaN or infinity")

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from calibrate.run.context import Model, RunContext
-from calibrate.run.experts import MIDDLE, ExpertRun, Routes, refuse_nonfinite
+from calibrate.run.experts import MIDDLE, ExpertRun, Routes
 from calibrate.statistics.capture import Capture, Order, Seen
 from calibrate.statistics.inputs import Activations, Inputs, gather
 from forward.device import to_cpu
-from forward.layer import Layer
+from forward.layer import Layer, refuse_nonfinite
 from forward.layers.ffn import BlockNames
 from forward.layers.residual import joined
 from forward.malloc_trim import give_back

@@ -65,7 +65,7 @@ class Divergence:
 
     def refuse(self, run: Run) -> None:
         """Raise BadRequest, before a weight is read, for a text that can't be used."""
-        from calibrate.early import refuse_text
+        from calibrate.plan import refuse_text
 
         refuse_text(self.text, self.options.cut, run.preparation, measured=True)
 
