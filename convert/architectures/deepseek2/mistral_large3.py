@@ -16,7 +16,7 @@ from convert.architectures.deepseek2.family import relative
 from convert.architectures.deepseek2.metadata import GGUF_NAME
 from convert.architectures.deepseek2.metadata import METADATA as DEEPSEEK_METADATA
 from convert.architectures.deepseek2.metadata import read_metadata as read_deepseek
-from convert.checkpoint.model_config import MISTRAL_LARGE_3
+from convert.checkpoint.json_files import MISTRAL_LARGE_3
 from convert.tokenizer.family_quirks import Quirks
 from gguf_tools.errors import BadConfig
 from gguf_tools.format import keys
