@@ -9,7 +9,7 @@ from pathlib import Path
 
 from calibrate.coverage import Coverage
 from calibrate.options import CalibrationOptions
-from forward.device import require_torch
+from forward.options import require_torch
 from forward.text.quality import TextQuality, admit, judge
 from forward.text.tokens import Text
 from gguf_tools.files.inputs import AnyInput

@@ -22,6 +22,7 @@ from calibrate.run.streams import state_bytes
 from calibrate.statistics.covariances import stored_bytes
 from calibrate.statistics.gradient_factors import gradient_text
 from calibrate.statistics.inputs import HELD_ROWS
+from forward.device import CPU
 from forward.gradients.forward_backward import BACKWARD_WORK
 from forward.layers.matmul_backend import fast_products
 from forward.text.tokens import Text
@@ -169,7 +170,7 @@ def flops_per_second() -> float:
     torch.set_num_threads(1)
     try:
         a = torch.ones((_PROBE, _PROBE))
-        with fast_products("cpu"):
+        with fast_products(CPU):
             a @ a
             started = time.thread_time()  # what others take of a busy machine is another matter
             for _ in range(_PROBES):

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from quantize.calibration import Calibrating
 from quantize.importances.files import ImportanceSource
-from quantize.mla_layout.names import MLALayout
 from quantize.plan.decide import PlanOptions
 from quantize.plan.recipe_files import Mixture
-from quantize.roles import Program
+from quantize.roles import MLALayout, Program
 from quantize.run_options import RunChoices
 
 

@@ -20,10 +20,9 @@ from convert.architectures import find_architecture
 from convert.architectures.arrange import OutputTensor
 from convert.architectures.base import Architecture, build, metadata_of, options_of
 from convert.checkpoint.checkpoint import Checkpoint, config_path, read_config
-from convert.checkpoint.streamed import StreamedFolder
 from convert.conversion import CheckpointSources, has_layouts
-from convert.metadata.metadata import GeneralMetadata, general_metadata
-from convert.metadata.naming import fill_outfile_template
+from convert.metadata.general import GeneralMetadata, general_metadata
+from convert.metadata.model_names import fill_outfile_template
 from convert.options import ConvertChoices, ConvertOptions
 from convert.tokenizer.tokenizer import Tokenizer, read_tokenizer
 from convert.weights import open_weights
@@ -41,12 +40,12 @@ from quantize.fill.encode import FillJob
 from quantize.fill.session import Output
 from quantize.options import QuantizeOptions
 from quantize.plan.converter_types import is_outtype, outtype_plan, resolve_outtype
+from quantize.plan.metadata import QUANTIZATION_VERSION
 from quantize.plan.plan import Plan, in_file_order
 from quantize.plan.program_support import only_in_ik
 from quantize.plan.recipe_files import find_mixture
 from quantize.plan.recipes import find_recipe
 from quantize.prepare import (
-    QUANTIZATION_VERSION,
     Preparation,
     decide_file,
     fill_job,
@@ -101,8 +100,7 @@ def plan_run(
         return
     with Checkpoint(folder, allow_pickle=options.allow_pickle) as checkpoint:
         preparation, job = prepare(checkpoint, outfile, options, allow_problems=allow_problems)
-        if isinstance(folder, StreamedFolder):
-            job = replace(job, remote=folder.recognised_by())
+        job = replace(job, remote=checkpoint.remote())
         yield Run(preparation, job, checkpoint.inputs(), started, options.calibration)
 
 

@@ -18,11 +18,10 @@ from convert.options import ConvertOptions
 from gguf_tools.errors import BadArgument, BadRequest, HubError
 from gguf_tools.hub.client import is_unknown
 from gguf_tools.hub.names import SCHEME, HubName, parse_hub_name
-from quantize.mla_layout.names import MLALayout
 from quantize.options import QuantizeOptions
 from quantize.pipeline import plan_run as plan_file
 from quantize.plan.recipe_files import Mixture
-from quantize.roles import Program
+from quantize.roles import MLALayout, Program
 from quantize.run import Run
 
 

@@ -15,6 +15,9 @@ from forward.layers.norm import RMSNorm
 from forward.layers.rope import Rope, Rotation
 from gguf_tools.format.values import Metadata
 
+BuildLayer = Callable[[Loader, int, Rotation], Layer]
+"""Reads a layer: is given its number, and the rotation of the positions of a chunk."""
+
 EMBEDDINGS, OUTPUT, OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"
 
 
@@ -37,7 +40,7 @@ class Network:
     n_chosen    positions that a token attends to at most, where indexers choose them or windows of them;
                 None: all
     n_strands   strands of hidden states side by side
-    n_handed    columns behind them: numbers that layers hand on (forward.layers.residual.Apart)
+    n_handed    columns behind them: numbers that layers hand on (forward.layers.residual.WithSidecar)
     end         (loader, norm before the output matrix) -> what makes of the last hidden states what that
                 matrix multiplies; None: the norm itself
     """
@@ -48,7 +51,7 @@ class Network:
     output: str
     norm_eps: float
     rope: Rope
-    build: Callable[[Loader, int, Rotation], Layer]
+    build: BuildLayer
     n_chosen: int | None = None
     n_strands: int = 1
     n_handed: int = 0

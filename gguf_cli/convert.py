@@ -109,6 +109,26 @@ def make_parser(prog: str = "convert-hf-to-gguf") -> argparse.ArgumentParser:
     parser.add_argument(
         "--no-nextn", dest="mtp", action="store_false", default=None, help="another name of --no-mtp"
     )
+    _add_file_arguments(parser)
+    command.add_threads(parser)
+    parser.add_argument(
+        "--print-supported-models", action="store_true", help="list the architectures that can be converted"
+    )
+    add_stream_argument(parser)
+    add_restart_argument(parser)
+    add_force(parser)
+    command.add_scheduler(parser)
+    add_matrix_arguments(parser)
+    add_type_arguments(parser)
+    add_output_arguments(parser)
+    add_plan_arguments(parser)
+    add_card_arguments(parser)
+    add_foreign_flags(parser, "convert_hf_to_gguf.py", FOREIGN_FLAGS)
+    return parser
+
+
+def _add_file_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what decides how the file is laid out, and what it says of the model."""
     parser.add_argument("--vocab-only", action="store_true", help="write the tokenizer and no tensors")
     parser.add_argument(
         "--allow-pickle", action="store_true",
@@ -133,21 +153,6 @@ def make_parser(prog: str = "convert-hf-to-gguf") -> argparse.ArgumentParser:
         "--pre-tokenizer", metavar="NAME",
         help="llama.cpp's name of the pre-tokenizer, when tokenizer.json is not recognised",
     )  # fmt: skip
-    command.add_threads(parser)
-    parser.add_argument(
-        "--print-supported-models", action="store_true", help="list the architectures that can be converted"
-    )
-    add_stream_argument(parser)
-    add_restart_argument(parser)
-    add_force(parser)
-    command.add_scheduler(parser)
-    add_matrix_arguments(parser)
-    add_type_arguments(parser)
-    add_output_arguments(parser)
-    add_plan_arguments(parser)
-    add_card_arguments(parser)
-    add_foreign_flags(parser, "convert_hf_to_gguf.py", FOREIGN_FLAGS)
-    return parser
 
 
 def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:

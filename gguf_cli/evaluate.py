@@ -92,6 +92,24 @@ def make_parser(prog: str = "evaluate") -> argparse.ArgumentParser:
     )
     add_context_argument(what)
     what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
+    _add_reports(what)
+    _add_stored_base(what)
+    what.add_argument(
+        "--like", choices=["llama.cpp"], help="round activations as this engine's CPU kernels do"
+    )
+    run = add_run_arguments(parser)
+    command.add_scheduler(run)
+    add_force(run)
+    run.add_argument(
+        "--work", type=command.output_folder, action=StoreOutput, metavar="DIR",
+        help="where finished layers are kept (default: FILE.work beside --json or --html, else a temporary"
+        " folder in $TMPDIR or /var/tmp)",
+    )  # fmt: skip
+    return parser
+
+
+def _add_reports(what: argparse._ArgumentGroup) -> None:
+    """Add what is written besides the table, and what goes into the page."""
     what.add_argument(
         "--json", type=command.output_file, action=StoreOutput, metavar="FILE",
         help="write all numbers as one JSON object",
@@ -111,6 +129,10 @@ def make_parser(prog: str = "evaluate") -> argparse.ArgumentParser:
         help="what each tensor costs at each type, as `sensitivity` has measured it: the page gets a map of"
         " what more bytes for each tensor would save",
     )  # fmt: skip
+
+
+def _add_stored_base(what: argparse._ArgumentGroup) -> None:
+    """Add what makes a base, or replaces it."""
     what.add_argument(
         "--kl-divergence-base", type=Path, action=StoreOutput, metavar="FILE",
         help="also write the log probabilities of BASE, as llama-perplexity; with --kl-divergence, read them",
@@ -124,18 +146,6 @@ def make_parser(prog: str = "evaluate") -> argparse.ArgumentParser:
         "--keep", type=command.output_folder, action=StoreOutput, metavar="DIR",
         help="keep the base's states in DIR, or use those that an earlier run has kept there",
     )  # fmt: skip
-    what.add_argument(
-        "--like", choices=["llama.cpp"], help="round activations as this engine's CPU kernels do"
-    )
-    run = add_run_arguments(parser)
-    command.add_scheduler(run)
-    add_force(run)
-    run.add_argument(
-        "--work", type=command.output_folder, action=StoreOutput, metavar="DIR",
-        help="where finished layers are kept (default: FILE.work beside --json or --html, else a temporary"
-        " folder in $TMPDIR or /var/tmp)",
-    )  # fmt: skip
-    return parser
 
 
 def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -176,10 +186,7 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
 def _models(
     parser: argparse.ArgumentParser, args: argparse.Namespace
 ) -> tuple[Path | LogitsFile, list[Path]]:
-    """Return the base and what to compare with it; end with arguments that contradict each other.
-
-    `args.base` becomes a path.
-    """
+    """Return the base and what to compare with it; end with arguments that contradict each other."""
     from convert.sources import model_path
     from quality.options import LogitsFile
 
@@ -190,14 +197,12 @@ def _models(
     if args.kl_divergence:
         if args.kl_divergence_base is None:
             parser.error("--kl-divergence compares with a file: --kl-divergence-base FILE is missing")
-        args.base = Path(args.base)
-        return LogitsFile(args.kl_divergence_base), [args.base, *args.quants]
+        return LogitsFile(args.kl_divergence_base), [Path(args.base), *args.quants]
     if args.text is None:
         parser.error("-f TEXT is missing")
     if not args.quants:
         parser.error(f"{args.base}: no model to compare with this one, the base")
-    args.base = model_path(args.base, quiet=args.quiet)
-    return args.base, args.quants
+    return model_path(args.base, quiet=args.quiet), args.quants
 
 
 def _page_inputs(args: argparse.Namespace) -> PageInputs:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from imatrix.options import CollectOptions
     from quantize.importances.entries import ImportanceFile, ImportanceFormat
 
+    _Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
 DESCRIPTION = """\
 Importance matrices: for every weight, which of its columns carry large activations. `quantize --imatrix`
 uses them. With -m and -f, one is collected: the text goes through the model layer by layer, so every
@@ -76,10 +78,26 @@ def make_parser(prog: str = "imatrix") -> argparse.ArgumentParser:
     parser.set_defaults(body=lambda args: _collect(args, parser))
     _add_collect_arguments(parser)
     commands = parser.add_subparsers(metavar="COMMAND")
+    _add_show(commands)
+    _add_convert(commands)
+    _add_merge(commands)
+    _add_stats(commands)
+    _add_check(commands)
+    _add_repair(commands)
+    for name, subparser in commands.choices.items():
+        subparser.epilog, subparser.formatter_class = called_by(prog, _EXAMPLES[name]), HelpFormatter
+        command.add_verbose(subparser)
+    return parser
+
+
+def _add_show(commands: _Subparsers) -> None:
     show = commands.add_parser("show", help="entries, sizes, counts", description="List what a file holds.")
-    show.add_argument("file", type=Path, metavar="FILE")
+    _add_file(show)
     show.add_argument("--json", action="store_true", help="as one JSON object")
     show.set_defaults(body=_show)
+
+
+def _add_convert(commands: _Subparsers) -> None:
     convert = commands.add_parser(
         "convert",
         help="turn one form into the other",
@@ -89,62 +107,75 @@ def make_parser(prog: str = "imatrix") -> argparse.ArgumentParser:
     convert.add_argument("output", type=output_file, metavar="OUTPUT")
     add_force(convert)
     _add_layout(convert)
-    convert.add_argument(
-        "--model", dest="for_model", metavar="MODEL",
-        help=f"{_KINDS_OF_MODEL}; with --mla both it says how many heads there are",
-    )  # fmt: skip
+    _add_model(convert, f"{_KINDS_OF_MODEL}; with --mla both it says how many heads there are")
     convert.set_defaults(body=lambda args: _convert(args, convert))
+
+
+def _add_merge(commands: _Subparsers) -> None:
     merge = commands.add_parser(
         "merge",
         help="several files as one",
         description="Add up sums and counts, per expert: what collecting all in one go would have given.",
     )
     merge.add_argument("inputs", type=Path, nargs="+", metavar="INPUT")
-    merge.add_argument("-o", "--output", dest="merged", type=output_file, required=True, metavar="OUT")
-    add_force(merge)
+    _add_new_file(merge, "merged")
     merge.set_defaults(body=_merge)
+
+
+def _add_stats(commands: _Subparsers) -> None:
     stats = commands.add_parser(
         "stats",
         help="how energy is spread, and what was never seen",
         description="Show what llama-imatrix --show-statistics shows, and coverage.",
     )
-    stats.add_argument("file", type=Path, metavar="FILE")
+    _add_file(stats)
     stats.add_argument("--json", action="store_true", help="as one JSON object")
     stats.add_argument(
         "--plot", type=output_file, action=StoreOutput, metavar="FILE.png",
         help="draw it, too; needs matplotlib",
     )  # fmt: skip
     stats.set_defaults(body=_stats)
+
+
+def _add_check(commands: _Subparsers) -> None:
     check = commands.add_parser(
         "check",
         help="is it sound, and does it fit",
         description="Look for numbers that can't be, gaps, and data that don't fit. Exit code 1 for errors;"
         " warnings are only told.",
     )
-    check.add_argument("file", type=Path, metavar="FILE")
-    check.add_argument("--model", dest="for_model", metavar="MODEL", help=_KINDS_OF_MODEL)
+    _add_file(check)
+    _add_model(check, _KINDS_OF_MODEL)
     check.add_argument(
         "--recipe", metavar="TYPE", help="file type or recipe file: what it lacks data for; needs --model"
     )
     check.set_defaults(body=lambda args: _check(args, check))
+
+
+def _add_repair(commands: _Subparsers) -> None:
     repair = commands.add_parser(
         "repair",
         help="fill gaps; every change is listed",
         description="Give experts that saw nothing neutral values; derive attn_kv_b and attn_v_b, gate and up"
         " from each other.",
     )
-    repair.add_argument("file", type=Path, metavar="FILE")
-    repair.add_argument("-o", "--output", dest="repaired", type=output_file, required=True, metavar="OUT")
-    add_force(repair)
-    repair.add_argument(
-        "--model", dest="for_model", metavar="MODEL",
-        help=f"{_KINDS_OF_MODEL}; says how many heads there are",
-    )  # fmt: skip
+    _add_file(repair)
+    _add_new_file(repair, "repaired")
+    _add_model(repair, f"{_KINDS_OF_MODEL}; says how many heads there are")
     repair.set_defaults(body=_repair)
-    for name, subparser in commands.choices.items():
-        subparser.epilog, subparser.formatter_class = called_by(prog, _EXAMPLES[name]), HelpFormatter
-        command.add_verbose(subparser)
-    return parser
+
+
+def _add_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE")
+
+
+def _add_new_file(parser: argparse.ArgumentParser, dest: str) -> None:
+    parser.add_argument("-o", "--output", dest=dest, type=output_file, required=True, metavar="OUT")
+    add_force(parser)
+
+
+def _add_model(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--model", dest="for_model", metavar="MODEL", help=text)
 
 
 def _add_layout(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
@@ -222,27 +253,32 @@ def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     for option, value in (("-m", args.model), ("-f", args.text)):
         if value is None:
             parser.error(f"{option} is missing (or a COMMAND; see --help)")
+    _collect_from(args)
+
+
+def _collect_from(args: argparse.Namespace) -> None:
+    """Collect importances from -m and -f, and write them."""
     from convert.sources import model_path
-    from forward.device import require_torch
+    from forward.options import require_torch
 
     require_torch("collecting importances")
     from forward.work.work_folder import forget
     from imatrix.collecting import collect_beside
     from imatrix.layouts import notes_on_groups
     from imatrix.progress import CollectBar, perplexity_lines
-    from imatrix.store import not_held, save
+    from imatrix.store import load, not_held, save
 
     refuse_shared({"-o": args.output}, (Path(args.model), args.text))  # also where it is the default
     refuse_to_replace([args.output], force=args.force)
-    args.model = model_path(args.model, quiet=args.quiet)
+    model = model_path(args.model, quiet=args.quiet)
     options = _collect_options(args, [load(path) for path in args.in_file])
 
     def write(contents: ImportanceFile) -> None:
-        save(args.output, _in_layout(contents, args.mla, args.model), args.output_format)
+        save(args.output, _in_layout(contents, args.mla, model), args.output_format)
 
     replaces = args.output.exists()
     with CollectBar(args.output_frequency, write, quiet=args.quiet) as bar:
-        collected = collect_beside(args.model, args.text, args.output, options, bar)
+        collected = collect_beside(model, args.text, args.output, options, bar)
     write(collected.importances)
     forget(args.output)
     if args.quiet:

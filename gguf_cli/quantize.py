@@ -40,8 +40,8 @@ from gguf_cli.parser import ForeignFlag, add_foreign_flags
 from gguf_tools import __version__
 from gguf_tools.errors import BadRequest
 from gguf_tools.text import json_line
-from quantize.mla_layout.names import LAYOUTS
 from quantize.plan.recipes import FILE_TYPES
+from quantize.roles import LAYOUTS
 
 if TYPE_CHECKING:
     from convert.card.write import CardRequest

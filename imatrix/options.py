@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from forward.options import ForwardChoices, ForwardOptions
-from forward.text.tokens import Cut, CutChoices
+from forward.options import ForwardOptions
+from forward.text.tokens import Cut
 from gguf_tools.progress import NoReport, Reporter
 from quantize.importances.entries import ImportanceFile
 
@@ -37,19 +37,6 @@ class CollectOptions:
     restart: bool = False
     earlier: Sequence[ImportanceFile] = ()
     any_text: bool = False
-
-
-class CollectChoices(CutChoices, ForwardChoices, total=False):
-    """The fields of CollectOptions, Cut and ForwardOptions as keyword arguments."""
-
-    cut: Cut
-    process_output: bool
-    perplexity: bool
-    dataset: str | None
-    forward: ForwardOptions
-    restart: bool
-    earlier: Sequence[ImportanceFile]
-    any_text: bool
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from forward.device import to_numpy
 from forward.hidden_states import Rows
 from forward.logits import Positions
 from forward.observe import Arrays, Silent
@@ -53,7 +54,7 @@ class Routes(Silent):
         self._experts: list[npt.NDArray[np.int16]] = []
 
     def routes(self, router: str, experts: torch.Tensor) -> None:
-        self._experts.append(experts.to(torch.int16).cpu().numpy())
+        self._experts.append(to_numpy(experts.to(torch.int16)))
 
     def fresh(self) -> Self:
         return type(self)()

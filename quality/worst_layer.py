@@ -13,8 +13,8 @@ from math import prod
 
 import torch
 
-from forward.families import EMBEDDINGS, OUTPUT_NORM
 from forward.layers.attention.mla import LatentAttention
+from forward.network import EMBEDDINGS, OUTPUT_NORM
 from forward.run import ForwardPass
 from gguf_tools.format.ggml_types import I32
 from quality.bases.base import BaseWeights

@@ -2,7 +2,7 @@
 
 Of every tensor four rows are compared for each million weights, and 32 at least. Where source and file have
 the same type, their bytes must be the same. Elsewhere the error must be within twice the range of the type
-(see quantize/fill/error_ranges.py), because importances and calibration move errors to where they do less
+(see quantize/fill/verify.py), because importances and calibration move errors to where they do less
 harm. The range of a type of one or two bits is wide. So two more things are wrong: rows that are zeros where
 the source's are not, and rows that do not resemble the source's.
 """
@@ -16,15 +16,15 @@ import numpy as np
 
 from gguf_tools.errors import QuantError
 from gguf_tools.findings import Finding, Level
-from gguf_tools.format.layer_names import in_layer_ranges
 from gguf_tools.format.reader import GGUFSource
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.progress import StartProgress, no_start
+from gguf_tools.text import in_layer_ranges
 from quantize.fill.calibrated import ERRORS_RISE
 from quantize.fill.chunks import RowRange
 from quantize.fill.encode import FillJob, encode_rows
-from quantize.fill.error_ranges import is_ordinary
 from quantize.fill.sources import GGUFTensor, SourceTensor
+from quantize.fill.verify import is_ordinary
 from quantize.formats.codecs import codec_of
 
 KIND = "values"

@@ -15,17 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack
 
-from gguf_tools.errors import BadRequest
 from gguf_tools.files.inputs import gguf_inputs
 from gguf_tools.files.named_files import output_path
 from gguf_tools.format.shards import GGUFSet, open_gguf
-from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.hub.names import cached_name
 from quantize.fill.sources import GGUFSources, GGUFTensor
 from quantize.options import QuantizeOptions
-from quantize.plan.plan import Plan, PlanOptions, in_file_order
+from quantize.plan.plan import PlanOptions, in_file_order
 from quantize.plan.recipe_files import Mixture, find_mixture
-from quantize.prepare import Preparation, decide_file, fill_job, lay_out, source_bytes
+from quantize.prepare import Preparation, decide_file, fill_job, lay_out, parts_of, source_bytes
 from quantize.run import Result, Run, execute_together
 from quantize.run_options import QuantizeChoices, RunOptions, merge_choices
 
@@ -50,9 +48,7 @@ def quantize(
     choices    fields of both as keyword arguments; they replace those of `options` and `run`
     raises     ToolkitError. The old output then stays as it was, and finished work is kept for the next run
     """
-    if isinstance(options, PlanOptions):
-        options = QuantizeOptions(types=options)
-    options, run = merge_choices(options or QuantizeOptions(), run, choices)
+    options, run = _merged(options, run, choices)
     with plan_run(source, output, file_type, options) as planned:
         return planned.execute(run)
 
@@ -73,12 +69,18 @@ def quantize_many(
     The rest is as in `quantize`, and so are the files, byte for byte. A run that was interrupted resumes with
     all of its outputs, or one by one.
     """
-    if isinstance(options, PlanOptions):
-        options = QuantizeOptions(types=options)
-    options, run = merge_choices(options or QuantizeOptions(), run, choices)
+    options, run = _merged(options, run, choices)
     with ExitStack() as stack:
         runs = [stack.enter_context(plan_run(source, output, file_type, options)) for file_type in file_types]
         return execute_together(runs, run)
+
+
+def _merged(
+    options: QuantizeOptions | PlanOptions | None, run: RunOptions | None, choices: QuantizeChoices
+) -> tuple[QuantizeOptions, RunOptions]:
+    if isinstance(options, PlanOptions):
+        options = QuantizeOptions(types=options)
+    return merge_choices(options or QuantizeOptions(), run, choices)
 
 
 @contextmanager
@@ -134,16 +136,8 @@ def prepare(
     if not options.keep_split:
         tensors = tuple(in_file_order(tensors))
     plan, metadata = decide_file(source.metadata, tensors, mixture, options, allow_problems=allow_problems)
-    groups = _shard_groups(source, plan) if options.keep_split else [plan.infos]
-    return Preparation(plan, lay_out(output, metadata, groups), source_bytes(plan))
-
-
-def _shard_groups(source: GGUFSet, plan: Plan) -> list[list[TensorInfo]]:
-    """Return the output's tensors by the shard of the source that they come from; a shard left empty by
-    pruning goes."""
-    if len(source.shards) == 1:
-        raise BadRequest(f"{source.path}: --keep-split needs a split source, found a single file")
-    groups: dict[Path, list[TensorInfo]] = {shard.path: [] for shard in source.shards}
-    for tensor in plan.tensors:
-        groups[source.file_of(tensor.source_name).path].append(tensor.info)
-    return [group for group in groups.values() if group]
+    origins = ((tensor.info, tensor.source_name) for tensor in plan.tensors)
+    parts = parts_of(source, origins, keep_split=options.keep_split)
+    if options.keep_split:  # pruning may leave a part empty
+        parts = [part for part in parts if part]
+    return Preparation(plan, lay_out(output, metadata, parts), source_bytes(plan))

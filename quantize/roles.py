@@ -15,15 +15,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, get_args
 
-from gguf_tools.format.layer_names import in_layer_ranges as in_layer_ranges
 from gguf_tools.format.values import bytes_of
+from gguf_tools.text import in_layer_ranges as in_layer_ranges
 
 _LAYER = re.compile(r"blk\.(\d+)")
 
 Program = Literal["llama.cpp", "ik_llama.cpp"]
 """A program that reads and makes GGUF files, and takes names of tensors in its own way."""
+
+MLALayout = Literal["split", "both", "none"]
+"""A layout of multi-head latent attention; quantize/mla_layout/layouts.py says what each is."""
+
+LAYOUTS: tuple[MLALayout, ...] = get_args(MLALayout)
 
 
 class Role(Enum):

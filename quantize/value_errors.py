@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from gguf_tools.format.layer_names import in_layer_ranges
 from gguf_tools.format.reader import GGUFSource
 from gguf_tools.progress import Progress, StartProgress, no_start
-from gguf_tools.text import printable, table
+from gguf_tools.text import in_layer_ranges, printable, table
 from quantize.fill.encode import strips
 from quantize.fill.sources import GGUFTensor
 

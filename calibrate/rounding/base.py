@@ -1,12 +1,12 @@
 """What a type provides so that its blocks can be rounded with feedback.
 
-A rounder chooses the bytes of up to PANEL columns at a time. The driver (feedback.py) hands it weights that
-already make up for the errors of earlier columns, and carries its errors on to later ones.
+A rounder chooses the bytes of up to PANEL columns at a time. feedback.py gives it weights that already make
+up for the errors of earlier columns, and carries its errors on to later ones.
 
-What every rounder owes:
+What every rounder must keep to:
 
-  - The bytes of a row depend on that row, on the factor and on the effort; never on the rows beside it, on
-    threads or on the machine.
+  - The bytes of a row depend on that row, on the factor and on the effort. They never depend on the rows
+    beside it, on threads or on the machine.
   - `values` are what the type's decoder makes of `data`, to the bit.
 """
 
@@ -33,12 +33,12 @@ class Effort:
 
     raises  ValueError for numbers below 0, and a window above MOST_STEPS
 
-    scale_window  how many steps the scales and minimums of a sub-block may leave the ones that llama.cpp's
-                  search gives, while the weights are rounded under them with feedback
+    scale_window  how many steps away from the scales and minimums of llama.cpp's search a sub-block may go,
+                  while its weights are rounded with feedback
     super_scales  how many scales of the scales are tried for a block of a grid type, 1 to 6
     grid_window   the window of grid types, whose candidates take far longer
-    sweeps        how often all blocks of a row are chosen anew, with the others as they are; fewer where that
-                  changes nothing any more
+    sweeps        how often all blocks of a row are chosen anew, with the others as they are; it ends earlier
+                  where that changes nothing any more
     """
 
     scale_window: int = 3

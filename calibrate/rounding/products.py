@@ -1,7 +1,7 @@
 """The matrix products of feedback, in an order of sums that depends on nothing but the number of columns.
 
-A library of linear algebra splits a product by the number of threads and by the number of rows. These don't:
-each sum runs over its columns in order, whatever other rows are there.
+A library of linear algebra splits a product by the number of threads and by the number of rows. These
+products don't: each sum runs over its columns in order, whatever other rows are there.
 
 Arrays are flat, as kernels see them (quantize.formats.base): a matrix goes with the length of its rows.
 """
@@ -31,7 +31,7 @@ def feed_back(
 ) -> None:
     """Take the errors of some columns off other columns: work -= errors @ factor.
 
-    errors       (n_rows * n_errors,), those of columns first .. first + n_errors - 1, at most PANEL
+    errors       (n_rows * n_errors,), of columns first .. first + n_errors - 1, at most PANEL
     factor       (n_cols * n_cols,)
     later, stop  the columns to change are later .. stop - 1, a multiple of LANES
     work         (n_rows * n_cols,), changed in place
@@ -59,7 +59,7 @@ def feed_back(
 def _four_rows(
     errors: Floats32, n_errors: int, panel: Floats32, row: int, n_cols: int, column: int, work: Floats32
 ) -> None:
-    """Change 32 columns of four rows: enough sums at a time that none waits for its last term."""
+    """Change 32 columns of four rows: with so many sums at a time, none waits for its last term."""
     at0, at1, at2, at3 = (
         row * n_errors,
         (row + 1) * n_errors,
@@ -136,7 +136,7 @@ def _half_a_row(
 
 @kernel
 def errors_of(moves: Floats32, upper: Floats32, n_cols: int, errors: Floats32) -> None:
-    """Fill `errors` with those e of each row for which its moves, w' - v, are e @ upper.
+    """Fill `errors` with the e of each row whose e @ upper are its moves, w' - v.
 
     moves, errors  (n_rows * n_cols,), n_cols a multiple of LANES and at most PANEL
     upper          (n_cols * n_cols,), upper triangular

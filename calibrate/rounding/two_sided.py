@@ -1,9 +1,9 @@
 """Feedback on both sides: errors of a row are made up for in later columns, and then in later rows.
 
 With G the second moments of the gradients at the outputs, an error E of the whole matrix costs tr(G E H E^T).
-Rows are taken a few at a time. Each few are encoded under H; what is lost in them is carried on to the rows
-after them as factor.py carries errors of columns to later columns, with G in the place of H. So damage goes
-where the loss of the model does not look.
+A few rows at a time are encoded under H. Their errors are carried on to the rows after them, as errors of
+columns are to later columns, with G in the place of H. So damage goes where the loss of the model does not
+look.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class _Matrix:
 
     @property
     def n_padded(self) -> int:
-        """Rows that are encoded, those that make a multiple of LANES with them."""
+        """Number of rows that are encoded, with those that fill them up to a multiple of LANES."""
         return len(self.upper)
 
     def following(self, first: int) -> Floats32:
@@ -109,7 +109,7 @@ class _Matrix:
         return np.ascontiguousarray(self._own[:, start : start + ROWS_AT_ONCE].T)
 
     def take(self, first: int, data: Bytes, moves: Floats32) -> None:
-        """Take in the bytes of these rows and how far they are off, and carry that on."""
+        """Store the bytes of these rows, and carry on how far they are off."""
         self.data[first : first + ROWS_AT_ONCE] = data[: len(self.rows) - first]
         start, size = first - self._start, self._own.shape[1]
         own = slice(start, start + ROWS_AT_ONCE)

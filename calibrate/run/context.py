@@ -13,10 +13,10 @@ from calibrate.statistics.conditions import Conditions, conditions_of
 from calibrate.statistics.inputs import Held, HoldoutSplit, Inputs
 from calibrate.statistics.moments import Statistics
 from calibrate.statistics.shrinkage import Trust
-from forward.families import Network
 from forward.layer import Layer
 from forward.layers.load import Loader
 from forward.layers.rope import Rotation
+from forward.network import Network
 from forward.workers import Workers
 from gguf_tools.format.tensors import TensorInfo
 

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from calibrate.methods import Matrix, Method
 from calibrate.run.records import Record
 from calibrate.run.write import Writer
 from calibrate.statistics.conditions import Conditions
 from calibrate.statistics.gradient_factors import GradientFactors, OutputBlock
+from forward.device import to_torch
 from forward.workers import Workers
 from gguf_tools.format.tensors import TensorInfo
 from quantize.fill.chunks import RowRange
@@ -221,13 +221,13 @@ def _held_out_errors(strip: _Strip, rows: Floats32, data: Bytes, stock: Bytes) -
     if held is None:
         return 0.0, 0.0
     decode = get_format(info.type).decode
-    weights = torch.from_numpy(rows)
+    weights = to_torch(rows)
     moved = None if held.originals is held.x else (held.originals - held.x) @ weights.T
     errors = []
     for encoded in (data, stock):
-        error = held.x @ (weights - torch.from_numpy(decode(encoded, info.n_cols))).T
+        error = held.x @ (weights - to_torch(decode(encoded, info.n_cols))).T
         if moved is not None:
             error += moved
-        weighed = error if block is None else error @ torch.from_numpy(block.covariance)
+        weighed = error if block is None else error @ to_torch(block.covariance)
         errors.append(float((weighed.double() * error).sum()))
     return errors[0], errors[1]

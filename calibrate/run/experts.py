@@ -21,6 +21,7 @@ from calibrate.run.encode import RowGroup
 from calibrate.statistics.conditions import Conditions
 from calibrate.statistics.inputs import HELD_ROWS, PIECE_ROWS, Activations, Inputs
 from calibrate.statistics.moments import PAIR_BYTES, Moments, Statistics
+from forward.device import to_cpu
 from forward.layer import refuse_nonfinite
 from forward.layers.experts import Experts
 from forward.layers.ffn import FeedForward
@@ -246,15 +247,15 @@ class ExpertRun:
         context, device = self._context, self._context.device
         mine = torch.isin(tokens, visit.own.tokens)
         x = context.original.stream.middle.rows(tokens).to(device)
-        inner = blocks[0].inner(x, Silent())
+        inner = blocks[0].gate_up(x, Silent())
         here, _ = visit.rows[0].among(tokens)
-        output = blocks[0].outer(inner[here.to(device)], Silent()).float().cpu()
+        output = to_cpu(blocks[0].project_down(inner[here.to(device)], Silent()).float())
         refuse_nonfinite(output, f"{self._names.down}, expert {visit.expert}")
         shown = [inner[mine.to(device)]]
         tokens_here = tokens[mine]
         if context.is_followed:
             x = context.own.stream.middle.rows(tokens_here).to(device)
-            shown.append(blocks[-1].inner(x, Silent()))
+            shown.append(blocks[-1].gate_up(x, Silent()))
         summed = context.holdout.summed_tokens(tokens_here).to(device)
         held = torch.isin(tokens_here, visit.held).to(device)
         key = (self._names.down,)
@@ -297,7 +298,7 @@ class ExpertRun:
 
         def take(piece: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             tokens, weights = piece
-            output = block(stream.middle.rows(tokens).to(context.device), Silent()).cpu()
+            output = to_cpu(block(stream.middle.rows(tokens).to(context.device), Silent()))
             refuse_nonfinite(output, f"{self._names.down}, expert {visit.expert}, as it is written")
             return tokens, output, weights
 

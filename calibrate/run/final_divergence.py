@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibrate.run.context import RunContext
-from forward.families import Network
 from forward.logits import Head, sweep_vocabulary
+from forward.network import Network
 from forward.text.tokens import Text
 from quality.divergence import Estimate, mean_of
 from quality.visitor import DivergenceVisitor

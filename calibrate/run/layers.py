@@ -19,6 +19,7 @@ from calibrate.run.context import Model, RunContext
 from calibrate.run.experts import MIDDLE, ExpertRun, Routes
 from calibrate.statistics.capture import Capture, Order, Seen
 from calibrate.statistics.inputs import Activations, Inputs, gather
+from forward.device import to_cpu
 from forward.layer import Layer, refuse_nonfinite
 from forward.layers.ffn import BlockNames
 from forward.layers.residual import joined
@@ -31,7 +32,7 @@ class _Way:
     """How a model's tokens go past the block of a layer.
 
     routes  where they go; None for a layer without routed experts
-    shares  see `forward.layers.residual.Passage`, on the CPU
+    shares  see `forward.layers.residual.ResidualStream`, on the CPU
     """
 
     routes: Routes | None
@@ -111,7 +112,7 @@ class LayerRun:
         context, order = self.context, Order()
         hidden = context.original.stream.before(self.number).read(*self._chunk_rows(0))
         with torch.inference_mode():
-            self.original.attend(hidden.to(context.device), order)
+            self.original.attention_block(hidden.to(context.device), order)
         return order.groups
 
     def _missing(self, groups: Iterable[Iterable[str]]) -> list[str]:
@@ -132,7 +133,7 @@ class LayerRun:
                 capture = Capture(wanted, stop=True)
                 hidden = model.stream.before(self.number).read(*self._chunk_rows(chunk))
                 with suppress(Seen):
-                    layer.attend(hidden.to(context.device), capture)
+                    layer.attention_block(hidden.to(context.device), capture)
                 shown.append(capture.inputs())
             return shown
 
@@ -161,16 +162,16 @@ class LayerRun:
         """Put one chunk's hidden states after the attention in `after`, normalised ones in `middle`."""
         start, stop = self._chunk_rows(chunk)
         hidden = model.stream.before(self.number).read(start, stop).to(self.context.device)
-        passage = layer.attend(hidden, observer)
+        passage = layer.attention_block(hidden, observer)
         x = layer.norm(passage.x)
-        model.stream.middle.write(start, x.to(self.context.dtype).cpu())
-        model.stream.after(self.number).write(start, passage.rest.cpu())
+        model.stream.middle.write(start, to_cpu(x.to(self.context.dtype)))
+        model.stream.after(self.number).write(start, to_cpu(passage.rest))
         routes = None
         if layer.experts is not None:
             chosen = layer.chosen_by(self.context.tokens[start:stop])
             chosen, weights = layer.experts.router(x, chosen)
-            routes = Routes(chosen.cpu(), passage.spread(weights).cpu())
-        return _Way(routes, None if passage.shares is None else passage.shares.cpu())
+            routes = Routes(to_cpu(chosen), to_cpu(passage.spread(weights)))
+        return _Way(routes, None if passage.shares is None else to_cpu(passage.shares))
 
     # ---- what every token goes through
 
@@ -233,6 +234,6 @@ class LayerRun:
         start, stop = self._chunk_rows(chunk)
         after = model.stream.after(self.number)
         shares = None if way.shares is None else way.shares[start:stop]
-        hidden = joined(after.read(start, stop), output.cpu(), shares)
+        hidden = joined(after.read(start, stop), to_cpu(output), shares)
         refuse_nonfinite(hidden, name)
         after.write(start, hidden)

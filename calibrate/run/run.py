@@ -34,9 +34,10 @@ from calibrate.statistics.conditions import Conditions, conditions_of
 from calibrate.statistics.gradient_factors import GradientFactors, embedding_statistics, open_gradients
 from calibrate.statistics.gradients import Gradients, forget_folders
 from calibrate.statistics.inputs import Activations, HoldoutSplit, gather
-from forward.families import EMBEDDINGS, OUTPUT
+from forward.device import threads_on, to_torch
 from forward.layers.load import Loader
 from forward.layers.matmul_backend import fast_products
+from forward.network import EMBEDDINGS, OUTPUT
 from forward.open import ModelSource
 from forward.work.work_folder import EMBEDDING, WorkFolder, forget
 from forward.workers import Workers
@@ -122,7 +123,7 @@ class CalibratedRun:
                 folder.finish_layer(layer, {}, states)
             self._make_output(context)
             self._make_unseen(context, list(missing))
-            n_threads = self._options.threads if plan.device.type == "cpu" else 1
+            n_threads = threads_on(plan.device, self._options.threads)
             divergence = final_divergence(context, plan.network, plan.text, n_threads)
             self._report = Report.of(plan.made.values(), records, context.holdout, divergence, plan.quality)
 
@@ -184,7 +185,7 @@ class CalibratedRun:
             wanted=plan.made,
             encoder=encoder,
             workers=workers,
-            tokens=torch.from_numpy(text.inputs).flatten(),
+            tokens=to_torch(text.inputs).flatten(),
             trust=plan.trust,
         )
 
@@ -252,7 +253,7 @@ def _workers(n_threads: int, device: str) -> Iterator[Workers]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with Workers(n_threads if device == "cpu" else 1) as workers:
+        with Workers(threads_on(device, n_threads)) as workers:
             yield workers
     finally:
         torch.set_num_threads(before)

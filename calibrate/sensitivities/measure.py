@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.sensitivities.options import SensitivityOptions
-from forward.device import require_torch
+from forward.options import require_torch
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import OutputError
 from gguf_tools.files.named_files import output_path

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from forward.device import to_numpy
 from forward.observe import Arrays, Silent
 from gguf_tools.errors import BadActivation
 from quantize.roles import Role, tensor_role
@@ -118,7 +119,7 @@ class Covariances(Silent):
     def arrays(self) -> Arrays:
         """Return the sums for `LayerGradients`."""
         arrays: dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int64]] = {
-            f"covariance:{name}:{start}": sums.cpu().numpy() for (name, start), sums in self._sums.items()
+            f"covariance:{name}:{start}": to_numpy(sums) for (name, start), sums in self._sums.items()
         }
         return arrays | {f"rows:{name}": rows for name, rows in self._rows.items()}
 

@@ -38,6 +38,7 @@ import numpy.typing as npt
 import torch
 
 from calibrate.statistics.covariances import Covariances, Floats64, LayerGradients, stored_bytes
+from forward.device import to_numpy, to_torch
 from forward.gradients.backward import BackwardPass
 from forward.gradients.forward_backward import (
     Folders,
@@ -178,8 +179,8 @@ def embedding_arrays(backward: BackwardPass, states: States) -> Arrays:
         gradients = network.at_embeddings(states.read(start, start + forward.text.chunk_size))
         every, places = np.unique(tokens, return_inverse=True)
         sums = torch.zeros((len(every), network.hidden_size))
-        sums = sums.index_add_(0, torch.from_numpy(places), gradients).to(forward.load.device)
-        covariance += torch.matmul(sums.T, sums).cpu().numpy()
+        sums = sums.index_add_(0, to_torch(places), gradients).to(forward.load.device)
+        covariance += to_numpy(torch.matmul(sums.T, sums))
     counts = np.bincount(forward.text.inputs.ravel(), minlength=network.vocab_size)
     tied = {"tied output": _at_output(backward)} if network.is_tied else {}
     return {"covariance": covariance, "counts": counts, **tied}
@@ -188,14 +189,14 @@ def embedding_arrays(backward: BackwardPass, states: States) -> Arrays:
 def _at_output(backward: BackwardPass) -> Floats64:
     """Return the sum over tokens of |g|^2 x x^T, see `Gradients.tied_output`."""
     forward, norm = backward.forward, backward.forward.output_norm()
-    roots = torch.from_numpy(np.sqrt(backward.folder.arrays(EMBEDDING)["squares"])).float()
+    roots = to_torch(np.sqrt(backward.folder.arrays(EMBEDDING)["squares"])).float()
     last, n_cols = forward.last(), forward.source.network.hidden_size
     total = np.zeros((n_cols, n_cols))
     for start in range(0, len(roots), forward.text.chunk_size):
         rows = slice(start, start + forward.text.chunk_size)
         x = norm(last.read(rows.start, rows.stop).to(forward.load.device))
         weighed = x * roots[rows, None].to(x.device)
-        total += torch.matmul(weighed.T, weighed).cpu().numpy()
+        total += to_numpy(torch.matmul(weighed.T, weighed))
     return total
 
 

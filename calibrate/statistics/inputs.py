@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from calibrate.statistics.moments import Moments, Statistics
+from forward.device import to_cpu
 from forward.workers import Workers
 
 PIECE_ROWS = 2048
@@ -102,8 +103,8 @@ class Inputs:
     def hold(self, shown: Sequence[Activations]) -> None:
         """Keep held-out rows."""
         for names, x in shown[-1].items():
-            mine = x.float().cpu()
-            other = shown[0][names].float().cpu() if self.crossed else mine
+            mine = to_cpu(x.float())
+            other = to_cpu(shown[0][names].float()) if self.crossed else mine
             self._held.setdefault(names, []).append((mine, other))
 
     def statistics(self, names: tuple[str, ...], mat: int = 0) -> Statistics:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from forward.device import to_numpy
 from forward.workers import Workers
 from quantize.formats.base import Floats32
 
@@ -78,7 +79,7 @@ class Moments:
 
     def whole(self, mat: int) -> Floats32:
         """Return sum x x^T of one matrix, both triangles of it, (n_cols, n_cols); on the CPU no copy."""
-        own = self.own[mat].cpu().numpy()
+        own = to_numpy(self.own[mat])
         n_cols = len(own)
         for start in range(0, n_cols, _STRIP_COLS):
             stop = min(start + _STRIP_COLS, n_cols)
@@ -87,7 +88,7 @@ class Moments:
 
     def crossed(self, mat: int) -> Floats32 | None:
         """Return sum t x^T of one matrix, (n_cols, n_cols)."""
-        return None if self.cross is None else self.cross[mat].cpu().numpy()
+        return None if self.cross is None else to_numpy(self.cross[mat])
 
     def _units(self) -> Iterator[tuple[int, int]]:
         n_mats, n_cols, _ = self.own.shape

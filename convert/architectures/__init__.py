@@ -40,7 +40,7 @@ ARCHITECTURES: Mapping[str, FamilyRow] = MappingProxyType({
     "DeepseekV2ForCausalLM": _latent("family"),
     "DeepseekV3ForCausalLM": _latent("family"),
     "DeepseekForCausalLM": _decoder("deepseek"),
-    "YoutuForCausalLM": _latent("family"),
+    "YoutuForCausalLM": _latent("youtu"),
     "DeepseekV4ForCausalLM": _decoder("deepseek4.family"),
     "MistralLarge3ForCausalLM": _latent("mistral_large3"),
     "DeepseekV32ForCausalLM": _latent("deepseek32"),

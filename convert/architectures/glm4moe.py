@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Container, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from convert.architectures.decoder.config import (
     expert_fields,
     with_defaults,
 )
-from convert.architectures.decoder.layer_ranges import layers, moe_layers, n_mtp_layers
+from convert.architectures.decoder.layer_ranges import check_mtp, drop_mtp, layers, moe_layers, n_mtp_layers
 from convert.architectures.decoder.metadata import (
     COMMON,
     DENSE_LAYERS,
@@ -40,7 +39,6 @@ from convert.architectures.decoder.rules import (
 from convert.architectures.options import MTPOptions
 from convert.architectures.rules import Drop
 from convert.tokenizer.family_quirks import GLM
-from gguf_tools.errors import BadRequest
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value
 
@@ -80,27 +78,10 @@ def resolve_options(config: DecoderConfig, options: MTPOptions, names: Container
     return replace(options, mtp=kept)
 
 
-def check(config: DecoderConfig, options: MTPOptions) -> None:
-    """Raise BadRequest for an MTP layer that the model doesn't have."""
-    if options.mtp and not config.num_nextn_predict_layers:
-        raise BadRequest(
-            "--mtp: config.json has no num_nextn_predict_layers, so there is no MTP layer to keep"
-        )
-
-
 def _drops(config: DecoderConfig, options: MTPOptions) -> tuple[Drop, ...]:
     if options.mtp is not False:
         return (INV_FREQ,)
-    return INV_FREQ, Drop(
-        lambda name: _layer_of(name) >= config.num_hidden_layers,
-        "multi-token prediction layer; kept without --no-mtp",
-    )
-
-
-def _layer_of(name: str) -> int:
-    """Return the layer that a weight belongs to, -1 for none."""
-    match = re.match(r"model\.layers\.(\d{1,9})\.", name)
-    return int(match[1]) if match else -1
+    return INV_FREQ, drop_mtp(config, "without --no-mtp")
 
 
 def _n_mtp(config: DecoderConfig, options: MTPOptions) -> int | None:
@@ -135,7 +116,7 @@ ARCHITECTURE = Architecture(
         Key(keys.NEXTN_PREDICT_LAYERS, Value.u32, _n_mtp),
     ),
     notes=lambda config, options: decoder_notes(config),
-    check=check,
+    check=check_mtp,
     resolve_options=resolve_options,
     quirks=GLM,
 )  # fmt: skip

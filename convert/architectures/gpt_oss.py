@@ -33,8 +33,7 @@ from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH, SLIDING
 from convert.architectures.decoder.rules import INV_FREQ, attention, ends, in_layer
 from convert.architectures.options import NoOptions
 from convert.architectures.rules import Arrange, Output, Rule
-from convert.weights.base import Weight
-from convert.weights.plain import TYPES
+from convert.weights.base import TYPES, Weight
 from gguf_tools.format.ggml_types import MXFP4, GGMLType
 from quantize.fill.heads import raw_rows
 from quantize.fill.sources import rows_dtype

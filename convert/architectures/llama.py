@@ -81,7 +81,7 @@ ARCHITECTURE = Architecture(
         *ends(),
         *attention(paired),
         in_layer(layers, "ffn_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
-        *dense_blocks(),
+        *dense_blocks("mlp_bias"),
         in_layer(moe_layers, "ffn_gate_inp.weight", "block_sparse_moe.gate.weight",
                  "num_experts hidden_size"),
         expert_stacks(moe_layers, "block_sparse_moe.experts.{expert}", down="w2", gate="w1", up="w3",

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, get_args, get_type_hints
 
 from gguf_tools.errors import BadRequest
-from quantize.mla_layout.names import LAYOUTS, MLALayout
+from quantize.roles import LAYOUTS, MLALayout
 
 
 @dataclass(frozen=True)

@@ -113,8 +113,8 @@ def forward_backward(
         for _ in there.layers(observe):
             give_back()
         there.states.let_go()  # the way back takes as much again, and reads files
-        sweep = replace(there.sweep, advance=lambda share: report.advance(BACKWARD_WORK * share))
-        there = replace(there, sweep=sweep)
+        told = replace(there.execution, advance=lambda share: report.advance(BACKWARD_WORK * share))
+        there = replace(there, execution=told)
         yield opened.enter_context(backward_pass(there, folders.back, seed, forward.memory_bytes))
 
 

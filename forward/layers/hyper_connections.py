@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 
 from forward.layers.load import Loader
 from forward.layers.norm import RMSNorm, unit_rows
-from forward.layers.residual import Passage
+from forward.layers.residual import ResidualStream
 from forward.observe import Observer, watch
 
 
@@ -54,7 +54,7 @@ class HyperConnection:
     base: torch.Tensor
     scale: torch.Tensor
 
-    def enter(self, hidden: torch.Tensor, observer: Observer) -> Passage:
+    def enter(self, hidden: torch.Tensor, observer: Observer) -> ResidualStream:
         """Return the way past the part of one chunk's strands; see `Residual`."""
         sizes, n = self.sizes, self.sizes.n_strands
         flat = unit_rows(hidden, sizes.norm_eps)
@@ -66,7 +66,7 @@ class HyperConnection:
         seen, taken, mixed = (product * scale + base for product, scale, base in kinds)
         mixing = _balanced(torch.softmax(mixed.unflatten(-1, (n, n)), -1) + sizes.eps, sizes)
         strands = hidden.unflatten(-1, (n, -1))
-        return Passage(
+        return ResidualStream(
             x=_weighted_sum(strands, torch.sigmoid(seen) + sizes.eps),
             rest=torch.matmul(mixing.transpose(1, 2), strands).flatten(1),
             shares=2 * torch.sigmoid(taken),

@@ -1,4 +1,4 @@
-"""Activations rounded as llama.cpp's CPU kernels do, for who wants its numbers rather than the file's own.
+"""Rounds activations as llama.cpp's CPU kernels do, to reproduce its numbers rather than the file's own.
 
 Before it multiplies a quantized matrix, llama.cpp rounds the activations to 8 bits, in the blocks that the
 matrix's type asks for (vec_dot_type in ggml-cpu.c):
@@ -152,3 +152,8 @@ class RoundingMatrix(torch.Tensor):
         if isinstance(result, torch.Tensor) and result.dim() > 1:
             return cls.of(result, first.rounding)
         return result
+
+
+def without_rounding(matrix: torch.Tensor) -> torch.Tensor:
+    """View a matrix as one that rounds nothing."""
+    return matrix.as_subclass(torch.Tensor)

@@ -15,7 +15,7 @@ from forward.observe import Observer
 
 
 @dataclass(frozen=True)
-class Passage:
+class ResidualStream:
     """A chunk's hidden states while a part of the layer is at work.
 
     x       float32 (n_tokens, hidden_size): what the part sees, before its norm
@@ -42,7 +42,7 @@ class Passage:
 
 
 def joined(rest: torch.Tensor, output: torch.Tensor, shares: torch.Tensor | None) -> torch.Tensor:
-    """Return hidden states with a part's output; see `Passage`. The output is used up.
+    """Return hidden states with a part's output; see `ResidualStream`. The output is used up.
 
     Columns behind those of the output stay as they are.
     """
@@ -57,7 +57,7 @@ def joined(rest: torch.Tensor, output: torch.Tensor, shares: torch.Tensor | None
 class Residual(Protocol):
     """How hidden states go past a part of a layer."""
 
-    def enter(self, hidden: torch.Tensor, observer: Observer) -> Passage:
+    def enter(self, hidden: torch.Tensor, observer: Observer) -> ResidualStream:
         """Return the way past the part of one chunk's hidden states, (n_tokens, n_strands * hidden_size)."""
         ...
 
@@ -65,8 +65,8 @@ class Residual(Protocol):
 class Plain:
     """One strand: the part sees it, and its output is added."""
 
-    def enter(self, hidden: torch.Tensor, observer: Observer) -> Passage:
-        return Passage(hidden, hidden)
+    def enter(self, hidden: torch.Tensor, observer: Observer) -> ResidualStream:
+        return ResidualStream(hidden, hidden)
 
 
 PLAIN = Plain()
@@ -74,7 +74,7 @@ PLAIN = Plain()
 
 
 @dataclass(frozen=True)
-class Apart:
+class WithSidecar:
     """One strand of `n_cols` columns, behind it numbers that layers hand on; the part sees the strand alone.
 
     GLM-5.2 has layers that attend to the positions that a layer before them has chosen. Their numbers stand
@@ -84,6 +84,6 @@ class Apart:
 
     n_cols: int
 
-    def enter(self, hidden: torch.Tensor, observer: Observer) -> Passage:
+    def enter(self, hidden: torch.Tensor, observer: Observer) -> ResidualStream:
         """Return the way past the part of one chunk's columns, (n_tokens, n_cols + n_handed)."""
-        return Passage(hidden[:, : self.n_cols], hidden)
+        return ResidualStream(hidden[:, : self.n_cols], hidden)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -70,15 +70,6 @@ class Cut:
     from_chunk: int = 0
     n_chunks: int | None = None
     parse_special: bool = False
-
-
-class CutChoices(TypedDict, total=False):
-    """The fields of Cut as keyword arguments."""
-
-    chunk_size: int
-    from_chunk: int
-    n_chunks: int | None
-    parse_special: bool
 
 
 def read_text(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:

@@ -24,7 +24,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from forward.observe import Arrays
@@ -119,9 +118,7 @@ class WorkFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._record.close()
         self._run_lock.close()
 

@@ -95,7 +95,7 @@ def read_calibration(args: argparse.Namespace) -> Calibration | None:
     """Return the calibration that the arguments ask for; None without --calibrate."""
     if args.calibrate is None:
         return None
-    from forward.device import require_torch
+    from forward.options import require_torch
 
     require_torch("--calibrate")
     from calibrate.calibration import Calibration

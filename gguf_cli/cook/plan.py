@@ -16,8 +16,8 @@ from calibrate.coverage import Coverage
 from calibrate.estimate import Work, calibration_seconds, flops_per_second, time_text
 from calibrate.footprint import Shapes
 from calibrate.options import CalibrationOptions
-from forward.device import require_torch
 from forward.gradients.forward_backward import BACKWARD_WORK
+from forward.options import require_torch
 from forward.text.tokens import Text
 from gguf_cli.cook.making import plans
 from gguf_cli.cook.request import CookRequest

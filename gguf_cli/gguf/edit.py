@@ -62,6 +62,14 @@ examples:
 
 def add_to(commands: command.Subcommands) -> None:
     """Add the subcommands of this module."""
+    _add_set(commands)
+    _add_remove_key(commands)
+    _add_rename(commands)
+    _add_split(commands)
+    _add_merge(commands)
+
+
+def _add_set(commands: command.Subcommands) -> None:
     sub = commands.add("set", set_, "set metadata keys", _IN_PLACE, epilog=_SET_EXAMPLES)
     _add_file(sub)
     sub.add_argument(
@@ -71,6 +79,8 @@ def add_to(commands: command.Subcommands) -> None:
     _add_force(sub, "allow a type that llama.cpp doesn't read the key as, and another architecture")
     _add_output(sub)
 
+
+def _add_remove_key(commands: command.Subcommands) -> None:
     sub = commands.add(
         "remove-key", remove_key, "remove metadata keys", _IN_PLACE, epilog=_REMOVE_EXAMPLES
     )
@@ -79,6 +89,8 @@ def add_to(commands: command.Subcommands) -> None:
     add_force(sub)
     _add_output(sub)
 
+
+def _add_rename(commands: command.Subcommands) -> None:
     sub = commands.add(
         "rename", rename, "rename tensors, or metadata keys", _IN_PLACE, epilog=_RENAME_EXAMPLES
     )
@@ -95,6 +107,8 @@ def add_to(commands: command.Subcommands) -> None:
     _add_force(sub, "with --key: allow a name that llama.cpp reads as another type")
     _add_output(sub)
 
+
+def _add_split(commands: command.Subcommands) -> None:
     sub = commands.add(
         "split", split, "split a model into several files, as llama-gguf-split does",
         "The files\nare named PREFIX-00001-of-0000N.gguf. Without a limit, each gets 128 tensors.",
@@ -118,6 +132,8 @@ def add_to(commands: command.Subcommands) -> None:
     add_force(sub)
     _add_dry_run(sub)
 
+
+def _add_merge(commands: command.Subcommands) -> None:
     sub = commands.add(
         "merge", merge, "put the files of a split set together",
         "The result is the file that was split, byte for byte, if it was laid out as llama.cpp does.",

@@ -101,7 +101,7 @@ def carry_out(
         with ProgressBar("regrouping", quiet=args.quiet) as bar:
             run = RunOptions(n_threads, args.restart, (), args.verify, bar.compiling, progress=bar.start)
             result = repack(source, output, options, run)
-        change, is_written = result.change, result.is_written
+        change, is_written = result.change, result.written is not None
         first = result.paths[0] if is_written else ""
         more = f" and {len(result.paths) - 1} more parts" if len(result.paths) > 1 else ""
         wrote = f"wrote {first}{more} in {result.seconds:.1f} s"

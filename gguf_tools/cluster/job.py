@@ -2,27 +2,33 @@
 
 The file lies beside the output, on the file system that all workers see; a worker that doesn't see it is
 refused. Its name is that of the output and `.job`. Its path and digest come with every batch, so a worker
-that joins late finds it too, and none of it goes through the scheduler.
+that joins late finds it too, and none of it goes through the scheduler. A worker must have the code of who
+sends it work.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
 
-from gguf_tools.cluster.code import code_version, this_machine
 from gguf_tools.errors import OutputError
 from gguf_tools.files.atomic_write import remove_leftovers, write_whole
 from gguf_tools.system.own_files import read_own
 
 JOB_SUFFIX = ".job"
+_ROOT = Path(__file__).parents[2]
+_PACKAGES = ("gguf_tools", "quantize", "convert", "forward", "imatrix", "quality", "calibrate")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _MAGIC = b"GGUFJOB\0"
 """How the file of a job begins: another file under its name is somebody else's."""
@@ -135,3 +141,26 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, Path):
             return type(value), (str(value.absolute()),)
         return NotImplemented
+
+
+@cache
+def code_version() -> str:
+    """Return the version of the toolkit and a digest of its modules: "0.1.0 (1f0c2a9b)"."""
+    digest = blake2b(digest_size=4)
+    for package in _PACKAGES:
+        for path in sorted((_ROOT / package).rglob("*.py")):
+            digest.update(path.relative_to(_ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    try:
+        number = version("gguf-tools")
+    except PackageNotFoundError:
+        number = "?"
+    return f"{number} ({digest.hexdigest()})"
+
+
+@cache
+def this_machine() -> str:
+    """Return a name for the running kernel: what a process of its own writes, its others see at once."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return socket.gethostname()

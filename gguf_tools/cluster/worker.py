@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gguf_tools.cluster.code import code_version, this_machine
-from gguf_tools.cluster.job import PostedJob, Worker
+from gguf_tools.cluster.job import PostedJob, Worker, code_version, this_machine
 from gguf_tools.errors import ToolkitError
 
 

@@ -22,7 +22,6 @@ from typing import Any, Literal
 
 from gguf_tools.edit import in_place
 from gguf_tools.edit.header_edits import Change, Edit, Edited
-from gguf_tools.edit.rename_rounds import rename_rounds
 from gguf_tools.edit.rewrite import NewFile, Origin, write_files, written
 from gguf_tools.errors import BadRequest, FormatError, OutputError
 from gguf_tools.format import keys
@@ -93,8 +92,8 @@ def edit_model(
     dry_run   find out what would be done, and do nothing
     raises    GGUFError, BadRequest; nothing is changed then
 
-    Tensors that take names from other files are renamed in rounds (rename_rounds.py). A run that is killed
-    between two of them leaves those of the first renamed.
+    Tensors that take names from other files are renamed in rounds (see `_rename_rounds`). A run that is
+    killed between two of them leaves those of the first renamed.
     """
     with open_gguf(path) as source:
         first = _real(source.shards[0].path)
@@ -192,7 +191,7 @@ def _edited(source: GGUFSet, edit: Edit) -> Edited:
 
 def _rounds(source: GGUFSet, edited: Edited) -> list[dict[str, str]]:
     try:
-        return rename_rounds(source, edited.new_names)
+        return _rename_rounds(source, edited.new_names)
     except BadRequest as error:
         raise BadRequest(f"{source.path}: {error}") from None
 
@@ -259,3 +258,45 @@ def _metadata_of_files(source: GGUFSet, edited: Edited) -> list[Metadata]:
     own: dict[str, Value] = {} if after == DEFAULT_ALIGNMENT else {keys.ALIGNMENT: Value.u32(after)}
     rest = [{key: value for key, value in metadata.items() if key != keys.ALIGNMENT} for metadata in others]
     return [edited.metadata, *(own | metadata for metadata in rest)]
+
+
+def _rename_rounds(source: GGUFSet, new_names: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return new names in the order in which files can take them, as few rounds of them as possible.
+
+    The files of a set change one after the other, and never do two of them have a tensor of the same name: a
+    run that is killed in between would leave a set that does not open. So a tensor that takes a name from
+    another file waits until it is free there.
+
+    raises  BadRequest where tensors of several files take each other's names in a circle
+    """
+    home = {name: source.file_of(name).path for name in source.tensors}
+    pending = dict(new_names)
+    rounds = []
+    while pending:
+        ready = _free_names(pending, home)
+        if not ready:
+            old, new = next(iter(pending.items()))
+            raise BadRequest(
+                f"tensor {old!r} can't become {new!r} while there is one in {home[new].name}; rename that one"
+                " first, to a name that is free, in a run of its own"
+            )
+        rounds.append(ready)
+        files = {old: home.pop(old) for old in ready}
+        home |= {new: files[old] for old, new in ready.items()}
+        pending = {old: new for old, new in pending.items() if old not in ready}
+    return rounds
+
+
+def _free_names(pending: Mapping[str, str], home: Mapping[str, Path]) -> dict[str, str]:
+    """Return the names that can be taken now: free ones, and those that the same file gives up with it."""
+    ready = dict(pending)
+    while True:
+        blocked = [
+            old
+            for old, new in ready.items()
+            if new in home and not (home[new] == home[old] and new in ready)
+        ]
+        if not blocked:
+            return ready
+        for old in blocked:
+            del ready[old]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -51,3 +52,14 @@ class TensorInfo:
     def n_bytes(self) -> int:
         """Bytes of the data without padding; raises ShapeError naming the tensor."""
         return self.n_rows * self.row_bytes + self.type.tensor_meta_bytes
+
+
+CHUNK_BYTES = 16 << 20
+
+
+def row_chunks(info: TensorInfo, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) over all rows: about `chunk_bytes` each, never cutting interleaved rows."""
+    group = info.type.rows_interleaved
+    step = max(chunk_bytes // (info.row_bytes * group), 1) * group
+    for start in range(0, info.n_rows, step):
+        yield start, min(start + step, info.n_rows)

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gguf_tools.format.header import encode_value
-from gguf_tools.format.layer_names import in_layer_ranges
 from gguf_tools.format.reader import GGUFSource
-from gguf_tools.format.row_chunks import CHUNK_BYTES
+from gguf_tools.format.tensors import CHUNK_BYTES
 from gguf_tools.format.values import Value
-from gguf_tools.text import MAX_WIDTH, printable, value_text
+from gguf_tools.text import MAX_WIDTH, in_layer_ranges, printable, value_text
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gguf_tools.format.reader import GGUFSource
-from gguf_tools.format.row_chunks import CHUNK_BYTES
+from gguf_tools.format.tensors import CHUNK_BYTES
 from gguf_tools.format.values import bytes_of
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from forward.hidden_states import Rows
-from forward.layer import Layer, run_layer
+from forward.layer import Layer
 from forward.layers.load import Loader
 from forward.logits import Head, LogitSource
 from forward.observe import Arrays
@@ -117,7 +117,7 @@ def compute_layer(model: ForwardPass, layer: int) -> Arrays:
     """
     routes = Routes()
     try:
-        run_layer(model.sweep, layer, *model.states.around(layer), routes)
+        model.compute(layer, routes)
     except BadActivation as error:
         raise BadActivation(f"{model.source.path}: {error}") from error
     return routes.arrays()

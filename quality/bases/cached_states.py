@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from forward.device import to_bytes, to_cpu, to_numpy, to_torch
 from forward.hidden_states import Rows
 from forward.layers.load import Loader
 from forward.layers.norm import RMSNorm
@@ -74,7 +75,7 @@ class KeptStates:
         n_measured = self.positions.stop - self.positions.first
         row = chunk * n_measured + first - self.positions.first
         values = _read_items(self.path, np.dtype(np.float32), row * self.n_cols, (stop - start) * self.n_cols)
-        return torch.from_numpy(values.reshape(stop - start, self.n_cols))
+        return to_torch(values.reshape(stop - start, self.n_cols))
 
 
 @dataclass(frozen=True)
@@ -230,13 +231,13 @@ class StatesKeeper:
         """Write the measured rows, as `end` leaves them."""
         for chunk in range(self.positions.n_chunks):
             rows = states.read(*self.positions.rows(chunk))
-            file.write((rows if end is None else end(rows)).contiguous().numpy().data)
+            file.write(to_bytes(rows if end is None else end(rows)))
 
     def keep_head(self, base: ForwardPass) -> None:
         load, end, folder = base.load, base.output_norm(), self.folder
         write_whole_of(folder.matrix_path, lambda file: _write_matrix(file, base))
         if isinstance(end, RMSNorm):
-            weight, second = end.weight.cpu().numpy(), folder.norm_path
+            weight, second = to_numpy(end.weight), folder.norm_path
             folder.input_path.unlink(missing_ok=True)
             write_whole_of(second, lambda file: np.save(file, weight))
         else:
@@ -245,7 +246,7 @@ class StatesKeeper:
                 write_whole_of(
                     second,
                     lambda file: self._write_rows(
-                        file, base.last(), lambda rows: end(rows.to(load.device)).cpu()
+                        file, base.last(), lambda rows: to_cpu(end(rows.to(load.device)))
                     ),
                 )
         base.source.watch.refuse_changed()
@@ -259,8 +260,8 @@ def _write_matrix(file: IO[bytes], base: ForwardPass) -> None:
     n_rows = prod(tensor.shape[:-1])
     step = max(1, _RUN_BYTES // (4 * tensor.shape[-1]))
     for start in range(0, n_rows, step):
-        rows = load.rows(tensor, start, min(n_rows, start + step), load.dtype).cpu()
-        file.write(rows.contiguous().view(torch.uint8).numpy().data)
+        rows = to_cpu(load.rows(tensor, start, min(n_rows, start + step), load.dtype))
+        file.write(to_bytes(rows))
 
 
 @dataclass(frozen=True)
@@ -303,7 +304,7 @@ class KeptBase:
         if path.exists():
             n_rows = positions.n_chunks * (positions.stop - positions.first)
             return KeptStates(path, positions, path.stat().st_size // (4 * n_rows)), lambda rows: rows
-        weight = torch.from_numpy(np.load(self.folder.norm_path)).to(self.device)
+        weight = to_torch(np.load(self.folder.norm_path), self.device)
         last = KeptStates(self.folder.states_path(self.n_layers - 1), positions, self.hidden_size)
         return last, RMSNorm(weight, self.norm_eps)
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from forward.device import to_torch
 from forward.logits import Positions
 from forward.perplexity import predicted_positions
 from forward.text.tokens import Text
@@ -106,7 +107,7 @@ class FileLogits:
                 _read_into(fd, codes[number], place + ROW_HEADER_BYTES + 2 * first, self.path)
         finally:
             os.close(fd)
-        return torch.from_numpy(headers[:, :1] * codes.astype(np.float32) + headers[:, 1:])
+        return to_torch(headers[:, :1] * codes.astype(np.float32) + headers[:, 1:])
 
 
 def _read_into(fd: int, out: npt.NDArray[Any], offset: int, path: Path) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from forward.device import to_numpy
 from forward.logits import LogitSource, Positions, sweep_vocabulary
 from forward.perplexity import predicted_positions
 from forward.text.tokens import Text
@@ -87,7 +88,7 @@ class _Codes:
         self._lowest = torch.maximum(ranges.smallest, ranges.largest - _RANGE)
         self._scales = ((ranges.largest - self._lowest) / _LARGEST_CODE).float()
         log_probs = self._lowest - ranges.largest - ranges.sums.log()
-        self._headers = torch.stack([self._scales, log_probs.float()], -1).cpu().numpy()
+        self._headers = to_numpy(torch.stack([self._scales, log_probs.float()], -1))
         self._row_bytes = ROW_HEADER_BYTES + 2 * (vocab_size + vocab_size % 2)
         self._vocab_size = vocab_size
 
@@ -95,7 +96,7 @@ class _Codes:
         above = (logits[0].double() - self._lowest[chunk][:, None]).clamp_(min=0)
         scales = self._scales[chunk].double()[:, None]
         codes = torch.where(scales > 0, above / scales, 0.0).round_().clamp_(max=_LARGEST_CODE)
-        rows = codes.to(torch.int32).cpu().numpy().astype(np.uint16)
+        rows = to_numpy(codes.to(torch.int32)).astype(np.uint16)
         for number, row in enumerate(rows, chunk * len(rows)):
             _write_at(self._fd, row.tobytes(), self._place(number) + ROW_HEADER_BYTES + 2 * first)
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from forward.device import device_name
+from forward.device import choose_device
 from forward.layers.shared_weights import SharedWeights
 from forward.open import ModelSource, open_model
 from forward.perplexity import predicted_positions
@@ -61,7 +61,7 @@ class OpenBase(Protocol):
         """Raise ChangedInput if files that were read for it have changed since it was opened."""
         ...
 
-    def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
+    def begin(self, shared: SharedPass, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
         """Return the models at the beginning of their way; each resumes what its work folder has.
 
         folders  names of the work folders, that of the base first if it is computed
@@ -70,7 +70,7 @@ class OpenBase(Protocol):
 
 
 @dataclass(frozen=True)
-class Way:
+class SharedPass:
     """What all models on their way through a text share.
 
     opened  closes what is opened on the way
@@ -96,7 +96,7 @@ class Way:
         """
         options, text = self.options, self.text
         forward = replace(options.forward, memory_bytes=options.forward.memory_bytes // len(models))
-        device = torch.device(device_name(options.forward.device))
+        device = choose_device(options.forward.device)
         n_workers = self.opened.enter_context(threads_for(text.n_chunks, device))
         shared = SharedWeights(source.tensors for source in models)
         works = []
@@ -150,22 +150,22 @@ class ModelBase:
     def refuse_changed(self) -> None:
         self.source.watch.refuse_changed()
 
-    def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
+    def begin(self, shared: SharedPass, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
         keeper = None
         if self.kept is not None:
-            about = _about_kept(self.source, way.text, self.options, self.facts)
+            about = _about_kept(self.source, shared.text, self.options, self.facts)
             if self.kept.about is not None:
                 self.kept.refuse_another(about)
-            positions = predicted_positions(way.text)
+            positions = predicted_positions(shared.text)
             keeper = StatesKeeper(self.kept, positions, self.source.network.n_layers, about)
-        base, *others = way.passes(
+        base, *others = shared.passes(
             self.source.watch.recognised_by(),
             (self.source, *models),
             folders,
             lambda works: _settle(works, keeper),
         )
         computed = ComputedBase(base, keeper)
-        weights = BaseWeights.of(self.source, way.text.chunk_size, self.options.forward)
+        weights = BaseWeights.of(self.source, shared.text.chunk_size, self.options.forward)
         return Lockstep(computed, computed.head, others, weights)
 
 
@@ -200,23 +200,23 @@ class StoredBase:
         if self.source is not None:
             self.source.watch.refuse_changed()
 
-    def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
+    def begin(self, shared: SharedPass, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
         forward, facts = self.options.forward, self.about["facts"]
         base = KeptBase(
             path=self.path,
             folder=self.kept,
-            positions=predicted_positions(way.text),
-            device=torch.device(device_name(forward.device)),
+            positions=predicted_positions(shared.text),
+            device=choose_device(forward.device),
             dtype=getattr(torch, forward.dtype),
             norm_eps=self.about["norm_eps"],
             n_layers=facts["n_layers"],
             hidden_size=facts["hidden_size"],
             vocab_size=facts["vocab_size"],
         )
-        passes = way.passes(self.about["run"]["base"], models, folders)
+        passes = shared.passes(self.about["run"]["base"], models, folders)
         if self.source is None:
             return Lockstep(base, base.head, passes)
-        return Lockstep(base, base.head, passes, BaseWeights.of(self.source, way.text.chunk_size, forward))
+        return Lockstep(base, base.head, passes, BaseWeights.of(self.source, shared.text.chunk_size, forward))
 
 
 @dataclass(frozen=True)
@@ -251,8 +251,8 @@ class LogitsBase:
     def refuse_changed(self) -> None:
         self.watch.refuse_changed()
 
-    def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
-        return Lockstep(None, lambda: self.logits, way.passes(self.watch.recognised_by(), models, folders))
+    def begin(self, shared: SharedPass, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
+        return Lockstep(None, lambda: self.logits, shared.passes(self.watch.recognised_by(), models, folders))
 
 
 def open_base(base: Path | LogitsFile, options: EvaluateOptions, opened: ExitStack) -> OpenBase:

@@ -35,9 +35,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.errors import BadArgument, BadImportance
-from gguf_tools.format.layer_names import in_layer_ranges
 from gguf_tools.format.tensors import TensorInfo
-from gguf_tools.text import html_table
+from gguf_tools.text import html_table, in_layer_ranges
 from quantize.importances.weighting import ColumnWeights, Weighting
 from quantize.roles import Role, has_row_groups, sibling_with_same_activations, tensor_role
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from gguf_tools.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from quantize.mla_layout.names import MLALayout
     from quantize.mla_layout.pipeline import LayoutChange, change_layout
+    from quantize.roles import MLALayout
 
 __all__ = ["LayoutChange", "MLALayout", "change_layout"]
 
 _HOMES = {
     "LayoutChange": "quantize.mla_layout.pipeline",
-    "MLALayout": "quantize.mla_layout.names",
+    "MLALayout": "quantize.roles",
     "change_layout": "quantize.mla_layout.pipeline",
 }
 

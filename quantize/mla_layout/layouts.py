@@ -23,9 +23,9 @@ from gguf_tools.format import keys
 from gguf_tools.format.hparams import known_hparams
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
+from gguf_tools.look.model_size import count_parameters
 from gguf_tools.text import value_text
-from quantize.mla_layout.names import LAYOUTS, MLALayout
-from quantize.roles import Role, layer_of, tensor_role
+from quantize.roles import LAYOUTS, MLALayout, Role, layer_of, tensor_role
 
 ARCHITECTURE = "deepseek2"
 
@@ -236,3 +236,19 @@ def _insert(metadata: dict[str, Value], key: str, value: Value, after: str) -> N
     place = next((i for i, (name, _) in enumerate(items, 1) if name == after), len(items))
     metadata.clear()
     metadata.update([*items[:place], (key, value), *items[place:]])
+
+
+def relabelled(metadata: Metadata, old: Iterable[TensorInfo], new: Iterable[TensorInfo]) -> dict[str, Value]:
+    """Return the metadata with the label of the tensors `new`, if the one there is that of `old`.
+
+    It counts attn_kv_b besides attn_k_b and attn_v_b, so it follows the layout. A label that somebody wrote
+    by hand, into a model card for instance, does not, and is kept.
+    """
+    changed = dict(metadata)
+    if keys.SIZE_LABEL in changed and changed[keys.SIZE_LABEL].data == _size_label(old):
+        changed[keys.SIZE_LABEL] = Value.string(_size_label(new))
+    return changed
+
+
+def _size_label(tensors: Iterable[TensorInfo]) -> str:
+    return count_parameters((info.name, info.shape) for info in tensors).size_label

@@ -25,9 +25,8 @@ from gguf_tools.format.ggml_types import BF16, F16, F32, Q8_0, GGMLType
 from gguf_tools.format.tensors import TensorInfo
 from quantize.formats import available, decodable
 from quantize.mla_layout.layouts import HeadSizes, LayerTensors, place_of, roles_in, tensor_name
-from quantize.mla_layout.names import MLALayout
 from quantize.plan.overrides import Override, find_override
-from quantize.roles import Role, file_order, in_layer_ranges
+from quantize.roles import MLALayout, Role, file_order, in_layer_ranges
 
 _FLOATS = frozenset({F32, F16, BF16})
 

@@ -7,7 +7,6 @@ weight; `change_layout` then has the output written (see quantize/fill/outputs.p
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,30 +14,26 @@ from pathlib import Path
 from typing import Unpack
 
 from gguf_tools.errors import BadRequest, NeedsImportance
-from gguf_tools.files.inputs import gguf_inputs
 from gguf_tools.format.shards import GGUFSet, open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
+from quantize.change import Changed, change_file
 from quantize.fill.encode import FillJob
 from quantize.fill.heads import HeadRows, TransposedHeads
-from quantize.fill.outputs import Written
 from quantize.fill.provenance import PROVENANCE_KEY
 from quantize.fill.sources import GGUFTensor, SourceTensor
 from quantize.formats.codecs import ignores_importances, requires_importances
 from quantize.importances.entries import Importances, ResolvedImportance, refuse_nonfinite, resolve
 from quantize.importances.files import ImportanceSource, importance_file
-from quantize.mla_layout.layouts import HeadSizes, layout_of, metadata_in, tensors_by_layer
+from quantize.mla_layout.layouts import HeadSizes, layout_of, metadata_in, relabelled, tensors_by_layer
 from quantize.mla_layout.moves import How, Move, dropped, plan_moves, refuse_uncodable
-from quantize.mla_layout.names import MLALayout
-from quantize.mla_layout.size_label import relabelled
 from quantize.mla_layout.sources import Encoded, JoinedHeads
 from quantize.plan.decide import Decider
 from quantize.plan.overrides import Override, idle_overrides
 from quantize.plan.plan import Plan
 from quantize.plan.tensor_plan import TensorPlan
-from quantize.prepare import Preparation, lay_out
-from quantize.roles import in_layer_ranges, tensor_role
-from quantize.run import Run
+from quantize.prepare import Preparation, lay_out, parts_of
+from quantize.roles import MLALayout, in_layer_ranges, tensor_role
 from quantize.run_options import RunChoices, RunOptions, merge_choices
 
 
@@ -100,21 +95,6 @@ class LayoutChange:
         return self.found != self.wanted or self.metadata != self.new_metadata
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a run has done; `written` is None when the file had the layout already and nothing was written."""
-
-    change: LayoutChange
-    written: Written | None
-    seconds: float
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        if self.written is None:
-            return ()
-        return tuple(output.path for output in self.change.preparation.outputs)
-
-
 def change_layout(
     source: str | os.PathLike[str],
     output: str | os.PathLike[str],
@@ -122,7 +102,7 @@ def change_layout(
     options: LayoutOptions | None = None,
     run: RunOptions | None = None,
     **choices: Unpack[LayoutChoices],
-) -> Result:
+) -> Changed[LayoutChange]:
     """Write the GGUF file `source` (or the split set it belongs to) as `output` in the layout `to`.
 
         change_layout("lite-ik.gguf", "lite.gguf", "split", n_threads=8)
@@ -136,14 +116,7 @@ def change_layout(
     A file that has the layout already is not written again: the result then has no paths.
     """
     options, run = merge_choices(options or LayoutOptions(), run, choices)
-    started = time.monotonic()
-    with open_gguf(source) as opened:
-        change = prepare(opened, Path(output), to, options)
-        if not change.is_needed:
-            return Result(change, None, time.monotonic() - started)
-        planned = Run(change.preparation, fill_job(change, opened), gguf_inputs(opened), started)
-        result = planned.execute(run)
-    return Result(change, result.written, result.seconds)
+    return change_file(source, lambda opened: prepare(opened, Path(output), to, options), fill_job, run)
 
 
 def prepare(
@@ -172,7 +145,10 @@ def prepare(
     if found != to or metadata != source.metadata:
         metadata.pop(PROVENANCE_KEY, None)  # numbers in the order of tensors, some of which are made anew
     plan = Plan(f"layout {to}", tuple(_tensor_plan(move, weighed.get(move.info.name)) for move in moves))
-    outputs = lay_out(output, metadata, _groups(source, moves, options.keep_split), source.endian)
+    # A new tensor goes where the first of its origins was.
+    origins = ((move.info, move.moved[0].origin.name) for move in moves)
+    parts = parts_of(source, origins, keep_split=options.keep_split)
+    outputs = lay_out(output, metadata, parts, source.endian)
     return LayoutChange(
         source=source.path,
         found=found,
@@ -257,18 +233,6 @@ def _notes(
         yield "the importance matrix has no effect: nothing is encoded to a type that looks at importances"
     elif without:
         yield f"no data in the importance matrix: {', '.join(in_layer_ranges(without))}"
-
-
-def _groups(source: GGUFSet, moves: Sequence[Move], keep_split: bool) -> list[list[TensorInfo]]:
-    """Return the tensors of each output; a new tensor goes where the first of its origins was."""
-    if not keep_split:
-        return [[move.info for move in moves]]
-    if len(source.shards) == 1:
-        raise BadRequest(f"{source.path}: --keep-split needs a split source, found a single file")
-    groups: list[list[TensorInfo]] = [[] for _ in source.shards]
-    for move in moves:
-        groups[source.shard_of(move.moved[0].origin.name)].append(move.info)
-    return groups
 
 
 def _source_bytes(moves: Iterable[Move]) -> int:

@@ -9,9 +9,10 @@ from typing import Any
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
 from gguf_tools.text import size_text, value_text
+from quantize.change import Changed
 from quantize.mla_layout.layouts import place_of, roles_in
 from quantize.mla_layout.moves import How, Move, MovedRows
-from quantize.mla_layout.pipeline import LayoutChange, Result
+from quantize.mla_layout.pipeline import LayoutChange
 from quantize.roles import Role
 
 
@@ -46,7 +47,7 @@ def change_lines(change: LayoutChange) -> Iterator[str]:
     yield from (f"note: {note}" for note in change.notes)
 
 
-def result_lines(result: Result) -> Iterator[str]:
+def result_lines(result: Changed[LayoutChange]) -> Iterator[str]:
     """Yield the lines of the change, then where the output is and how long it took."""
     yield from change_lines(result.change)
     if result.written is None:

@@ -8,7 +8,6 @@ decoded.
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,20 +15,18 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from gguf_tools.errors import BadRequest
-from gguf_tools.files.inputs import gguf_inputs
-from gguf_tools.format.shards import GGUFSet, open_gguf
-from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.shards import GGUFSet
 from gguf_tools.text import size_text
+from quantize.change import Changed, change_file
 from quantize.fill.encode import FillJob
 from quantize.plan.decide import Decider
 from quantize.plan.plan import Plan
 from quantize.plan.tensor_plan import TensorPlan
-from quantize.prepare import Preparation, lay_out, source_bytes
+from quantize.prepare import Preparation, lay_out, parts_of, source_bytes
 from quantize.repack.file_types import regrouped_metadata
 from quantize.repack.rules import Regrouping, Regroupings, RepackOptions, plan_regroupings
 from quantize.repack.sources import RegroupedSources
 from quantize.roles import tensor_role
-from quantize.run import Run
 from quantize.run_options import RunChoices, RunOptions, merge_choices
 
 
@@ -91,27 +88,13 @@ class RepackChange:
         }
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a run has done; `is_written` is False when there was nothing to regroup."""
-
-    change: RepackChange
-    is_written: bool
-    seconds: float
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        outputs = self.change.preparation.outputs if self.is_written else ()
-        return tuple(output.path for output in outputs)
-
-
 def repack(
     source: str | os.PathLike[str],
     output: str | os.PathLike[str],
     options: RepackOptions | None = None,
     run: RunOptions | None = None,
     **choices: Unpack[RepackChoices],
-) -> Result:
+) -> Changed[RepackChange]:
     """Write the GGUF file `source` (or the split set it belongs to) as `output` with its rows regrouped.
 
         repack("lite-Q4_K_M.gguf", "lite-Q4_K_R4.gguf")
@@ -126,16 +109,7 @@ def repack(
     again: the result then has no paths.
     """
     options, run = merge_choices(options or RepackOptions(), run, choices)
-    started = time.monotonic()
-    with open_gguf(source) as opened:
-        change = prepare(opened, Path(output), options)
-        if not change.is_needed:
-            return Result(change, False, time.monotonic() - started)
-        types = {each.info.name: each.info.type for each in change.regroupings.tensors if each.is_regrouped}
-        spec = RegroupedSources(opened.path, types)
-        job = FillJob(spec.of(opened), {}, spec)
-        result = Run(change.preparation, job, gguf_inputs(opened), started).execute(run)
-    return Result(change, True, result.seconds)
+    return change_file(source, lambda opened: prepare(opened, Path(output), options), _fill_job, run)
 
 
 def prepare(source: GGUFSet, output: Path, options: RepackOptions | None = None) -> RepackChange:
@@ -156,7 +130,8 @@ def prepare(source: GGUFSet, output: Path, options: RepackOptions | None = None)
     regroupings = plan_regroupings(tensors, options)
     metadata = regrouped_metadata(source.metadata, undo=options.undo)
     plan = Plan("undo" if options.undo else "repack", tuple(map(_tensor_plan, regroupings.tensors)))
-    outputs = lay_out(output, metadata, _groups(source, plan, options.keep_split), source.endian)
+    parts = parts_of(source, ((info, info.name) for info in plan.infos), keep_split=options.keep_split)
+    outputs = lay_out(output, metadata, parts, source.endian)
     return RepackChange(source.path, regroupings, Preparation(plan, outputs, source_bytes(plan)))
 
 
@@ -177,13 +152,7 @@ def _way(each: Regrouping) -> str:
     return f"{each.origin} -> {each.info.type}"
 
 
-def _groups(source: GGUFSet, plan: Plan, keep_split: bool) -> list[list[TensorInfo]]:
-    """Return the tensors of each output."""
-    if not keep_split:
-        return [list(plan.infos)]
-    if len(source.shards) == 1:
-        raise BadRequest(f"{source.path}: --keep-split needs a split source, found a single file")
-    groups: list[list[TensorInfo]] = [[] for _ in source.shards]
-    for info in plan.infos:
-        groups[source.shard_of(info.name)].append(info)
-    return groups
+def _fill_job(change: RepackChange, source: GGUFSet) -> FillJob:
+    types = {each.info.name: each.info.type for each in change.regroupings.tensors if each.is_regrouped}
+    spec = RegroupedSources(source.path, types)
+    return FillJob(spec.of(source), {}, spec)

@@ -10,7 +10,7 @@ import imatrix
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.options import ConvertOptions
 from convert.pipeline import prepare
-from quantize.fill.error_ranges import is_ordinary
+from quantize.fill.verify import is_ordinary
 from quantize.formats import available, get_format
 from quantize.formats.codecs import ignores_importances, requires_importances
 from tests.quantize.fill.error_shares import LARGEST_SHARES, share_of_limit

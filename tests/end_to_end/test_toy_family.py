@@ -17,6 +17,7 @@ import gguf_cli.quantize
 import quantize
 from convert import architectures
 from convert.architectures import FamilyRow
+from convert.architectures.options import LatentOptions
 from forward.open import open_model
 from gguf_tools import open_gguf
 from gguf_tools.errors import MissingTensor, UnexpectedTensors, UnsupportedCheckpoint
@@ -187,7 +188,7 @@ def code_of_the_page() -> list[tuple[str, str]]:
 
 def test_the_code_of_the_page_is_the_code() -> None:
     code = code_of_the_page()
-    assert len(code) == PAGE.read_text().count("```python") == 3
+    assert len(code) == PAGE.read_text().count("```python") == 4
     for name, text in code:
         assert text in (PAGE.parents[1] / name).read_text(), name
 
@@ -200,6 +201,21 @@ def test_the_family_of_the_page_converts(tmp_path: Path, monkeypatch: pytest.Mon
     row = {"PageForCausalLM": FamilyRow("family_of_the_page")}
     monkeypatch.setattr(architectures, "ARCHITECTURES", {**architectures.ARCHITECTURES, **row})
     folder = Path(shutil.copytree(model("qwen2-r1-distill"), tmp_path / "model"))
+    convert.convert(folder, tmp_path / "expected.gguf", outtype="bf16")
+    edit_config(folder, architectures=["PageForCausalLM"])
+    convert.convert(folder, tmp_path / "out.gguf", outtype="bf16")
+    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "expected.gguf").read_bytes()
+
+
+def test_the_relative_of_the_page_converts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registered under another name, it makes of a Youtu what the project does."""
+    (text,) = (text for name, text in code_of_the_page() if name.endswith("/youtu.py"))
+    (tmp_path / "relative_of_the_page.py").write_text(text.replace("YoutuForCausalLM", "PageForCausalLM"))
+    monkeypatch.syspath_prepend(tmp_path)
+    row = {"PageForCausalLM": FamilyRow("relative_of_the_page", LatentOptions)}
+    monkeypatch.setattr(architectures, "ARCHITECTURES", {**architectures.ARCHITECTURES, **row})
+    folder = copy_tokenizer("tiny", micro_checkpoint(tmp_path / "model", "v3", vocab_size=4096))
+    edit_config(folder, architectures=["YoutuForCausalLM"], routed_scaling_factor=None)
     convert.convert(folder, tmp_path / "expected.gguf", outtype="bf16")
     edit_config(folder, architectures=["PageForCausalLM"])
     convert.convert(folder, tmp_path / "out.gguf", outtype="bf16")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from convert.architectures.base import Key
+from convert.architectures.base import Architecture, Key
 from convert.architectures.config_reader import ConfigReader
-from convert.architectures.deepseek2.config import GLM_DSA, V32, DeepseekConfig
-from convert.architectures.deepseek2.family import ARCHITECTURE as DEEPSEEK2
-from convert.architectures.deepseek2.family import common_notes
-from convert.architectures.deepseek2.layer_ranges import layers, mtp_layers
+from convert.architectures.decoder.layer_ranges import layers, mtp_layers
+from convert.architectures.deepseek2.config import DeepseekConfig, Defaults, Indexer, deepseek_fields
+from convert.architectures.deepseek2.family import common_notes, relative
 from convert.architectures.deepseek2.metadata import METADATA as DEEPSEEK_METADATA
 from convert.architectures.deepseek2.metadata import read_metadata as read_deepseek
 from convert.architectures.deepseek2.rules import RULES as DEEPSEEK_RULES
@@ -23,10 +23,21 @@ from gguf_tools.format import keys
 from gguf_tools.format.hparams import read_hparams
 from gguf_tools.format.values import Metadata, Value
 
-_HEADS: Mapping[str, int] = {V32: 64, GLM_DSA: 32}
-"""Architecture -> index_n_heads where config.json has none, as in transformers 5.23."""
+V32 = "DeepseekV32ForCausalLM"
 _WORDS, _LETTERS = ("full", "shared"), ("F", "S")
 """Layers with an indexer of their own and without one, in a list and in a string."""
+
+
+@dataclass(frozen=True)
+class IndexedDefaults(Defaults):
+    """How an architecture with an indexer computes where config.json doesn't say, as in transformers 5.23.
+
+    index_heads  index_n_heads
+    may_share    whether layers may use the choice of a layer before them
+    """
+
+    index_heads: int = 64
+    may_share: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,21 +58,29 @@ class IndexedConfig(DeepseekConfig):
     states_mtp: bool = True
 
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any], path: str | Path = "config.json") -> IndexedConfig:
+    def from_dict(
+        cls,
+        raw: Mapping[str, Any],
+        path: str | Path = "config.json",
+        defaults_of: Mapping[str, Defaults] = MappingProxyType({V32: IndexedDefaults()}),
+    ) -> IndexedConfig:
         """Return the configuration in `raw`, the content of `path`; raises as DeepseekConfig's does."""
-        base = DeepseekConfig.from_dict(raw, path)
         read = ConfigReader(raw, path)
-        if base.q_lora_rank is None:
+        fields = deepseek_fields(read, defaults_of)
+        defaults = defaults_of[fields["architecture"]]
+        assert isinstance(defaults, IndexedDefaults)
+        if fields["q_lora_rank"] is None:
             raise read.bad("q_lora_rank", "a whole number: the indexer sees compressed queries")
-        head_dim = read.size("index_head_dim", 128)
-        if head_dim < base.qk_rope_head_dim:
-            raise read.bad("index_head_dim", f"at least qk_rope_head_dim ({base.qk_rope_head_dim})")
+        head_dim, rotated = read.size("index_head_dim", 128), fields["qk_rope_head_dim"]
+        if head_dim < rotated:
+            raise read.bad("index_head_dim", f"at least qk_rope_head_dim ({rotated})")
+        n_layers, n_mtp = fields["num_hidden_layers"], fields["num_nextn_predict_layers"]
         return cls(
-            **{field.name: getattr(base, field.name) for field in fields(base)},
-            index_n_heads=read.size("index_n_heads", _HEADS[base.architecture]),
+            **fields,
+            index_n_heads=read.size("index_n_heads", defaults.index_heads),
             index_head_dim=head_dim,
             index_topk=read.size("index_topk", 2048),
-            indexer_types=_indexer_types(read, base),
+            indexer_types=_indexer_types(read, n_layers, n_mtp) if defaults.may_share else None,
             states_mtp="num_nextn_predict_layers" in raw or "num_mtp_layers" in raw,
         )
 
@@ -70,9 +89,10 @@ class IndexedConfig(DeepseekConfig):
         return self.index_n_heads * self.index_head_dim
 
     @property
-    def hands_on(self) -> bool:
-        """Whether a layer attends to what an earlier one has chosen."""
-        return self.indexer_types is not None and not all(self.indexer_types[: self.num_hidden_layers])
+    def indexer(self) -> Indexer:
+        """What chooses the positions that tokens attend to, in all layers but those of MTP."""
+        layers = tuple(bool(self.has_indexer(layer)) for layer in range(self.num_hidden_layers))
+        return Indexer(self.index_n_heads, self.index_head_dim, self.index_topk, layers)
 
     def has_indexer(self, layer: int) -> bool | None:
         """Return whether a layer has an indexer, None for an MTP layer of which nothing is said."""
@@ -81,16 +101,13 @@ class IndexedConfig(DeepseekConfig):
         return self.indexer_types[layer] if layer < len(self.indexer_types) else None
 
 
-def _indexer_types(read: ConfigReader, base: DeepseekConfig) -> tuple[bool, ...] | None:
+def _indexer_types(read: ConfigReader, n_layers: int, n_mtp: int) -> tuple[bool, ...] | None:
     """Return what GLM's config.json says in one of three ways, the first that is there."""
-    n_layers = base.num_hidden_layers
-    if base.architecture != GLM_DSA:
-        return None
     key = "indexer_types" if read.raw.get("indexer_types") is not None else "index_topk_pattern"
     kinds = read.raw.get(key)
     if kinds is not None:
         words = _LETTERS if isinstance(kinds, str) else _WORDS
-        lengths = range(n_layers, n_layers + base.num_nextn_predict_layers + 1)
+        lengths = range(n_layers, n_layers + n_mtp + 1)
         fits = isinstance(kinds, (list, str)) and len(kinds) in lengths
         if not fits or any(kind not in words for kind in kinds):
             raise read.bad(key, f"{' or '.join(words)} for each of {n_layers} layers")
@@ -175,13 +192,19 @@ def metadata_reader(
     return read
 
 
-ARCHITECTURE = replace(
-    DEEPSEEK2,
-    hf_names=(V32,),
-    gguf_name="deepseek32",
-    read_config=IndexedConfig.from_dict,
-    rules=RULES,
-    metadata=METADATA,
-    notes=common_notes,
-    quirks=Quirks(adds_bos=True),
-)
+def indexed(name: str, gguf_name: str, defaults: IndexedDefaults, **differences: Any) -> Architecture:
+    """Return a family of DeepSeek's with an indexer; `differences` are other fields of Architecture."""
+    return relative(
+        name,
+        gguf_name=gguf_name,
+        defaults=defaults,
+        config=IndexedConfig,
+        keeps_mtp=True,
+        rules=RULES,
+        metadata=METADATA,
+        notes=common_notes,
+        **differences,
+    )
+
+
+ARCHITECTURE = indexed(V32, "deepseek32", IndexedDefaults(), quirks=Quirks(adds_bos=True))

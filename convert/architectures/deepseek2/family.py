@@ -1,15 +1,21 @@
-"""The DeepSeek family: what to know before running a converted model, and all of its parts together."""
+"""The DeepSeek family: all of its parts together, what to know before running a model, and its relatives."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
 from convert.architectures.base import Architecture
-from convert.architectures.deepseek2.config import GLM_LITE, V2, V3, YOUTU, DeepseekConfig
-from convert.architectures.deepseek2.layer_ranges import resolve_options
+from convert.architectures.decoder.layer_ranges import check_mtp
+from convert.architectures.deepseek2.config import DEFAULTS, V2, V3, DeepseekConfig, Defaults
 from convert.architectures.deepseek2.metadata import GGUF_NAME, METADATA
 from convert.architectures.deepseek2.rules import RULES, drops
 from convert.architectures.options import LatentOptions
+from convert.architectures.rules import Drop
 from convert.tokenizer.family_quirks import Quirks
-from gguf_tools.errors import BadRequest
 
 
 def notes(config: DeepseekConfig, options: LatentOptions) -> tuple[str, ...]:
@@ -22,7 +28,6 @@ def common_notes(config: DeepseekConfig, options: LatentOptions) -> tuple[str, .
     """Return the notes that later families share, whose depth says nothing of their queries."""
     return tuple(note for note in (
         _group_note(config), _norm_note(config), _yarn_note(config), _beta_note(config), _eps_note(config),
-        _gating_note(config),
     ) if note)  # fmt: skip
 
 
@@ -93,25 +98,23 @@ def _eps_note(config: DeepseekConfig) -> str | None:
     )
 
 
-def _gating_note(config: DeepseekConfig) -> str | None:
-    if config.architecture != GLM_LITE:
-        return None
-    return (
-        f"expert_gating_func is written ({config.scoring_func}), which llama.cpp's converter leaves out: its"
-        " files are read as softmax unless they have the size of GLM-4.7-Flash"
-    )
+def resolve_options(
+    config: DeepseekConfig, options: LatentOptions, names: Container[str] | None, *, keeps_mtp: bool = False
+) -> LatentOptions:
+    """Return `options` with mtp decided: by the user, else by family, if the checkpoint has the layer.
 
-
-def check(config: DeepseekConfig, options: LatentOptions) -> None:
-    """Raise BadRequest when the options ask for what the model doesn't have."""
-    if options.mtp and not config.num_nextn_predict_layers:
-        raise BadRequest(
-            "--mtp: config.json has no num_nextn_predict_layers, so there is no MTP layer to keep"
-        )
+    names      of the checkpoint's weights; None where they aren't known, which counts as having them
+    keeps_mtp  whether llama.cpp's converter keeps the layer
+    """
+    if options.mtp is not None or not config.num_nextn_predict_layers:
+        return options
+    norm = f"model.layers.{config.num_hidden_layers}.input_layernorm.weight"
+    there = names is None or norm in names
+    return replace(options, mtp=there and keeps_mtp)
 
 
 ARCHITECTURE = Architecture(
-    hf_names=(V2, V3, YOUTU),
+    hf_names=(V2, V3),
     gguf_name=GGUF_NAME,
     options=LatentOptions,
     read_config=DeepseekConfig.from_dict,
@@ -120,8 +123,43 @@ ARCHITECTURE = Architecture(
     drops=drops,
     metadata=METADATA,
     notes=notes,
-    check=check,
+    check=check_mtp,
     resolve_options=resolve_options,
     # GigaChat3 alone of these cuts text as GPT-2 does; Kimi K2 and Moonlight have tiktoken.model.
     quirks=Quirks(pre_tokenizers={"gpt-2": "gigachat"}, tiktoken=True),
 )
+
+
+def relative(
+    *hf_names: str,
+    defaults: Defaults | None = None,
+    config: type[DeepseekConfig] = DeepseekConfig,
+    keeps_mtp: bool = False,
+    is_vision: Callable[[str], bool] | None = None,
+    **differences: Any,
+) -> Architecture:
+    """Return a family that is DeepSeek's but for what is named here.
+
+    defaults     what holds where its config.json says nothing; None: as for V3
+    config       class that reads config.json
+    keeps_mtp    whether llama.cpp's converter keeps its MTP layers
+    is_vision    name of a weight -> whether it is of a part that a file of the text part does not have
+    differences  other fields of Architecture
+    """
+    defaults_of = dict.fromkeys(hf_names, defaults or DEFAULTS[V3])
+
+    def read_config(raw: Mapping[str, Any], path: Path) -> DeepseekConfig:
+        return config.from_dict(raw, path, defaults_of)
+
+    def drops_with_vision(config: DeepseekConfig, options: LatentOptions) -> tuple[Drop, ...]:
+        assert is_vision is not None
+        return (*drops(config, options), Drop(is_vision, "vision part; the file holds the text part"))
+
+    return replace(
+        ARCHITECTURE,
+        hf_names=hf_names,
+        read_config=read_config,
+        resolve_options=partial(resolve_options, keeps_mtp=keeps_mtp),
+        drops=drops if is_vision is None else drops_with_vision,
+        **differences,
+    )

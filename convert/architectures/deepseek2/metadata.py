@@ -33,11 +33,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from convert.architectures.base import Key
+from convert.architectures.decoder.layer_ranges import layers, mtp_layers
 from convert.architectures.decoder.metadata import GATING_FUNCTIONS, scoring_function
-from convert.architectures.deepseek2.config import V2, V3, DeepseekConfig, Yarn
-from convert.architectures.deepseek2.layer_ranges import layers, mtp_layers
+from convert.architectures.decoder.rope import Yarn
+from convert.architectures.deepseek2.config import V2, V3, DeepseekConfig
 from convert.architectures.options import LatentOptions
 from gguf_tools.errors import BadRequest, FormatError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.format import keys
@@ -145,50 +147,18 @@ def read_metadata(
     size = hparams.size
     n_mtp = size("nextn_predict_layers", 0)
     n_layers = size("block_count") - n_mtp
-    heads = size("head_count")
-    rope = size("rope_dimension_count")
-    qk_head = size("key_length_mla", 0) or size("key_length")
-    value_head = size("value_length_mla", 0) or size("value_length")
-    if min(n_layers, heads, rope, value_head) < 1 or qk_head <= rope:
-        raise FormatError(
-            f"{path}: {n_layers} layers, {heads} heads, {rope} of {qk_head} key columns rotated,"
-            f" {value_head} value columns: expected a {gguf_name} model"
-        )
-    is_v3 = any(name.endswith("exp_probs_b.bias") for name in shapes)
-    groups = size("expert_group_count", 1) or 1
-    used_groups = size("expert_group_used_count", groups) or groups
-    experts = size("expert_count", 0)
-    if experts % groups or used_groups > groups:
-        raise FormatError(f"{path}: {experts} experts in {groups} groups of which {used_groups} are used")
     if "token_embd.weight" not in shapes:
         raise MissingTensor(f"{path}: no tensor token_embd.weight")
-    normalised = bool(hparams.expert_weights_norm)
     has_q_lora = any(name.endswith("attn_q_a.weight") for name in shapes)
     return DeepseekConfig(
-        architecture=V3 if is_v3 else V2,
         vocab_size=shapes["token_embd.weight"][0],
         hidden_size=size("embedding_length"),
         intermediate_size=size("feed_forward_length", 0),
-        moe_intermediate_size=size("expert_feed_forward_length", 0),
         num_hidden_layers=n_layers,
-        num_attention_heads=heads,
+        **_head_fields(hparams, n_layers),
         q_lora_rank=size("q_lora_rank") if has_q_lora else None,
         kv_lora_rank=size("kv_lora_rank"),
-        qk_nope_head_dim=qk_head - rope,
-        qk_rope_head_dim=rope,
-        v_head_dim=value_head,
-        n_routed_experts=experts,
-        n_shared_experts=size("expert_shared_count", 0),
-        num_experts_per_tok=size("expert_used_count", 0),
-        first_k_dense_replace=size("leading_dense_block_count", 0),
-        n_group=groups,
-        topk_group=used_groups,
-        topk_method="noaux_tc" if is_v3 else "group_limited_greedy",
-        scoring_func=scoring_function(hparams, GATING_FUNCTIONS, unset="softmax"),
-        norm_topk_prob=normalised,
-        norm_requested=normalised,
-        # llama.cpp takes 0 for "no scaling" too.
-        routed_scaling_factor=hparams.number("expert_weights_scale", 1.0) or 1.0,
+        **_expert_fields(hparams, has_bias=any(name.endswith("exp_probs_b.bias") for name in shapes)),
         rms_norm_eps=hparams.number("layer_norm_rms_epsilon", 1e-6),
         max_position_embeddings=size("context_length", 0),
         rope_theta=hparams.number("rope_freq_base", 10000.0),
@@ -196,6 +166,53 @@ def read_metadata(
         tie_word_embeddings="output.weight" not in shapes,
         num_nextn_predict_layers=n_mtp,
     )
+
+
+def _head_fields(hparams: HParams, n_layers: int) -> dict[str, Any]:
+    size = hparams.size
+    heads, rope = size("head_count"), size("rope_dimension_count")
+    qk_head = size("key_length_mla", 0) or size("key_length")
+    value_head = size("value_length_mla", 0) or size("value_length")
+    if min(n_layers, heads, rope, value_head) < 1 or qk_head <= rope:
+        raise FormatError(
+            f"{hparams.path}: {n_layers} layers, {heads} heads, {rope} of {qk_head} key columns rotated,"
+            f" {value_head} value columns: expected a {hparams.architecture} model"
+        )
+    return {
+        "num_attention_heads": heads,
+        "qk_nope_head_dim": qk_head - rope,
+        "qk_rope_head_dim": rope,
+        "v_head_dim": value_head,
+    }
+
+
+def _expert_fields(hparams: HParams, *, has_bias: bool) -> dict[str, Any]:
+    """Return the fields about experts. A bias for their choice tells V3 from V2."""
+    size = hparams.size
+    groups = size("expert_group_count", 1) or 1
+    used_groups = size("expert_group_used_count", groups) or groups
+    experts = size("expert_count", 0)
+    if experts % groups or used_groups > groups:
+        raise FormatError(
+            f"{hparams.path}: {experts} experts in {groups} groups of which {used_groups} are used"
+        )
+    normalised = bool(hparams.expert_weights_norm)
+    return {
+        "architecture": V3 if has_bias else V2,
+        "topk_method": "noaux_tc" if has_bias else "group_limited_greedy",
+        "moe_intermediate_size": size("expert_feed_forward_length", 0),
+        "n_routed_experts": experts,
+        "n_shared_experts": size("expert_shared_count", 0),
+        "num_experts_per_tok": size("expert_used_count", 0),
+        "first_k_dense_replace": size("leading_dense_block_count", 0),
+        "n_group": groups,
+        "topk_group": used_groups,
+        "scoring_func": scoring_function(hparams, GATING_FUNCTIONS, unset="softmax"),
+        "norm_topk_prob": normalised,
+        "norm_requested": normalised,
+        # llama.cpp takes 0 for "no scaling" too.
+        "routed_scaling_factor": hparams.number("expert_weights_scale", 1.0) or 1.0,
+    }
 
 
 def _read_yarn(hparams: HParams) -> Yarn | None:

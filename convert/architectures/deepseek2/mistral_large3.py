@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from convert.architectures.base import Key
 from convert.architectures.config_reader import ConfigReader
-from convert.architectures.deepseek2.config import DeepseekConfig
-from convert.architectures.deepseek2.family import ARCHITECTURE as DEEPSEEK2
+from convert.architectures.deepseek2.config import DeepseekConfig, Defaults, deepseek_fields
+from convert.architectures.deepseek2.family import relative
 from convert.architectures.deepseek2.metadata import GGUF_NAME
 from convert.architectures.deepseek2.metadata import METADATA as DEEPSEEK_METADATA
 from convert.architectures.deepseek2.metadata import read_metadata as read_deepseek
-from convert.architectures.deepseek2.rules import drops
-from convert.architectures.options import LatentOptions
-from convert.architectures.rules import Drop
-from convert.checkpoint.model_config import MISTRAL_LARGE_3
+from convert.checkpoint.json_files import MISTRAL_LARGE_3
 from convert.tokenizer.family_quirks import Quirks
 from gguf_tools.errors import BadConfig
 from gguf_tools.format import keys
@@ -42,6 +40,11 @@ _SAME = ("architectures", "vocab_size", "q_lora_rank", "kv_lora_rank", "qk_nope_
          "v_head_dim", "rope_theta", "head_dim")  # fmt: skip
 
 
+_DEFAULTS = Defaults(
+    ("softmax",), ("greedy", "group_limited_greedy"), scale=1.0, groups=(1, 1), dense=0
+)
+
+
 @dataclass(frozen=True)
 class MistralConfig(DeepseekConfig):
     """DeepSeek's configuration, and how attention grows sharper with the position.
@@ -54,16 +57,28 @@ class MistralConfig(DeepseekConfig):
     temperature_scale: float | None = None
     temperature_length: int | None = None
 
+    @property
+    def sharpness(self) -> tuple[float, int] | None:
+        """See DeepseekConfig."""
+        if self.temperature_scale is None:
+            return None
+        return self.temperature_scale, self.temperature_length or self.max_position_embeddings
+
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any], path: str | Path = "params.json") -> MistralConfig:
+    def from_dict(
+        cls,
+        raw: Mapping[str, Any],
+        path: str | Path = "params.json",
+        defaults_of: Mapping[str, Defaults] = MappingProxyType({MISTRAL_LARGE_3: _DEFAULTS}),
+    ) -> MistralConfig:
         """Return the configuration in `raw`, the content of `path`.
 
         raises  BadConfig naming file and key, under Mistral's names where they differ; UnsupportedCheckpoint
         """
-        read, moe = ConfigReader(raw, path), _inner(raw, path, "moe")
-        of_moe = ConfigReader(moe, path, prefix="moe.")
+        read = ConfigReader(raw, path)
+        of_moe = ConfigReader(_inner(raw, path, "moe"), path, prefix="moe.")
         n_groups = of_moe.size("num_expert_groups", 1)
-        base = DeepseekConfig.from_dict({
+        fields = deepseek_fields(ConfigReader({
             **{key: raw[key] for key in _SAME if key in raw},
             **{theirs: read.size(ours) for ours, theirs in _SIZES.items()},
             **{theirs: of_moe.size(ours) for ours, theirs in _MOE_SIZES.items()},
@@ -79,12 +94,12 @@ class MistralConfig(DeepseekConfig):
             "hidden_act": raw.get("activation", "silu"),
             "tie_word_embeddings": read.flag("tied_embeddings", False),
             "rope_scaling": _rope_scaling(raw, path),
-        }, path)  # fmt: skip
+        }, path), defaults_of)  # fmt: skip
         scaling = ConfigReader(_inner(raw, path, "llama_4_scaling"), path, prefix="llama_4_scaling.")
         return cls(
-            **{field.name: getattr(base, field.name) for field in fields(base)},
+            **fields,
             temperature_scale=scaling.number("beta") if raw.get("llama_4_scaling") else None,
-            temperature_length=base.yarn.original_context if base.yarn else None,
+            temperature_length=fields["yarn"] and fields["yarn"].original_context,
         )
 
 
@@ -190,24 +205,17 @@ def read_metadata(
     )
 
 
-VISION_PARTS = ("vision_encoder.", "vision_language_adapter.", "patch_merger.", "pre_mm_projector_norm.")
-"""What the names of tensors begin with that a file of the text part does not have."""
+def _is_vision(name: str) -> bool:
+    parts = ("vision_encoder.", "vision_language_adapter.", "patch_merger.", "pre_mm_projector_norm.")
+    return name.startswith(parts) or "mm_projector" in name
 
 
-def _drops(config: MistralConfig, options: LatentOptions) -> tuple[Drop, ...]:
-    vision = Drop(
-        lambda name: name.startswith(VISION_PARTS) or "mm_projector" in name,
-        "vision part; the file holds the text part",
-    )
-    return (*drops(config, options), vision)
-
-
-ARCHITECTURE = replace(
-    DEEPSEEK2,
-    hf_names=(MISTRAL_LARGE_3,),
-    read_config=MistralConfig.from_dict,
+ARCHITECTURE = relative(
+    MISTRAL_LARGE_3,
+    defaults=_DEFAULTS,
+    config=MistralConfig,
     metadata=METADATA,
     canonical_name=canonical_name,
-    drops=_drops,
+    is_vision=_is_vision,
     quirks=Quirks(tekken=True),
 )

@@ -33,6 +33,7 @@ class HeadSizes:
     n_heads, n_kv_heads  heads of queries, and heads of keys and values
     head_dim             columns of a head
     rotated              columns of a head that are rotated, the first ones
+    eps                  of all norms
     """
 
     hidden: int
@@ -40,6 +41,7 @@ class HeadSizes:
     n_kv_heads: int
     head_dim: int
     rotated: int
+    eps: float
 
 
 @dataclass(frozen=True)
@@ -185,9 +187,9 @@ def _normed(heads: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
 
 
 def load_shared_key_attention(
-    load: Loader, layer: int, sizes: HeadSizes, rotate: Rotation, *, eps: float, window: int | None
+    load: Loader, layer: int, sizes: HeadSizes, rotate: Rotation, window: int | None
 ) -> SharedKeyAttention:
-    """Return the attention of a layer with its weights; biases, norms and sinks where the model has them."""
+    """Read the attention of a layer; biases, norms and sinks where the model has them."""
     name = f"blk.{layer}"
     q_rows, kv_rows = sizes.n_heads * sizes.head_dim, sizes.n_kv_heads * sizes.head_dim
 
@@ -200,13 +202,13 @@ def load_shared_key_attention(
         if not load.has(weight):
             return None
         n_cols = n_rows if load.tensor(weight).shape[-1] == n_rows else sizes.head_dim
-        return RMSNorm(load.float32(weight, n_cols), eps)
+        return RMSNorm(load.float32(weight, n_cols), sizes.eps)
 
     sinks = f"{name}.attn_sinks.weight"
     return SharedKeyAttention(
         sizes=sizes,
         rotate=rotate,
-        norm=RMSNorm(load.float32(f"{name}.attn_norm.weight", sizes.hidden), eps),
+        norm=RMSNorm(load.float32(f"{name}.attn_norm.weight", sizes.hidden), sizes.eps),
         q=projection("attn_q", q_rows, sizes.hidden),
         k=projection("attn_k", kv_rows, sizes.hidden),
         v=projection("attn_v", kv_rows, sizes.hidden),

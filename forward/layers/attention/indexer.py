@@ -40,6 +40,8 @@ class IndexerSizes:
     rotated   columns of a head that are rotated, the first ones
     halves    whether column i is rotated with column i + rotated / 2, not with its neighbour
     n_chosen  positions that a token attends to
+    hidden    columns of the hidden states
+    q_lora    columns of the compressed query
     """
 
     n_heads: int
@@ -47,6 +49,8 @@ class IndexerSizes:
     rotated: int
     halves: bool
     n_chosen: int
+    hidden: int
+    q_lora: int
 
 
 @dataclass(frozen=True)
@@ -135,18 +139,16 @@ def hadamard(n_cols: int) -> torch.Tensor:
     return turn / len(turn) ** 0.5
 
 
-def load_indexer(
-    load: Loader, layer: int, sizes: IndexerSizes, rotate: Rotation, *, hidden: int, q_lora: int
-) -> Indexer:
-    """Return the indexer of a layer with its weights."""
+def load_indexer(load: Loader, layer: int, sizes: IndexerSizes, rotate: Rotation) -> Indexer:
+    """Read the indexer of a layer."""
     name = f"blk.{layer}.indexer"
     return Indexer(
         sizes=sizes,
         rotate=rotate,
-        queries=load.matrix(f"{name}.attn_q_b.weight", sizes.n_heads * sizes.n_cols, q_lora),
-        keys=load.matrix(f"{name}.attn_k.weight", sizes.n_cols, hidden),
+        queries=load.matrix(f"{name}.attn_q_b.weight", sizes.n_heads * sizes.n_cols, sizes.q_lora),
+        keys=load.matrix(f"{name}.attn_k.weight", sizes.n_cols, sizes.hidden),
         weight=load.float32(f"{name}.k_norm.weight", sizes.n_cols),
         bias=load.float32(f"{name}.k_norm.bias", sizes.n_cols),
-        shares=load.float32(f"{name}.proj.weight", sizes.n_heads, hidden),
+        shares=load.float32(f"{name}.proj.weight", sizes.n_heads, sizes.hidden),
         turn=hadamard(sizes.n_cols).to(load.device) if load.half_cache else None,
     )

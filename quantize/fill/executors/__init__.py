@@ -6,8 +6,7 @@ base.py is their interface.
 from __future__ import annotations
 
 from quantize.fill.executors.base import Done, Executor, Worker, WorkerSpec, naming
-from quantize.fill.executors.serial import SerialExecutor
-from quantize.fill.executors.threads import ThreadExecutor
+from quantize.fill.executors.local import SerialExecutor, ThreadExecutor
 
 __all__ = ["Done", "Executor", "Worker", "WorkerSpec", "make_executor", "naming"]
 

@@ -18,26 +18,19 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import TQ1_0
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
+from quantize.formats.base import (
+    Rows,
+    block_dtype,
+    block_format,
+)
 from quantize.formats.few_bits.tq2_0 import ternary_codes
-from quantize.importances.weighting import Weighting
 from quantize.simd.half import float_at
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, Floats, Ints, lane_numbers, select, splat, to_float
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
-BLOCK = np.dtype([("qs", "u1", 48), ("qh", "u1", 4), ("d", "<u2")])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as TQ1_0, the bytes of ggml's quantize_tq1_0."""
-    return encode_blocks(rows, weighting, TQ1_0, _quantize)
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of TQ1_0."""
-    return decode_blocks(data, n_cols, TQ1_0, _decode)
+BLOCK = block_dtype(TQ1_0)
 
 
 _ELEMS = 256
@@ -112,4 +105,4 @@ def _round_up(number: Ints) -> Ints:
     return number + ((13 * number + 242) * 270 >> 16)
 
 
-FORMAT = QuantFormat(TQ1_0, encode, decode)
+FORMAT = block_format(TQ1_0, _decode, _quantize)

@@ -15,8 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import TQ2_0
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.importances.weighting import Weighting
+from quantize.formats.base import (
+    Rows,
+    block_dtype,
+    block_format,
+)
 from quantize.simd.constants import HALF, INFINITY, ONE, ZERO
 from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
@@ -25,17 +28,7 @@ from quantize.simd.lanes import LANES, Ints, absolute, maximum, select, splat, t
 from quantize.simd.packing import pack
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
-BLOCK = np.dtype([("qs", "u1", 64), ("d", "<u2")])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as TQ2_0, the bytes of ggml's quantize_tq2_0."""
-    return encode_blocks(rows, weighting, TQ2_0, _quantize)
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of TQ2_0."""
-    return decode_blocks(data, n_cols, TQ2_0, _decode)
+BLOCK = block_dtype(TQ2_0)
 
 
 _ELEMS = 256
@@ -86,4 +79,4 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     return -1
 
 
-FORMAT = QuantFormat(TQ2_0, encode, decode)
+FORMAT = block_format(TQ2_0, _decode, _quantize)

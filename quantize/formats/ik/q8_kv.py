@@ -23,8 +23,6 @@ from quantize.simd.lane_memory import load, store
 from quantize.simd.lanes import LANES, Floats, absolute, bits, maximum, select, splat, to_int
 from quantize.simd.rounding import nearest_float
 
-BLOCK = np.dtype([("qs", "i1", 32)])
-
 
 def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
     """Return `rows` as Q8_KV."""

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ2_XS
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_blocks, encode_blocks
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_blocks, block_dtype, encode_blocks
 from quantize.formats.iq import grids
 from quantize.formats.iq.grid_blocks import (
     SubBlock,
@@ -55,7 +55,7 @@ from quantize.simd.tiles import (
     store_blocks,
 )
 
-BLOCK = np.dtype([("d", "<u2"), ("qs", "<u2", 32), ("scales", "u1", 8)])
+BLOCK = block_dtype(IQ2_XS)
 
 
 def encode(rows: Rows, weighting: Weighting | None) -> Bytes:

@@ -23,7 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ3_XXS
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
+from quantize.formats.base import (
+    Rows,
+    block_dtype,
+    block_format,
+)
 from quantize.formats.iq import grids
 from quantize.formats.iq.grid_blocks import (
     ELEMS,
@@ -46,7 +50,6 @@ from quantize.formats.iq.iq3 import (
     weigh_by_square,
 )
 from quantize.formats.k_quants.super_block import mean_square, weigh
-from quantize.importances.weighting import Weighting
 from quantize.simd.constants import HALF
 from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
@@ -62,19 +65,7 @@ from quantize.simd.tiles import (
     store_blocks,
 )
 
-BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 64), ("words", "<u4", 8)])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as IQ3_XXS, the bytes of ggml's quantize_iq3_xxs."""
-    return encode_blocks(
-        rows, weighting, IQ3_XXS, _quantize_plain, _quantize_weighted, (tables(grids.IQ3_XXS, EIGHT),)
-    )
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of IQ3_XXS."""
-    return decode_blocks(data, n_cols, IQ3_XXS, _decode, (point_values(grids.IQ3_XXS),))
+BLOCK = block_dtype(IQ3_XXS)
 
 
 _EMPTY = np.float32(1e-8)  # ggml's GROUP_MAX_EPS_IQ3_XXS
@@ -190,4 +181,11 @@ def _search_sub_block(
     return finish(grid, search, scale, active, failed | failed_again, _SIGNS, signs, indices)
 
 
-FORMAT = QuantFormat(IQ3_XXS, encode, decode)
+FORMAT = block_format(
+    IQ3_XXS,
+    _decode,
+    _quantize_plain,
+    _quantize_weighted,
+    tables=lambda: (tables(grids.IQ3_XXS, EIGHT),),
+    decode_tables=lambda: (point_values(grids.IQ3_XXS),),
+)

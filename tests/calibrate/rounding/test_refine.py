@@ -12,7 +12,8 @@ from calibrate.rounding.factor import Factor
 from calibrate.rounding.feedback import encode_compensated
 from calibrate.rounding.judge import costs
 from calibrate.rounding.rounders import ROUNDERS, get_rounder
-from calibrate.rounding.scalar.refinement import refine_evenly
+from calibrate.rounding.scalar.refinement import Ground, State, refine_blocks
+from calibrate.rounding.scalar.rounding import Levels, Lines, Picks
 from quantize.formats.base import as_source
 from tests.calibrate.rounding.moments import correlated, weights
 from tests.calibrate.rounding.test_rounders import type_named
@@ -66,10 +67,13 @@ def test_a_choice_is_that_of_the_twin() -> None:
     moves, codes = np.empty_like(values), np.empty((n_rows, n), np.uint8)
     choices = np.empty((n // sub_elems, padded), np.int32)
     ours = pulls.copy()
-    sources = [as_source(a) for a in (values, factor.hessian, uppers)]
-    lines = [as_source(a) for a in (levels, slopes, lows)]
-    results = [a.reshape(-1) for a in (ours, moves, codes, choices)]
-    refine_evenly(*sources, n, sub_elems, *lines, n_candidates, *results)
+    refine_blocks(
+        Ground(as_source(factor.hessian), as_source(uppers), n, sub_elems),
+        State(as_source(values), ours.reshape(-1), moves.reshape(-1)),
+        Levels.of(levels),
+        Lines(as_source(slopes), as_source(lows), n_candidates, padded),
+        Picks(codes.reshape(-1), choices.reshape(-1)),
+    )
     stays = np.repeat(choices.T[:n_rows] < 0, sub_elems, axis=1)
     assert 0 < stays.mean() < 1
     for row in range(n_rows):

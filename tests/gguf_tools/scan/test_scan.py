@@ -289,7 +289,7 @@ def test_many_findings_of_a_kind_are_counted() -> None:
         ("deepseek2.block_count", Value.i32(2), "bad: deepseek2.block_count: is int32, llama.cpp exp"),
         ("general.author", Value.u8(1), "warning: general.author: is uint8"),
         ("deepseek2.attention.compress_ratios", Value.u32(4), "compress_ratios: is uint32"),
-        ("deepseek2.attention.indexer.types", Value.u8s([1]), "bad: deepseek2.attention.indexer.types: is ar"),
+        ("deepseek2.attention.indexer.types", Value.u8s([1]), "indexer.types: is array of uint8"),
         ("deepseek2.hyper_connection.count", Value.f32(4), "bad: deepseek2.hyper_connection.count: is fl"),
         ("general.base_model.0.name", Value.u8(1), "warning: general.base_model.0.name: is uint8"),
         ("tokenizer.chat_template.x", Value.u8(1), "bad: tokenizer.chat_template.x: is uint8"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from quantize.fill.error_ranges import is_ordinary
+from quantize.fill.verify import is_ordinary
 from quantize.formats.base import QuantFormat
 from quantize.formats.codecs import CODECS
 from tests.quantize.codecs import decode, encode

@@ -15,8 +15,7 @@ from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
 from quantize.mla_layout.layouts import HeadSizes, roles_in, tensor_name
-from quantize.mla_layout.names import MLALayout
-from quantize.roles import Role
+from quantize.roles import MLALayout, Role
 
 KV, K, V = Role.ATTN_KV_B, Role.ATTN_K_B, Role.ATTN_V_B
 SIZES = HeadSizes(n_heads=3, nope=32, rope=16, value=16, kv_lora=256)

@@ -17,12 +17,11 @@ from quantize.mla_layout.layouts import (
     HeadSizes,
     layout_of,
     metadata_in,
+    relabelled,
     tensor_name,
     tensors_by_layer,
 )
-from quantize.mla_layout.names import MLALayout
-from quantize.mla_layout.size_label import relabelled
-from quantize.roles import Role
+from quantize.roles import MLALayout, Role
 from tests.quantize.mla_layout.models import SIZES, K, V, infos_of, keys_of
 
 PATH = Path("model.gguf")

@@ -12,8 +12,8 @@ from gguf_tools.format.ggml_types import BF16, F16, F32, Q4_0, Q4_K, Q5_0, Q8_0
 from gguf_tools.format.tensors import TensorInfo
 from quantize.mla_layout.layouts import HeadSizes, tensors_by_layer
 from quantize.mla_layout.moves import How, plan_moves
-from quantize.mla_layout.names import MLALayout
 from quantize.plan.overrides import parse_overrides
+from quantize.roles import MLALayout
 from tests.quantize.mla_layout.models import KV, SIZES, K, V, infos_of
 
 PATH = Path("model.gguf")

@@ -128,17 +128,7 @@ def _search(
     """
     scale, inverse = item(scales, 0, lane), item(scales, 1, lane)
     values = to_float((eight_numbers() & 3) * 2 + 1)  # twice, as a look-up sees 3 bits of a code
-    scaled = values * scale
-    errors = (
-        _errors(scaled, x, weights, 0, lane),
-        _errors(scaled, x, weights, 1, lane),
-        _errors(scaled, x, weights, 2, lane),
-        _errors(scaled, x, weights, 3, lane),
-        _errors(scaled, x, weights, 4, lane),
-        _errors(scaled, x, weights, 5, lane),
-        _errors(scaled, x, weights, 6, lane),
-        _errors(scaled, x, weights, 7, lane),
-    )
+    errors = _error_tables(values * scale, x, weights, lane)
     start = (place >> COUNT_BITS) * EIGHT
     n_codes = (place & (1 << COUNT_BITS) - 1) * EIGHT
     totals = float_eights(MOST_OCTETS)
@@ -157,17 +147,7 @@ def _search(
     if margin == INFINITY:
         return winner, INFINITY
 
-    squares = values * values
-    tables = (
-        squares * item(weights, 0, lane),
-        squares * item(weights, 1, lane),
-        squares * item(weights, 2, lane),
-        squares * item(weights, 3, lane),
-        squares * item(weights, 4, lane),
-        squares * item(weights, 5, lane),
-        squares * item(weights, 6, lane),
-        squares * item(weights, 7, lane),
-    )
+    tables = _square_tables(values * values, weights, lane)
     none = eight_numbers() & 0
     winner_squares = _sum(tables, none + winner)
     by_level = tables[0] + tables[1] + tables[2] + tables[3] + tables[4] + tables[5] + tables[6] + tables[7]
@@ -196,6 +176,36 @@ def _sum(tables: Tables, codes: Ints) -> Floats:
     total += look_up_eight(tables[5], codes >> 10)
     total += look_up_eight(tables[6], codes >> 12)
     return total + look_up_eight(tables[7], codes >> 14)
+
+
+@inlined
+def _error_tables(scaled: Floats, x: FloatTile, weights: FloatTile, lane: int) -> Tables:
+    """Return the tables of errors of the elements of one lane, spelt out as `_sum` is."""
+    return (
+        _errors(scaled, x, weights, 0, lane),
+        _errors(scaled, x, weights, 1, lane),
+        _errors(scaled, x, weights, 2, lane),
+        _errors(scaled, x, weights, 3, lane),
+        _errors(scaled, x, weights, 4, lane),
+        _errors(scaled, x, weights, 5, lane),
+        _errors(scaled, x, weights, 6, lane),
+        _errors(scaled, x, weights, 7, lane),
+    )
+
+
+@inlined
+def _square_tables(squares: Floats, weights: FloatTile, lane: int) -> Tables:
+    """Return the tables of weight * level**2 of the elements of one lane."""
+    return (
+        squares * item(weights, 0, lane),
+        squares * item(weights, 1, lane),
+        squares * item(weights, 2, lane),
+        squares * item(weights, 3, lane),
+        squares * item(weights, 4, lane),
+        squares * item(weights, 5, lane),
+        squares * item(weights, 6, lane),
+        squares * item(weights, 7, lane),
+    )
 
 
 @inlined

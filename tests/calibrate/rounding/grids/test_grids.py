@@ -13,7 +13,7 @@ from calibrate.rounding.base import Effort
 from calibrate.rounding.factor import Factor
 from calibrate.rounding.grids.layouts import LAYOUTS
 from calibrate.rounding.grids.rounders import ROUNDERS, GridRounder
-from calibrate.rounding.grids.trees import tree
+from calibrate.rounding.grids.walks import tree
 from calibrate.rounding.products import errors_of
 from quantize.formats.base import as_source
 from quantize.formats.iq import grids
@@ -95,7 +95,7 @@ def test_costs_are_those_of_what_the_bytes_decode_to(name: str) -> None:
     rows = weights(21, N)
     start = rounder.layout.read(encode(name, rows, FACTOR.importances))
     attempt = rounder.attempt(rows, UPPER, 1, start.d, start.scales)
-    moves = rows - decode(name, rounder.layout.write(rounder.blocks(attempt)))
+    moves = rows - decode(name, rounder.layout.write(rounder.blocks(*attempt[:4])))
     errors = np.empty_like(moves)
     errors_of(as_source(moves), as_source(UPPER), N, errors.reshape(-1))
     np.testing.assert_allclose(attempt.costs, (errors.astype(float) ** 2).sum(axis=1), rtol=1e-4)
@@ -107,7 +107,7 @@ def test_the_factor_of_d_fits_best(name: str) -> None:
     rows = weights(9, N)
     start = rounder.layout.read(encode(name, rows, FACTOR.importances))
     attempt = rounder.attempt(rows, UPPER, 1, start.d, start.scales)
-    values = decode(name, rounder.layout.write(rounder.blocks(attempt))).astype(float)
+    values = decode(name, rounder.layout.write(rounder.blocks(*attempt[:4]))).astype(float)
     costs = [
         np.einsum(
             "rc,cd,rd->r", rows - factor[:, None] * values, FACTOR.hessian, rows - factor[:, None] * values

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convert.architectures.base import metadata_of
-from convert.architectures.deepseek2.config import DeepseekConfig, Yarn
+from convert.architectures.decoder.rope import Yarn
+from convert.architectures.deepseek2.config import DeepseekConfig
 from convert.architectures.deepseek2.family import ARCHITECTURE
 from convert.architectures.deepseek2.metadata import read_metadata
 from convert.architectures.deepseek2.rules import RULES

@@ -17,7 +17,7 @@ from tests.forward.deepseek4_models import v4_model
 torch = pytest.importorskip("torch")
 distributed = pytest.importorskip("distributed")
 
-from forward import cluster as elsewhere  # noqa: E402
+from forward import cluster  # noqa: E402
 from forward.accumulate import Accumulator  # noqa: E402
 from forward.hidden_states import FileStates  # noqa: E402
 from forward.open import open_model  # noqa: E402
@@ -80,7 +80,7 @@ def compute(folder: Path, options: ForwardOptions, model: Path = MODEL) -> dict[
 def test_numbers_are_those_of_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, memory_bytes: int, all_experts: bool
 ) -> None:
-    monkeypatch.setattr("forward.layer.PIECE_ROWS", 16)
+    monkeypatch.setattr("forward.sweep.PIECE_ROWS", 16)
     options = ForwardOptions(dtype=dtype, memory_bytes=memory_bytes, all_experts=all_experts)  # type: ignore[arg-type]
     threads = compute(tmp_path / "threads", options)
     workers = compute(tmp_path / "workers", replace(options, scheduler="here"))
@@ -123,7 +123,7 @@ def test_errors_of_workers_say_what_those_of_threads_say(
 
     options = ForwardOptions(scheduler="here")
     with monkeypatch.context() as patch:
-        patch.setattr(elsewhere, "take_piece", overflow)
+        patch.setattr(cluster, "take_piece", overflow)
         with pytest.raises(BadActivation, match=r"^blk\.1\.ffn_down_exps.weight, expert 3: .*; the . layers"):
             compute(tmp_path / "out", options)
 
@@ -131,7 +131,7 @@ def test_errors_of_workers_say_what_those_of_threads_say(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(elsewhere.LayersWorker, "_take_chunk", full)
+        patch.setattr(cluster.LayersWorker, "_take_chunk", full)
         with pytest.raises(ExecutionError, match=r"^blk\.\d: OSError: .*No space left"):
             compute(tmp_path / "other", options)
 

@@ -16,12 +16,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-ELSEWHERE = torch.device("meta")
+PRETENDED = torch.device("meta")
 
 _TRANSFERS = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default})
 
 
-class Elsewhere(torch.Tensor):
+class PretendedTensor(torch.Tensor):
     """A tensor elsewhere.
 
     here  its numbers
@@ -30,20 +30,20 @@ class Elsewhere(torch.Tensor):
     here: torch.Tensor
 
     @staticmethod
-    def __new__(cls, here: torch.Tensor) -> Elsewhere:
-        made: Elsewhere = torch.Tensor._make_wrapper_subclass(
+    def __new__(cls, here: torch.Tensor) -> PretendedTensor:
+        made: PretendedTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             here.size(),
             strides=here.stride(),
             storage_offset=here.storage_offset(),
             dtype=here.dtype,
-            device=ELSEWHERE,
+            device=PRETENDED,
         )
         made.here = here
         return made
 
     def __repr__(self, **_: Any) -> str:
-        return f"Elsewhere({self.here})"
+        return f"PretendedTensor({self.here})"
 
     @classmethod
     def __torch_dispatch__(
@@ -53,7 +53,7 @@ class Elsewhere(torch.Tensor):
 
 
 class _Mode(TorchDispatchMode):
-    """Makes new tensors elsewhere when that is their device."""
+    """Makes new tensors pretend when that is their device."""
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -63,13 +63,13 @@ class _Mode(TorchDispatchMode):
 
 def _run(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
-    elsewhere = [isinstance(x, Elsewhere) for x in tensors]
-    mixed = any(elsewhere) and not all(e or x.dim() == 0 for e, x in zip(elsewhere, tensors, strict=True))
+    pretends = [isinstance(x, PretendedTensor) for x in tensors]
+    mixed = any(pretends) and not all(e or x.dim() == 0 for e, x in zip(pretends, tensors, strict=True))
     if mixed and operation not in _TRANSFERS:
         raise RuntimeError(f"{operation}: tensors are on different devices")
-    is_elsewhere = any(elsewhere)
+    is_pretended = any(pretends)
     if kwargs.get("device") is not None:
-        is_elsewhere = torch.device(kwargs["device"]) == ELSEWHERE
+        is_pretended = torch.device(kwargs["device"]) == PRETENDED
         kwargs = kwargs | {"device": torch.device("cpu")}
     in_place = operation._schema.name.endswith("_")
     if operation == torch.ops.aten._conj.default:
@@ -77,21 +77,21 @@ def _run(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         operation = torch.ops.aten._conj_physical.default
 
     def here(x: Any) -> Any:
-        return x.here if isinstance(x, Elsewhere) else x
+        return x.here if isinstance(x, PretendedTensor) else x
 
     result = operation(*tree_map(here, args), **tree_map(here, kwargs))
     if in_place:
         return args[0]
-    if not is_elsewhere:
+    if not is_pretended:
         return result
-    return tree_map(lambda x: Elsewhere(x) if isinstance(x, torch.Tensor) else x, result)
+    return tree_map(lambda x: PretendedTensor(x) if isinstance(x, torch.Tensor) else x, result)
 
 
 @contextmanager
 def pretended() -> Iterator[torch.device]:
     """Let tensors be elsewhere in this thread, and give the device to ask for."""
     with _Mode():
-        yield ELSEWHERE
+        yield PRETENDED
 
 
 class AtOnce:

@@ -21,8 +21,7 @@ from typing import Any
 
 from convert.checkpoint.json_files import read_json_object
 from convert.metadata.model_card import read_model_card
-from convert.metadata.model_names import ModelName, parse_model_name, title
-from convert.metadata.naming import default_file_name
+from convert.metadata.model_names import ModelName, default_file_name, parse_model_name, title
 from gguf_tools.errors import BadConfig
 from gguf_tools.format import keys
 from gguf_tools.format.values import Kind, Value

@@ -1,4 +1,4 @@
-"""Chunks on plain threads.
+"""Chunks in this process: one after the other, or on plain threads.
 
 The kernels release the interpreter's lock, so threads are enough: no copies between processes, one page
 cache, one set of open files. The threads take tasks from one shared iterator, so memory stays at one chunk a
@@ -16,6 +16,18 @@ from quantize.fill.executors.base import Done, Worker, WorkerSpec, naming
 _POLL_SECONDS = 0.2
 """Time between two looks of the main thread: long enough to cost nothing, short enough that ctrl-C feels
 immediate."""
+
+
+class SerialExecutor:
+    """One chunk after the other in the calling thread: the simplest executor, and the one to debug with."""
+
+    def run(self, tasks: Iterable[ChunkTask], spec: WorkerSpec, done: Done) -> None:
+        """Run all tasks; raises ExecutionError for the first that fails, and what `done` raises."""
+        with spec.open() as worker:
+            for task in tasks:
+                with naming(task):
+                    digest = worker.run(task)
+                done(task.number, digest)
 
 
 class ThreadExecutor:

@@ -1,0 +1,69 @@
+"""A finished file in another form: the front that changes of layout and of grouping share."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from gguf_tools.files.inputs import gguf_inputs
+from gguf_tools.format.shards import GGUFSet, open_gguf
+from quantize.fill.encode import FillJob
+from quantize.fill.outputs import Written
+from quantize.prepare import Preparation
+from quantize.run import Run
+from quantize.run_options import RunOptions
+
+
+class Change(Protocol):
+    """What is decided about a file before a weight is read."""
+
+    @property
+    def preparation(self) -> Preparation: ...
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the output would differ from the input."""
+        ...
+
+
+AnyChange = TypeVar("AnyChange", bound=Change)
+
+
+@dataclass(frozen=True)
+class Changed(Generic[AnyChange]):
+    """What a run has done; `written` is None when no change was needed and nothing was written."""
+
+    change: AnyChange
+    written: Written | None
+    seconds: float
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        outputs = () if self.written is None else self.change.preparation.outputs
+        return tuple(output.path for output in outputs)
+
+
+def change_file(
+    source: str | os.PathLike[str],
+    decide: Callable[[GGUFSet], AnyChange],
+    job_of: Callable[[AnyChange, GGUFSet], FillJob],
+    run: RunOptions | None,
+) -> Changed[AnyChange]:
+    """Decide how a file or split set changes, and write it if it does.
+
+    decide  (open source) -> the change
+    job_of  (change, open source) -> what the chunks of the output refer to
+    raises  ToolkitError, see `Run.execute`
+    """
+    started = time.monotonic()
+    with open_gguf(source) as opened:
+        change = decide(opened)
+        if not change.is_needed:
+            return Changed(change, None, time.monotonic() - started)
+        planned = Run(change.preparation, job_of(change, opened), gguf_inputs(opened), started)
+        result = planned.execute(run)
+    return Changed(change, result.written, result.seconds)
