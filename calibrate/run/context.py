@@ -9,10 +9,9 @@ import torch
 
 from calibrate.run.encode import Encoder, RowGroup
 from calibrate.run.streams import Stream
-from calibrate.statistics.conditions import Conditions, conditions_of
+from calibrate.statistics.conditions import Conditions, Trust, conditions_of
 from calibrate.statistics.inputs import Held, HoldoutSplit, Inputs
 from calibrate.statistics.moments import Statistics
-from calibrate.statistics.shrinkage import Trust
 from forward.layer import Layer
 from forward.layers.load import Loader
 from forward.layers.rope import Rotation

@@ -1,4 +1,9 @@
-"""What rows are encoded under: the statistics of their inputs, factored, and the correction for drift."""
+"""What rows are encoded under: the statistics of their inputs, factored, and the correction for drift.
+
+Held-out chunks show whether a tensor has become better on text that it was not encoded under. A text of one
+chunk leaves none, and those of nonsense are more of the same. Then drift is not corrected: unchecked, the
+correction would fit the noise of the text. Little text, and nonsense, is damped more.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,41 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
-from calibrate.rounding.factor import Factor
+from calibrate.rounding.factor import DAMP, Factor
+from calibrate.rounding.two_sided import OUTPUT_DAMP
 from calibrate.statistics.drift_correction import corrected, correction
 from calibrate.statistics.inputs import Held
 from calibrate.statistics.moments import Statistics
-from calibrate.statistics.shrinkage import Trust
+from forward.text.quality import TextQuality
+from forward.text.tokens import Text
 from forward.workers import Workers
 from gguf_tools.errors import BadActivation, BadMoments
 from quantize.formats.base import Floats32
+
+_LITTLE_TOKENS, _MORE_INPUT_DAMP, _MORE_OUTPUT_DAMP = 8192, 0.1, 0.5
+"""Up to how many tokens moments are damped more, and how much; docs/calibrated.md has what was measured."""
+
+
+@dataclass(frozen=True)
+class Trust:
+    """How far moments are trusted.
+
+    corrects_drift  whether a tensor is corrected for what the ones before it have changed
+    input_damp      what is added to the diagonal of second moments, in units of its mean
+    output_damp     the same of the covariances of gradients
+    """
+
+    corrects_drift: bool = True
+    input_damp: float = DAMP
+    output_damp: float = OUTPUT_DAMP
+
+    @classmethod
+    def of(cls, text: Text, quality: TextQuality) -> Trust:
+        """Return how far a text is trusted."""
+        proves = text.n_chunks > 1 and not quality.is_nonsense
+        if proves and text.inputs.size > _LITTLE_TOKENS:
+            return cls()
+        return cls(proves, _MORE_INPUT_DAMP, _MORE_OUTPUT_DAMP)
 
 
 @dataclass(frozen=True)
