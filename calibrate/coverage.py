@@ -1,4 +1,4 @@
-"""What a forward pass will see of a model's tensors, told from names and metadata alone."""
+"""Which tensors a forward pass will reach, told from names and metadata alone."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _MATRIX = re.compile(r"blk\.(\d+)\..*\.weight")
 
 @dataclass(frozen=True)
 class Coverage:
-    """A model's network, and which of its tensors it multiplies something by."""
+    """A model's network, and which of the tensors it reaches."""
 
     network: Network
 
     @classmethod
     def of(cls, path: Path, metadata: Metadata, tensors: Iterable[TensorInfo]) -> Coverage:
-        """Return that of a model.
+        """Build the network of a model.
 
         path    for messages
         raises  UnsupportedCheckpoint for a family that can't be computed

@@ -1,4 +1,4 @@
-"""What a calibrated run will need: memory, disk and time, told from shapes and one short measurement.
+"""Estimates memory, disk and time of a calibrated run, from shapes and one short measurement.
 
 Time is that of the arithmetic: products of the forward and the backward pass, of second moments and of their
 factors at the speed that this machine multiplies at, and rounding at the rates below. Expect it to be right
@@ -19,7 +19,7 @@ from calibrate.options import CalibrationOptions
 from calibrate.plan import CalibrationPlan
 from calibrate.run.experts import experts_at_once
 from calibrate.run.streams import state_bytes
-from calibrate.statistics.covariances import BLOCK_ROWS
+from calibrate.statistics.covariances import stored_bytes
 from calibrate.statistics.gradient_factors import gradient_text
 from calibrate.statistics.inputs import HELD_ROWS
 from forward.device import CPU
@@ -38,14 +38,14 @@ _EFFICIENCY = 0.6
 """Speed of a pass over that of one large product: chunks are small, and there is more to do than products."""
 
 _ATTENTION_PASSES = 4
-"""How often the attention of a layer is computed where the model that is being written is followed: up to its
-first matrices, up to those of heads, up to the last one, and as a whole."""
+"""How often a sequential run computes a layer's attention: up to its first matrices, up to those of heads, up
+to the last one, and as a whole."""
 
 _OTHER_PASSES = 4 / 3
 """The same for what follows: once in the original, and in the other gate and up once, then all of them."""
 
 _HELD_PRODUCTS = 5
-"""Products with the rows that are held back, for each matrix."""
+"""Products with the held-out rows, for each matrix."""
 
 
 _LEAST_TOKENS = 32768
@@ -57,7 +57,7 @@ _LARGE = 2
 
 @dataclass(frozen=True)
 class Work:
-    """What a run computes.
+    """Work of a run.
 
     flops    floating point operations of matrix products
     seconds  of rounding, on one thread
@@ -76,7 +76,7 @@ class Work:
 
 
 def estimate_lines(plan: CalibrationPlan, n_threads: int) -> Iterator[str]:
-    """Yield what a run needs."""
+    """Tell memory, disk and time of a run."""
     options, shapes, text, network = plan.options, plan.shapes, plan.text, plan.network
     in_memory, on_disk = state_bytes(text, network, plan.dtype, options.n_models)
     fits = in_memory <= options.forward.memory_bytes
@@ -132,7 +132,7 @@ def _rounding_threads(shapes: Shapes, n_threads: int) -> int:
 
 
 def work_of(options: CalibrationOptions, shapes: Shapes, text: Text) -> Work:
-    """Return what a run computes, all products and all rounding."""
+    """Add up the products and the rounding of a run."""
     n_tokens, followed = text.inputs.size, options.sequential
     active, attention = 0.0, 0.0
     for info in shapes.infos:
@@ -161,7 +161,7 @@ def work_of(options: CalibrationOptions, shapes: Shapes, text: Text) -> Work:
 def _covariance_bytes(made: Sequence[TensorInfo]) -> int:
     """Return about what the covariances of gradients take on the disk."""
     rows = ((info.shape[-2], 1 if is_expert(info) else info.n_mats) for info in made if len(info.shape) > 1)
-    return sum(4 * n_mats * n_rows * min(n_rows, BLOCK_ROWS) for n_rows, n_mats in rows)
+    return sum(stored_bytes(n_mats, n_rows) for n_rows, n_mats in rows)
 
 
 def flops_per_second() -> float:

@@ -1,4 +1,4 @@
-"""How much memory a calibrated run takes, told from shapes.
+"""Estimates the memory of a calibrated run from shapes.
 
 A run has two parts, and takes what the larger one does: the gradients, and the layers one by one. Both have
 one layer in memory, and what threads work with. The rest is the program, and free memory that the C library
@@ -46,7 +46,7 @@ _SCORE_BYTES = 16
 
 @dataclass(frozen=True)
 class Shapes:
-    """What an estimate has to know of a model.
+    """The shapes of a model, as far as an estimate needs them.
 
     infos    all tensors of the output
     made     those that are calibrated
@@ -133,14 +133,14 @@ class _Layer:
     n_heads: int
 
     def chunk_bytes(self, chunk_size: int) -> int:
-        """Return what a chunk takes on the way back: products, gradients, and their covariances."""
+        """Return the memory of a chunk in the backward pass: products, gradients, and their covariances."""
         common = self._common()
         n_rows = sum(info.n_rows for info in common)
         scores = _SCORE_BYTES * self.n_heads * chunk_size**2
         return _ROW_BYTES * chunk_size * n_rows + scores + _covariances_of(common)
 
     def differentiating_bytes(self, chunk_size: int, at_once: int) -> int:
-        """Return what differentiating it takes: weights, sums, and the chunks in memory."""
+        """Return the memory of the layer in the backward pass: weights, sums, and the chunks in memory."""
         experts = 3 * _expert_bytes(self.infos)  # one in use, one read ahead, and one that goes
         weights = _weight_bytes(self._common()) + experts
         return weights + self._covariance_bytes() + at_once * self.chunk_bytes(chunk_size)
@@ -150,7 +150,7 @@ class _Layer:
         return [info for info in self.infos if not is_expert(info) and len(info.shape) > 1]
 
     def making_bytes(self, options: CalibrationOptions, n_threads: int) -> int:
-        """Return what making it takes: the largest of its steps, and what is there in all of them."""
+        """Return the memory of encoding the layer: its largest step, and what all steps need."""
         attention = [info for info in self.infos if ".attn_" in info.name]
         always = _weight_bytes(attention) + (self._covariance_bytes() if options.needs_gradients else 0)
         block = [info for info in self.infos if _is_block(info)]
@@ -167,12 +167,12 @@ class _Layer:
         return always + max(*steps, others)
 
     def _encoding_bytes(self, info: TensorInfo, options: CalibrationOptions, n_threads: int) -> int:
-        """Return what it takes to encode a tensor, when what it multiplies is known."""
+        """Return the memory of encoding a tensor, once its inputs are known."""
         n_mats, n_rows = info.n_mats, info.n_rows // info.n_mats
         n_moments, n_weights = n_mats, info.n_elems
         if is_expert(info):
             n_made = experts_at_once(info.n_cols, n_threads)
-            n_moments = 1 + n_made  # one that others lean on
+            n_moments = 1 + n_made  # one that others are shrunk towards
             n_weights = 2 * n_made * n_rows * info.n_cols  # gates and ups
         _, stop = next(row_pieces(n_rows))
         unit = stop * info.n_cols

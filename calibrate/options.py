@@ -1,4 +1,4 @@
-"""What a user chooses about a calibration."""
+"""Options of a calibration."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class CalibrationOptions:
 
     text        UTF-8 file
     cut         the part of it that is used
-    sequential  let every tensor see what the ones before it, as they are written, make of the text, and make
-                up for it; False: all see what the original makes of it, which takes half the time
+    sequential  encode every tensor under the inputs that the tensors before it, as they are written, produce,
+                and correct for the drift; False: under the original's inputs, which takes half the time
     method      name of the rounding method, a key of `calibrate.methods.METHODS`
     embedding   round token_embd under the covariance of the gradients there
     any_text    use the text even if it is nonsense; see forward/text/quality.py

@@ -1,4 +1,4 @@
-"""What a calibrated run will do, decided once before a weight is read."""
+"""The plan of a calibrated run: all that is decided before a weight is read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from quantize.prepare import Preparation
 
 @dataclass(frozen=True)
 class CalibrationPlan:
-    """What is calibrated, how, and on which text.
+    """The tensors to calibrate, the text, and how.
 
     path      of the first output; work folders stand beside it
     metadata  of the outputs: it says how layers are put together
@@ -87,12 +87,12 @@ class CalibrationPlan:
 
     @cached_property
     def shapes(self) -> Shapes:
-        """What an estimate has to know of the model."""
+        """The shapes of the model, for estimates."""
         return Shapes.of(self.network, self.infos, list(self.made.values()), self.metadata)
 
     @cached_property
     def about(self) -> Mapping[str, Any]:
-        """What decides the bytes besides sources, types and importances, as JSON data."""
+        """The facts that decide the bytes besides sources, types and importances, as JSON data."""
         options = self.options
         return {
             "method": options.rounding.describe(),
@@ -104,7 +104,7 @@ class CalibrationPlan:
 
 
 def refuse_text(path: Path, cut: Cut, preparation: Preparation, *, measured: bool = False) -> None:
-    """Read a text as a model will that is about to be made.
+    """Read a text as the model that is about to be made will read it.
 
     measured  whether predictions of it will be measured
     raises    BadRequest for a file that is no text or too short, BadArgument for chunks that are too short,

@@ -74,5 +74,5 @@ class Method:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def describe(self) -> dict[str, Any]:
-        """Return what decides the method's bytes, as JSON data."""
+        """Return the facts that decide the method's bytes, as JSON data."""
         return {"name": self.name, "version": self.version, **self.settings}

@@ -1,4 +1,4 @@
-"""The models that go through the text: the original, and perhaps the one that is being written."""
+"""The context of a run: the models that go through the text, and what stays the same for all layers."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Model:
 
 @dataclass(frozen=True)
 class RunContext:
-    """What stays the same for all layers.
+    """Values that stay the same for all layers.
 
     models    the original, and the model that is being written; the original alone where tensors are encoded
-              under what the original multiplies
+              under the original's inputs
     wanted    the tensors to make, by name
     tokens    ids of the whole text, int64 (n_tokens,)
     trust     how far the text's moments are trusted
@@ -62,9 +62,9 @@ class RunContext:
         return len(self.models) > 1
 
     @property
-    def makes_up(self) -> bool:
-        """Whether a tensor makes up for those before it."""
-        return self.is_followed and self.trust.makes_up
+    def corrects_drift(self) -> bool:
+        """Whether tensors are corrected for what the ones before them have changed."""
+        return self.is_followed and self.trust.corrects_drift
 
     @property
     def original(self) -> Model:
@@ -82,11 +82,11 @@ class RunContext:
     def conditions_of(
         self, inputs: Iterable[tuple[Statistics, Held | None]], name: str
     ) -> Iterator[Conditions]:
-        """Yield what follows from statistics; see `conditions.conditions_of`."""
+        """Yield the conditions that follow from statistics; see `conditions.conditions_of`."""
         return conditions_of(inputs, name, self.workers, self.trust)
 
     def make(self, inputs: Inputs, key: tuple[str, ...], names: Collection[str]) -> None:
-        """Make those of `names` that are not written, under what `inputs` has of `key`."""
+        """Encode those of `names` that are not written, under the inputs of `key`."""
         missing = [name for name in names if self.is_missing(name)]
         if not missing:
             return

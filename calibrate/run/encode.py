@@ -77,7 +77,7 @@ class _Strip:
         return (self.stop - self.start) * self.group.info.n_cols
 
     def matrix(self, rows: Floats32) -> Matrix:
-        """Return what the method encodes, given the source's rows."""
+        """Return the method's task, given the source's rows."""
         return Matrix(self.group.conditions.aim(rows), None if self.block is None else self.block.factor)
 
     def goes_with(self, other: _Strip) -> bool:

@@ -1,10 +1,10 @@
-"""One layer: what its matrices multiply is gathered, they are made, and the hidden states go on.
+"""One layer: the inputs of its matrices are gathered, they are encoded, and the hidden states go on.
 
-With the original alone, one pass over the chunks gathers what all matrices of the attention multiply. Where
-the model that is being written follows, matrices are made in stages: each sees what the ones before it, as
-they stand in the output, have made of the text. So a stage is another pass, which ends when its matrices have
-been shown. What the tokens go through after the attention is made in the same way from the rows in `middle`,
-and experts one by one (see expert_run.py).
+With the original alone, one pass over the chunks gathers the inputs of all matrices of the attention. Where
+the model that is being written follows, matrices are encoded in stages: each sees what the ones before it, as
+they stand in the output, have made of the text. A stage is another pass, which ends once the inputs of its
+matrices are known. The block after the attention is encoded in the same way from the rows in `middle`, and
+experts one by one (see experts.py).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LayerRun:
         return cls(context, number, replace(whole, block=None), names)
 
     def run(self) -> None:
-        """Make the layer's tensors, and leave the hidden states after it in the streams.
+        """Encode the layer's tensors, and leave the hidden states after it in the streams.
 
         raises  BadActivation naming layer and tensor for NaN or infinity, and what writing raises
         """
@@ -94,7 +94,7 @@ class LayerRun:
     # ---- attention
 
     def _attend(self) -> list[_Way]:
-        """Make the matrices up to the block, fill `middle` and `after`; return each model's way past it."""
+        """Encode the matrices up to the block, fill `middle` and `after`; return each model's way past it."""
         context = self.context
         if not context.is_followed:
             inputs, ways = self._pass(self._missing(self._order()))
@@ -124,7 +124,7 @@ class LayerRun:
         return [stage for stage in stages if stage]
 
     def _stage(self, wanted: Collection[str]) -> Inputs:
-        """Return what the wanted matrices multiply, without computing what comes after them."""
+        """Return the inputs of the wanted matrices, without computing what comes after them."""
         context, layers = self.context, self._layers()
 
         def take(chunk: int) -> list[Activations]:
@@ -137,12 +137,12 @@ class LayerRun:
                 shown.append(capture.inputs())
             return shown
 
-        return gather(context.holdout, take, context.workers, crossed=context.makes_up)
+        return gather(context.holdout, take, context.workers, crossed=context.corrects_drift)
 
     def _pass(self, wanted: Collection[str]) -> tuple[Inputs, list[_Way]]:
         """Compute the attention of all models up to `middle`.
 
-        Returns what the wanted matrices multiply, and each model's way past the block
+        returns  the inputs of the wanted matrices, and each model's way past the block
         """
         context, layers = self.context, self._layers()
         by_chunk: list[dict[int, _Way]] = [{} for _ in layers]
@@ -176,8 +176,8 @@ class LayerRun:
     # ---- what every token goes through
 
     def _gather_middle(self) -> Inputs:
-        """Return what gate and up multiply, those of the block and of all experts together; nothing where
-        all of them are made."""
+        """Return the inputs of gate and up, of the block and of all experts together; nothing where all of
+        them are written."""
         context = self.context
         experts = None if self.original.experts is None else self.original.experts.names
         names = [each for each in (self.block, experts) if each is not None]
@@ -188,11 +188,11 @@ class LayerRun:
             return [{MIDDLE: x[:, None]} for x in middles]
 
         if not self._missing((each.gate, each.up) for each in names):
-            return Inputs(context.makes_up)
-        return gather(context.holdout, take, context.workers, crossed=context.makes_up)
+            return Inputs(context.corrects_drift)
+        return gather(context.holdout, take, context.workers, crossed=context.corrects_drift)
 
     def _block(self, shared: Inputs, ways: Sequence[_Way]) -> None:
-        """Make the matrices of the dense block or shared expert, and add its output to the hidden states."""
+        """Encode the dense block or shared expert, and add its output to the hidden states."""
         context = self.context
         names = self.block
         if names is None:
@@ -211,7 +211,7 @@ class LayerRun:
                 shown.append(capture.inputs())
             return shown
 
-        inputs = gather(context.holdout, take, context.workers, crossed=context.makes_up)
+        inputs = gather(context.holdout, take, context.workers, crossed=context.corrects_drift)
         blocks.clear()
         context.make(inputs, (names.down,), (names.down,))
         del inputs

@@ -221,7 +221,7 @@ class CalibratedRun:
             inputs = (end(each.read(*rows).to(context.device)).to(context.dtype) for each, end in pairs)
             return [{(OUTPUT,): x[:, None]} for x in inputs]
 
-        inputs = gather(context.holdout, take, context.workers, crossed=context.makes_up)
+        inputs = gather(context.holdout, take, context.workers, crossed=context.corrects_drift)
         context.make(inputs, (OUTPUT,), (OUTPUT,))
 
     def damaged_row(self, tensor: str, path: Path) -> int | None:

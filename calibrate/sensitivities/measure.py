@@ -24,7 +24,7 @@ def sensitivity(
     report: Reporter | None = None,
     **choices: Any,
 ) -> Sensitivities:
-    """Return what each tensor of a model costs at each type, and write it to a file.
+    """Measure the divergence that each tensor of a model adds at each type, and write it to a file.
 
     model    Hugging Face folder, or GGUF file. A folder is seen as the file that the converter makes of it
     text     UTF-8 file

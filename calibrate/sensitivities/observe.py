@@ -1,4 +1,4 @@
-"""What errors of weights do to predictions, to second order, from gradients of the predictions.
+"""Effect of errors of weights on predictions, to second order, from gradients of the predictions.
 
 An error E of a matrix moves its product by E x at every token, and all that follows sees the sum of these.
 The loss is the sum of -log p(label) over a chunk, its labels drawn from the model's own predictions. With g
@@ -50,7 +50,7 @@ from gguf_tools.errors import BadActivation
 from gguf_tools.format.ggml_types import GGMLType
 
 _SENSITIVITY, _TYPES = "damage:", "types:"
-"""What names of arrays in the work folder begin with; a tensor's name follows."""
+"""Prefixes of arrays' names in the work folder; a tensor's name follows."""
 
 Floats32 = npt.NDArray[np.float32]
 Floats64 = npt.NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""What to measure of a model's tensors, and how."""
+"""Options of a measurement of sensitivities."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from forward.text.tokens import Cut
 
 @dataclass(frozen=True)
 class SensitivityOptions:
-    """What to measure, and how.
+    """Options of a measurement of sensitivities.
 
     cut         the part of the text that is used
     types       candidate types by name; None: those that llama.cpp's recipes use

@@ -27,7 +27,7 @@ from quantize.fill.sources import SourceTensor
 from quantize.formats import get_decoder
 
 _RATIO = "ratio:"
-"""What names of arrays in the work folder begin with; a tensor's name follows."""
+"""Prefix of arrays' names in the work folder; a tensor's name follows."""
 
 _ROWS = 32
 """Number of rows that are encoded."""

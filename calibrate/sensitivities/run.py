@@ -100,7 +100,7 @@ def _quantized(targets: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:
 
 @dataclass(frozen=True)
 class _Measurement:
-    """What is measured.
+    """A measurement of a model on a text.
 
     tensors  those that would be quantized, by name
     """

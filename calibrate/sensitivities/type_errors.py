@@ -1,4 +1,4 @@
-"""Errors that encoding makes: a sample of the rows of a tensor, less what each type would make of them.
+"""Quantization errors of a sample of each tensor's rows, for every candidate type.
 
 Rows are encoded as the quantizer encodes them, with the importances of the columns. So the errors are those
 that a file of stock encoding would have.
@@ -36,7 +36,7 @@ _KEPT_EXPERTS = 24
 the next ones; all other matrices are met again in every chunk."""
 
 _ERROR_BYTES = 128 << 20
-"""What the errors of one tensor may take: with long rows there are fewer of them."""
+"""Memory for the errors of one tensor: fewer rows are encoded where they are long."""
 
 _OF_EXPERTS = frozenset({Role.FFN_GATE, Role.FFN_UP, Role.FFN_DOWN})
 """Roles of stacks of experts; other stacks are of heads."""

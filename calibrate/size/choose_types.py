@@ -90,7 +90,7 @@ class TypeRules:
 
 @dataclass(frozen=True)
 class ChosenType:
-    """What one tensor gets, and why.
+    """The type of one tensor, and why.
 
     n_bytes   of the tensor
     sensitivity    predicted, nats per token
@@ -245,7 +245,7 @@ def _explained(
     *,
     calibrated: bool,
 ) -> dict[str, ChosenType]:
-    """Return what each tensor gets, beside the best step up that was left out."""
+    """Return each tensor's type, and the best larger one that was not worth its bytes."""
     explained: dict[str, ChosenType] = {}
     for item, choice in zip(items, selection.choices, strict=True):
         step = _best_step_up(item, choice)

@@ -29,7 +29,7 @@ _CHARACTERS = "123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def sized_lines(sized: Sized) -> Iterator[str]:
-    """Yield what was chosen and why, for people: a line per part of the model and type."""
+    """Tell what was chosen and why: a line per part of the model and type."""
     chosen = sized.chosen
     yield (
         f"types chosen for {size_text(sized.budget)}: {size_text(sized.total_bytes)}"
@@ -59,7 +59,7 @@ def _totals(names: Sequence[str], chosen: ChosenTypes) -> tuple[int, float, str]
 
 
 def expected_lines(chosen: ChosenTypes, sensitivities: Sensitivities) -> Iterator[str]:
-    """Yield what divergence to expect of the file, and how sure that is.
+    """Tell the divergence to expect of the file, and how sure that is.
 
     sensitivities  of the model
     """

@@ -129,7 +129,7 @@ def curve(
 
 @dataclass(frozen=True)
 class _Frame:
-    """What surrounds the tensors that can be chosen, and what they are chosen by.
+    """The rest of the file around the tensors that can be chosen, and what they are chosen by.
 
     n_bytes     of header, padding and the tensors that can't be chosen
     experts     of these, routed experts' bytes

@@ -18,7 +18,7 @@ from quantize.formats.base import Floats32
 
 @dataclass(frozen=True)
 class Conditions:
-    """What rows are encoded under.
+    """The conditions of some rows.
 
     statistics  of their inputs
     factor      of the second moments; None where these can't be used

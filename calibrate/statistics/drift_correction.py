@@ -1,4 +1,4 @@
-"""What the model that is being written should multiply by, when its inputs are no longer the original's.
+"""Correction of weights for the drift of their inputs away from the original's.
 
 The original computes W t and the model V x, where x has moved away from t. The V that makes the sum of
 |W t - V x|^2 least is W C H^-1, with H the sum of x x^T and C the sum of t x^T. Where little text was seen,
@@ -48,7 +48,7 @@ def correction(statistics: Statistics, factor: Factor, workers: Workers) -> Floa
 def corrected(rows: Floats32, change: Floats32, held: Held | None = None) -> Floats32:
     """Return W + a W T of some rows, float32 (n_rows, n_cols).
 
-    held  rows that were held back: a, from 0 to 1, is what makes up best for their moves. Where little text
+    held  held-out rows: a, from 0 to 1, is what makes up best for their drift. Where little text
           was seen, T is mostly noise, and a is small. None: a is 1
     """
     weights = to_torch(rows)

@@ -37,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from calibrate.statistics.covariances import BLOCK_ROWS, Covariances, Floats64, LayerGradients
+from calibrate.statistics.covariances import Covariances, Floats64, LayerGradients, stored_bytes
 from forward.device import to_numpy, to_torch
 from forward.gradients.backward import BackwardPass
 from forward.gradients.forward_backward import (
@@ -106,7 +106,7 @@ class Gradients:
         return covariance
 
     def tied_output(self) -> Floats64 | None:
-        """Return what rows of the embeddings do as rows of the output; None where they are not tied.
+        """Return the share of tied embeddings that is the output matrix; None where they are not tied.
 
         float64 (hidden_size, hidden_size): the sum over tokens of |g|^2 x x^T, g the gradient at the logits
         and x what the matrix multiplies
@@ -166,7 +166,7 @@ def _collect(
 
 
 def embedding_arrays(backward: BackwardPass, states: States) -> Arrays:
-    """Return what is kept of the embeddings.
+    """Compute the arrays that are kept of the embeddings.
 
     states  the gradients at the hidden states before the first layer
     returns covariance, float64 (hidden_size, hidden_size), and counts, int64 (vocab_size,); the sums of
@@ -201,7 +201,7 @@ def _at_output(backward: BackwardPass) -> Floats64:
 
 
 def disk_bytes(source: ModelSource, text: Text, options: GradientOptions) -> int:
-    """Return what the work folders take on the disk, at most."""
+    """Return the size of the work folders, at most."""
     total = state_bytes(source, text) + 8 * source.network.hidden_size**2
     for name, tensor in source.tensors.items():
         layer, shape = layer_of(name), tensor.shape
@@ -209,8 +209,8 @@ def disk_bytes(source: ModelSource, text: Text, options: GradientOptions) -> int
             continue
         n_rows = prod(shape[:-1]) if len(shape) < 3 else shape[1]
         n_mats = prod(shape[:-1]) // n_rows
-        of_stack = 4 * n_mats * n_rows * min(n_rows, BLOCK_ROWS)
+        of_stack = stored_bytes(n_mats, n_rows)
         if n_mats > 1 and of_stack > options.expert_bytes:
-            of_stack = 4 * n_rows * min(n_rows, BLOCK_ROWS)
+            of_stack = stored_bytes(1, n_rows)
         total += of_stack
     return total

@@ -71,7 +71,7 @@ class Moments:
         self.n_rows += len(x)
 
     def merge(self, other: Moments) -> None:
-        """Take in what another sum has seen."""
+        """Add another sum."""
         self.own += other.own
         if self.cross is not None and other.cross is not None:
             self.cross += other.cross
@@ -99,7 +99,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a matrix is encoded under.
+    """Second moments of one matrix's inputs.
 
     own     float32 or float64 (n_cols, n_cols): sum of x x^T
     cross   sum of t x^T; None where t is x
@@ -118,7 +118,7 @@ class Statistics:
 
     @classmethod
     def nothing(cls, n_cols: int) -> Statistics:
-        """Return the statistics of a matrix that multiplies nothing that anyone sees."""
+        """Return empty statistics, for a matrix whose input is never observed."""
         return cls(np.broadcast_to(0.0, (n_cols, n_cols)), None, 0, 0)
 
     def shrunk_towards(self, shared: Statistics, n_rows: float) -> Statistics:

@@ -102,7 +102,7 @@ def forward_backward(
 ) -> Iterator[BackwardPass]:
     """Compute the layers that are not done, and give the pass that goes back.
 
-    observe  returns an observer for a layer on the way there
+    observe  returns an observer for a layer of the forward pass
     """
     n_layers = source.network.n_layers
     done = max(0, folders.there.done + 1) + BACKWARD_WORK * min(n_layers, max(0, folders.back.done + 1))
