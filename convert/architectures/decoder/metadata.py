@@ -1,8 +1,8 @@
 """The keys that all decoders have, in the order of llama.cpp's converter: COMMON writes them.
 
 What a configuration lacks is left out: a dense model has no keys about experts. `read_decoder` is the inverse
-of COMMON. Keys and tensors can't say everything that config.json says; `decoder_notes` tells the user where
-llama.cpp then computes something else. What they leave open is read as what llama.cpp computes:
+of COMMON. Keys and tensors can't say everything that config.json says; What
+they leave open is read as what llama.cpp computes:
 
     norm_topk_prob   true, but for glm4moe, whose files say it, and deepseek, which never does
     scoring_func     by expert_gating_func; without one, sigmoid for glm4moe and minimax-m2, softmax otherwise
@@ -80,32 +80,6 @@ SLIDING_WINDOW = Key(keys.SLIDING_WINDOW, _u32, lambda c, o: c.sliding_window)
 VOCAB_SIZE = Key(keys.VOCAB_SIZE, _u32, lambda c, o: c.vocab_size)
 
 
-def decoder_notes(config: DecoderConfig) -> tuple[str, ...]:
-    """Return a note for each way in which llama.cpp computes something else than the original."""
-    return tuple(note for note in (_window_note(config), *_rope_notes(config.rope)) if note)
-
-
-def _window_note(config: DecoderConfig) -> str | None:
-    window = config.sliding_window
-    if window is None or not config.sliding_layers or window >= config.max_position_embeddings:
-        return None
-    return (
-        f"{len(config.sliding_layers)} layers of the original see the last {window} positions; the file has"
-        " no place for that, and llama.cpp lets them see all"
-    )
-
-
-def _rope_notes(rope: RopeConfig) -> tuple[str | None, ...]:
-    if rope.kind == "dynamic":
-        return (
-            "RoPE of type dynamic: the file says nothing of it, so beyond max_position_embeddings llama.cpp"
-            " rotates otherwise",
-        )
-    if rope.kind == "longrope":
-        return ("RoPE of type longrope: the file names it without its factors, and llama.cpp uses none",)
-    return ()
-
-
 _SIGMOID = ("glm4moe", "minimax-m2")
 """Architectures whose routers have sigmoids where no key says otherwise."""
 
@@ -118,7 +92,7 @@ _SCALED = {"linear": "linear", "yarn": "yarn", "longrope": "longrope", "none": "
 def read_decoder(
     architecture: str, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
 ) -> DecoderConfig:
-    """Return what the keys and tensors of a GGUF file say about the model.
+    """Read the configuration out of the keys and tensors of a GGUF file.
 
     architecture  what general.architecture says
     shapes        tensor name -> shape, rows first
@@ -128,61 +102,72 @@ def read_decoder(
     hparams = read_hparams(metadata, architecture, path)
     size = hparams.size
     n_mtp = size("nextn_predict_layers", 0)
-    heads, hidden = size("head_count"), size("embedding_length")
-    if not heads or not hidden or size("block_count") <= n_mtp:
+    n_layers = size("block_count") - n_mtp
+    if not size("head_count") or not size("embedding_length") or n_layers < 1:
         raise FormatError(
-            f"{path}: {size('block_count') - n_mtp} layers of {hidden} columns and {heads} heads:"
+            f"{path}: {n_layers} layers of {size('embedding_length')} columns and {size('head_count')} heads:"
             f" expected a {architecture} model"
         )
     if "token_embd.weight" not in shapes:
         raise MissingTensor(f"{path}: no tensor token_embd.weight")
-    n_experts = size("expert_count", 0)
-    kv_heads = size("head_count_kv", heads) or heads
-    head_dim = size("key_length", hidden // heads)
-    q_norm = shapes.get("blk.0.attn_q_norm.weight")
-    n_layers = size("block_count") - n_mtp
     is_gpt_oss = architecture == "gpt-oss"
-    if heads % kv_heads or head_dim < 2 or head_dim % 2:
-        raise FormatError(f"{path}: {heads} heads with {kv_heads} keys of {head_dim} columns")
     return DecoderConfig(
         architecture=architecture,
         vocab_size=shapes["token_embd.weight"][0],
-        hidden_size=hidden,
+        hidden_size=size("embedding_length"),
         intermediate_size=size("feed_forward_length", 0),
         num_hidden_layers=n_layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        stated_head_dim=hparams.first("key_length"),
+        **_attention_fields(hparams, shapes),
         max_position_embeddings=size("context_length", 0),
         rms_norm_eps=hparams.number("layer_norm_rms_epsilon", 1e-6),
         rope=_rope(hparams, truncate=not is_gpt_oss),
-        rotated_cols=size("rope_dimension_count", head_dim),
         tie_word_embeddings="output.weight" not in shapes,
-        attention_bias="blk.0.attn_q.bias" in shapes,
-        output_bias="blk.0.attn_output.bias" in shapes,
         mlp_bias="blk.0.ffn_up.bias" in shapes,
-        qk_norm=q_norm is not None,
-        norms_all_heads=q_norm is not None and q_norm[-1] != head_dim,
         sliding_window=size("sliding_window", 0) or None if is_gpt_oss else None,
         sliding_layers=tuple(range(0, n_layers, 2)) if is_gpt_oss else (),
-        num_experts=n_experts,
-        num_experts_per_tok=size("expert_used_count", 0),
-        moe_intermediate_size=size("expert_feed_forward_length", size("feed_forward_length", 0)),
-        num_shared_experts=size("expert_shared_count", 0),
-        first_k_dense_replace=size("leading_dense_block_count", 0),
-        n_group=size("expert_group_count", 1) or 1,
-        topk_group=size("expert_group_used_count", 1) or 1,
-        scoring_func=scoring_function(
-            hparams, GATING_FUNCTIONS, unset="sigmoid" if architecture in _SIGMOID else "softmax"
-        )
-        if n_experts
-        else None,
-        norm_topk_prob=bool(hparams.expert_weights_norm) if architecture in _SAY_NORM else True,
-        # llama.cpp takes 0 for "no scaling" too.
-        routed_scaling_factor=hparams.number("expert_weights_scale", 1.0) or 1.0,
+        **_expert_fields(hparams),
         num_nextn_predict_layers=n_mtp,
     )
+
+
+def _attention_fields(hparams: HParams, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    size = hparams.size
+    heads = size("head_count")
+    kv_heads = size("head_count_kv", heads) or heads
+    head_dim = size("key_length", size("embedding_length") // heads)
+    if heads % kv_heads or head_dim < 2 or head_dim % 2:
+        raise FormatError(f"{hparams.path}: {heads} heads with {kv_heads} keys of {head_dim} columns")
+    q_norm = shapes.get("blk.0.attn_q_norm.weight")
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "stated_head_dim": hparams.first("key_length"),
+        "rotated_cols": size("rope_dimension_count", head_dim),
+        "attention_bias": "blk.0.attn_q.bias" in shapes,
+        "output_bias": "blk.0.attn_output.bias" in shapes,
+        "qk_norm": q_norm is not None,
+        "norms_all_heads": q_norm is not None and q_norm[-1] != head_dim,
+    }
+
+
+def _expert_fields(hparams: HParams) -> dict[str, Any]:
+    size, architecture = hparams.size, hparams.architecture
+    n_experts = size("expert_count", 0)
+    unset = "sigmoid" if architecture in _SIGMOID else "softmax"
+    return {
+        "num_experts": n_experts,
+        "num_experts_per_tok": size("expert_used_count", 0),
+        "moe_intermediate_size": size("expert_feed_forward_length", size("feed_forward_length", 0)),
+        "num_shared_experts": size("expert_shared_count", 0),
+        "first_k_dense_replace": size("leading_dense_block_count", 0),
+        "n_group": size("expert_group_count", 1) or 1,
+        "topk_group": size("expert_group_used_count", 1) or 1,
+        "scoring_func": scoring_function(hparams, GATING_FUNCTIONS, unset) if n_experts else None,
+        "norm_topk_prob": bool(hparams.expert_weights_norm) if architecture in _SAY_NORM else True,
+        # llama.cpp takes 0 for "no scaling" too.
+        "routed_scaling_factor": hparams.number("expert_weights_scale", 1.0) or 1.0,
+    }
 
 
 def _rope(hparams: HParams, *, truncate: bool) -> RopeConfig:

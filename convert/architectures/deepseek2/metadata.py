@@ -136,7 +136,7 @@ def read_metadata(
     *,
     gguf_name: str = GGUF_NAME,
 ) -> DeepseekConfig:
-    """Return what the keys and tensors of a GGUF file say about the model.
+    """Read the configuration out of the keys and tensors of a GGUF file.
 
     shapes  tensor name -> shape, rows first
     path    the file, for messages

@@ -74,7 +74,7 @@ METADATA: tuple[Key, ...] = (
 
 
 def read_metadata(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path) -> V4Config:
-    """Return what the keys and tensors of a GGUF file say about the model.
+    """Read the configuration out of the keys and tensors of a GGUF file.
 
     shapes  tensor name -> shape, rows first
     raises  FormatError, MissingTensor, UnsupportedCheckpoint, naming the file and the key
@@ -141,7 +141,7 @@ def _ratios(hparams: HParams) -> tuple[int, ...]:
 
 
 def _limit(hparams: HParams) -> float:
-    """Return what gate and up are clamped to, which has to be the same in all layers; 0 for nothing."""
+    """Return the limit of gate and up, which has to be the same in all layers; 0 for none."""
     limits: set[float] = set()
     for stated in (hparams.swiglu_clamp_exp, hparams.swiglu_clamp_shexp):
         if stated is not None:
