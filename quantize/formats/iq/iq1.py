@@ -25,16 +25,7 @@ from quantize.formats.iq.iq1_search import CODE_BITS, GROUP, PointTables, neares
 from quantize.simd.constants import HALF, INFINITY, ONE, ZERO
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, IntTile, gather, pick, tail
-from quantize.simd.lanes import (
-    Floats,
-    Ints,
-    Mask,
-    absolute,
-    maximum,
-    select,
-    splat,
-    to_float,
-)
+from quantize.simd.lanes import Floats, Ints, Mask, absolute, maximum, select, splat, to_float
 from quantize.simd.rounding import clamp, nearest_int
 
 SCALE_TOP = np.float32(15)

@@ -24,18 +24,7 @@ from quantize.formats.iq.grids.neighbours import NOWHERE, GridTables
 from quantize.simd.constants import ONE, ZERO
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, IntTile, gather, tail
-from quantize.simd.lanes import (
-    Floats,
-    Ints,
-    Mask,
-    bits,
-    from_bits,
-    maximum,
-    minimum,
-    select,
-    splat,
-    to_float,
-)
+from quantize.simd.lanes import Floats, Ints, Mask, bits, from_bits, maximum, minimum, select, splat, to_float
 
 SUB_BLOCK = 32
 GROUP = 4

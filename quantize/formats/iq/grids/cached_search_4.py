@@ -31,18 +31,7 @@ from quantize.simd.constants import HALF, INFINITY, ONE, QUARTER, ZERO
 from quantize.simd.kernel import inlinable, inlined
 from quantize.simd.lane_items import item, least, lowest_bit, mask_word, put_item
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, tail, zero_like
-from quantize.simd.lanes import (
-    LANES,
-    Floats,
-    Ints,
-    Mask,
-    absolute,
-    maximum,
-    minimum,
-    select,
-    splat,
-    to_float,
-)
+from quantize.simd.lanes import LANES, Floats, Ints, Mask, absolute, maximum, minimum, select, splat, to_float
 from quantize.simd.octets import EIGHT, eight_numbers, float_eights, int_eights, load_eight, look_up_eight
 
 GROUP = 4
