@@ -70,7 +70,7 @@ def is_unfinished(output: Path) -> bool:
 
 
 def what_decides(source: ModelSource, text: Text, forward: ForwardOptions, seed: int) -> dict[str, Any]:
-    """Return what decides the numbers of a run."""
+    """List what decides the numbers of a run."""
     return {
         "model": source.watch.recognised_by(),
         "text": text.digest(),

@@ -104,15 +104,15 @@ class Rotation:
 
 
 def attention_factor(factor: float, weight: float) -> float:
-    """Return how much sharper YaRN makes attention: 0.1 * weight * ln(factor) + 1, never below 1."""
+    """Compute YaRN's scale of attention: 0.1 * weight * ln(factor) + 1, never below 1."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def _share_slowed(yarn: Yarn, n_cols: int, theta: float) -> torch.Tensor:
-    """Return how far each pair is slowed down, 0 to 1: a ramp between two pairs."""
+    """Compute how far each pair is slowed down, 0 to 1: a ramp between two pairs."""
 
     def pair_that_turns(times: float) -> float:
-        """Return which pair turns so many times in the original context."""
+        """Find the pair that turns so many times in the original context."""
         return n_cols * math.log(yarn.original_context / (times * 2 * math.pi)) / (2 * math.log(theta))
 
     start, end = pair_that_turns(yarn.beta_fast), pair_that_turns(yarn.beta_slow)
