@@ -12,7 +12,7 @@ they leave open is read as what llama.cpp computes:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,15 @@ def _yarn(name: str) -> Any:
 
 GATING = Key(keys.EXPERT_GATING_FUNC, _u32, lambda c, o: c.scoring_func and GATING_FUNCTIONS[c.scoring_func])
 
-COMMON: tuple[Key, ...] = (
-    Key(keys.BLOCK_COUNT, _u32, lambda c, o: len(layers(c, o))),
+SIZES: tuple[Key, ...] = (
     Key(keys.CONTEXT_LENGTH, _u32, lambda c, o: c.max_position_embeddings),
     Key(keys.EMBEDDING_LENGTH, _u32, lambda c, o: c.hidden_size),
     Key(keys.FEED_FORWARD_LENGTH, _u32, lambda c, o: c.intermediate_size),
     Key(keys.HEAD_COUNT, _u32, lambda c, o: c.num_attention_heads),
-    Key(keys.HEAD_COUNT_KV, _u32, lambda c, o: c.num_key_value_heads),
+)
+"""Sizes that have the same names in every family's configuration."""
+
+ROTATION: tuple[Key, ...] = (
     Key(keys.ROPE_SCALING_TYPE, _string, _scaling),
     Key(keys.ROPE_SCALING_FACTOR, _f32,
         lambda c, o: c.rope.factor if c.rope.kind in ("linear", "yarn") else None),
@@ -61,6 +63,14 @@ COMMON: tuple[Key, ...] = (
     Key(keys.ROPE_SCALING_YARN_BETA_SLOW, _f32, _yarn("beta_slow")),
     Key(keys.ROPE_FREQ_BASE, _f32, lambda c, o: c.rope.theta),
     Key(keys.LAYERNORM_RMS_EPS, _f32, lambda c, o: c.rms_norm_eps),
+)  # fmt: skip
+"""How columns are rotated, and the epsilon of norms."""
+
+COMMON: tuple[Key, ...] = (
+    Key(keys.BLOCK_COUNT, _u32, lambda c, o: len(layers(c, o))),
+    *SIZES,
+    Key(keys.HEAD_COUNT_KV, _u32, lambda c, o: c.num_key_value_heads),
+    *ROTATION,
     Key(keys.EXPERT_COUNT, _u32, lambda c, o: c.num_experts or None),
     Key(keys.EXPERT_USED_COUNT, _u32, lambda c, o: c.num_experts_per_tok or None),
     Key(keys.EXPERT_GROUP_COUNT, _u32, lambda c, o: c.n_group),
@@ -85,8 +95,6 @@ _SIGMOID = ("glm4moe", "minimax-m2")
 
 _SAY_NORM = ("glm4moe", "deepseek")
 """Architectures that normalise the weights of experts where expert_weights_norm says so."""
-
-_SCALED = {"linear": "linear", "yarn": "yarn", "longrope": "longrope", "none": "default"}
 
 
 def read_decoder(
@@ -120,7 +128,7 @@ def read_decoder(
         **_attention_fields(hparams, shapes),
         max_position_embeddings=size("context_length", 0),
         rms_norm_eps=hparams.number("layer_norm_rms_epsilon", 1e-6),
-        rope=_rope(hparams, truncate=not is_gpt_oss),
+        rope=read_rotation(hparams, truncate=not is_gpt_oss),
         tie_word_embeddings="output.weight" not in shapes,
         mlp_bias="blk.0.ffn_up.bias" in shapes,
         sliding_window=size("sliding_window", 0) or None if is_gpt_oss else None,
@@ -170,21 +178,25 @@ def _expert_fields(hparams: HParams) -> dict[str, Any]:
     }
 
 
-def _rope(hparams: HParams, *, truncate: bool) -> RopeConfig:
-    """Return the rotation that the keys describe. Llama 3's is a tensor, and no key tells of it.
+def read_rotation(
+    hparams: HParams, kinds: Sequence[str] = ("linear", "yarn", "longrope", "none"), *, truncate: bool = True
+) -> RopeConfig:
+    """Read the rotation back. Llama 3's is a tensor, and no key tells of it.
 
     yarn_attn_factor is left out: config.json calls it attn_factor, and neither program computes with it.
+
+    kinds   values of rope.scaling.type that the family may have
+    raises  UnsupportedCheckpoint for another one
     """
-    theta = hparams.number("rope_freq_base", 10000.0)
     kind = hparams.rope_scaling_type or "none"
-    if kind not in _SCALED:
+    if kind not in kinds:
         raise UnsupportedCheckpoint(
-            f"{hparams.path}: RoPE scaled by {kind!r:.40}, expected {', '.join(_SCALED)}"
+            f"{hparams.path}: RoPE scaled by {kind!r:.40}, expected {', '.join(kinds)}"
         )
     context = hparams.size("context_length", 4096)
     return RopeConfig(
-        theta,
-        _SCALED[kind],
+        hparams.number("rope_freq_base", 10000.0),
+        "default" if kind == "none" else kind,
         factor=hparams.rope_scaling_factor,
         original_context=hparams.size("rope_scaling_original_context_length", context) or context,
         beta_fast=hparams.rope_scaling_yarn_beta_fast,
