@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
@@ -26,6 +27,7 @@ from forward.layer import refuse_nonfinite
 from forward.layers.experts import Experts
 from forward.layers.ffn import FeedForward
 from forward.observe import Silent
+from forward.sweep import Routes
 
 MIDDLE = ("middle",)
 """Key of the input of gate and up, of the block and of all experts."""
@@ -38,31 +40,17 @@ _THREAD_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
-class Routes:
-    """Where tokens go: experts, int64 (n_tokens, n_used), and weights, float32; on the CPU.
-
-    weights  (n_tokens, n_used), or (n_tokens, n_used, n_strands); see forward.layer.Passed
-    """
-
-    experts: torch.Tensor
-    weights: torch.Tensor
-
-    @classmethod
-    def joined(cls, routes: Sequence[Routes]) -> Routes:
-        return cls(torch.cat([each.experts for each in routes]), torch.cat([each.weights for each in routes]))
-
-    def of(self, expert: int) -> Rows:
-        """Return the tokens that go to an expert."""
-        tokens, slots = torch.nonzero(self.experts == expert, as_tuple=True)
-        return Rows(tokens, self.weights[tokens, slots])
-
-
-@dataclass(frozen=True)
 class Rows:
     """Numbers of tokens, ascending, and the weights of the expert's output for each."""
 
     tokens: torch.Tensor
     weights: torch.Tensor
+
+    @classmethod
+    def of(cls, routes: Routes, expert: int) -> Self:
+        """Return the tokens that go to an expert."""
+        tokens, slots = torch.nonzero(routes.experts == expert, as_tuple=True)
+        return cls(tokens, routes.weights[tokens, slots])
 
     def among(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return which of these ascending tokens are here, bool, and the weights of those that are."""
@@ -146,7 +134,7 @@ class ExpertRun:
             self._run([self._visit(expert) for expert in order[start : start + n_together]])
 
     def _visit(self, expert: int) -> _Visit:
-        rows = [routes.of(expert) for routes in self._routes]
+        rows = [Rows.of(routes, expert) for routes in self._routes]
         return _Visit(expert, rows, self._held_tokens(rows[-1].tokens))
 
     def _run(self, visits: Sequence[_Visit]) -> None:

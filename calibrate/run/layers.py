@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from calibrate.run.context import Model, RunContext
-from calibrate.run.experts import MIDDLE, ExpertRun, Routes
+from calibrate.run.experts import MIDDLE, ExpertRun
 from calibrate.statistics.capture import Capture, Order, Seen
 from calibrate.statistics.inputs import Activations, Inputs, gather
 from forward.device import to_cpu
@@ -25,6 +25,7 @@ from forward.layers.ffn import BlockNames
 from forward.layers.residual import joined
 from forward.malloc_trim import give_back
 from forward.observe import Observer, Silent
+from forward.sweep import Routes
 
 
 @dataclass(frozen=True)
