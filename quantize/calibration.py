@@ -46,11 +46,11 @@ class Calibrating(Protocol):
         inputs: Sequence[AnyInput],
         options: FillOptions,
     ) -> AbstractContextManager[Calibrator]:
-        """Return what makes the calibrated tensors of a run; leaving it without an error ends the run."""
+        """Return the calibrator of a run; leaving it without an error ends the run."""
         ...
 
     def estimate(self, plan: Plan, outputs: Sequence[Output], options: FillOptions) -> Iterable[str]:
-        """Yield what a run will need: memory, disk and time."""
+        """Yield the memory, disk and time that a run will need, in lines."""
         ...
 
 

@@ -45,7 +45,7 @@ def command_words(
 
 
 def _no_type_text(words: Sequence[str]) -> str:
-    """Return what is wrong with words that have no type in its place."""
+    """Describe the mistake in words that have no type in its place."""
     types = [word for word in words if not word.isdecimal() and _is_type(word)]
     if types:
         others = [word for word in words if word not in types]

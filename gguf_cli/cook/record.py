@@ -142,7 +142,7 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _state(path: Path) -> list[Any]:
-    """Return what changes when a file is written anew: its size and its time, in nanoseconds."""
+    """Return the size and the time in nanoseconds of a file, which change when it is written anew."""
     status = path.stat()
     state: list[Any] = for_json([status.st_size, status.st_mtime_ns])
     return state
