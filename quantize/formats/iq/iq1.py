@@ -61,7 +61,7 @@ def largest_magnitude(x: FloatTile, size: int) -> Floats:
 
 @inlinable
 def level(point: Ints, i: int, low: Floats) -> Floats:
-    """Return what element i of a point stands for, in scales; `low` is what code 0 stands for."""
+    """Return the value of element i of a point, in scales; `low` is the value of code 0."""
     return to_float(point >> CODE_BITS * i & 3) + low
 
 

@@ -185,7 +185,7 @@ def finish(
 
 
 def point_values(grid: Grid) -> npt.NDArray[np.float32]:
-    """Return what the elements of a grid's points decode to, before the scale: float32 (n_points * 4,)."""
+    """Return the values of a grid's points, element by element, without scale: float32 (n_points * 4,)."""
     return grid.points.astype(np.float32).reshape(-1)
 
 

@@ -160,7 +160,7 @@ def _choosing(search: Search, coding: Coding) -> Any:
 
     @inlinable
     def untried(x: FloatTile, importances: Floats32, column: int) -> _Chosen:
-        """Return what is chosen before anything is tried: 0 where it is an integer."""
+        """Return the choice before anything is tried: 0 where that is an integer."""
         total = splat(ZERO)
         if has_zero:
             for i in range(size):
@@ -172,7 +172,7 @@ def _choosing(search: Search, coding: Coding) -> Any:
     def better_of(
         chosen: _Chosen, x: FloatTile, importances: Floats32, column: int, d: Floats, integer: Floats
     ) -> _Chosen:
-        """Return what is chosen once an integer has been tried with every set."""
+        """Try an integer with every set, and return the better choice."""
         for number in range(n_sets):
             second = np.float32(number)
             error = error_of(x, importances, column, d * integer, second)

@@ -414,7 +414,7 @@ def _new_state(n_blocks: int, blocks: int) -> _State:
 
 
 def rows_of(trellis: Trellis) -> Callable[..., None]:
-    """Return what a kernel calls to encode rows as a trellis type: encode_rows(task)."""
+    """Return the function of kernels that encodes rows as a trellis type: encode_rows(task)."""
     set_goals, set_sums = _sums_of(trellis)
     find_points, (begin, keep_better) = _points_of(trellis), _trials_of(trellis)
     size, blocks = LANES * trellis.dim, LANES * trellis.dim // BLOCK_ELEMS
