@@ -34,7 +34,17 @@ from forward.layers.ffn import FeedForward
 from forward.observe import Observer
 from forward.open import ModelSource, open_model
 from forward.options import ForwardOptions
-from forward.sweep import LayerBuffers, Piece, Routes, Sweep, pieces_of, take_chunk, take_piece
+from forward.sweep import (
+    LayerBuffers,
+    Piece,
+    Routes,
+    Sweep,
+    TakeOutput,
+    TakeRoutes,
+    pieces_of,
+    take_chunk,
+    take_piece,
+)
 from forward.text.tokens import Text
 from forward.work.work_folder import WorkFolder
 from gguf_tools.cluster.connect import Cluster, open_cluster
@@ -254,7 +264,7 @@ class _ClusterDealer:
     after: States
     files: LayerFiles
 
-    def chunks(self, layer: Layer, observer: Observer, take: Callable[[Routes | None], None]) -> None:
+    def chunks(self, layer: Layer, observer: Observer, take: TakeRoutes) -> None:
         sweep, files = self.sweep, self.files
         written = {
             files.first: partial(FileStates, files.first, *self.sizes.states),
@@ -277,13 +287,7 @@ class _ClusterDealer:
         with closing(FileStates(files.first, *self.sizes.states, create=False)) as first:
             copy(first, self.after)
 
-    def pieces(
-        self,
-        experts: Experts,
-        routes: Routes,
-        observer: Observer,
-        take: Callable[[Piece, torch.Tensor], None],
-    ) -> None:
+    def pieces(self, experts: Experts, routes: Routes, observer: Observer, take: TakeOutput) -> None:
         sweep, files = self.sweep, self.files
         items: list[PieceItem] = []
         n_rows, n_cols = 0, self.sizes.middle[1]

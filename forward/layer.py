@@ -9,8 +9,7 @@ import torch
 
 from forward.layers.experts import Experts
 from forward.layers.ffn import FeedForward
-from forward.layers.norm import RMSNorm
-from forward.layers.residual import PLAIN, Residual, ResidualStream
+from forward.layers.residual import PLAIN, Residual, ResidualStream, RMSNorm
 from forward.observe import Observer
 from gguf_tools.errors import BadActivation
 
@@ -19,11 +18,11 @@ class Attention(Protocol):
     """The attention of one layer, with its norm."""
 
     def __call__(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
-        """Return what attention makes of one chunk's hidden states, float32 (n_tokens, hidden_size)."""
+        """Attend within one chunk; return float32 (n_tokens, hidden_size)."""
         ...
 
     def work(self, n_tokens: int) -> int:
-        """Return about how many multiplications a token of a chunk of `n_tokens` takes."""
+        """Estimate the multiplications per token of a chunk of `n_tokens`."""
         ...
 
 
@@ -51,7 +50,7 @@ class Layer:
     attention_end: str = "attn_output.weight"
 
     def attention_block(self, hidden: torch.Tensor, observer: Observer) -> ResidualStream:
-        """Take one chunk's hidden states through the attention; return their way past the block.
+        """Take one chunk's hidden states through the attention, up to the block.
 
         hidden  float32 (n_tokens, n_strands * hidden_size); may be differentiated
         raises  BadActivation naming layer and tensor for NaN or infinity
@@ -71,7 +70,7 @@ class Layer:
     def forward(
         self, hidden: torch.Tensor, dtype: torch.dtype, observer: Observer, chosen: torch.Tensor | None = None
     ) -> Passed:
-        """Return what the layer makes of one chunk's hidden states, all but the routed experts' part.
+        """Apply the layer to one chunk, leaving out its routed experts.
 
         hidden  float32 (n_tokens, n_strands * hidden_size); may be differentiated
         dtype   the type that matrices are multiplied in

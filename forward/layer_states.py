@@ -67,11 +67,11 @@ class LayerStates:
         return self._files[path]
 
     def after(self, layer: int) -> States:
-        """Return where a layer puts its output, float32."""
+        """The rows of a layer's output, float32."""
         return self.stored(layer) if self._sets is None else self._sets[layer % 2]
 
     def around(self, layer: int) -> LayerBuffers:
-        """Return where a layer finds its input, keeps what experts multiply, and puts its output."""
+        """The rows that a layer reads and writes."""
         return LayerBuffers(self.after(layer - 1), self._middle, self.after(layer))
 
     def finish(self, layer: int, arrays: Arrays) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from forward.layer import Layer
 from forward.layers.load import Loader
-from forward.layers.norm import RMSNorm
+from forward.layers.residual import RMSNorm
 from forward.layers.rope import Rope, Rotation
 from gguf_tools.format.values import Metadata
 
@@ -72,7 +72,7 @@ class Network:
         return gradients.unflatten(-1, (self.n_strands, -1)).sum(1)
 
     def load_end(self, load: Loader) -> End:
-        """Return what makes of the last hidden states what the output matrix multiplies."""
+        """Load the transform from the last hidden states to the output matrix's input."""
         norm = RMSNorm(load.float32(OUTPUT_NORM, self.hidden_size), self.norm_eps)
         if self.end is not None:
             return self.end(load, norm)

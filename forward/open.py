@@ -64,14 +64,14 @@ class ModelSource:
         return InputWatch(self.inputs, by_path=True)
 
     def loader(self, device: torch.device, dtype: torch.dtype) -> Loader:
-        """Return what reads weights to `device`, matrices as `dtype`.
+        """Make a loader of weights to `device`, and of matrices as `dtype`.
 
         A folder has attn_kv_b, but is taken as the file that is made of it by default, which has it split.
         """
         return Loader(self.path, self.tensors, device, dtype, splits_kv_b=self.path.is_dir())
 
     def loader_for(self, options: ForwardOptions) -> Loader:
-        """Return what reads weights to the device, and as the dtype, of the options.
+        """Make a loader of weights to the device, and as the dtype, of the options.
 
         raises  BadRequest for types that have no kernel in the engine that is to be imitated
         """

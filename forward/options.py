@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Literal
 
 from gguf_tools.errors import BadRequest
@@ -41,5 +41,5 @@ class ForwardOptions:
 
 def require_torch(purpose: str) -> None:
     """Raise BadRequest saying what to install where torch is missing; `purpose` begins the message."""
-    if find_spec("torch") is None:
+    if importlib.util.find_spec("torch") is None:
         raise BadRequest(f"{purpose} needs torch: pip install 'gguf-tools[torch]', or '.[torch]' in a clone")

@@ -93,7 +93,7 @@ def predicted_positions(text: Text) -> Positions:
 
 
 def measure(head: Head, text: Text, report: Callable[[Perplexity], None], n_workers: int = 1) -> Perplexity:
-    """Return the perplexity of `text`; `report` is called after every chunk.
+    """Measure the perplexity of `text`; `report` is called after every chunk.
 
     head       the model's, with the hidden states of the whole text
     n_workers  threads that take chunks

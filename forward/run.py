@@ -95,7 +95,7 @@ class ForwardPass:
         return self.states.after(self.source.network.n_layers - 1)
 
     def output_norm(self) -> End:
-        """Return what stands between the last hidden states and the output matrix: in most models a norm."""
+        """Load the part between the last hidden states and the output matrix: in most models a norm."""
         return self.source.network.load_end(self.load)
 
 

@@ -87,74 +87,6 @@ class LayerBuffers:
     after: States
 
 
-class Dealer(Protocol):
-    """Has the tasks of one layer computed.
-
-    Each task shows what it multiplies to an observer made by `fresh`. These are merged into the layer's, and
-    results are handed on, in the order of the tasks.
-    """
-
-    def chunks(self, layer: Layer, observer: Observer, take: Callable[[Routes | None], None]) -> None:
-        """Fill `middle`, and `after` except for the routed experts; `take` is called after every chunk."""
-        ...
-
-    def pieces(
-        self,
-        experts: Experts,
-        routes: Routes,
-        observer: Observer,
-        take: Callable[[Piece, torch.Tensor], None],
-    ) -> None:
-        """Apply the experts; `take` is given a piece, and the output for its tokens that have a weight."""
-        ...
-
-
-class LayerCluster(Protocol):
-    """Processes of a cluster that compute layers; see forward/cluster.py."""
-
-    def dealer(self, sweep: Sweep, number: int, states: LayerBuffers) -> AbstractContextManager[Dealer]:
-        """Give what deals out the tasks of a layer, with the same numbers as those of threads."""
-        ...
-
-
-@torch.inference_mode()
-def run_layer(
-    sweep: Sweep, execution: Execution, number: int, states: LayerBuffers, observer: Observer
-) -> None:
-    """Compute one layer from `before` into `after`, and show the observer what its matrices multiply.
-
-    raises  BadActivation naming layer and tensor when NaN or infinity turns up
-    """
-    deal = _on_threads(execution.n_workers) if execution.cluster is None else execution.cluster.dealer
-    with deal(sweep, number, states) as dealer:
-        layer = sweep.build(number)
-        experts = layer.experts
-        share, n_chunks = _share_of_first_sweep(layer, sweep), states.before.n_rows // sweep.chunk_size
-        by_chunk: list[Routes] = []
-
-        def take_routes(routes: Routes | None) -> None:
-            if routes is not None:
-                by_chunk.append(routes)
-            execution.advance(share / n_chunks)
-
-        dealer.chunks(layer, observer, take_routes)
-        observer.refuse_nonfinite()
-        if experts is None or not by_chunk:
-            return
-        del layer  # of its weights, only the router's are still wanted
-        share_of_token = (1 - share) / (states.middle.n_rows * _experts_shown(experts, sweep))
-
-        def add_output(piece: Piece, output: torch.Tensor) -> None:
-            weighted = piece.weighted
-            states.after.add(piece.tokens[weighted], output, piece.weights[weighted])
-            execution.advance(share_of_token * len(piece.tokens))
-
-        routes = Routes.joined(by_chunk)
-        by_chunk.clear()
-        dealer.pieces(experts, routes, observer, add_output)
-        observer.refuse_nonfinite()
-
-
 @dataclass(frozen=True)
 class Routes:
     """Where tokens go: experts, int64 (n_tokens, n_used), and weights, float32, see `Passed`; on the CPU."""
@@ -184,9 +116,77 @@ class Piece:
 
     @property
     def weighted(self) -> torch.Tensor:
-        """Return which of the tokens have a weight, int64."""
+        """Indices of the tokens that have a weight, int64."""
         has_weight = self.weights != 0
         return torch.nonzero(has_weight if has_weight.dim() == 1 else has_weight.any(1))[:, 0]
+
+
+TakeRoutes = Callable[[Routes | None], None]
+"""Is told where the tokens of a chunk go; None for a dense layer."""
+
+TakeOutput = Callable[[Piece, torch.Tensor], None]
+"""Is given a piece, and the expert's output for those of its tokens that have a weight."""
+
+
+class Dealer(Protocol):
+    """Has the tasks of one layer computed.
+
+    Each task shows what it multiplies to an observer made by `fresh`. These are merged into the layer's, and
+    results are handed on, in the order of the tasks.
+    """
+
+    def chunks(self, layer: Layer, observer: Observer, take: TakeRoutes) -> None:
+        """Fill `middle`, and `after` except for the routed experts; `take` is called after every chunk."""
+        ...
+
+    def pieces(self, experts: Experts, routes: Routes, observer: Observer, take: TakeOutput) -> None:
+        """Apply the experts to the pieces of their tokens; `take` is called with every output."""
+        ...
+
+
+class LayerCluster(Protocol):
+    """Processes of a cluster that compute layers; see forward/cluster.py."""
+
+    def dealer(self, sweep: Sweep, number: int, states: LayerBuffers) -> AbstractContextManager[Dealer]:
+        """Give what deals out the tasks of a layer, with the same numbers as those of threads."""
+        ...
+
+
+@torch.inference_mode()
+def run_layer(
+    sweep: Sweep, execution: Execution, number: int, states: LayerBuffers, observer: Observer
+) -> None:
+    """Compute one layer from `before` into `after`, and show the observer what its matrices multiply.
+
+    raises  BadActivation naming layer and tensor when NaN or infinity turns up
+    """
+    with _dealer(sweep, execution, number, states) as dealer:
+        layer = sweep.build(number)
+        experts = layer.experts
+        share, n_chunks = _share_of_first_sweep(layer, sweep), states.before.n_rows // sweep.chunk_size
+        by_chunk: list[Routes] = []
+
+        def take_routes(routes: Routes | None) -> None:
+            if routes is not None:
+                by_chunk.append(routes)
+            execution.advance(share / n_chunks)
+
+        dealer.chunks(layer, observer, take_routes)
+        observer.refuse_nonfinite()
+        if experts is None or not by_chunk:
+            return
+        del layer  # of its weights, only the router's are still wanted
+        share_of_token = (1 - share) / (states.middle.n_rows * _experts_shown(experts, sweep))
+
+        def add_output(piece: Piece, output: torch.Tensor) -> None:
+            weighted = piece.weighted
+            states.after.add(piece.tokens[weighted], output, piece.weights[weighted])
+            execution.advance(share_of_token * len(piece.tokens))
+
+        routes = Routes.joined(by_chunk)
+        by_chunk.clear()
+        dealer.pieces(experts, routes, observer, add_output)
+        observer.refuse_nonfinite()
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class _ThreadDealer:
     workers: Workers
     states: LayerBuffers
 
-    def chunks(self, layer: Layer, observer: Observer, take: Callable[[Routes | None], None]) -> None:
+    def chunks(self, layer: Layer, observer: Observer, take: TakeRoutes) -> None:
         sweep, states = self.sweep, self.states
 
         def take_some(start: int) -> tuple[Observer, Routes | None]:
@@ -210,13 +210,7 @@ class _ThreadDealer:
             observer.merge(seen)
             take(routes)
 
-    def pieces(
-        self,
-        experts: Experts,
-        routes: Routes,
-        observer: Observer,
-        take: Callable[[Piece, torch.Tensor], None],
-    ) -> None:
+    def pieces(self, experts: Experts, routes: Routes, observer: Observer, take: TakeOutput) -> None:
         def take_some(work: tuple[Piece, FeedForward]) -> tuple[Piece, Observer, torch.Tensor]:
             piece, block = work
             seen = observer.fresh()
@@ -233,13 +227,14 @@ class _ThreadDealer:
                 yield piece, block
 
 
-def _on_threads(n_workers: int) -> Callable[[Sweep, int, LayerBuffers], AbstractContextManager[Dealer]]:
-    @contextmanager
-    def deal(sweep: Sweep, number: int, states: LayerBuffers) -> Iterator[Dealer]:
-        with Workers(n_workers) as workers:
+@contextmanager
+def _dealer(sweep: Sweep, execution: Execution, number: int, states: LayerBuffers) -> Iterator[Dealer]:
+    if execution.cluster is not None:
+        with execution.cluster.dealer(sweep, number, states) as dealer:
+            yield dealer
+    else:
+        with Workers(execution.n_workers) as workers:
             yield _ThreadDealer(sweep, workers, states)
-
-    return deal
 
 
 def take_chunk(
@@ -299,12 +294,12 @@ def take_piece(
 
 
 def _experts_shown(experts: Experts, sweep: Sweep) -> int:
-    """Return how many experts are shown each token."""
+    """Number of experts that are shown each token."""
     return experts.n_experts if sweep.all_experts else experts.router.routing.n_used
 
 
 def _share_of_first_sweep(layer: Layer, sweep: Sweep) -> float:
-    """Return about how much of a layer's work the first sweep is, 0 to 1."""
+    """Estimate the first sweep's share of a layer's work, 0 to 1."""
     if layer.experts is None:
         return 1.0
     block = 0 if layer.block is None else layer.block.work

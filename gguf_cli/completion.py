@@ -21,7 +21,7 @@ def completes(action: argparse.Action, words: Iterable[str]) -> None:
 
 
 def completion_script(parsers: Mapping[str, argparse.ArgumentParser], shell: str) -> str:
-    """Return what a shell has to read to complete commands.
+    """Write the script that a shell reads to complete commands.
 
     parsers  of all commands and subcommands, by the words that call them
     """
@@ -85,7 +85,7 @@ complete -o default -F {name} {program}
 
 
 def _value_cases(command: str, parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield what follows each option that takes a value."""
+    """Yield a case for each option that takes a value, with the words that may follow it."""
     for action in _options(parser):
         if action.nargs not in (0, "?"):
             flags = "|".join(f"'{command}:{flag}'" for flag in action.option_strings)

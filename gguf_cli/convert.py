@@ -213,7 +213,7 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
 
 def _outcome(result: Result, args: argparse.Namespace) -> Iterator[str]:
-    """Yield what a run has done, as far as the arguments want to hear of it."""
+    """Yield the result of a run, in as many lines as the arguments ask for."""
     from quantize.report import note_lines, result_lines
 
     if args.json:

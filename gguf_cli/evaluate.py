@@ -206,7 +206,7 @@ def _models(
 
 
 def _page_inputs(args: argparse.Namespace) -> PageInputs:
-    """Return what the page is made of besides; refuse, before hours of computing, what can't be read."""
+    """Read the other inputs of the page now, so that a bad file is refused before hours of computing."""
     from quality.report.charts import require_matplotlib
     from quality.report.inputs import PageInputs
     from quality.report.points import read_earlier

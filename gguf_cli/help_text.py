@@ -124,6 +124,6 @@ def _filled(text: str, width: int, first: str = "", others: str = "") -> list[st
 
 
 def _split_at_gap(item: str) -> tuple[str, str, str]:
-    """Return what stands before the first two blanks behind the indentation, these blanks, and the rest."""
+    """Split an item at the first gap of two blanks or more: the text before it, the gap, the rest."""
     match = re.fullmatch(r"(\s*\S.*?)(\s{2,})(\S.*)", item)
     return (match[1], match[2], match[3]) if match else (item, "", "")

@@ -57,7 +57,7 @@ class Parser(argparse.ArgumentParser):
                 yield from (action.choices[word] for word in words if word in action.choices)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Return what an abbreviated option may be; flags of other programs have to be written out."""
+        """Return the options that an abbreviation may mean; flags of other programs must be written out."""
         tuples: list[Any] = super()._get_option_tuples(option_string)
         return [each for each in tuples if not isinstance(each[0], _ForeignAction)]
 

@@ -18,8 +18,7 @@ from gguf_cli.arguments.calibration import (
     read_divergence,
 )
 from gguf_cli.arguments.card import add_card_arguments, read_card, refuse_foreign_cards, write_card_of
-from gguf_cli.arguments.command_words import command_words
-from gguf_cli.arguments.list_of_types import recipe_lines
+from gguf_cli.arguments.command_words import command_words, recipe_lines
 from gguf_cli.arguments.size import SizeArguments, add_size_arguments, is_sized, read_size
 from gguf_cli.arguments.types import (
     add_matrix_arguments,

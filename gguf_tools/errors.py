@@ -35,6 +35,12 @@ to do. The command line prints it as it is and exits with 1, for BadArgument wit
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Self
+
 
 class ToolkitError(Exception):
     """Base of all errors that are caused by the input or the environment, not by a bug."""
@@ -57,7 +63,10 @@ class UnsupportedVersion(GGUFError):
 
 
 class OutputError(GGUFError):
-    pass
+    @classmethod
+    def in_the_way(cls, path: Path, why: str) -> Self:
+        """Return the error for somebody else's file under a name that an output needs."""
+        return cls(f"{path}: is in the way, and {why}; move it away, or give the output another name")
 
 
 class BadTensor(OutputError):

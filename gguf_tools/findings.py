@@ -81,7 +81,7 @@ def tell_nobody(finding: Finding) -> None:
 
 
 def teller(*, quiet: bool) -> Tell:
-    """Return what prints findings on standard error.
+    """Return a function that prints findings on standard error.
 
     quiet  only bad ones
     """

@@ -10,8 +10,7 @@ from typing import Any
 from forward.options import require_torch
 from gguf_tools.choices import with_choices
 from gguf_tools.files.named_files import output_path
-from imatrix.options import Collected, CollectOptions, CollectReporter, NoCollectReport
-from imatrix.progress import CollectBar
+from imatrix.options import CollectBar, Collected, CollectOptions, CollectReporter, NoCollectReport
 from quantize.importances.entries import ImportanceFile
 
 

@@ -78,7 +78,7 @@ def _refuse_others(earlier: Sequence[ImportanceFile], source: ModelSource) -> No
 
 
 def _about(inputs: InputWatch, text: Text, options: CollectOptions) -> dict[str, Any]:
-    """Return what decides the numbers of a run."""
+    """List what decides the numbers of a run."""
     return {
         "model": inputs.recognised_by(),
         **run_identity(text, options.forward),

@@ -42,7 +42,7 @@ class LayerDrift:
 
     @classmethod
     def of(cls, layer: int, arrays: Arrays) -> Self:
-        """Return what `arrays` has made of the drift of a layer."""
+        """Restore the drift of a layer; the inverse of `arrays`."""
         drift, changed = arrays["drift"].tolist()
         return cls(layer, drift, None if math.isnan(changed) else changed)
 
@@ -77,7 +77,7 @@ def drift_of(
     *,
     n_cols: int,
 ) -> LayerDrift:
-    """Return how far the hidden states after `layer` of a model are from those of its base.
+    """Measure how far the hidden states after `layer` of a model are from those of its base.
 
     n_cols  of the hidden states; what is handed on behind them counts for nothing
     base_routes, model_routes  as `Routes.arrays` returns them

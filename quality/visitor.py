@@ -105,7 +105,7 @@ class DivergenceVisitor:
         return values
 
     def values(self, model: int) -> TokenValues:
-        """Return what is known of each token for a model, counted from 1, against the base."""
+        """Compute the values of each token for a model, counted from 1, against the base."""
         logs = self._sums.log()
         if self._floor is None:
             kld = self._crosses[model] / self._sums[0] - logs[0] + logs[model]

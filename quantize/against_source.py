@@ -48,7 +48,7 @@ def compare_with_source(
     source_name: str,
     started: StartProgress = no_start,
 ) -> list[Finding]:
-    """Return what is wrong, or worth knowing, about the values of a file or split set.
+    """Compare the values of a file or split set with those of its source; return findings.
 
     sources  tensors of what it was made of, by the names of the file
     started  called with the bytes of the file's tensors; what it returns, with those of each
@@ -107,7 +107,7 @@ def sample_rows(info: TensorInfo, source: SourceTensor) -> Iterator[tuple[int, i
 
 
 def _wrong(info: TensorInfo, stored: GGUFTensor, source: SourceTensor, start: int, stop: int) -> str:
-    """Return what is wrong with some rows, or ""."""
+    """Describe what is wrong with some rows; "" for nothing."""
     if source.type == info.type:
         expected = encode_rows(RowRange(info.name, start, stop), info.type, FillJob({info.name: source}, {}))
         same = np.array_equal(expected, stored.raw_rows(start, stop))

@@ -73,7 +73,7 @@ def lint(
     importances: ImportanceSource | None = None,
     options: PlanOptions | None = None,
 ) -> LintReport:
-    """Return what `file_type` (Q4_K_M, or a recipe file) would do to the GGUF file `model`.
+    """Report what `file_type` (Q4_K_M, or a recipe file) would do to the GGUF file `model`.
 
     importances  a path, what `imatrix.load` returns, or a mapping tensor name -> Importance
     options      on top of the recipe's own, as in `quantize`
@@ -86,7 +86,7 @@ def lint(
 def lint_plan(
     file_type: str | Mixture, plan: Callable[[Mixture], AbstractContextManager[Run]]
 ) -> LintReport:
-    """Return what `file_type` would do to a model, which `plan` plans with all problems allowed."""
+    """Report what `file_type` would do to a model, which `plan` plans with all problems allowed."""
     mixture = file_type if isinstance(file_type, Mixture) else find_mixture(file_type)
     try:
         with plan(mixture) as run:

@@ -133,7 +133,7 @@ def source_bytes(plan: Plan) -> int:
 def fill_job(
     plan: Plan, sources: Mapping[str, SourceTensor], spec: Callable[[Mapping[str, str]], SourceSpec]
 ) -> FillJob:
-    """Return what the plan's chunks refer to.
+    """Build the job of a plan, which its chunks refer to.
 
     sources  by their name in the input
     spec     (name in the output -> name in the input) -> how another process opens them

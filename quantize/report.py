@@ -15,7 +15,7 @@ from quantize.run_options import RunOptions
 def dry_run_lines(
     run: Run, how: RunOptions, *, as_json: bool = False, summary: bool = False
 ) -> Iterator[str]:
-    """Yield what a run would make: the plan, its sums and what the run would need.
+    """Yield the lines of a dry run: the plan, its sums, and what the run would need.
 
     as_json  the plan as one JSON object, and nothing else
     summary  leave out the line of each tensor
@@ -77,7 +77,7 @@ def total_lines(preparation: Preparation) -> Iterator[str]:
 
 
 def note_lines(plan: Plan) -> Iterator[str]:
-    """Yield what a user should know about a plan."""
+    """Yield the notes on a plan, in lines."""
     for remark in plan.remarks:
         yield f"note: {remark}"
     for problem in plan.problems:

@@ -100,7 +100,7 @@ class Run:
         return tuple(path for path in self.output_paths if path.exists())
 
     def needs(self, run: RunOptions) -> Iterator[str]:
-        """Yield what the run would need, in lines.
+        """Yield the needs of the run, in lines.
 
         Of a calibration, memory, disk and time; of each file that is to be reused, how much it may serve.
         """

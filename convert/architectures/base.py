@@ -100,7 +100,7 @@ class Conversion:
 
 
 def build(architecture: Architecture, model: Weights, choices: Mapping[str, object] = _NONE) -> Conversion:
-    """Return what the checkpoint behind `model` becomes; reads headers and config.json, no weight.
+    """Match the checkpoint behind `model` to tensors and keys; reads headers and config.json, no weight.
 
     choices  option of the family -> value; an option that isn't there keeps the family's default
     raises   BadConfig, UnsupportedCheckpoint, MissingTensor, UnexpectedTensors, CheckpointError for wrong

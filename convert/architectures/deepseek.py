@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from convert.architectures.base import Architecture, Key
+from convert.architectures.base import Key
 from convert.architectures.config_reader import ConfigReader
 from convert.architectures.decoder.config import DecoderConfig, decoder_fields, expert_fields
+from convert.architectures.decoder.family import decoder, decoder_notes
 from convert.architectures.decoder.layer_ranges import layers, moe_layers
 from convert.architectures.decoder.metadata import (
     COMMON,
@@ -22,11 +23,9 @@ from convert.architectures.decoder.metadata import (
     ROTATED_COLS,
     SHARED_EXPERTS,
     VOCAB_SIZE,
-    decoder_notes,
 )
 from convert.architectures.decoder.rotated_rows import paired
 from convert.architectures.decoder.rules import (
-    INV_FREQ,
     attention,
     dense_blocks,
     ends,
@@ -79,11 +78,10 @@ def _scaling(config: DecoderConfig, options: NoOptions) -> str | None:
     return None if config.rope.kind == "linear" else "none"
 
 
-ARCHITECTURE = Architecture(
-    hf_names=(NAME,),
+ARCHITECTURE = decoder(
+    NAME,
     gguf_name="deepseek",
     read_config=read_config,
-    n_experts=lambda config: config.num_experts,
     rules=(
         *ends(),
         *attention(paired),
@@ -94,7 +92,6 @@ ARCHITECTURE = Architecture(
                       order="down gate up"),
         *shared_experts(moe_layers),
     ),
-    drops=lambda config, options: (INV_FREQ,),
     metadata=(*COMMON, ROTATED_COLS, Key(keys.ROPE_SCALING_TYPE, Value.string, _scaling), DENSE_LAYERS,
               VOCAB_SIZE, EXPERT_WIDTH, EXPERT_SCALE, SHARED_EXPERTS),
     notes=_notes,

@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from convert.architectures.base import Architecture, Key
+from convert.architectures.base import Key
 from convert.architectures.decoder.config import (
     DecoderConfig,
     decoder_fields,
     expert_fields,
     with_defaults,
 )
+from convert.architectures.decoder.family import decoder
 from convert.architectures.decoder.layer_ranges import check_mtp, drop_mtp, layers, moe_layers, n_mtp_layers
 from convert.architectures.decoder.metadata import (
     COMMON,
@@ -24,7 +25,6 @@ from convert.architectures.decoder.metadata import (
     GATING,
     ROTATED_COLS,
     SHARED_EXPERTS,
-    decoder_notes,
 )
 from convert.architectures.decoder.rules import (
     INV_FREQ,
@@ -91,12 +91,11 @@ def _n_mtp(config: DecoderConfig, options: MTPOptions) -> int | None:
     return n_mtp_layers(config, options)
 
 
-ARCHITECTURE = Architecture(
-    hf_names=("Glm4MoeForCausalLM",),
+ARCHITECTURE = decoder(
+    "Glm4MoeForCausalLM",
     gguf_name="glm4moe",
     options=MTPOptions,
     read_config=read_config,
-    n_experts=lambda config: config.num_experts,
     rules=(
         *ends(),
         *attention(),
@@ -115,7 +114,6 @@ ARCHITECTURE = Architecture(
         ROTATED_COLS, EXPERT_WIDTH, SHARED_EXPERTS, DENSE_LAYERS, GATING, EXPERT_SCALE, EXPERT_NORM,
         Key(keys.NEXTN_PREDICT_LAYERS, Value.u32, _n_mtp),
     ),
-    notes=lambda config, options: decoder_notes(config),
     check=check_mtp,
     resolve_options=resolve_options,
     quirks=GLM,

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from convert.architectures.arrange import OutputTensor, Renamed, TransposedHeadRows
-from convert.architectures.base import Architecture
 from convert.architectures.config_reader import ConfigReader
 from convert.architectures.decoder.config import (
     DecoderConfig,
@@ -28,9 +27,10 @@ from convert.architectures.decoder.config import (
     expert_fields,
     with_defaults,
 )
+from convert.architectures.decoder.family import decoder, decoder_notes
 from convert.architectures.decoder.layer_ranges import layers
-from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH, SLIDING_WINDOW, decoder_notes
-from convert.architectures.decoder.rules import INV_FREQ, attention, ends, in_layer
+from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH, SLIDING_WINDOW
+from convert.architectures.decoder.rules import attention, ends, in_layer
 from convert.architectures.options import NoOptions
 from convert.architectures.rules import Arrange, Output, Rule
 from convert.weights.base import TYPES, Weight
@@ -92,7 +92,7 @@ class AlternateCols(Renamed):
 
 
 def half_of_gate_up(first: int) -> Arrange:
-    """Return what makes gate or up of gate_up_proj, (experts, width, hidden_size)."""
+    """Return the arrangement of gate or of up in gate_up_proj, (experts, width, hidden_size)."""
 
     def arrange(name: str, weights: Sequence[Weight], config: DecoderConfig) -> OutputTensor:
         (weight,) = weights
@@ -103,7 +103,7 @@ def half_of_gate_up(first: int) -> Arrange:
 
 
 def half_of_bias(first: int) -> Arrange:
-    """Return what makes the bias of gate or of up, (experts, width)."""
+    """Return the arrangement of the bias of gate or of up, (experts, width)."""
 
     def arrange(name: str, weights: Sequence[Weight], config: DecoderConfig) -> OutputTensor:
         (weight,) = weights
@@ -191,8 +191,8 @@ def _down_sizes(weight: Weight) -> str:
 
 _EXPERTS = "model.layers.{layer}.mlp.experts"
 
-ARCHITECTURE = Architecture(
-    hf_names=("GptOssForCausalLM",),
+ARCHITECTURE = decoder(
+    "GptOssForCausalLM",
     gguf_name="gpt-oss",
     read_config=read_config,
     rules=(
@@ -219,7 +219,6 @@ ARCHITECTURE = Architecture(
         )),
         in_layer(layers, "ffn_down_exps.bias", "mlp.experts.down_proj_bias", "num_experts hidden_size"),
     ),
-    drops=lambda config, options: (INV_FREQ,),
     metadata=(*COMMON, SLIDING_WINDOW, EXPERT_WIDTH),
     notes=_notes,
     kept=frozenset({MXFP4}),

@@ -7,19 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from convert.architectures.arrange import Computed
-from convert.architectures.base import Architecture
 from convert.architectures.decoder.config import (
     DecoderConfig,
     decoder_fields,
     expert_fields,
     with_defaults,
 )
+from convert.architectures.decoder.family import decoder
 from convert.architectures.decoder.layer_ranges import layers, moe_layers
-from convert.architectures.decoder.metadata import COMMON, ROTATED_COLS, VOCAB_SIZE, decoder_notes
+from convert.architectures.decoder.metadata import COMMON, ROTATED_COLS, VOCAB_SIZE
 from convert.architectures.decoder.rope import llama3_divisors
 from convert.architectures.decoder.rotated_rows import paired
 from convert.architectures.decoder.rules import (
-    INV_FREQ,
     attention,
     dense_blocks,
     ends,
@@ -67,15 +66,14 @@ def _stretched(config: DecoderConfig, options: Any) -> Iterable[int | None]:
 
 
 def _rope_freqs(name: str, weights: Sequence[Weight], config: DecoderConfig) -> Computed:
-    """Return what the frequency of each pair is divided by, (head_dim / 2,)."""
+    """Return the divisors of the frequencies of all pairs, (head_dim / 2,)."""
     return Computed(name, llama3_divisors(config.rope, config.head_dim))
 
 
-ARCHITECTURE = Architecture(
-    hf_names=(LLAMA, MISTRAL, MIXTRAL),
+ARCHITECTURE = decoder(
+    LLAMA, MISTRAL, MIXTRAL,
     gguf_name="llama",
     read_config=read_config,
-    n_experts=lambda config: config.num_experts,
     rules=(
         Rule(_stretched, (Output("rope_freqs.weight", "", "", _rope_freqs),)),
         *ends(),
@@ -87,8 +85,6 @@ ARCHITECTURE = Architecture(
         expert_stacks(moe_layers, "block_sparse_moe.experts.{expert}", down="w2", gate="w1", up="w3",
                       order="gate down up"),
     ),
-    drops=lambda config, options: (INV_FREQ,),
     metadata=(*COMMON, VOCAB_SIZE, ROTATED_COLS),
-    notes=lambda config, options: decoder_notes(config),
     quirks=LLAMA_QUIRKS,
 )  # fmt: skip

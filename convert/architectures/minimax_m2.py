@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from convert.architectures.base import Architecture
 from convert.architectures.decoder.config import (
     DecoderConfig,
     decoder_fields,
     expert_fields,
     with_defaults,
 )
+from convert.architectures.decoder.family import decoder
 from convert.architectures.decoder.layer_ranges import layers
-from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH, ROTATED_COLS, decoder_notes
-from convert.architectures.decoder.rules import INV_FREQ, attention, ends, expert_stacks, in_layer
+from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH, ROTATED_COLS
+from convert.architectures.decoder.rules import attention, ends, expert_stacks, in_layer
 from convert.tokenizer.family_quirks import Quirks
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -46,11 +46,10 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     )
 
 
-ARCHITECTURE = Architecture(
-    hf_names=("MiniMaxM2ForCausalLM",),
+ARCHITECTURE = decoder(
+    "MiniMaxM2ForCausalLM",
     gguf_name="minimax-m2",
     read_config=read_config,
-    n_experts=lambda config: config.num_experts,
     rules=(
         *ends(),
         *attention(),
@@ -60,8 +59,6 @@ ARCHITECTURE = Architecture(
         expert_stacks(layers, "block_sparse_moe.experts.{expert}", down="w2", gate="w1", up="w3",
                       order="gate down up"),
     ),
-    drops=lambda config, options: (INV_FREQ,),
     metadata=(*COMMON, EXPERT_WIDTH, ROTATED_COLS),
-    notes=lambda config, options: decoder_notes(config),
     quirks=Quirks(pre_tokenizers={"gpt-4o": "minimax-m2"}),
 )  # fmt: skip

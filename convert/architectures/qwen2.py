@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from convert.architectures.base import Architecture
 from convert.architectures.decoder.config import DecoderConfig, decoder_fields, window_fields, with_defaults
+from convert.architectures.decoder.family import decoder
 from convert.architectures.decoder.layer_ranges import layers
-from convert.architectures.decoder.metadata import COMMON, decoder_notes
-from convert.architectures.decoder.rules import INV_FREQ, attention, dense_blocks, ends, in_layer
+from convert.architectures.decoder.rules import attention, dense_blocks, ends, in_layer
 
 _DEFAULTS: Mapping[str, Any] = {"max_position_embeddings": 32768, "num_key_value_heads": 32}
 
@@ -21,8 +20,8 @@ def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
     return DecoderConfig(**decoder_fields(read), **window_fields(read), attention_bias=True)
 
 
-ARCHITECTURE = Architecture(
-    hf_names=("Qwen2ForCausalLM",),
+ARCHITECTURE = decoder(
+    "Qwen2ForCausalLM",
     gguf_name="qwen2",
     read_config=read_config,
     rules=(
@@ -31,7 +30,4 @@ ARCHITECTURE = Architecture(
         in_layer(layers, "ffn_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
         *dense_blocks(),
     ),
-    drops=lambda config, options: (INV_FREQ,),
-    metadata=COMMON,
-    notes=lambda config, options: decoder_notes(config),
 )

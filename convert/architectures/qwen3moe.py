@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from convert.architectures.arrange import HeadRows
-from convert.architectures.base import Architecture
 from convert.architectures.decoder.config import (
     DecoderConfig,
     decoder_fields,
     expert_fields,
     with_defaults,
 )
+from convert.architectures.decoder.family import decoder, decoder_notes
 from convert.architectures.decoder.layer_ranges import layers
-from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH, decoder_notes
-from convert.architectures.decoder.rules import INV_FREQ, attention, ends, expert_stacks, in_layer
+from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH
+from convert.architectures.decoder.rules import attention, ends, expert_stacks, in_layer
 from convert.architectures.options import NoOptions
 from convert.architectures.rules import Output, Rule
 from convert.weights.base import Weight
@@ -71,11 +71,10 @@ def _notes(config: DecoderConfig, options: NoOptions) -> tuple[str, ...]:
     )
 
 
-ARCHITECTURE = Architecture(
-    hf_names=("Qwen3MoeForCausalLM",),
+ARCHITECTURE = decoder(
+    "Qwen3MoeForCausalLM",
     gguf_name="qwen3moe",
     read_config=read_config,
-    n_experts=lambda config: config.num_experts,
     rules=(
         *ends(),
         *attention(),
@@ -97,7 +96,6 @@ ARCHITECTURE = Architecture(
                    "num_experts hidden_size moe_intermediate_size"),
         ), when=f"{_STACK}.gate_up_proj"),
     ),
-    drops=lambda config, options: (INV_FREQ,),
     metadata=(*COMMON, EXPERT_WIDTH),
     notes=_notes,
 )  # fmt: skip

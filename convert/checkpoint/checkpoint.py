@@ -108,7 +108,7 @@ class Checkpoint:
             raise MissingTensor(f"{self.folder}: no tensor {name}") from None
 
     def remote(self) -> dict[str, str]:
-        """Return what each shard that stays on the Hub is recognised by; empty for a folder of files."""
+        """Return an identity of each shard that stays on the Hub; empty for a folder of files."""
         return self.source.recognised_by() if isinstance(self.source, StreamedFolder) else {}
 
     def inputs(self) -> tuple[InputFile, ...]:

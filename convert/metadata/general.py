@@ -170,7 +170,7 @@ def general_metadata(
     metadata_file: Path | None = None,
     counts: ParameterCounts | None = None,
 ) -> GeneralMetadata:
-    """Return what a checkpoint's files and the name of its folder say about the model.
+    """Collect what a checkpoint's files and the name of its folder say about the model.
 
     config         config.json
     model_name     --model-name
@@ -243,7 +243,7 @@ def _as_list(value: object) -> list[Any]:
 
 
 def _source(entry: object, n_params: int) -> dict[str, str]:
-    """Return what a base model or dataset is, given as an object, an address or a name on the hub."""
+    """Describe a base model or dataset, given as an object, an address or a name on the hub."""
     if isinstance(entry, Mapping):
         return {part: entry[part] for part in _SOURCE_PARTS if isinstance(entry.get(part), str)}
     if not isinstance(entry, str):
@@ -303,7 +303,7 @@ def _read_override(path: Path | None) -> tuple[dict[str, Any], list[str]]:
 
 
 def _expected(key: str, value: object) -> str | None:
-    """Return what `key` wants instead of `value`: "" when it is fine, None when the key is unknown."""
+    """Return what `key` wants in place of `value`: "" when it is fine, None when the key is unknown."""
     if key in _SCALARS:
         return "" if _suits(value, _SCALARS[key]) else _IN_WORDS[_SCALARS[key]]
     if key in _LISTS:

@@ -126,7 +126,7 @@ def merges_of(ranks: Sequence[bytes]) -> tuple[str, ...]:
 
 
 def _merged(rank_of: Mapping[bytes, int], token: bytes, below: int) -> list[bytes]:
-    """Return what is left of the bytes of `token` after all merges whose result has a rank under `below`."""
+    """Merge the bytes of `token` while results have a rank under `below`; return the parts that are left."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 1:
         pairs = (rank_of.get(left + right, below) for left, right in pairwise(parts))

@@ -17,7 +17,7 @@ from forward.layer import Layer
 from forward.layers.attention.gqa import HeadSizes, load_shared_key_attention
 from forward.layers.experts import Groups
 from forward.layers.load import Loader
-from forward.layers.norm import RMSNorm
+from forward.layers.residual import RMSNorm
 from forward.layers.rope import Rope, Rotation
 from forward.network import Family, Network
 from gguf_tools.errors import UnsupportedCheckpoint

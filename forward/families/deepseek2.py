@@ -14,8 +14,7 @@ from forward.layers.attention.indexer import IndexerSizes, load_indexer
 from forward.layers.attention.mla import LatentModel, load_latent_attention
 from forward.layers.experts import Groups
 from forward.layers.load import Loader
-from forward.layers.norm import RMSNorm
-from forward.layers.residual import PLAIN, Residual, WithSidecar
+from forward.layers.residual import PLAIN, Residual, RMSNorm, WithSidecar
 from forward.layers.rope import Rope, Rotation
 from forward.network import Family, Network
 from gguf_tools.errors import UnsupportedCheckpoint

@@ -17,7 +17,7 @@ from forward.layers.attention.compressor import (
 )
 from forward.layers.hyper_connections import StrandSizes, load_hyper_connection, load_strands_end
 from forward.layers.load import Loader
-from forward.layers.norm import RMSNorm
+from forward.layers.residual import RMSNorm
 from forward.layers.rope import Rope, Rotation
 from forward.network import Family, Network
 

@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
+from convert.architectures.decoder.config import DecoderConfig
+from convert.architectures.deepseek2.config import DeepseekConfig
+from convert.architectures.deepseek4.config import V4Config
 from forward.layers.experts import Experts, Groups, Routing, Scoring, load_experts
 from forward.layers.ffn import BlockNames, FeedForward, load_ffn
 from forward.layers.load import Loader
 from forward.layers.rope import Rope
 from forward.network import EMBEDDINGS, OUTPUT, BuildLayer, Network
 
-
-class ModelConfig(Protocol):
-    """What the configurations of all families say."""
-
-    @property
-    def num_hidden_layers(self) -> int: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def tie_word_embeddings(self) -> bool: ...
-    @property
-    def rms_norm_eps(self) -> float: ...
-    @property
-    def num_experts_per_tok(self) -> int: ...
-    @property
-    def scoring_func(self) -> str | None: ...
-    @property
-    def norm_topk_prob(self) -> bool: ...
-    @property
-    def routed_scaling_factor(self) -> float: ...
+ModelConfig = DeepseekConfig | V4Config | DecoderConfig
+"""The configuration of a model of any family."""
 
 
 def network_of(config: ModelConfig, rope: Rope, build: BuildLayer, **others: Any) -> Network:

@@ -77,7 +77,7 @@ class BackwardPass:
 
 
 def gradient_bytes(n_tokens: int, network: Network, dtype: torch.dtype) -> int:
-    """Return what gradients take where they are in memory: two sets, and scratch of both kinds."""
+    """Count the bytes of gradients in memory: two sets, and scratch of both kinds."""
     return n_tokens * (2 * 4 * network.state_size + (4 + dtype.itemsize) * network.hidden_size)
 
 

@@ -279,7 +279,7 @@ def _grouped(sizes: Iterable[int], most: int) -> Iterator[int]:
 
 
 def _shares(layer: Layer, sweep: Sweep) -> _Shares:
-    """Return about how the work is divided."""
+    """Estimate how the work is divided."""
     attention = layer.attention.work(sweep.chunk_size)
     chunks = _BACKWARD * (attention + (0 if layer.block is None else layer.block.work))
     if layer.experts is None:

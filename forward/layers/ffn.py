@@ -59,7 +59,7 @@ class FeedForward:
         return self.gate.numel() + self.up.numel() + self.down.numel()
 
     def gate_up(self, x: torch.Tensor, observer: Observer, index: int = 0, n_mats: int = 1) -> torch.Tensor:
-        """Return what `down` multiplies, (n_tokens, width).
+        """Multiply by gate and up, and apply the gate; return the input of `down`, (n_tokens, width).
 
         index, n_mats  the place of the block's matrices in their stacks, which `watch` is told
         """
@@ -79,7 +79,7 @@ class FeedForward:
     def project_down(
         self, gated: torch.Tensor, observer: Observer, index: int = 0, n_mats: int = 1
     ) -> torch.Tensor:
-        """Return what `down` makes of `gated`, (n_tokens, hidden_size); index and n_mats as in `gate_up`."""
+        """Multiply by `down`; return (n_tokens, hidden_size). index and n_mats as in `gate_up`."""
         output = linear(gated, self.down, self.down_bias)
         watch(observer, self.names.down, gated, output, index, n_mats)
         return output
@@ -95,7 +95,7 @@ class FeedForward:
 def load_ffn(
     load: Loader, names: BlockNames, hidden_size: int, width: int, *, limit: float | None = None
 ) -> FeedForward:
-    """Return a block made of three matrices, and biases where the model has them."""
+    """Read a block's three matrices, and biases where the model has them."""
     return FeedForward(
         names,
         load.matrix(names.gate, width, hidden_size),

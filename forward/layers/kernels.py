@@ -1,4 +1,4 @@
-"""What is done to activations besides matrix products. Each kernel makes one pass where torch makes three."""
+"""Kernels on activations besides matrix products; each makes one pass where torch makes three."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class AttentionRounding:
 
 
 def rounding_of(type_: GGMLType) -> Rounding | None:
-    """Return how activations are rounded for a matrix of a type; None: not at all.
+    """Look up how activations are rounded for a matrix of a type; None: not at all.
 
     raises  BadRequest for a type that llama.cpp does not have
     """

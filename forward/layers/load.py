@@ -120,7 +120,7 @@ class Loader:
         return decode() if self.shared is None else self.shared.rows(tensor, start, stop, self.dtype, decode)
 
     def rounding(self, tensor: SourceTensor) -> Rounding | None:
-        """Return what a matrix does to what it multiplies; None: nothing."""
+        """Find how a matrix rounds what it multiplies; None: not at all."""
         return rounding_of(tensor.type) if self.llama_rounding else None
 
     def rows(self, tensor: SourceTensor, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:

@@ -87,10 +87,10 @@ class Rotation:
 
 
 def _share_slowed(yarn: Yarn, n_cols: int, theta: float) -> torch.Tensor:
-    """Return how far each pair is slowed down, 0 to 1: a ramp between two pairs."""
+    """Compute how far each pair is slowed down, 0 to 1: a ramp between two pairs."""
 
     def pair_that_turns(times: float) -> float:
-        """Return which pair turns so many times in the original context."""
+        """Find the pair that turns so many times in the original context."""
         return n_cols * math.log(yarn.original_context / (times * 2 * math.pi)) / (2 * math.log(theta))
 
     start, end = pair_that_turns(yarn.beta_fast), pair_that_turns(yarn.beta_slow)

@@ -73,7 +73,7 @@ class Cut:
 
 
 def read_text(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:
-    """Return the chunks of the text in a file.
+    """Read a file's text and cut it into chunks of tokens.
 
     vocab       the keys tokenizer.*
     vocab_size  rows of the embedding
@@ -89,7 +89,7 @@ def read_text(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:
 
 
 def cut_into_chunks(ids: list[int], bos: int | None, vocab_size: int, cut: Cut, name: str) -> Text:
-    """Return token ids in chunks; `name` is the text's, for messages.
+    """Cut token ids into chunks; `name` is the text's, for messages.
 
     raises  BadRequest when there is no whole chunk, or a token outside the vocabulary
     """

@@ -1,18 +1,22 @@
-"""The words of `quantize` that are no options: files, types, threads."""
+"""The words of `quantize` that are no options: files, types, threads; and the list of types in its help."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gguf_cli.command import threads
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.named_files import output_path
+from gguf_tools.format.ggml_types import by_name
 from gguf_tools.system.locks import MAX_THREADS
 from gguf_tools.text import did_you_mean, quoted
+from quantize.formats import encodable
+from quantize.plan.ik_recipes import IK_RECIPES
+from quantize.plan.recipe import Recipe
 from quantize.plan.recipe_files import is_recipe_file
-from quantize.plan.recipes import FILE_TYPES, find_recipe
+from quantize.plan.recipes import ALIASES, FILE_TYPES, RECIPES, find_recipe
 
 
 def command_words(
@@ -45,7 +49,7 @@ def command_words(
 
 
 def _no_type_text(words: Sequence[str]) -> str:
-    """Return what is wrong with words that have no type in its place."""
+    """Describe the mistake in words that have no type in its place."""
     types = [word for word in words if not word.isdecimal() and _is_type(word)]
     if types:
         others = [word for word in words if word not in types]
@@ -66,3 +70,26 @@ def _is_type(word: str) -> bool:
         if not is_recipe_file(first):
             return False
     return _is_type(rest) if comma else True
+
+
+def recipe_lines() -> Iterator[str]:
+    """Yield the lines of a list of all file types, for --help."""
+    yield from map(_recipe_line, RECIPES.values())
+    yield "  " + ", ".join(f"{alias} is {name}" for alias, name in ALIASES.items())
+    interleaved = [r for r in IK_RECIPES.values() if r.default and by_name(r.default).rows_interleaved > 1]
+    yield "\ntypes of ik_llama.cpp, which only it can read:"
+    yield from (_recipe_line(recipe) for recipe in IK_RECIPES.values() if recipe not in interleaved)
+    yield "\nthe same with rows interleaved, for CPUs (see gguf-tools repack):"
+    yield from (_recipe_line(recipe) for recipe in interleaved)
+
+
+def _recipe_line(recipe: Recipe) -> str:
+    number = "" if recipe.file_type is None else str(recipe.file_type)
+    if recipe.default is None:
+        what = "every tensor as it is"
+    else:
+        what = f"mostly {recipe.default}, {by_name(recipe.default).bits_per_weight:.2f} bits"
+        what += ", needs --imatrix" * (recipe.default in recipe.need_importances)
+    types = {recipe.default, *(rule.type for rule in recipe.rules)} - {None}
+    limit = "" if types <= {*encodable()} else " (plan only)"
+    return f"  {recipe.name:10} {number:>3}  {what}{limit}"

@@ -55,7 +55,7 @@ class _Line:
 
 
 def plan_lines(request: CookRequest) -> Iterator[str]:
-    """Yield what a run would do; nothing is written, and of weights only headers are read.
+    """Yield the steps of a run, in lines; nothing is written, and of weights only headers are read.
 
     raises  what `cook` raises before it begins
     """

@@ -19,7 +19,6 @@ from gguf_tools.files.run_lock import Refusals, RunLock, first_difference, lock_
 from gguf_tools.text import for_json
 
 FOLDER = ".cook"
-_BLOCK_BYTES = 1 << 22
 
 
 class Record:
@@ -122,11 +121,8 @@ class Record:
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file's content, as hexadecimal digits."""
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
@@ -142,7 +138,7 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _state(path: Path) -> list[Any]:
-    """Return what changes when a file is written anew: its size and its time, in nanoseconds."""
+    """Return the size and the time in nanoseconds of a file, which change when it is written anew."""
     status = path.stat()
     state: list[Any] = for_json([status.st_size, status.st_mtime_ns])
     return state

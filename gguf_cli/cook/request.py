@@ -113,7 +113,7 @@ def parse_wanted(text: str) -> tuple[WantedFile, ...]:
 
 
 def model_name(source: Path) -> str:
-    """Return what files of a model are called, by its folder's or file's name.
+    """Return the name that a model's files begin with, from its folder's or file's name.
 
     >>> model_name(Path("lite-bf16-00001-of-00003.gguf"))
     'lite'

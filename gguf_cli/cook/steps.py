@@ -137,7 +137,7 @@ def _steps(request: CookRequest, record: Record, collect: Collect) -> Iterator[S
 def _decisions(
     request: CookRequest, wanted: WantedFile, record: Record, begun_from: Mapping[str, Any]
 ) -> Callable[[], Mapping[str, Any]]:
-    """Return what says, once importances and losses are there, what decides a file."""
+    """Return a function that tells what decides a file, once importances and losses are there."""
 
     def decide() -> Mapping[str, Any]:
         matrix = matrix_of(request)

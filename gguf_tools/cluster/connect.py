@@ -89,7 +89,7 @@ class Cluster:
         return ClusterError(f"{self.address}: the scheduler is gone; start it, and workers")
 
     def _ask_all(self, function: Callable[..., str], *arguments: Any) -> dict[str, str]:
-        """Return what a function says in every worker; an exception there becomes a line."""
+        """Call a function in every worker and return its answers; an exception there becomes a line."""
         answers: dict[str, Any] = {}
         addresses = self.workers()
 

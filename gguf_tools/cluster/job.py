@@ -106,10 +106,7 @@ def remove_job(output: Path) -> None:
 def _refuse_foreign(path: Path) -> None:
     """Raise OutputError if a file under the name of a job is not ours."""
     if os.path.lexists(path) and not _is_job(path):
-        raise OutputError(
-            f"{path}: is in the way, and was not made by this program; move it away, or give the output"
-            " another name"
-        )
+        raise OutputError.in_the_way(path, "was not made by this program")
 
 
 def _is_job(path: Path) -> bool:

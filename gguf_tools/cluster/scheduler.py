@@ -168,7 +168,7 @@ class Farm(Generic[Item]):
             self._give_out(batch)
 
     def _outcome(self, future: Any) -> Outcome | None:
-        """Return what a worker answered; None if the answer can't be had."""
+        """Return a worker's answer; None if it can't be had."""
         try:
             outcome: Outcome = future.result(timeout=self._pace.patience)
         except TimeoutError:

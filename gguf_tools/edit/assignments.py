@@ -59,7 +59,7 @@ class Assignment:
 
 
 def parse_assignment(argument: str) -> Assignment:
-    """Return what KEY=TYPE:VALUE, KEY=TYPE@FILE or KEY=VALUE says.
+    """Parse KEY=TYPE:VALUE, KEY=TYPE@FILE or KEY=VALUE.
 
     raises  BadRequest if it is none of these, or if the file can't be read
     """

@@ -111,7 +111,7 @@ class Digest:
         return f"{self.n_bytes} bytes, {_hash(self.start.encode(), *map(str.encode, self.tensors.values()))}"
 
     def difference(self, other: Digest) -> str | None:
-        """Return what another digest of the same file says otherwise, for a message; None: nothing."""
+        """Describe how another digest of the same file differs, for a message; None: they agree."""
         if self.n_bytes != other.n_bytes:
             return f"had {self.n_bytes:,} bytes, and has {other.n_bytes:,}"
         changed = [name for name, digest in self.tensors.items() if other.tensors.get(name) != digest]

@@ -31,7 +31,6 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from hashlib import blake2b
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from gguf_tools.errors import OutputError
@@ -125,10 +124,7 @@ class Journal:
     def _begin(self, restart: bool, state: str) -> None:
         data = self._read()
         if not _is_ours(data):
-            raise NotAJournal(
-                f"{self.path}: is in the way, and is no journal of a run; move it away, or give the output"
-                " another name"
-            )
+            raise NotAJournal.in_the_way(self.path, "is no journal of a run")
         line, newline, records = data.partition(b"\n")
         stored = _parsed(line) if newline else None
         n_valid = self._load(records) if stored else 0
@@ -156,9 +152,7 @@ class Journal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -80,7 +80,7 @@ def line_of(data: Any) -> bytes:
 
 
 def whole_lines(content: bytes) -> tuple[list[Any], int]:
-    """Return what the lines up to the first damaged one say, and how many bytes they take."""
+    """Parse the lines up to the first damaged one; return them and how many bytes they take."""
     lines: list[Any] = []
     n_bytes = 0
     for line in content.splitlines(keepends=True):

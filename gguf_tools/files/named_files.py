@@ -45,7 +45,7 @@ def output_path(path: str | os.PathLike[str], *, may_be_folder: bool = False) ->
 
 
 def output_prefix(path: str | os.PathLike[str]) -> Path:
-    """Return what the names of several outputs begin with; raises BadArgument where it has no name."""
+    """Return the beginning of the names of several outputs; raises BadArgument where it has no name."""
     text, found = os.fspath(path), Path(path)
     if found.name in ("", "..") or text.endswith(os.sep):
         raise BadArgument(f"{text!r} names no file, expected what the names of files begin with")

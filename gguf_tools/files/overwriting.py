@@ -54,7 +54,7 @@ _OF_A_MODEL = re.compile(
 
 
 def _identities(path: Path) -> Iterator[tuple[Any, ...]]:
-    """Yield what tells a file from others; of a folder, those of its model; of a part of a set, all parts."""
+    """Yield the identities of a file; of a folder, those of its model; of a part of a set, all parts."""
     yield _identity(path)
     try:
         if path.is_dir():

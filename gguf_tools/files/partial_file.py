@@ -18,7 +18,6 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from gguf_tools.errors import OutputError
@@ -86,10 +85,7 @@ class GGUFWriter:
             raise
         if not is_ours:
             self.close()
-            raise OutputError(
-                f"{self.partial}: is in the way, and was not made by this program; move it away, or give the"
-                " output another name"
-            )
+            raise OutputError.in_the_way(self.partial, "was not made by this program")
         try:
             if not self.resumed:
                 self._leave_old_file()
@@ -101,9 +97,7 @@ class GGUFWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._run is not None:
             self.close()
         self.discard()
@@ -289,9 +283,7 @@ class PartialFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         os.close(self._fd)
 
     def write(self, offset: int, data: memoryview) -> None:

@@ -112,12 +112,12 @@ def alignment_of(metadata: Metadata, source: str) -> int:
 
 
 def decode_header(data: bytes, source: str) -> Header:
-    """Return what the header at the start of `data`, a whole file in memory, says; see `read_header`."""
+    """Parse the header at the start of `data`, a whole file in memory; see `read_header`."""
     return read_header(lambda offset, n_bytes: data[offset : offset + n_bytes], len(data), source)
 
 
 def read_header(read: Read, file_bytes: int, source: str) -> Header:
-    """Return what the header at the start of a file says.
+    """Read the header at the start of a file.
 
     read    returns bytes of the file; called for little more than the header
     source  the file's name, for messages

@@ -12,7 +12,6 @@ import os
 import stat
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from gguf_tools.errors import FormatError, ShapeError, TruncatedError
@@ -112,9 +111,7 @@ class GGUFFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _read_at(self, offset: int, n_bytes: int) -> bytes:

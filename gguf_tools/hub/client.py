@@ -63,7 +63,7 @@ def call(
     is_first: bool = False,
     progress: Callable[[], int] = lambda: 0,
 ) -> T:
-    """Return what `action` does; try again what passes: rate limits, servers that are busy, broken lines.
+    """Call `action`; try again what passes: rate limits, servers that are busy, broken lines.
 
     subject   what the error names, OWNER/NAME or OWNER/NAME@REVISION
     is_first  nothing has been asked yet, and the name may be a mistyped path: without a way to the Hub there
@@ -162,7 +162,7 @@ def _is_unreachable(error: BaseException) -> bool:
 
 
 def _explained(subject: str, error: Exception) -> Exception:
-    """Return what a failed call means, as an error of one line; a bug or a full disk stays what it is."""
+    """Turn the failure of a call into an error of one line; a bug or a full disk stays what it is."""
     for cause in _causes(error):
         if isinstance(cause, ToolkitError):  # which the client may have wrapped
             return error if cause is error else HubError(str(cause))
@@ -219,7 +219,7 @@ def subject_of(error: BaseException) -> str:
 
 
 def _of_client(error: Exception) -> str | None:
-    """Return what an error means that the client did not mean to raise: an answer that it did not expect."""
+    """Explain an error that the client did not mean to raise: an answer that it did not expect."""
     if isinstance(error, RecursionError):
         return "the Hub's answer is nested too deep, or broke off again and again"
     if _is_inconsistent(error):
@@ -249,7 +249,7 @@ def _last_line(error: BaseException) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return what the server said, or else the first line of the client's text that says something."""
+    """Return the server's text, or else the first line of the client's text that says something."""
     said = getattr(error, "server_message", None) or str(error) or type(error).__name__
     return next((line.strip() for line in said.splitlines() if line.strip()), type(error).__name__)
 

@@ -59,7 +59,7 @@ def list_files(name: HubName, *, is_first: bool = True) -> Listing:
 
 
 def parse_listing(subject: str, data: bytes) -> Listing:
-    """Return what an answer of the Hub says of a model's files; raises HubError, which names `subject`."""
+    """Parse an answer of the Hub about a model's files; raises HubError, which names `subject`."""
     try:
         answer = parse_json(data)
     except ValueError as error:

@@ -42,7 +42,7 @@ class Upload:
 def plan_upload(
     paths: Iterable[Path], include: Sequence[str] = ()
 ) -> tuple[tuple[Upload, ...], tuple[str, ...]]:
-    """Return what is to be uploaded, small ones first, and the names in folders that are left out.
+    """Return the files to upload, small ones first, and the names in folders that are left out.
 
     paths    files, parts of split sets, folders
     include  patterns of names that are taken from folders besides, see `files_of_a_model`

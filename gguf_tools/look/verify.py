@@ -32,7 +32,7 @@ def as_text(finding: Finding) -> str:
 
 
 def verify(source: GGUFSource) -> list[Finding]:
-    """Return what is wrong, or worth knowing, about a file or split set; reads all of it."""
+    """Check all of a file or split set; return what is wrong or worth knowing."""
     findings: list[Finding] = []
     files = {source.file_of(name) for name in source.tensors}
     for file in sorted(files, key=lambda file: file.path):

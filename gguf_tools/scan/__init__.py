@@ -30,7 +30,7 @@ __all__ = ["Finding", "Level", "Limits", "as_json", "as_text", "scan"]
 
 
 def scan(source: GGUFSet, *, data: bool = False, limits: Limits | None = None) -> list[Finding]:
-    """Return what is suspicious about an open file or split set, the worst first.
+    """Find what is suspicious about an open file or split set, the worst first.
 
     data    read the tensors' data too, as `gguf-tools verify` does
     limits  limits of the process that tries chat templates

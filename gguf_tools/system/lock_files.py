@@ -132,7 +132,7 @@ _SECONDS_TO_WRITE = 5.0
 
 
 def _this_process() -> dict[str, Any]:
-    """Return what tells this process from all others."""
+    """Return a text that tells this process from all others."""
     pid = os.getpid()
     return {"host": socket.gethostname(), "boot": _boot(), "pid": pid, "started": _started(pid)}
 

@@ -64,7 +64,7 @@ class LayeredBase(Protocol):
         ...
 
     def head(self) -> LogitSource:
-        """Return what gives logits, once all layers are computed."""
+        """The base's logits, once all layers are computed."""
         ...
 
 
@@ -124,7 +124,7 @@ def compute_layer(model: ForwardPass, layer: int) -> Arrays:
 
 
 def head_of(model: ForwardPass) -> LogitSource:
-    """Return what gives the logits of a model that has been computed."""
+    """The logits of a model whose layers have been computed."""
     return Head(model.load, model.last(), model.output_norm(), model.source.network.output)
 
 

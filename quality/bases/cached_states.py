@@ -27,14 +27,13 @@ import torch
 from forward.device import to_bytes, to_cpu, to_numpy, to_torch
 from forward.hidden_states import Rows
 from forward.layers.load import Loader
-from forward.layers.norm import RMSNorm
+from forward.layers.residual import RMSNorm
 from forward.logits import Head, LogitSource, Positions
 from forward.network import End
 from forward.observe import Arrays
 from forward.run import ForwardPass
-from forward.work.array_files import load_arrays, save_arrays, write_whole_of
 from forward.work.file_record import RECORD, FileRecord
-from forward.work.owned_folder import FolderKind, remove_files
+from forward.work.owned_folder import FolderKind, load_arrays, remove_files, save_arrays, write_whole_of
 from gguf_tools.errors import BadRequest, OutputError, TruncatedError
 from gguf_tools.files.run_lock import Refusals, RunLock, first_difference, lock_run, plain
 from gguf_tools.format.ggml_types import BF16, F32, GGMLType
@@ -124,7 +123,7 @@ class KeptFolder:
         self.damaged = self._first_damaged()
 
     def _read_about(self) -> Mapping[str, Any] | None:
-        """Return what the states are of; where they are not whole, see to it that the mark is there."""
+        """Read what the states are of; where they are not whole, see to it that the mark is there."""
         about = _KIND.read_about(self.folder)
         if about is None:
             self._write_about(_KIND.mark)
@@ -150,7 +149,7 @@ class KeptFolder:
             )
 
     def has(self, layer: int) -> bool:
-        """Return whether all of a layer is there, as it was written."""
+        """Tell whether all of a layer is there, as it was written."""
         return self._fits(f"layer {layer}")
 
     def states_path(self, layer: int) -> Path:
@@ -310,7 +309,7 @@ class KeptBase:
 
 
 def about_states(facts: ModelFacts, norm_eps: float, run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a folder is about.
+    """Describe what a folder has states of.
 
     run  what else decides the states
     """

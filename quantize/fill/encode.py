@@ -54,7 +54,7 @@ class FillJob:
         return self.calibrator is not None and tensor in self.calibrator.names
 
     def weighting_of(self, rows: RowRange) -> Weighting | None:
-        """Return what weighs the columns of rows that share a row of importances; None: nothing."""
+        """Return the weighting of rows that share a row of importances; None: all columns count alike."""
         resolved = self.importances.get(rows.tensor)
         return None if resolved is None else resolved.weighting_of_row(rows.start)
 

@@ -80,7 +80,7 @@ class Filler:
         return UNKNOWN if digest is None else digest.value()
 
     def target(self, tensor: str) -> Target:
-        """Return what the rows of a tensor become."""
+        """Return the target of the rows of a tensor."""
         return Target(self.spec.types[tensor], self.job, self.spec.endian)
 
     def settle(self) -> None:

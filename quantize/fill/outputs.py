@@ -153,7 +153,7 @@ def write_sets(
 
 
 def _executor(options: FillOptions, output: Path, stack: ExitStack) -> Executor:
-    """Return what runs the chunks: threads, or the workers of a scheduler until `stack` is closed."""
+    """Return the executor of the chunks: threads, or the workers of a scheduler until `stack` is closed."""
     if options.scheduler is None:
         return make_executor(options.threads)
     from quantize.fill.executors.cluster import open_executor

@@ -131,7 +131,7 @@ class Session:
         return OpenSources(self._job.sources, self._job.spec)
 
     def spec(self) -> JobSpec:
-        """Return what a worker has to know to fill the outputs that lack chunks."""
+        """Return the spec by which a worker fills the outputs that lack chunks."""
         layout = self._outputs[0].layout
         writers = {number: output.writer for number, output in self._open.items() if self._n_left[number]}
         return JobSpec(

@@ -33,7 +33,7 @@ FLOAT_DTYPES: dict[GGMLType, np.dtype[Any]] = {
 
 
 def rows_dtype(type_: GGMLType) -> np.dtype[Any]:
-    """Return what the rows of a source of this type are read in: float32 where they have to be decoded."""
+    """Return the type that rows of a source are read in: float32 where they have to be decoded."""
     return FLOAT_DTYPES.get(type_, FLOAT_DTYPES[F32])
 
 

@@ -28,7 +28,7 @@ def encodable() -> tuple[str, ...]:
 
 
 def decodable() -> tuple[str, ...]:
-    """Return the names of the types that can be decoded: those of `available`, and more."""
+    """Return the names of the types that can be decoded: `available`, and more."""
     return (*CODECS, *DECODERS, *INTERLEAVED)
 
 
@@ -49,7 +49,7 @@ def get_format(type_: str | GGMLType) -> QuantFormat:
 
 
 def get_decoder(type_: str | GGMLType) -> Decode:
-    """Return what decodes a ggml type, given the type or its name in any case.
+    """Return the decoder of a ggml type, given the type or its name in any case.
 
     raises   QuantError for a type without a codec and without a decoder
     """

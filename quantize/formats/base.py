@@ -91,7 +91,7 @@ class BlockRefused(BadWeights):
         return BlockRefused, (self.type_, self.row, self.what)
 
     def within(self, tensor: str, first: int) -> BadWeights:
-        """Return the same about a tensor, of which the rows were those from `first` on."""
+        """Return the same error about a tensor whose rows from `first` on these were."""
         return BadWeights(f"{tensor}: {self.type_}: row {first + self.row}{self.what}")
 
 

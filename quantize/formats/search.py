@@ -209,7 +209,7 @@ class _Found(NamedTuple):
 
 @inlinable
 def _better_of(inverse: Floats, sum_lx: Floats, sum_l2: Floats, found: _Found) -> _Found:
-    """Return what a candidate's sums make of it, where that gains more, and else what was found."""
+    """Return the better of a candidate, judged by its sums, and what was found before."""
     better = (sum_l2 > ZERO) & (sum_lx * sum_lx > found.gain * sum_l2)
     scale = select(better, sum_lx / sum_l2, found.scale)
     return _Found(scale, select(better, scale * sum_lx, found.gain), select(better, inverse, found.inverse))

@@ -184,12 +184,12 @@ class ResolvedImportance:
         return self.matrix.weights()
 
     def weightings(self) -> Iterator[Weighting]:
-        """Yield what weighs the columns of each group of rows, in their order; all are read at once."""
+        """Yield the weighting of each group of rows, in their order; all are read at once."""
         for values in self.weights():
             yield ColumnWeights(values)
 
     def weighting_of_row(self, row: int) -> Weighting:
-        """Return what weighs the columns of the tensor's row number `row`."""
+        """Return the weighting of the tensor's row number `row`."""
         return ColumnWeights(self.matrix.row(row // self.rows_per_weights).weights()[0])
 
 

@@ -266,7 +266,7 @@ class MovedSources:
 
 
 def fill_job(change: LayoutChange, source: GGUFSet) -> FillJob:
-    """Return what the chunks of the output refer to."""
+    """Build the job that the chunks of the output refer to."""
     spec = MovedSources(change.source, change.moves, change.sizes, change.importances)
     return FillJob(spec.of(source), change.importances, spec)
 

@@ -105,7 +105,7 @@ def _move_data(move: Move, change: LayoutChange) -> dict[str, Any]:
 
 
 def _texts(change: LayoutChange) -> Iterator[tuple[TensorInfo, str]]:
-    """Yield what becomes of, or makes, every tensor of the output, then of those that go."""
+    """Yield a line for every tensor of the output, then for those that go."""
     for move in change.moves:
         weighed = ", weighed by importances" if move.info.name in change.importances else ""
         yield move.info, _move_text(move) + weighed

@@ -55,7 +55,7 @@ def output_metadata(
 
 
 def _importance_metadata(importances: ImportanceFile | None) -> Iterable[tuple[str, Value]]:
-    """Yield what a quantized file says about its importance matrix.
+    """Yield the metadata of a quantized file about its importance matrix.
 
     Only the name of the matrix file is kept: its folder says nothing about the model.
     """

@@ -58,7 +58,7 @@ class RepackChange:
         return any(each.is_regrouped for each in self.regroupings.tensors)
 
     def lines(self) -> Iterator[str]:
-        """Yield what becomes of the tensors, by types, then the size and the notes."""
+        """Yield the changes of types with their counts, then the size and the notes."""
         if not self.is_needed:
             yield f"{self.source}: nothing to regroup; nothing is written"
         else:

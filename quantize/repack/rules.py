@@ -71,7 +71,7 @@ class Regroupings:
 
 
 def plan_regroupings(tensors: Sequence[TensorInfo], options: RepackOptions) -> Regroupings:
-    """Return what becomes of `tensors`.
+    """Decide which of `tensors` are regrouped, and as what.
 
     raises  BadArgument  for a type in `to` that is not interleaved or no regrouping, and a wrong expression
             BadRequest   for a matrix whose rows can't be what `to` asks for, or what `undo` can't take apart

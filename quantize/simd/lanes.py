@@ -169,7 +169,7 @@ def _define_comparison(symbol: Any, sign: str) -> None:
 
 
 def _comparison(sign: str) -> Emit:
-    """Return what emits a comparison. As in C, != holds for NaN, every other one fails."""
+    """Return the definition of a comparison. As in C, != holds for NaN, every other one fails."""
 
     def emit(builder: Any, left: Any, right: Any) -> Any:
         if left.type.element == WORD:

@@ -18,7 +18,7 @@ from forward.families import find_family  # noqa: E402
 from forward.hidden_states import MemoryStates  # noqa: E402
 from forward.layer import Layer  # noqa: E402
 from forward.layers.ffn import BlockNames, FeedForward  # noqa: E402
-from forward.layers.norm import RMSNorm  # noqa: E402
+from forward.layers.residual import RMSNorm  # noqa: E402
 from forward.observe import Observer, Silent  # noqa: E402
 from forward.sweep import Execution, LayerBuffers, Sweep, run_layer  # noqa: E402
 

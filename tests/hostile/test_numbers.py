@@ -170,7 +170,7 @@ def test_floats_that_are_not_finite_are_refused_in_memory_too(name: str, bad: fl
 def test_a_damaged_tensor_is_not_copied(name: str) -> None:
     """llama-quantize says "tensor has invalid data" of such an input."""
     type_ = by_name(name)
-    code, offset = (*((code, 0) for code in SCALES[name].row), *SCALES[name].block)[-1]
+    code, offset = ((SCALES[name].row, 0), *SCALES[name].block)[-1]
     data = np.zeros((4, type_.row_bytes(N_COLS)), np.uint8)
     place = type_.row_bytes(N_COLS) - type_.block_bytes if SCALES[name].block else 0
     for byte, mask in EXPONENTS[code]:

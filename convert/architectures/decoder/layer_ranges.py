@@ -65,7 +65,7 @@ def check_mtp(config: Any, options: Any) -> None:
 
 
 def drop_mtp(config: Any, kept: str) -> Drop:
-    """Return what leaves the MTP layers out; `kept` says what would keep them."""
+    """Return the rule that leaves the MTP layers out; `kept` says what would keep them."""
     return Drop(
         lambda name: _layer_of(name) >= config.num_hidden_layers, f"multi-token prediction layer; kept {kept}"
     )

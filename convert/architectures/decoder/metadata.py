@@ -1,8 +1,8 @@
 """The keys that all decoders have, in the order of llama.cpp's converter: COMMON writes them.
 
 What a configuration lacks is left out: a dense model has no keys about experts. `read_decoder` is the inverse
-of COMMON. Keys and tensors can't say everything that config.json says; `decoder_notes` tells the user where
-llama.cpp then computes something else. What they leave open is read as what llama.cpp computes:
+of COMMON. Keys and tensors can't say everything that config.json says; What
+they leave open is read as what llama.cpp computes:
 
     norm_topk_prob   true, but for glm4moe, whose files say it, and deepseek, which never does
     scoring_func     by expert_gating_func; without one, sigmoid for glm4moe and minimax-m2, softmax otherwise
@@ -12,7 +12,7 @@ llama.cpp then computes something else. What they leave open is read as what lla
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,15 @@ def _yarn(name: str) -> Any:
 
 GATING = Key(keys.EXPERT_GATING_FUNC, _u32, lambda c, o: c.scoring_func and GATING_FUNCTIONS[c.scoring_func])
 
-COMMON: tuple[Key, ...] = (
-    Key(keys.BLOCK_COUNT, _u32, lambda c, o: len(layers(c, o))),
+SIZES: tuple[Key, ...] = (
     Key(keys.CONTEXT_LENGTH, _u32, lambda c, o: c.max_position_embeddings),
     Key(keys.EMBEDDING_LENGTH, _u32, lambda c, o: c.hidden_size),
     Key(keys.FEED_FORWARD_LENGTH, _u32, lambda c, o: c.intermediate_size),
     Key(keys.HEAD_COUNT, _u32, lambda c, o: c.num_attention_heads),
-    Key(keys.HEAD_COUNT_KV, _u32, lambda c, o: c.num_key_value_heads),
+)
+"""Sizes that have the same names in every family's configuration."""
+
+ROTATION: tuple[Key, ...] = (
     Key(keys.ROPE_SCALING_TYPE, _string, _scaling),
     Key(keys.ROPE_SCALING_FACTOR, _f32,
         lambda c, o: c.rope.factor if c.rope.kind in ("linear", "yarn") else None),
@@ -61,6 +63,14 @@ COMMON: tuple[Key, ...] = (
     Key(keys.ROPE_SCALING_YARN_BETA_SLOW, _f32, _yarn("beta_slow")),
     Key(keys.ROPE_FREQ_BASE, _f32, lambda c, o: c.rope.theta),
     Key(keys.LAYERNORM_RMS_EPS, _f32, lambda c, o: c.rms_norm_eps),
+)  # fmt: skip
+"""How columns are rotated, and the epsilon of norms."""
+
+COMMON: tuple[Key, ...] = (
+    Key(keys.BLOCK_COUNT, _u32, lambda c, o: len(layers(c, o))),
+    *SIZES,
+    Key(keys.HEAD_COUNT_KV, _u32, lambda c, o: c.num_key_value_heads),
+    *ROTATION,
     Key(keys.EXPERT_COUNT, _u32, lambda c, o: c.num_experts or None),
     Key(keys.EXPERT_USED_COUNT, _u32, lambda c, o: c.num_experts_per_tok or None),
     Key(keys.EXPERT_GROUP_COUNT, _u32, lambda c, o: c.n_group),
@@ -80,45 +90,17 @@ SLIDING_WINDOW = Key(keys.SLIDING_WINDOW, _u32, lambda c, o: c.sliding_window)
 VOCAB_SIZE = Key(keys.VOCAB_SIZE, _u32, lambda c, o: c.vocab_size)
 
 
-def decoder_notes(config: DecoderConfig) -> tuple[str, ...]:
-    """Return a note for each way in which llama.cpp computes something else than the original."""
-    return tuple(note for note in (_window_note(config), *_rope_notes(config.rope)) if note)
-
-
-def _window_note(config: DecoderConfig) -> str | None:
-    window = config.sliding_window
-    if window is None or not config.sliding_layers or window >= config.max_position_embeddings:
-        return None
-    return (
-        f"{len(config.sliding_layers)} layers of the original see the last {window} positions; the file has"
-        " no place for that, and llama.cpp lets them see all"
-    )
-
-
-def _rope_notes(rope: RopeConfig) -> tuple[str | None, ...]:
-    if rope.kind == "dynamic":
-        return (
-            "RoPE of type dynamic: the file says nothing of it, so beyond max_position_embeddings llama.cpp"
-            " rotates otherwise",
-        )
-    if rope.kind == "longrope":
-        return ("RoPE of type longrope: the file names it without its factors, and llama.cpp uses none",)
-    return ()
-
-
 _SIGMOID = ("glm4moe", "minimax-m2")
 """Architectures whose routers have sigmoids where no key says otherwise."""
 
 _SAY_NORM = ("glm4moe", "deepseek")
 """Architectures that normalise the weights of experts where expert_weights_norm says so."""
 
-_SCALED = {"linear": "linear", "yarn": "yarn", "longrope": "longrope", "none": "default"}
-
 
 def read_decoder(
     architecture: str, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
 ) -> DecoderConfig:
-    """Return what the keys and tensors of a GGUF file say about the model.
+    """Read the configuration out of the keys and tensors of a GGUF file.
 
     architecture  what general.architecture says
     shapes        tensor name -> shape, rows first
@@ -128,78 +110,93 @@ def read_decoder(
     hparams = read_hparams(metadata, architecture, path)
     size = hparams.size
     n_mtp = size("nextn_predict_layers", 0)
-    heads, hidden = size("head_count"), size("embedding_length")
-    if not heads or not hidden or size("block_count") <= n_mtp:
+    n_layers = size("block_count") - n_mtp
+    if not size("head_count") or not size("embedding_length") or n_layers < 1:
         raise FormatError(
-            f"{path}: {size('block_count') - n_mtp} layers of {hidden} columns and {heads} heads:"
+            f"{path}: {n_layers} layers of {size('embedding_length')} columns and {size('head_count')} heads:"
             f" expected a {architecture} model"
         )
     if "token_embd.weight" not in shapes:
         raise MissingTensor(f"{path}: no tensor token_embd.weight")
-    n_experts = size("expert_count", 0)
-    kv_heads = size("head_count_kv", heads) or heads
-    head_dim = size("key_length", hidden // heads)
-    q_norm = shapes.get("blk.0.attn_q_norm.weight")
-    n_layers = size("block_count") - n_mtp
     is_gpt_oss = architecture == "gpt-oss"
-    if heads % kv_heads or head_dim < 2 or head_dim % 2:
-        raise FormatError(f"{path}: {heads} heads with {kv_heads} keys of {head_dim} columns")
     return DecoderConfig(
         architecture=architecture,
         vocab_size=shapes["token_embd.weight"][0],
-        hidden_size=hidden,
+        hidden_size=size("embedding_length"),
         intermediate_size=size("feed_forward_length", 0),
         num_hidden_layers=n_layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        stated_head_dim=hparams.first("key_length"),
+        **_attention_fields(hparams, shapes),
         max_position_embeddings=size("context_length", 0),
         rms_norm_eps=hparams.number("layer_norm_rms_epsilon", 1e-6),
-        rope=_rope(hparams, truncate=not is_gpt_oss),
-        rotated_cols=size("rope_dimension_count", head_dim),
+        rope=read_rotation(hparams, truncate=not is_gpt_oss),
         tie_word_embeddings="output.weight" not in shapes,
-        attention_bias="blk.0.attn_q.bias" in shapes,
-        output_bias="blk.0.attn_output.bias" in shapes,
         mlp_bias="blk.0.ffn_up.bias" in shapes,
-        qk_norm=q_norm is not None,
-        norms_all_heads=q_norm is not None and q_norm[-1] != head_dim,
         sliding_window=size("sliding_window", 0) or None if is_gpt_oss else None,
         sliding_layers=tuple(range(0, n_layers, 2)) if is_gpt_oss else (),
-        num_experts=n_experts,
-        num_experts_per_tok=size("expert_used_count", 0),
-        moe_intermediate_size=size("expert_feed_forward_length", size("feed_forward_length", 0)),
-        num_shared_experts=size("expert_shared_count", 0),
-        first_k_dense_replace=size("leading_dense_block_count", 0),
-        n_group=size("expert_group_count", 1) or 1,
-        topk_group=size("expert_group_used_count", 1) or 1,
-        scoring_func=scoring_function(
-            hparams, GATING_FUNCTIONS, unset="sigmoid" if architecture in _SIGMOID else "softmax"
-        )
-        if n_experts
-        else None,
-        norm_topk_prob=bool(hparams.expert_weights_norm) if architecture in _SAY_NORM else True,
-        # llama.cpp takes 0 for "no scaling" too.
-        routed_scaling_factor=hparams.number("expert_weights_scale", 1.0) or 1.0,
+        **_expert_fields(hparams),
         num_nextn_predict_layers=n_mtp,
     )
 
 
-def _rope(hparams: HParams, *, truncate: bool) -> RopeConfig:
-    """Return the rotation that the keys describe. Llama 3's is a tensor, and no key tells of it.
+def _attention_fields(hparams: HParams, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    size = hparams.size
+    heads = size("head_count")
+    kv_heads = size("head_count_kv", heads) or heads
+    head_dim = size("key_length", size("embedding_length") // heads)
+    if heads % kv_heads or head_dim < 2 or head_dim % 2:
+        raise FormatError(f"{hparams.path}: {heads} heads with {kv_heads} keys of {head_dim} columns")
+    q_norm = shapes.get("blk.0.attn_q_norm.weight")
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "stated_head_dim": hparams.first("key_length"),
+        "rotated_cols": size("rope_dimension_count", head_dim),
+        "attention_bias": "blk.0.attn_q.bias" in shapes,
+        "output_bias": "blk.0.attn_output.bias" in shapes,
+        "qk_norm": q_norm is not None,
+        "norms_all_heads": q_norm is not None and q_norm[-1] != head_dim,
+    }
+
+
+def _expert_fields(hparams: HParams) -> dict[str, Any]:
+    size, architecture = hparams.size, hparams.architecture
+    n_experts = size("expert_count", 0)
+    unset = "sigmoid" if architecture in _SIGMOID else "softmax"
+    return {
+        "num_experts": n_experts,
+        "num_experts_per_tok": size("expert_used_count", 0),
+        "moe_intermediate_size": size("expert_feed_forward_length", size("feed_forward_length", 0)),
+        "num_shared_experts": size("expert_shared_count", 0),
+        "first_k_dense_replace": size("leading_dense_block_count", 0),
+        "n_group": size("expert_group_count", 1) or 1,
+        "topk_group": size("expert_group_used_count", 1) or 1,
+        "scoring_func": scoring_function(hparams, GATING_FUNCTIONS, unset) if n_experts else None,
+        "norm_topk_prob": bool(hparams.expert_weights_norm) if architecture in _SAY_NORM else True,
+        # llama.cpp takes 0 for "no scaling" too.
+        "routed_scaling_factor": hparams.number("expert_weights_scale", 1.0) or 1.0,
+    }
+
+
+def read_rotation(
+    hparams: HParams, kinds: Sequence[str] = ("linear", "yarn", "longrope", "none"), *, truncate: bool = True
+) -> RopeConfig:
+    """Read the rotation back. Llama 3's is a tensor, and no key tells of it.
 
     yarn_attn_factor is left out: config.json calls it attn_factor, and neither program computes with it.
+
+    kinds   values of rope.scaling.type that the family may have
+    raises  UnsupportedCheckpoint for another one
     """
-    theta = hparams.number("rope_freq_base", 10000.0)
     kind = hparams.rope_scaling_type or "none"
-    if kind not in _SCALED:
+    if kind not in kinds:
         raise UnsupportedCheckpoint(
-            f"{hparams.path}: RoPE scaled by {kind!r:.40}, expected {', '.join(_SCALED)}"
+            f"{hparams.path}: RoPE scaled by {kind!r:.40}, expected {', '.join(kinds)}"
         )
     context = hparams.size("context_length", 4096)
     return RopeConfig(
-        theta,
-        _SCALED[kind],
+        hparams.number("rope_freq_base", 10000.0),
+        "default" if kind == "none" else kind,
         factor=hparams.rope_scaling_factor,
         original_context=hparams.size("rope_scaling_original_context_length", context) or context,
         beta_fast=hparams.rope_scaling_yarn_beta_fast,

@@ -168,7 +168,7 @@ def _original_context(inside: ConfigReader, kind: str, context: int) -> int:
 
 
 def llama3_divisors(rope: RopeConfig, n_cols: int) -> np.ndarray:
-    """Return what the frequency of each pair of rotated columns is divided by, float32 (n_cols / 2,).
+    """Return the divisors of the frequencies of all pairs of rotated columns, float32 (n_cols / 2,).
 
     Long waves are stretched by the factor, short ones stay, and those in between are blended. Computed in
     float32 like the tensor of llama.cpp's converter (LlamaModel.generate_extra_tensors), step by step: torch

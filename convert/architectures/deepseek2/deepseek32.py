@@ -102,7 +102,7 @@ class IndexedConfig(DeepseekConfig):
 
 
 def _indexer_types(read: ConfigReader, n_layers: int, n_mtp: int) -> tuple[bool, ...] | None:
-    """Return what GLM's config.json says in one of three ways, the first that is there."""
+    """Read which layers have an indexer, which GLM's config.json says in one of three ways."""
     key = "indexer_types" if read.raw.get("indexer_types") is not None else "index_topk_pattern"
     kinds = read.raw.get(key)
     if kinds is not None:
@@ -171,7 +171,7 @@ def _types(shapes: Mapping[str, tuple[int, ...]], n_layers: int) -> tuple[bool, 
 def metadata_reader(
     gguf_name: str, architecture: str
 ) -> Callable[[Metadata, Mapping[str, tuple[int, ...]], Path], IndexedConfig]:
-    """Return what reads the configuration out of a GGUF file: the inverse of METADATA.
+    """Return a reader of the configuration in a GGUF file: the inverse of METADATA.
 
     gguf_name     the family's name in general.architecture
     architecture  its name in config.json

@@ -37,7 +37,7 @@ from typing import Any
 
 from convert.architectures.base import Key
 from convert.architectures.decoder.layer_ranges import layers, mtp_layers
-from convert.architectures.decoder.metadata import GATING_FUNCTIONS, scoring_function
+from convert.architectures.decoder.metadata import GATING_FUNCTIONS, SIZES, scoring_function
 from convert.architectures.decoder.rope import Yarn
 from convert.architectures.deepseek2.config import V2, V3, DeepseekConfig
 from convert.architectures.options import LatentOptions
@@ -87,10 +87,7 @@ _u32, _f32, _bool, _string = Value.u32, Value.f32, Value.bool_, Value.string
 
 METADATA: tuple[Key, ...] = (
     Key(keys.BLOCK_COUNT, _u32, lambda c, o: len(layers(c, o))),
-    Key(keys.CONTEXT_LENGTH, _u32, lambda c, o: c.max_position_embeddings),
-    Key(keys.EMBEDDING_LENGTH, _u32, lambda c, o: c.hidden_size),
-    Key(keys.FEED_FORWARD_LENGTH, _u32, lambda c, o: c.intermediate_size),
-    Key(keys.HEAD_COUNT, _u32, lambda c, o: c.num_attention_heads),
+    *SIZES,
     Key(keys.HEAD_COUNT_KV, _u32, lambda c, o: c.num_attention_heads if _uncompressed(o) else 1),
     Key(keys.ROPE_SCALING_TYPE, _string, lambda c, o: c.yarn and "yarn"),
     Key(keys.ROPE_SCALING_FACTOR, _f32, lambda c, o: c.yarn and c.yarn.factor),
@@ -136,7 +133,7 @@ def read_metadata(
     *,
     gguf_name: str = GGUF_NAME,
 ) -> DeepseekConfig:
-    """Return what the keys and tensors of a GGUF file say about the model.
+    """Read the configuration out of the keys and tensors of a GGUF file.
 
     shapes  tensor name -> shape, rows first
     path    the file, for messages

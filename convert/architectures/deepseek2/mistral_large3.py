@@ -187,7 +187,7 @@ METADATA: tuple[Key, ...] = (
 def read_metadata(
     metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
 ) -> DeepseekConfig:
-    """Return what the keys and tensors of a GGUF file say about the model.
+    """Read the configuration out of the keys and tensors of a GGUF file.
 
     shapes  tensor name -> shape, rows first
     path    the file, for messages

@@ -137,7 +137,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def drops(config: DeepseekConfig, options: LatentOptions) -> tuple[Drop, ...]:
-    """Return what this model's checkpoint may hold that the file does not need."""
+    """Return the weights that this model's checkpoint may hold and the file does not need."""
     left_out = [INV_FREQ]
     if config.tie_word_embeddings:
         left_out.append(

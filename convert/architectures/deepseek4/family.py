@@ -130,7 +130,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def drops(config: V4Config, options: Any) -> tuple[Drop, ...]:
-    """Return what this model's checkpoint may hold that the file does not need."""
+    """Return the weights that this model's checkpoint may hold and the file does not need."""
     mtp = Drop(lambda name: name.startswith("mtp."), "multi-token prediction layer, which llama.cpp has not")
     return (mtp,)
 

@@ -6,12 +6,10 @@ X.tid2eid  I64 or I32 (vocab_size, experts per token)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from convert.checkpoint.safetensors_file import RawTensor
-from convert.weights.base import Module, WeightsLoader
+from convert.weights.base import Module, PlainWeight, WeightsLoader
 from gguf_tools.errors import CheckpointError
 from gguf_tools.format.ggml_types import I32, GGMLType
 
@@ -19,24 +17,12 @@ DTYPES = ("I32", "I64")
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class Table(PlainWeight):
     """A table; `raw_rows` gives its numbers as I32, `read_rows` as float32."""
 
-    raw: RawTensor
-    type: ClassVar[GGMLType] = I32
-    by_rows: ClassVar[bool] = True
-
     @property
-    def name(self) -> str:
-        return self.raw.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.raw.shape
-
-    @property
-    def stored_as(self) -> str:
-        return self.raw.dtype
+    def type(self) -> GGMLType:
+        return I32
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
         return self.raw.read_rows(start, stop).astype(np.float32)

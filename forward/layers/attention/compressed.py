@@ -24,7 +24,7 @@ from torch.nn.functional import linear
 from forward.layers.attention.compressor import Compressor, WindowIndexer, not_counting, rotated_end
 from forward.layers.llama_rounding import round_f16
 from forward.layers.load import Loader
-from forward.layers.norm import RMSNorm, unit_rows
+from forward.layers.residual import RMSNorm, unit_rows
 from forward.layers.rope import Rotation
 from forward.observe import Observer, watch
 
@@ -86,7 +86,7 @@ class CompressedAttention:
     half_cache: bool = False
 
     def work(self, n_tokens: int) -> int:
-        """Return about how many multiplications a token of a chunk of `n_tokens` takes."""
+        """Estimate the multiplications per token of a chunk of `n_tokens`."""
         sizes = self.sizes
         matrices = self.q_a, self.q_b, self.kv, self.output_a, self.output_b
         n_keys = min(n_tokens, sizes.window)
@@ -99,7 +99,7 @@ class CompressedAttention:
         return in_matrices + 2 * sizes.n_heads * sizes.head_dim * n_keys
 
     def __call__(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
-        """Return what attention makes of one chunk's hidden states, float32 (n_tokens, hidden)."""
+        """Attend within one chunk; return float32 (n_tokens, hidden)."""
         name, sizes, dtype = self.name, self.sizes, self.output_b.dtype
         x = self.norm(hidden).to(dtype)
         self._show(x, observer)
@@ -187,7 +187,7 @@ class CompressedAttention:
         return torch.cat(blocks)
 
     def _hidden(self, start: int, stop: int, first: int, device: torch.device) -> torch.Tensor:
-        """Return which positions from `first` on queries don't see, bool (stop - start, stop - first)."""
+        """Mark the positions from `first` on that queries don't see, bool (stop - start, stop - first)."""
         queries, keys = (torch.arange(begin, stop, device=device) for begin in (start, first))
         distances = queries[:, None] - keys
         return (distances < 0) | (distances >= self.sizes.window)

@@ -23,7 +23,7 @@ from torch.nn.functional import linear
 from forward.layers.attention.indexer import hadamard
 from forward.layers.llama_rounding import round_f16
 from forward.layers.load import Loader
-from forward.layers.norm import RMSNorm
+from forward.layers.residual import RMSNorm
 from forward.layers.rope import Rotation
 from forward.observe import Observer, Silent, watch
 
@@ -68,7 +68,7 @@ class Compressor:
     norm: RMSNorm
 
     def work(self) -> int:
-        """Return how many multiplications a token takes."""
+        """Count the multiplications per token."""
         return self.kv.numel() + self.gate.numel()
 
     def __call__(self, x: torch.Tensor, observer: Observer) -> torch.Tensor:
@@ -137,7 +137,7 @@ class WindowIndexer:
 
     @torch.no_grad()
     def unseen(self, x: torch.Tensor, compressed: torch.Tensor) -> torch.Tensor | None:
-        """Return which windows each token of a chunk does not attend to, bool (n_tokens, n_windows).
+        """Mark the windows that each token of a chunk does not attend to, bool (n_tokens, n_windows).
 
         Windows that don't count yet may be either. None: every token attends to all that count.
         x           the normed hidden states, (n_tokens, hidden)
@@ -166,7 +166,7 @@ class WindowIndexer:
 
 
 def not_counting(start: int, stop: int, n_windows: int, ratio: int, device: torch.device) -> torch.Tensor:
-    """Return which windows don't count yet for tokens `start` to `stop`, bool (stop - start, n_windows)."""
+    """Mark windows that don't count yet for tokens `start` to `stop`, bool (stop - start, n_windows)."""
     n_whole = torch.arange(start + 1, stop + 1, device=device) // ratio
     return torch.arange(n_windows, device=device) >= n_whole[:, None]
 

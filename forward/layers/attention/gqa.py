@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 
 from forward.layers.llama_rounding import round_f16
 from forward.layers.load import Loader
-from forward.layers.norm import RMSNorm
+from forward.layers.residual import RMSNorm
 from forward.layers.rope import Rotation
 from forward.observe import Observer, watch
 
@@ -53,7 +53,7 @@ class Projection:
     bias: torch.Tensor | None
 
     def __call__(self, x: torch.Tensor, observer: Observer) -> torch.Tensor:
-        """Return what the matrix makes of `x`, (n_tokens, n_rows)."""
+        """Multiply `x` by the matrix; return (n_tokens, n_rows)."""
         product = linear(x, self.weight, self.bias)
         watch(observer, self.name, x, product)
         return product
@@ -91,14 +91,14 @@ class SharedKeyAttention:
     half_cache: bool = False
 
     def work(self, n_tokens: int) -> int:
-        """Return about how many multiplications a token of a chunk of `n_tokens` takes."""
+        """Estimate the multiplications per token of a chunk of `n_tokens`."""
         sizes = self.sizes
         seen = n_tokens if self.window is None else min(n_tokens, self.window)
         matrices = 2 * sizes.hidden * sizes.head_dim * (sizes.n_heads + sizes.n_kv_heads)
         return matrices + sizes.n_heads * sizes.head_dim * seen
 
     def __call__(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
-        """Return what attention adds to one chunk's hidden states, float32 (n_tokens, hidden_size)."""
+        """Attend within one chunk; return what it adds, float32 (n_tokens, hidden_size)."""
         dtype, sizes = self.output.weight.dtype, self.sizes
         x = self.norm(hidden).to(dtype)
         observer.rows((self.q.name, self.k.name, self.v.name), x)

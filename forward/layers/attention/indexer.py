@@ -75,7 +75,7 @@ class Indexer:
 
     @torch.no_grad()
     def choice(self, x: torch.Tensor, compressed: torch.Tensor) -> torch.Tensor | None:
-        """Return which positions each token of a chunk attends to, int64 (n_tokens, n_chosen).
+        """Choose the positions that each token of a chunk attends to, int64 (n_tokens, n_chosen).
 
         A position may stand there twice, and some may come after the token's own. None: every token attends
         to all up to its own.
@@ -122,7 +122,7 @@ class Indexer:
 
 
 def all_but(choice: torch.Tensor) -> torch.Tensor:
-    """Return which positions each token does not attend to, bool (n_tokens, n_tokens).
+    """Mark the positions that each token does not attend to, bool (n_tokens, n_tokens).
 
     choice  see `Indexer.choice`; positions after a token's own count as either
     """

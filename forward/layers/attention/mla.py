@@ -30,7 +30,7 @@ from torch.nn.functional import linear
 from forward.layers.attention.indexer import Indexer, all_but
 from forward.layers.llama_rounding import AttentionRounding, round_f16, without_rounding
 from forward.layers.load import Loader
-from forward.layers.norm import RMSNorm
+from forward.layers.residual import RMSNorm
 from forward.layers.rope import Rotation
 from forward.observe import Observer, ObservesGradients, watch, watch_gradient
 
@@ -103,14 +103,14 @@ class LatentAttention:
     sharpness: torch.Tensor | None = None
 
     def work(self, n_tokens: int) -> int:
-        """Return about how many multiplications a token of a chunk of `n_tokens` takes."""
+        """Estimate the multiplications per token of a chunk of `n_tokens`."""
         model = self.model
         attended = model.kv_lora * model.n_heads * (model.nope + model.value + n_tokens)
         query_cols = model.n_heads * (model.nope + model.rope)
         return attended + model.hidden * (model.n_heads * model.value + query_cols // 2)
 
     def __call__(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
-        """Return what attention adds to one chunk's hidden states, float32 (n_tokens, hidden_size).
+        """Attend within one chunk; return its change of the hidden states, float32 (n_tokens, hidden_size).
 
         Where a choice is handed on, hidden states have n_handed more columns for it, and what is returned has
         as many, with what changes there.
@@ -206,7 +206,7 @@ class LatentAttention:
         unseen: torch.Tensor | None,
         observer: Observer,
     ) -> torch.Tensor:
-        """Return what `_attend` returns, in the expanded form, so that it can be differentiated."""
+        """Do what `_attend` does in the expanded form, which can be differentiated."""
         name, model, (n_tokens, n_heads) = self.name, self.model, query.shape[:2]
         rows = torch.cat((self.keys, self.values), 1).flatten(0, 1)
         expanded = linear(latent, rows).unflatten(-1, (n_heads, -1))
@@ -229,7 +229,7 @@ class LatentAttention:
         return torch.cat(blocks).flatten(1)
 
     def _sharpened(self, queries: torch.Tensor, start: int) -> torch.Tensor:
-        """Return what queries from position `start` on, (n_queries, n_heads, n_cols), are compared as."""
+        """Sharpen queries from position `start` on, (n_queries, n_heads, n_cols)."""
         if self.sharpness is None:
             return queries
         return queries * self.sharpness[start : start + len(queries), None, None].to(queries.dtype)
@@ -269,7 +269,7 @@ class LatentAttention:
 
 
 def _hidden_from(like: torch.Tensor, start: int, stop: int, unseen: torch.Tensor | None) -> torch.Tensor:
-    """Return what is added to the scores of queries `start` to `stop`: -inf where they don't attend."""
+    """Make what is added to the scores of queries `start` to `stop`: -inf where they don't attend."""
     hidden = like.new_full((stop - start, stop), float("-inf")).triu_(start + 1)
     if unseen is not None:
         hidden.masked_fill_(unseen[start:stop, :stop], float("-inf"))

@@ -13,11 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q4_0
-from quantize.formats.base import (
-    Rows,
-    block_dtype,
-    block_format,
-)
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.blocks_of_32.scales import ELEMS, fit_symmetric, load_weighted, row_mean_squares
 from quantize.formats.search import search_symmetric
 from quantize.simd.constants import ZERO
@@ -30,8 +26,6 @@ from quantize.simd.rounding import clamp, nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
 BLOCK = block_dtype(Q4_0)
-
-
 _HALF = 8
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)

@@ -15,11 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q5_1
-from quantize.formats.base import (
-    Rows,
-    block_dtype,
-    block_format,
-)
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.blocks_of_32.scales import (
     ELEMS,
     add_minimum,
@@ -39,8 +35,6 @@ from quantize.simd.rounding import clamp, nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
 BLOCK = block_dtype(Q5_1)
-
-
 _TOP = 31
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)

@@ -13,11 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q8_0
-from quantize.formats.base import (
-    Rows,
-    block_dtype,
-    block_format,
-)
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.blocks_of_32.scales import ELEMS
 from quantize.simd.constants import INFINITY, ONE, ZERO
 from quantize.simd.half import float_at, to_half_bits
@@ -28,8 +24,6 @@ from quantize.simd.packing import pack, prepend_half
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
 BLOCK = block_dtype(Q8_0)
-
-
 _TOP = np.float32(127)
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)

@@ -13,10 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q1_0
-from quantize.formats.base import (
-    Rows,
-    block_format,
-)
+from quantize.formats.base import Rows, block_format
 from quantize.simd.constants import ZERO
 from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel

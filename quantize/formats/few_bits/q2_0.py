@@ -15,10 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q2_0
-from quantize.formats.base import (
-    Rows,
-    block_format,
-)
+from quantize.formats.base import Rows, block_format
 from quantize.simd.constants import HALF, INFINITY, ONE, ZERO
 from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import kernel

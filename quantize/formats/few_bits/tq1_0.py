@@ -18,11 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import TQ1_0
-from quantize.formats.base import (
-    Rows,
-    block_dtype,
-    block_format,
-)
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.few_bits.tq2_0 import ternary_codes
 from quantize.simd.half import float_at
 from quantize.simd.kernel import inlinable, kernel
@@ -31,8 +27,6 @@ from quantize.simd.lanes import LANES, Floats, Ints, lane_numbers, select, splat
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
 BLOCK = block_dtype(TQ1_0)
-
-
 _ELEMS = 256
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)

@@ -15,11 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import TQ2_0
-from quantize.formats.base import (
-    Rows,
-    block_dtype,
-    block_format,
-)
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.simd.constants import HALF, INFINITY, ONE, ZERO
 from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
@@ -29,8 +25,6 @@ from quantize.simd.packing import pack
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
 BLOCK = block_dtype(TQ2_0)
-
-
 _ELEMS = 256
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)

@@ -21,11 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import MXFP4
-from quantize.formats.base import (
-    Rows,
-    block_dtype,
-    block_format,
-)
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.blocks_of_32.scales import ELEMS
 from quantize.formats.fp4.codes import doubled_values, nearest_codes
 from quantize.simd.constants import ZERO
@@ -47,8 +43,6 @@ from quantize.simd.packing import pack
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
 BLOCK = block_dtype(MXFP4)
-
-
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
 

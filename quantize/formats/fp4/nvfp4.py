@@ -20,12 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import NVFP4
-from quantize.formats.base import (
-    Floats32,
-    Rows,
-    block_dtype,
-    block_format,
-)
+from quantize.formats.base import Floats32, Rows, block_dtype, block_format
 from quantize.formats.fp4.codes import doubled_values, first_best_codes, nearest_codes
 from quantize.simd.constants import HALF, INFINITY, ZERO
 from quantize.simd.kernel import inlinable, kernel
@@ -50,8 +45,6 @@ from quantize.simd.packing import pack
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
 BLOCK = block_dtype(NVFP4)
-
-
 _ELEMS = 64
 _SUB_ELEMS = 16
 _BYTES = BLOCK.itemsize

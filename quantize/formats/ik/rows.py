@@ -173,7 +173,7 @@ _LARGEST = 2.0**126
 
 
 def costs(weighting: Weighting | None, n_cols: int, sub_elems: int) -> Floats32:
-    """Return what errors in each column cost: importances of at most 1, or 1 where there are none.
+    """Return the costs of errors in each column: importances of at most 1, or 1 where there are none.
 
     Where no column of a sub-block has an importance, they all cost the same, and next to nothing.
     """

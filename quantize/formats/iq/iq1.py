@@ -25,16 +25,7 @@ from quantize.formats.iq.iq1_search import CODE_BITS, GROUP, PointTables, neares
 from quantize.simd.constants import HALF, INFINITY, ONE, ZERO
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, IntTile, gather, pick, tail
-from quantize.simd.lanes import (
-    Floats,
-    Ints,
-    Mask,
-    absolute,
-    maximum,
-    select,
-    splat,
-    to_float,
-)
+from quantize.simd.lanes import Floats, Ints, Mask, absolute, maximum, select, splat, to_float
 from quantize.simd.rounding import clamp, nearest_int
 
 SCALE_TOP = np.float32(15)
@@ -70,7 +61,7 @@ def largest_magnitude(x: FloatTile, size: int) -> Floats:
 
 @inlinable
 def level(point: Ints, i: int, low: Floats) -> Floats:
-    """Return what element i of a point stands for, in scales; `low` is what code 0 stands for."""
+    """Return the value of element i of a point, in scales; `low` is the value of code 0."""
     return to_float(point >> CODE_BITS * i & 3) + low
 
 

@@ -25,11 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ1_M
-from quantize.formats.base import (
-    Rows,
-    block_dtype,
-    block_format,
-)
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.iq.grid_blocks import ELEMS
 from quantize.formats.iq.iq1 import (
     MINUS_HIGH,
@@ -67,8 +63,6 @@ from quantize.simd.tiles import (
 )
 
 BLOCK = block_dtype(IQ1_M)
-
-
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
 _SIZE = 16

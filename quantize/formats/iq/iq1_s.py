@@ -22,11 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ1_S
-from quantize.formats.base import (
-    Rows,
-    block_dtype,
-    block_format,
-)
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.iq.grid_blocks import ELEMS, join_halves
 from quantize.formats.iq.iq1 import (
     MINUS_HIGH,
@@ -62,8 +58,6 @@ from quantize.simd.tiles import (
 )
 
 BLOCK = block_dtype(IQ1_S)
-
-
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
 _HALVES = _BYTES // 2

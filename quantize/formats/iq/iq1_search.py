@@ -24,17 +24,7 @@ from quantize.simd.constants import ONE, TWO, ZERO
 from quantize.simd.kernel import inlined
 from quantize.simd.lane_items import item, least, look_up, lowest_bit, mask_word, put_item
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, load
-from quantize.simd.lanes import (
-    LANES,
-    Floats,
-    Ints,
-    lane_numbers,
-    maximum,
-    minimum,
-    select,
-    splat,
-    to_float,
-)
+from quantize.simd.lanes import LANES, Floats, Ints, lane_numbers, maximum, minimum, select, splat, to_float
 
 GROUP = 8
 CODE_BITS = 2

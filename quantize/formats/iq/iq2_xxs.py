@@ -24,12 +24,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import IQ2_XXS
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_blocks, encode_blocks
 from quantize.formats.iq import grids
-from quantize.formats.iq.grid_blocks import (
-    SubBlock,
-    code_scales,
-    join_halves,
-    load_sub_block,
-)
+from quantize.formats.iq.grid_blocks import SubBlock, code_scales, join_halves, load_sub_block
 from quantize.formats.iq.grids.cached_search_4 import Answers
 from quantize.formats.iq.grids.neighbours import GridTables, tables
 from quantize.formats.iq.iq2 import (

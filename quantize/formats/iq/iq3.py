@@ -24,18 +24,7 @@ from quantize.formats.iq.grids.neighbours import NOWHERE, GridTables
 from quantize.simd.constants import ONE, ZERO
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, IntTile, gather, tail
-from quantize.simd.lanes import (
-    Floats,
-    Ints,
-    Mask,
-    bits,
-    from_bits,
-    maximum,
-    minimum,
-    select,
-    splat,
-    to_float,
-)
+from quantize.simd.lanes import Floats, Ints, Mask, bits, from_bits, maximum, minimum, select, splat, to_float
 
 SUB_BLOCK = 32
 GROUP = 4
@@ -196,7 +185,7 @@ def finish(
 
 
 def point_values(grid: Grid) -> npt.NDArray[np.float32]:
-    """Return what the elements of a grid's points decode to, before the scale: float32 (n_points * 4,)."""
+    """Return the values of a grid's points, element by element, without scale: float32 (n_points * 4,)."""
     return grid.points.astype(np.float32).reshape(-1)
 
 

@@ -25,19 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ3_S
-from quantize.formats.base import (
-    Rows,
-    block_dtype,
-    block_format,
-)
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.iq import grids
-from quantize.formats.iq.grid_blocks import (
-    ELEMS,
-    SubBlock,
-    code_scales,
-    join_halves,
-    load_sub_block,
-)
+from quantize.formats.iq.grid_blocks import ELEMS, SubBlock, code_scales, join_halves, load_sub_block
 from quantize.formats.iq.grids.cached_search_4 import Answers
 from quantize.formats.iq.grids.neighbours import GridTables, tables
 from quantize.formats.iq.iq3 import (
@@ -68,8 +58,6 @@ from quantize.simd.tiles import (
 )
 
 BLOCK = block_dtype(IQ3_S)
-
-
 _FUDGE = np.float32(1.033)
 _REACH = 9
 _SIGNS = 0xFF

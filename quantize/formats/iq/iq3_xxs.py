@@ -23,19 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ3_XXS
-from quantize.formats.base import (
-    Rows,
-    block_dtype,
-    block_format,
-)
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.iq import grids
-from quantize.formats.iq.grid_blocks import (
-    ELEMS,
-    SubBlock,
-    code_scales,
-    join_halves,
-    load_sub_block,
-)
+from quantize.formats.iq.grid_blocks import ELEMS, SubBlock, code_scales, join_halves, load_sub_block
 from quantize.formats.iq.grids.cached_search_4 import Answers
 from quantize.formats.iq.grids.neighbours import GridTables, tables
 from quantize.formats.iq.iq3 import (
@@ -66,8 +56,6 @@ from quantize.simd.tiles import (
 )
 
 BLOCK = block_dtype(IQ3_XXS)
-
-
 _EMPTY = np.float32(1e-8)  # ggml's GROUP_MAX_EPS_IQ3_XXS
 _FUDGE = np.float32(1.0125)
 _REACH = 15

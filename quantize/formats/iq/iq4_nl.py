@@ -15,11 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ4_NL
-from quantize.formats.base import (
-    Rows,
-    block_dtype,
-    block_format,
-)
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.blocks_of_32.scales import ELEMS
 from quantize.formats.iq.iq4 import levels_of, nearest_code, search_levels
 from quantize.simd.constants import ONE, ZERO
@@ -31,8 +27,6 @@ from quantize.simd.packing import pack, prepend_half
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = block_dtype(IQ4_NL)
-
-
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
 _TWICE_MEAN = np.float32(2 / ELEMS)

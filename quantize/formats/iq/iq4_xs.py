@@ -20,11 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ4_XS
-from quantize.formats.base import (
-    Rows,
-    block_dtype,
-    block_format,
-)
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.iq.iq4 import ELEMS, levels_of, nearest_code, search_levels
 from quantize.formats.search import farthest_from_zero
 from quantize.simd.constants import ONE, ZERO
@@ -37,8 +33,6 @@ from quantize.simd.rounding import clamp, nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = block_dtype(IQ4_XS)
-
-
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
 _SUPER_ELEMS = 256

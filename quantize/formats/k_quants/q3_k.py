@@ -18,11 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q3_K
-from quantize.formats.base import (
-    Rows,
-    block_dtype,
-    block_format,
-)
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.k_quants.super_block import ELEMS, fit_symmetric_sub_blocks, mean_square, weigh
 from quantize.formats.search import EMPTY, farthest_from_zero, search_symmetric_of_any, symmetric_codes
 from quantize.simd.constants import ONE, ZERO
@@ -35,8 +31,6 @@ from quantize.simd.rounding import clamp, nearest_float, nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = block_dtype(Q3_K)
-
-
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
 _HALF = 4

@@ -18,11 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q5_K
-from quantize.formats.base import (
-    Rows,
-    block_dtype,
-    block_format,
-)
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.k_quants.super_block import (
     ELEMS,
     AffineFit,
@@ -42,8 +38,6 @@ from quantize.simd.packing import codes_at, pack, pack_scales, scale_at
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = block_dtype(Q5_K)
-
-
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
 _TOP = 31

@@ -17,11 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q6_K
-from quantize.formats.base import (
-    Rows,
-    block_dtype,
-    block_format,
-)
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.k_quants.super_block import ELEMS, fit_symmetric_sub_blocks
 from quantize.formats.search import EMPTY, farthest_from_zero, symmetric_codes
 from quantize.simd.constants import ONE
@@ -34,8 +30,6 @@ from quantize.simd.rounding import nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = block_dtype(Q6_K)
-
-
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
 _HALF = 32

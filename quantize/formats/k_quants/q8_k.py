@@ -17,10 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q8_K
-from quantize.formats.base import (
-    Rows,
-    block_format,
-)
+from quantize.formats.base import Rows, block_format
 from quantize.formats.search import farthest_from_zero
 from quantize.simd.constants import ONE, ZERO
 from quantize.simd.kernel import kernel

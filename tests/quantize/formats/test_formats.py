@@ -22,7 +22,7 @@ import quantize.formats
 from gguf_tools.errors import BadWeights, NeedsImportance, QuantError, ShapeError
 from gguf_tools.format.block_layouts import LAYOUTS
 from gguf_tools.format.ggml_types import TYPES
-from gguf_tools.format.scales import count_nonfinite
+from gguf_tools.format.scales import EXPONENTS, SCALES, count_nonfinite
 from quantize.formats import available, get_format
 from quantize.formats.base import QuantFormat
 from quantize.formats.codecs import CODECS, ignores_importances, requires_importances
@@ -90,6 +90,19 @@ def test_the_docstring_has_the_fields_of_the_layout(name: str) -> None:
         return
     assert told.keys() >= {(field.offset, field.name) for field in LAYOUTS[name].block}
     assert max(told.values()) + 1 == get_format(name).type.block_bytes
+
+
+@pytest.mark.parametrize("name", [name for name in available() if name in SCALES and name != "MXFP4"])
+def test_kernels_read_scales_where_the_layout_has_them(name: str) -> None:
+    """MXFP4's exponent 255 is a number to ggml."""
+    codec, scales = get_format(name), SCALES[name]
+    in_blocks = [(kind, codec.type.row_meta_bytes + offset) for kind, offset in scales.block]
+    for kind, place in [*([(scales.row, 0)] if scales.row else []), *in_blocks]:
+        data = np.zeros((1, codec.type.row_bytes(256)), np.uint8)
+        assert np.isfinite(decode(name, data)).all()
+        for byte, mask in EXPONENTS[kind]:
+            data[0, place + byte] |= mask
+        assert not np.isfinite(decode(name, data)).all()
 
 
 def test_unknown_type_is_named() -> None:

@@ -39,22 +39,22 @@ J16 = np.arange(16)
 
 
 def halves_of_32(at: int, e: Positions = E) -> Positions:
-    """Return those of codes of 4 bits: 16 bytes hold 32, the lower halves first."""
+    """Place codes of 4 bits: 16 bytes hold 32, the lower halves first."""
     return bits_at(at + e // 32 * 16 + e % 16, 4 * (e // 16 % 2), 4)
 
 
 def halves_of_64(at: int) -> Positions:
-    """Return those of codes of 4 bits: 32 bytes hold 64, the lower halves first."""
+    """Place codes of 4 bits: 32 bytes hold 64, the lower halves first."""
     return bits_at(at + E // 64 * 32 + E % 32, 4 * (E // 32 % 2), 4)
 
 
 def pairs_of_128(at: int) -> Positions:
-    """Return those of codes of 2 bits: 32 bytes hold 128, the lowest bits first."""
+    """Place codes of 2 bits: 32 bytes hold 128, the lowest bits first."""
     return bits_at(at + E // 128 * 32 + E % 32, 2 * (E // 32 % 4), 2)
 
 
 def single_bits(at: int) -> Positions:
-    """Return those of single bits: bit j of byte i is of weight 32 * j + i."""
+    """Place single bits: bit j of byte i is of weight 32 * j + i."""
     return bits_at(at + E % 32, E // 32, 1)
 
 
@@ -62,18 +62,18 @@ def single_bits(at: int) -> Positions:
 
 
 def halves_of_4_rows(at: int, k: int, e: Positions = E) -> Positions:
-    """Return those of codes of 4 bits: 64 bytes hold 32 of each row."""
+    """Place codes of 4 bits: 64 bytes hold 32 of each row."""
     quarter = 2 * (e // 4 % 2) + e // 16 % 2
     return bits_at(at + 64 * (e // 32) + 16 * quarter + 4 * k + e % 4, 4 * (e // 8 % 2), 4)
 
 
 def pairs_of_4_rows(at: int, k: int) -> Positions:
-    """Return those of codes of 2 bits: 32 bytes hold 32 of each row."""
+    """Place codes of 2 bits: 32 bytes hold 32 of each row."""
     return bits_at(at + 32 * (E // 32) + 16 * (E // 16 % 2) + 4 * k + E % 4, 2 * (E // 4 % 4), 2)
 
 
 def single_bits_of_4_rows(at: int, k: int, order: tuple[int, int, int]) -> Positions:
-    """Return those of single bits: 16 bytes hold 32 of each row.
+    """Place single bits: 16 bytes hold 32 of each row.
 
     `order` has the weights of e // 4 % 2, e // 8 % 2 and e // 16 % 2 in the number of the bit.
     """
@@ -85,30 +85,30 @@ def single_bits_of_4_rows(at: int, k: int, order: tuple[int, int, int]) -> Posit
 
 
 def in_halves(at: int, j: Positions) -> Positions:
-    """Return those of numbers of 4 bits: byte i holds 2 * i in its lower half, 2 * i + 1 in the upper."""
+    """Place numbers of 4 bits: byte i holds 2 * i in its lower half, 2 * i + 1 in the upper."""
     return bits_at(at + j // 2, 4 * (j % 2), 4)
 
 
 def in_pairs(at: int, j: Positions) -> Positions:
-    """Return those of numbers of 2 bits, the lowest bits of a byte first."""
+    """Place numbers of 2 bits, the lowest bits of a byte first."""
     return bits_at(at + j // 4, 2 * (j % 4), 2)
 
 
 def one_each(at: int, j: Positions) -> Positions:
-    """Return those of single bits, the lowest of a byte first."""
+    """Place single bits, the lowest of a byte first."""
     return bits_at(at + j // 8, j % 8, 1)
 
 
 def spread(at: int, number: Positions, size: int, count: int) -> Positions:
-    """Return those of numbers: n is in byte n % size, `count` bits from bit count * (n // size) on."""
+    """Place numbers: n is in byte n % size, `count` bits from bit count * (n // size) on."""
     return bits_at(at + number % size, count * (number // size), count)
 
 
 def half_at(at: int, k: int = 0) -> Positions:
-    """Return those of a float16, the one of row k."""
+    """Place a float16, the one of row k."""
     return bytes_at(at + 2 * k, 2)
 
 
 def extra_bits(at: int, k: int) -> Positions:
-    """Return those of the choices of sub-blocks among sets of levels."""
+    """Place the choices of sub-blocks among sets of levels."""
     return bits_at(at + k + 4 * (J16 % 2), J16 // 2, 1)

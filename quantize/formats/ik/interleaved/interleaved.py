@@ -95,7 +95,7 @@ def from_base(type_: GGMLType, data: Bytes, n_cols: int) -> Bytes:
 
 @cache
 def decoder(name: str) -> Decode:
-    """Return what decodes the interleaved type of that name."""
+    """Return the decoder of an interleaved type, given its name."""
     type_ = by_name(name)
     decode_base = get_decoder(INTERLEAVED[name])
 
@@ -137,13 +137,13 @@ def _check(type_: GGMLType, data: Bytes, n_cols: int) -> None:
 
 
 def _group_meta(type_: GGMLType, groups: Bytes) -> Bytes:
-    """Return what stands in front of groups, a view (n_groups, rows, bytes)."""
+    """Return the bytes in front of groups, a view (n_groups, rows, bytes)."""
     meta = type_.row_meta_bytes
     return groups[:, : type_.rows_interleaved * meta].reshape(len(groups), type_.rows_interleaved, meta)
 
 
 def _rows_meta(type_: GGMLType, groups: Bytes) -> Bytes:
-    """Return what stands in front of the rows of groups of the base type, a view of the same shape."""
+    """Return the bytes in front of the base type's rows, a view of the same shape."""
     rows = groups.reshape(len(groups), type_.rows_interleaved, groups.shape[1] // type_.rows_interleaved)
     return rows[:, :, : type_.row_meta_bytes]
 

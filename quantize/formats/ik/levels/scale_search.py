@@ -27,17 +27,7 @@ from quantize.simd.constants import INFINITY, ONE, ZERO
 from quantize.simd.half import from_half_bits, to_half_bits
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, float_tile, load, store
-from quantize.simd.lanes import (
-    LANES,
-    Floats,
-    absolute,
-    bits,
-    from_bits,
-    maximum,
-    minimum,
-    select,
-    splat,
-)
+from quantize.simd.lanes import LANES, Floats, absolute, bits, from_bits, maximum, minimum, select, splat
 from quantize.simd.rounding import MAGIC
 from quantize.simd.tiles import load_columns
 
@@ -143,6 +133,19 @@ def inverse_of(power: Floats) -> Floats:
     return from_bits(select(exponent > 0, exponent << 23, 1 << 22))
 
 
+def _nearest_of(integers: Integers) -> Any:
+    """Return the function of kernels that takes a number to the nearest integer that a scale can be."""
+    low, high, step = (np.float32(number) for number in integers)
+    odd, inverse_step = np.float32(integers.low % integers.step), np.float32(1 / integers.step)
+
+    @inlinable
+    def legal(value: Floats) -> Floats:
+        near = (((value - odd) * inverse_step + MAGIC) - MAGIC) * step + odd
+        return maximum(minimum(near, high), low)
+
+    return legal
+
+
 def _choosing(search: Search, coding: Coding) -> Any:
     """Return two functions of kernels that choose integer and set of a sub-block x, given d.
 
@@ -152,20 +155,12 @@ def _choosing(search: Search, coding: Coding) -> Any:
         of s and its two neighbours
     """
     error_of, size, n_sets, factors = coding.error_of, search.size, search.sets, search.factors
-    low, high, step = (np.float32(number) for number in search.integers)
-    odd = np.float32(search.integers.low % search.integers.step)
-    has_zero = search.integers.step == 1
-    inverse_step, reach = np.float32(1 / search.integers.step), np.float32(search.reach)
-
-    @inlinable
-    def legal(value: Floats) -> Floats:
-        """Return the nearest integer that a scale can be."""
-        near = (((value - odd) * inverse_step + MAGIC) - MAGIC) * step + odd
-        return maximum(minimum(near, high), low)
+    legal, step = _nearest_of(search.integers), np.float32(search.integers.step)
+    has_zero, reach = search.integers.step == 1, np.float32(search.reach)
 
     @inlinable
     def untried(x: FloatTile, importances: Floats32, column: int) -> _Chosen:
-        """Return what is chosen before anything is tried: 0 where it is an integer."""
+        """Return the choice before anything is tried: 0 where that is an integer."""
         total = splat(ZERO)
         if has_zero:
             for i in range(size):
@@ -177,7 +172,7 @@ def _choosing(search: Search, coding: Coding) -> Any:
     def better_of(
         chosen: _Chosen, x: FloatTile, importances: Floats32, column: int, d: Floats, integer: Floats
     ) -> _Chosen:
-        """Return what is chosen once an integer has been tried with every set."""
+        """Try an integer with every set, and return the better choice."""
         for number in range(n_sets):
             second = np.float32(number)
             error = error_of(x, importances, column, d * integer, second)

@@ -27,8 +27,6 @@ from quantize.formats.ik.trellis.trellis import START, walk
 from quantize.simd.kernel import kernel
 
 BLOCK = block_dtype(IQ1_KT)
-
-
 _BYTES = BLOCK.itemsize
 _GROUP = 8
 _TRELLIS = Trellis(

@@ -26,8 +26,6 @@ from quantize.formats.ik.trellis.trellis import START, level, step
 from quantize.simd.kernel import kernel
 
 BLOCK = block_dtype(IQ3_KT)
-
-
 _BYTES = BLOCK.itemsize
 _GROUP = 8
 _TRELLIS = Trellis(

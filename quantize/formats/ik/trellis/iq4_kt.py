@@ -29,8 +29,6 @@ from quantize.formats.ik.trellis.trellis import START, walk
 from quantize.simd.kernel import kernel
 
 BLOCK = block_dtype(IQ4_KT)
-
-
 _BYTES = BLOCK.itemsize
 _GROUP = 4
 _SECOND_START = 1 << 15

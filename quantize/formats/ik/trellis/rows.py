@@ -29,17 +29,7 @@ from quantize.formats.ik.trellis.trellis import START, levels_of_lanes
 from quantize.simd.constants import HALF, QUARTER, ZERO
 from quantize.simd.kernel import inlined
 from quantize.simd.lane_memory import gather, int_tile, load, store
-from quantize.simd.lanes import (
-    LANES,
-    Floats,
-    Ints,
-    absolute,
-    maximum,
-    minimum,
-    select,
-    splat,
-    square_root,
-)
+from quantize.simd.lanes import LANES, Floats, Ints, absolute, maximum, minimum, select, splat, square_root
 from quantize.simd.rounding import nearest_int
 
 Floats64 = npt.NDArray[np.float64]
@@ -220,8 +210,7 @@ def _sums_of(trellis: Trellis) -> Any:
         fills the products and squares of a trial, given the numbers that its walks start from
     """
     dim, magnitudes, goal_factor = trellis.dim, trellis.magnitudes, np.float32(trellis.goal)
-    per_block, size = BLOCK_ELEMS // dim, LANES * dim
-    blocks = LANES // per_block
+    per_block, size, blocks = BLOCK_ELEMS // dim, LANES * dim, LANES * dim // BLOCK_ELEMS
 
     @inlined
     def block_sums(lanes: Floats32, sums: Floats32) -> None:
@@ -340,8 +329,7 @@ def _trials_of(trellis: Trellis) -> Any:
     keep_better(task, chunk, state)
         keeps what is the best so far in the output and in `state`
     """
-    per_block = BLOCK_ELEMS // trellis.dim
-    blocks = LANES // per_block
+    per_block, blocks = BLOCK_ELEMS // trellis.dim, LANES * trellis.dim // BLOCK_ELEMS
 
     @inlined
     def begin(task: Task, chunk: _Chunk, state: _State, number: int) -> None:
@@ -358,8 +346,7 @@ def _trials_of(trellis: Trellis) -> Any:
                     codes[b] += 1 if factor > 0 else -1
                 tree[b] = trees[number]
             else:
-                codes[b] = best_codes[chunk.first + b]
-                tree[b] = best_starts[chunk.first + b]
+                codes[b], tree[b] = best_codes[chunk.first + b], best_starts[chunk.first + b]
                 for lane in range(b * per_block, (b + 1) * per_block):
                     limits[lane] = np.inf
                 if levels[codes[b]] == 0:
@@ -427,7 +414,7 @@ def _new_state(n_blocks: int, blocks: int) -> _State:
 
 
 def rows_of(trellis: Trellis) -> Callable[..., None]:
-    """Return what a kernel calls to encode rows as a trellis type: encode_rows(task)."""
+    """Return the function of kernels that encodes rows as a trellis type: encode_rows(task)."""
     set_goals, set_sums = _sums_of(trellis)
     find_points, (begin, keep_better) = _points_of(trellis), _trials_of(trellis)
     size, blocks = LANES * trellis.dim, LANES * trellis.dim // BLOCK_ELEMS

@@ -31,18 +31,7 @@ from quantize.simd.constants import HALF, INFINITY, ONE, QUARTER, ZERO
 from quantize.simd.kernel import inlinable, inlined
 from quantize.simd.lane_items import item, least, lowest_bit, mask_word, put_item
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, tail, zero_like
-from quantize.simd.lanes import (
-    LANES,
-    Floats,
-    Ints,
-    Mask,
-    absolute,
-    maximum,
-    minimum,
-    select,
-    splat,
-    to_float,
-)
+from quantize.simd.lanes import LANES, Floats, Ints, Mask, absolute, maximum, minimum, select, splat, to_float
 from quantize.simd.octets import EIGHT, eight_numbers, float_eights, int_eights, load_eight, look_up_eight
 
 GROUP = 4
@@ -61,8 +50,6 @@ _FARTHEST = np.float32(3.4028234663852886e38)
 _LAST = 0x7FFFFFFF
 _WORD_GROUPS = 64 // LANES
 
-_MARGIN = np.float32(2.0**-10)
-_SIXTY_FOURTH = np.float32(2.0**-6)
 
 # Within these no product underflows to where the bound on rounding fails, and none overflows.
 _LEAST_SCALE, _MOST_SCALE = np.float32(2.0**-30), np.float32(2.0**30)
@@ -88,22 +75,35 @@ class Answers(NamedTuple):
     margins: FloatTile
 
 
-@inlinable
-def prepare(
-    x: FloatTile, weights: FloatTile, lowest: Floats, highest: Floats, n_groups: int, answers: Answers
-) -> None:
-    """Get `answers` ready for a sub-block and for scales that fall from highest to lowest."""
-    steady = (lowest > _LEAST_SCALE) & (highest < _MOST_SCALE)
-    for k in range(n_groups):
-        weight_sum = splat(ZERO)
-        largest = splat(ZERO)
-        for i in range(GROUP * k, GROUP * (k + 1)):
-            weight_sum += weights[i]
-            largest = maximum(absolute(x[i]), largest)
-        tame = steady & (largest < _MOST_SCALE) & (weight_sum > _LEAST_WEIGHT) & (weight_sum < _MOST_WEIGHT)
-        spread = highest + QUARTER * largest + _SIXTY_FOURTH * largest * largest / lowest
-        answers.known[k] = splat(-1)
-        answers.margins[k] = select(tame, _MARGIN * weight_sum * spread, INFINITY)
+def preparation(group: int, margin: np.float32, spread_of_squares: np.float32) -> Any:
+    """Return the function of kernels that gets `Answers` ready for a sub-block.
+
+        prepare(x, weights, lowest, highest, n_groups, answers)
+
+    Scales are to fall from highest to lowest. In the letters of the module's docstring, the margin of a group
+    is margin * W * (S + X / 4 + spread_of_squares * X**2 / T).
+    """
+
+    @inlinable
+    def prepare(
+        x: FloatTile, weights: FloatTile, lowest: Floats, highest: Floats, n_groups: int, answers: Answers
+    ) -> None:
+        steady = (lowest > _LEAST_SCALE) & (highest < _MOST_SCALE)
+        for k in range(n_groups):
+            weight_sum, largest = splat(ZERO), splat(ZERO)
+            for i in range(group * k, group * (k + 1)):
+                weight_sum += weights[i]
+                largest = maximum(absolute(x[i]), largest)
+            tame = steady & (largest < _MOST_SCALE)
+            tame &= (weight_sum > _LEAST_WEIGHT) & (weight_sum < _MOST_WEIGHT)
+            spread = highest + QUARTER * largest + spread_of_squares * largest * largest / lowest
+            answers.known[k] = splat(-1)
+            answers.margins[k] = select(tame, margin * weight_sum * spread, INFINITY)
+
+    return prepare
+
+
+prepare = preparation(GROUP, np.float32(2.0**-10), np.float32(2.0**-6))
 
 
 @inlinable
@@ -249,7 +249,7 @@ def _search_long(
     margin: np.float32,
     place: int,
 ) -> tuple[int, np.float32]:
-    """Return what `_search_short` does, of a list of up to MOST_OCTETS octets."""
+    """Search as `_search_short` does, in a list of up to MOST_OCTETS octets."""
     scale, inverse = item(scales, 0, lane), item(scales, 1, lane)
     errors, squares = _tables(x, weights, lane, scale)
     start = (place >> COUNT_BITS) * EIGHT

@@ -1,4 +1,4 @@
-"""The search off the grid as in `kept_answers`, for groups of 8 elements of 3 levels.
+"""The search off the grid as in `cached_search_4`, for groups of 8 elements of 3 levels.
 
 Rounding: let e = 2**-24, W the sum of the weights, X the largest |x|, R = 5 * s + X, which bounds s * q - x.
 A difference s * q - x is off by at most 2 e R, its square times w by 6 e w R**2, and a sum of eight by
@@ -13,9 +13,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from quantize.formats.iq.grids.cached_search_4 import Answers, first_position, room
+from quantize.formats.iq.grids.cached_search_4 import Answers, first_position, preparation, room
 from quantize.formats.iq.grids.neighbours import COUNT_BITS, NOWHERE, GridTables
-from quantize.simd.constants import INFINITY, ONE, QUARTER, ZERO
+from quantize.simd.constants import INFINITY, ONE
 from quantize.simd.kernel import inlinable, inlined
 from quantize.simd.lane_items import item, least, lowest_bit, mask_word, put_item
 from quantize.simd.lane_memory import FloatTile, float_tile, tail, zero_like
@@ -23,12 +23,9 @@ from quantize.simd.lanes import (
     LANES,
     Floats,
     Ints,
-    absolute,
     all_lanes,
-    maximum,
     minimum,
     select,
-    splat,
     to_float,
 )
 from quantize.simd.octets import EIGHT, eight_numbers, float_eights, load_eight, look_up_eight
@@ -43,30 +40,8 @@ Tables = tuple[Floats, Floats, Floats, Floats, Floats, Floats, Floats, Floats]
 
 _FARTHEST = np.float32(3.4028234663852886e38)
 
-_MARGIN = np.float32(2.0**-12)
-_THIRTY_SECOND = np.float32(2.0**-5)
 
-# Within these no product underflows to where the bound on rounding fails, and none overflows.
-_LEAST_SCALE, _MOST_SCALE = np.float32(2.0**-30), np.float32(2.0**30)
-_LEAST_WEIGHT, _MOST_WEIGHT = np.float32(2.0**-40), np.float32(2.0**60)
-
-
-@inlinable
-def prepare(
-    x: FloatTile, weights: FloatTile, lowest: Floats, highest: Floats, n_groups: int, answers: Answers
-) -> None:
-    """Get `answers` ready for a sub-block and for scales that fall from highest to lowest."""
-    steady = (lowest > _LEAST_SCALE) & (highest < _MOST_SCALE)
-    for k in range(n_groups):
-        weight_sum = splat(ZERO)
-        largest = splat(ZERO)
-        for i in range(GROUP * k, GROUP * (k + 1)):
-            weight_sum += weights[i]
-            largest = maximum(absolute(x[i]), largest)
-        tame = steady & (largest < _MOST_SCALE) & (weight_sum > _LEAST_WEIGHT) & (weight_sum < _MOST_WEIGHT)
-        spread = highest + QUARTER * largest + _THIRTY_SECOND * largest * largest / lowest
-        answers.known[k] = splat(-1)
-        answers.margins[k] = select(tame, _MARGIN * weight_sum * spread, INFINITY)
+prepare = preparation(GROUP, np.float32(2.0**-12), np.float32(2.0**-5))
 
 
 @inlinable
@@ -80,7 +55,7 @@ def answer(
     n_groups: int,
     answers: Answers,
 ) -> None:
-    """Fill the codes, where they are wanted, as `kept_answers.answer` does. ggml's iq2_find_best_neighbour.
+    """Fill the codes, where wanted, as `cached_search_4.answer` does; ggml's iq2_find_best_neighbour.
 
     Where that takes no search, as the point is on the grid, the limit is negative, else positive.
 
