@@ -13,7 +13,8 @@ from gguf_tools.lazy import lazy_names
 
 if TYPE_CHECKING:
     from calibrate.calibration import Calibration
-    from calibrate.sensitivities.measure import SensitivityOptions, sensitivity
+    from calibrate.sensitivities.measure import sensitivity
+    from calibrate.sensitivities.options import SensitivityOptions
     from forward.options import ForwardOptions
     from forward.text.tokens import Cut
     from gguf_tools import __version__
@@ -39,7 +40,7 @@ _HOMES = {
     "ForwardOptions": "forward.options",
     "Sensitivities": "quantize.plan.sensitivities",
     "Reporter": "gguf_tools.progress",
-    "SensitivityOptions": "calibrate.sensitivities.measure",
+    "SensitivityOptions": "calibrate.sensitivities.options",
     "ToolkitError": "gguf_tools.errors",
     "__version__": "gguf_tools",
     "sensitivity": "calibrate.sensitivities.measure",

@@ -1,4 +1,4 @@
-"""What a forward pass will see of a model's tensors, told from names and metadata alone."""
+"""Which tensors a forward pass will reach, told from names and metadata alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calibrate.rounding.rounders import can_compensate
+from calibrate.methods import Method
 from gguf_tools.format import keys
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
@@ -23,13 +23,13 @@ _MATRIX = re.compile(r"blk\.(\d+)\..*\.weight")
 
 @dataclass(frozen=True)
 class Coverage:
-    """A model's network, and which of its tensors it multiplies something by."""
+    """A model's network, and which of the tensors it reaches."""
 
     network: Network
 
     @classmethod
     def of(cls, path: Path, metadata: Metadata, tensors: Iterable[TensorInfo]) -> Coverage:
-        """Return that of a model.
+        """Build the network of a model.
 
         path    for messages
         raises  UnsupportedCheckpoint for a family that can't be computed
@@ -46,8 +46,8 @@ class Coverage:
         match = _MATRIX.fullmatch(tensor.name)
         return match is not None and len(tensor.shape) > 1 and int(match[1]) < self.network.n_layers
 
-    def makes(self, tensor: TensorPlan, *, embedding: bool) -> bool:
-        """Whether a tensor's bytes depend on what it multiplies, or on gradients.
+    def makes(self, tensor: TensorPlan, method: Method, *, embedding: bool) -> bool:
+        """Whether a tensor's bytes depend on its inputs, or on gradients.
 
         embedding  whether gradients at the embedding are known
         """
@@ -57,7 +57,7 @@ class Coverage:
         if tensor.is_copied or not target.is_quantized:
             return False
         if tensor.name == EMBEDDINGS:
-            return embedding and can_compensate(target)
+            return embedding and method.can_encode(target)
         if tensor.name != OUTPUT and not self.promises(tensor.info):
             return False
-        return can_compensate(target) or not ignores_importances(target.name)
+        return method.can_encode(target) or not ignores_importances(target.name)

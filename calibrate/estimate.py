@@ -1,4 +1,4 @@
-"""What a calibrated run will need: memory, disk and time, told from shapes and one short measurement.
+"""Estimates memory, disk and time of a calibrated run, from shapes and one short measurement.
 
 Time is that of the arithmetic: products of the forward and the backward pass, of second moments and of their
 factors at the speed that this machine multiplies at, and rounding at the rates below. Expect it to be right
@@ -14,13 +14,16 @@ from dataclasses import dataclass
 
 import torch
 
-from calibrate.choices import Choices
 from calibrate.footprint import Shapes, is_expert, memory_bytes
+from calibrate.options import CalibrationOptions
+from calibrate.plan import CalibrationPlan
 from calibrate.run.experts import experts_at_once
 from calibrate.run.streams import state_bytes
-from calibrate.statistics.covariances import BLOCK_ROWS
+from calibrate.statistics.covariances import stored_bytes
 from calibrate.statistics.gradient_factors import gradient_text
 from calibrate.statistics.inputs import HELD_ROWS
+from forward.device import CPU
+from forward.gradients.forward_backward import BACKWARD_WORK
 from forward.layers.matmul_backend import fast_products
 from forward.text.tokens import Text
 from gguf_tools.findings import Finding, Level
@@ -35,17 +38,14 @@ _EFFICIENCY = 0.6
 """Speed of a pass over that of one large product: chunks are small, and there is more to do than products."""
 
 _ATTENTION_PASSES = 4
-"""How often the attention of a layer is computed where the model that is being written is followed: up to its
-first matrices, up to those of heads, up to the last one, and as a whole."""
+"""How often a sequential run computes a layer's attention: up to its first matrices, up to those of heads, up
+to the last one, and as a whole."""
 
 _OTHER_PASSES = 4 / 3
 """The same for what follows: once in the original, and in the other gate and up once, then all of them."""
 
-_BACKWARD = 4
-"""Cost of gradients, in forward passes."""
-
 _HELD_PRODUCTS = 5
-"""Products with the rows that are held back, for each matrix."""
+"""Products with the held-out rows, for each matrix."""
 
 
 _LEAST_TOKENS = 32768
@@ -56,27 +56,8 @@ _LARGE = 2
 
 
 @dataclass(frozen=True)
-class Rounding:
-    """What rounding takes: microseconds for each weight, and those for each of its row's columns, per thread.
-
-    Measured on an AMD EPYC with AVX-512, one core.
-    """
-
-    weight: float
-    column: float
-
-    def seconds(self, info: TensorInfo) -> float:
-        return 1e-6 * info.n_elems * (self.weight + self.column * info.n_cols)
-
-
-_ONE_SIDED = {"scalar": Rounding(0.13, 5e-5), "grid": Rounding(0.73, 2.5e-5)}
-_TWO_SIDED = {"scalar": Rounding(0.20, 1e-4), "grid": Rounding(0.86, 1e-4)}
-"""Rates of types whose weights stand alone and of types with grids, from one side and from both."""
-
-
-@dataclass(frozen=True)
 class Work:
-    """What a run computes.
+    """Work of a run.
 
     flops    floating point operations of matrix products
     seconds  of rounding, on one thread
@@ -94,33 +75,34 @@ class Work:
         return self.flops / (_EFFICIENCY * speed * n_threads) + self.seconds / rounding_threads
 
 
-def estimate_lines(choices: Choices, shapes: Shapes, text: Text, n_threads: int) -> Iterator[str]:
-    """Yield what a run needs."""
-    made, network = shapes.made, shapes.network
-    n_models = 2 if choices.sequential else 1
-    dtype = getattr(torch, choices.forward.dtype)
-    in_memory, on_disk = state_bytes(text, network, dtype, n_models)
-    fits = in_memory <= choices.forward.memory_bytes
-    memory = memory_bytes(choices, shapes, text, n_threads)
+def estimate_lines(plan: CalibrationPlan, n_threads: int) -> Iterator[str]:
+    """Tell memory, disk and time of a run."""
+    options, shapes, text, network = plan.options, plan.shapes, plan.text, plan.network
+    in_memory, on_disk = state_bytes(text, network, plan.dtype, options.n_models)
+    fits = in_memory <= options.forward.memory_bytes
+    memory = memory_bytes(options, shapes, text, n_threads)
     disk = on_disk if fits else in_memory
-    if choices.two_sided or choices.embedding:
+    if options.needs_gradients:
         n_values = gradient_text(text).inputs.size * network.state_size
-        disk += 4 * n_values * (network.n_layers + 6) + _covariance_bytes(made)
-    seconds = calibration_seconds(choices, shapes, text, n_threads, flops_per_second())
+        disk += 4 * n_values * (network.n_layers + 6) + _covariance_bytes(shapes.made)
+    seconds = calibration_seconds(options, shapes, text, n_threads, flops_per_second())
     yield f"calibration: {text.inputs.size:,} tokens in {text.n_chunks} chunks"
     yield f"  memory  about {size_text(memory)}"
     yield f"  disk    {size_text(disk)} beside the output, until it is done"
     yield f"  time    about {time_text(seconds)} on {n_threads} threads"
 
 
-def large_text_findings(choices: Choices, shapes: Shapes, text: Text, n_threads: int) -> Iterator[Finding]:
-    """Yield, of a text larger than the model needs, how long it takes and how many chunks would do."""
+def large_text_findings(plan: CalibrationPlan, n_threads: int) -> Iterator[Finding]:
+    """Yield how many chunks would do, of a text that is used as a whole and larger than the model needs."""
+    options, shapes, text = plan.options, plan.shapes, plan.text
+    if options.cut.n_chunks is not None:
+        return
     enough = -(-enough_tokens(shapes) // text.chunk_size)
     if text.n_chunks <= _LARGE * enough:
         return
     part, speed = Text(text.tokens[:enough], text.inputs[:enough]), flops_per_second()
     whole, short = (
-        time_text(calibration_seconds(choices, shapes, each, n_threads, speed)) for each in (text, part)
+        time_text(calibration_seconds(options, shapes, each, n_threads, speed)) for each in (text, part)
     )
     yield Finding(
         "large text",
@@ -135,9 +117,11 @@ def enough_tokens(shapes: Shapes) -> int:
     return max([_LEAST_TOKENS, *(math.ceil(info.n_cols / shapes.share(info)) for info in shapes.made)])
 
 
-def calibration_seconds(choices: Choices, shapes: Shapes, text: Text, n_threads: int, speed: float) -> float:
+def calibration_seconds(
+    options: CalibrationOptions, shapes: Shapes, text: Text, n_threads: int, speed: float
+) -> float:
     """Return how long a run takes, if one thread multiplies at `speed` operations a second."""
-    return work_of(choices, shapes, text).seconds_on(n_threads, speed, _rounding_threads(shapes, n_threads))
+    return work_of(options, shapes, text).seconds_on(n_threads, speed, _rounding_threads(shapes, n_threads))
 
 
 def _rounding_threads(shapes: Shapes, n_threads: int) -> int:
@@ -147,9 +131,9 @@ def _rounding_threads(shapes: Shapes, n_threads: int) -> int:
     return min(n_threads, most)
 
 
-def work_of(choices: Choices, shapes: Shapes, text: Text) -> Work:
-    """Return what a run computes, all products and all rounding."""
-    n_tokens, followed = text.inputs.size, choices.sequential
+def work_of(options: CalibrationOptions, shapes: Shapes, text: Text) -> Work:
+    """Add up the products and the rounding of a run."""
+    n_tokens, followed = text.inputs.size, options.sequential
     active, attention = 0.0, 0.0
     for info in shapes.infos:
         if layer_of(info.name) is not None:
@@ -160,9 +144,9 @@ def work_of(choices: Choices, shapes: Shapes, text: Text) -> Work:
         flops = 2 * 2 * passes * n_tokens
     else:
         flops = 2 * active * n_tokens
-    if choices.two_sided or choices.embedding:
-        flops += 2 * active * gradient_text(text).inputs.size * (1 + _BACKWARD)
-    rates, rounding = _TWO_SIDED if choices.two_sided else _ONE_SIDED, 0.0
+    if options.needs_gradients:
+        flops += 2 * active * gradient_text(text).inputs.size * (1 + BACKWARD_WORK)
+    method, rounding = options.rounding, 0.0
     for info in shapes.made:
         n_mats, n_cols = info.n_mats, info.n_cols
         flops += 2 * n_cols**2 * n_tokens * shapes.share(info) * n_mats * (2 if followed else 1)
@@ -170,15 +154,14 @@ def work_of(choices: Choices, shapes: Shapes, text: Text) -> Work:
         flops += (5 if followed else 1) * n_cols**3 * n_mats
         flops += 2 * info.n_elems * (n_cols if followed else 0)
         flops += 2 * info.n_elems * HELD_ROWS * _HELD_PRODUCTS
-        grid = info.type.name.startswith(("IQ1", "IQ2", "IQ3"))
-        rounding += rates["grid" if grid else "scalar"].seconds(info)
+        rounding += method.rates(info.type).seconds(info)
     return Work(flops, rounding)
 
 
 def _covariance_bytes(made: Sequence[TensorInfo]) -> int:
     """Return about what the covariances of gradients take on the disk."""
     rows = ((info.shape[-2], 1 if is_expert(info) else info.n_mats) for info in made if len(info.shape) > 1)
-    return sum(4 * n_mats * n_rows * min(n_rows, BLOCK_ROWS) for n_rows, n_mats in rows)
+    return sum(stored_bytes(n_mats, n_rows) for n_rows, n_mats in rows)
 
 
 def flops_per_second() -> float:
@@ -187,7 +170,7 @@ def flops_per_second() -> float:
     torch.set_num_threads(1)
     try:
         a = torch.ones((_PROBE, _PROBE))
-        with fast_products("cpu"):
+        with fast_products(CPU):
             a @ a
             started = time.thread_time()  # what others take of a busy machine is another matter
             for _ in range(_PROBES):

@@ -1,4 +1,4 @@
-"""How much memory a calibrated run takes, told from shapes.
+"""Estimates the memory of a calibrated run from shapes.
 
 A run has two parts, and takes what the larger one does: the gradients, and the layers one by one. Both have
 one layer in memory, and what threads work with. The rest is the program, and free memory that the C library
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from calibrate.choices import Choices
-from calibrate.run.encode import MOST_TOGETHER, WEIGHT_BYTES, WEIGHTS_TOGETHER
+from calibrate.options import CalibrationOptions
+from calibrate.run.encode import MOST_TOGETHER, WEIGHTS_TOGETHER
 from calibrate.run.experts import experts_at_once
 from calibrate.run.streams import state_bytes
 from calibrate.statistics.covariances import covariance_bytes, row_pieces
@@ -25,7 +25,7 @@ from forward.gradients.backward import gradient_bytes
 from forward.malloc_trim import MOST_HELD
 from forward.network import Network
 from forward.text.tokens import Text
-from gguf_tools.format import keys
+from gguf_tools.format.hparams import architecture_of, known_hparams
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from quantize.roles import Role, layer_of, tensor_role
@@ -46,12 +46,12 @@ _SCORE_BYTES = 16
 
 @dataclass(frozen=True)
 class Shapes:
-    """What an estimate has to know of a model.
+    """The shapes of a model, as far as an estimate needs them.
 
     infos    all tensors of the output
     made     those that are calibrated
     n_used   experts per token
-    n_heads  of attention
+    n_heads  of attention; the most where layers differ
     """
 
     network: Network
@@ -59,6 +59,16 @@ class Shapes:
     made: Sequence[TensorInfo]
     n_used: int
     n_heads: int
+
+    @classmethod
+    def of(
+        cls, network: Network, infos: Sequence[TensorInfo], made: Sequence[TensorInfo], metadata: Metadata
+    ) -> Shapes:
+        """Read what the tensors do not tell from a file's metadata."""
+        hparams = known_hparams(metadata, architecture_of(metadata) or "")
+        heads = hparams.head_count
+        n_heads = max(heads) if isinstance(heads, tuple) else hparams.size("head_count")
+        return cls(network, infos, made, hparams.size("expert_used_count", 1), n_heads)
 
     def share(self, info: TensorInfo) -> float:
         """Return the share of the tokens that one matrix of a tensor sees."""
@@ -84,12 +94,6 @@ class Shapes:
             yield _Layer(infos, [info for info in infos if info.name in made], self.n_heads)
 
 
-def heads_of(metadata: Metadata) -> int:
-    """Return how many heads of attention a model has; the most where layers differ."""
-    found = metadata[keys.HEAD_COUNT.format(arch=metadata[keys.ARCHITECTURE].data)].data
-    return int(max(found) if isinstance(found, (list, tuple)) else found)
-
-
 def is_expert(info: TensorInfo) -> bool:
     """Whether a tensor is a stack of routed experts."""
     return info.n_mats > 1 and tensor_role(info.name, info.shape).role in _BLOCK_ROLES
@@ -98,17 +102,15 @@ def is_expert(info: TensorInfo) -> bool:
 _BLOCK_ROLES = (Role.FFN_GATE, Role.FFN_UP, Role.FFN_DOWN)
 
 
-def memory_bytes(choices: Choices, shapes: Shapes, text: Text, n_threads: int) -> int:
+def memory_bytes(options: CalibrationOptions, shapes: Shapes, text: Text, n_threads: int) -> int:
     """Return about how much memory a run takes."""
-    budget, network = choices.forward.memory_bytes, shapes.network
-    dtype = getattr(torch, choices.forward.dtype)
-    n_models = 2 if choices.sequential else 1
-    in_memory, _ = state_bytes(text, network, dtype, n_models)
+    budget, network = options.forward.memory_bytes, shapes.network
+    dtype = getattr(torch, options.forward.dtype)
+    in_memory, _ = state_bytes(text, network, dtype, options.n_models)
     states = in_memory if in_memory <= budget else 0
-    has_gradients = choices.two_sided or choices.embedding
     layers = list(shapes.layers())
-    most = states + max((each.making_bytes(n_models, n_threads, has_gradients) for each in layers), default=0)
-    if has_gradients:
+    most = states + max((each.making_bytes(options, n_threads) for each in layers), default=0)
+    if options.needs_gradients:
         some = gradient_text(text)
         in_memory = gradient_bytes(some.inputs.size, network, dtype)
         states = in_memory if in_memory <= budget else 0
@@ -131,14 +133,14 @@ class _Layer:
     n_heads: int
 
     def chunk_bytes(self, chunk_size: int) -> int:
-        """Return what a chunk takes on the way back: products, gradients, and their covariances."""
+        """Return the memory of a chunk in the backward pass: products, gradients, and their covariances."""
         common = self._common()
         n_rows = sum(info.n_rows for info in common)
         scores = _SCORE_BYTES * self.n_heads * chunk_size**2
         return _ROW_BYTES * chunk_size * n_rows + scores + _covariances_of(common)
 
     def differentiating_bytes(self, chunk_size: int, at_once: int) -> int:
-        """Return what differentiating it takes: weights, sums, and the chunks in memory."""
+        """Return the memory of the layer in the backward pass: weights, sums, and the chunks in memory."""
         experts = 3 * _expert_bytes(self.infos)  # one in use, one read ahead, and one that goes
         weights = _weight_bytes(self._common()) + experts
         return weights + self._covariance_bytes() + at_once * self.chunk_bytes(chunk_size)
@@ -147,36 +149,38 @@ class _Layer:
         """Return the matrices that every token goes through."""
         return [info for info in self.infos if not is_expert(info) and len(info.shape) > 1]
 
-    def making_bytes(self, n_models: int, n_threads: int, has_gradients: bool) -> int:
-        """Return what making it takes: the largest of its steps, and what is there in all of them."""
+    def making_bytes(self, options: CalibrationOptions, n_threads: int) -> int:
+        """Return the memory of encoding the layer: its largest step, and what all steps need."""
         attention = [info for info in self.infos if ".attn_" in info.name]
-        always = _weight_bytes(attention) + (self._covariance_bytes() if has_gradients else 0)
+        always = _weight_bytes(attention) + (self._covariance_bytes() if options.needs_gradients else 0)
         block = [info for info in self.infos if _is_block(info)]
         steps = [0]
         for info in self.made:
             # Products go into sums while the weights that make them are there.
-            gathered = n_models * (
+            gathered = options.n_models * (
                 (_weight_bytes(block) if _is_block(info) else 0)
                 + 4 * info.n_cols**2 * (1 if is_expert(info) else info.n_mats)
                 + 2 * 4 * PIECE_ROWS * info.n_cols
             )
-            steps += [gathered, self._encoding_bytes(info, n_models, n_threads)]
-        others = (n_models - 1) * _weight_bytes(attention)
+            steps += [gathered, self._encoding_bytes(info, options, n_threads)]
+        others = (options.n_models - 1) * _weight_bytes(attention)
         return always + max(*steps, others)
 
-    def _encoding_bytes(self, info: TensorInfo, n_models: int, n_threads: int) -> int:
-        """Return what it takes to encode a tensor, when what it multiplies is known."""
+    def _encoding_bytes(self, info: TensorInfo, options: CalibrationOptions, n_threads: int) -> int:
+        """Return the memory of encoding a tensor, once its inputs are known."""
         n_mats, n_rows = info.n_mats, info.n_rows // info.n_mats
         n_moments, n_weights = n_mats, info.n_elems
         if is_expert(info):
             n_made = experts_at_once(info.n_cols, n_threads)
-            n_moments = 1 + n_made  # one that others lean on
+            n_moments = 1 + n_made  # one that others are shrunk towards
             n_weights = 2 * n_made * n_rows * info.n_cols  # gates and ups
         _, stop = next(row_pieces(n_rows))
         unit = stop * info.n_cols
         together = min(max(unit, WEIGHTS_TOGETHER), MOST_TOGETHER * unit)
-        encoded = WEIGHT_BYTES * min(n_threads * together, n_weights)
-        return PAIR_BYTES * info.n_cols**2 * n_moments + encoded + n_models * _expert_bytes(self.infos)
+        encoded = options.rounding.weight_bytes * min(n_threads * together, n_weights)
+        return (
+            PAIR_BYTES * info.n_cols**2 * n_moments + encoded + options.n_models * _expert_bytes(self.infos)
+        )
 
     def _covariance_bytes(self) -> int:
         most = GradientOptions().expert_bytes

@@ -1,4 +1,4 @@
-"""Convert Hugging Face folders of DeepSeek V2 and V3 into GGUF files; read checkpoints of any format.
+"""Convert Hugging Face folders (DeepSeek, Kimi, GLM, Llama, Qwen ...) into GGUF files; read checkpoints.
 
 >>> import convert
 >>> result = convert.convert("DeepSeek-V2-Lite", "lite-bf16.gguf", outtype="bf16")

@@ -20,10 +20,9 @@ from convert.architectures import find_architecture
 from convert.architectures.arrange import OutputTensor
 from convert.architectures.base import Architecture, build, metadata_of, options_of
 from convert.checkpoint.checkpoint import Checkpoint, config_path, read_config
-from convert.checkpoint.streamed import StreamedFolder
 from convert.conversion import CheckpointSources, has_layouts
-from convert.metadata.metadata import GeneralMetadata, general_metadata
-from convert.metadata.naming import fill_outfile_template
+from convert.metadata.general import GeneralMetadata, general_metadata
+from convert.metadata.model_names import fill_outfile_template
 from convert.options import ConvertChoices, ConvertOptions
 from convert.tokenizer.tokenizer import Tokenizer, read_tokenizer
 from convert.weights import open_weights
@@ -101,8 +100,7 @@ def plan_run(
         return
     with Checkpoint(folder, allow_pickle=options.allow_pickle) as checkpoint:
         preparation, job = prepare(checkpoint, outfile, options, allow_problems=allow_problems)
-        if isinstance(folder, StreamedFolder):
-            job = replace(job, remote=folder.recognised_by())
+        job = replace(job, remote=checkpoint.remote())
         yield Run(preparation, job, checkpoint.inputs(), started, options.calibration)
 
 
@@ -154,15 +152,15 @@ def prepare(
         counts=count_parameters((info.name, info.shape) for info in infos),
     )
     tokenizer = read_tokenizer(
-        folder, checkpoint.config, pre_tokenizer=options.pre_tokenizer, habits=architecture.habits
+        folder, checkpoint.config, pre_tokenizer=options.pre_tokenizer, quirks=architecture.quirks
     )
     model = _Model(general, conversion.metadata, conversion.architecture.gguf_name, tokenizer)
     outtype = options.outtype
     if isinstance(outtype, str) and is_outtype(outtype):
         wanted = resolve_outtype(outtype, infos, decoded=weights.is_quantized)
-        types = ((tensor.name, architecture.settled(tensor)) for tensor in conversion.tensors)
-        settled = {name: type_ for name, type_ in types if type_ is not None}
-        plan = outtype_plan(infos, wanted, architecture.kept, settled)
+        types = ((tensor.name, architecture.forced_type(tensor)) for tensor in conversion.tensors)
+        forced = {name: type_ for name, type_ in types if type_ is not None}
+        plan = outtype_plan(infos, wanted, architecture.kept, forced)
         metadata: Metadata = model.metadata(plan.file_type)
     else:
         plan, metadata = _one_pass(infos, model, options, allow_problems=allow_problems)
@@ -240,11 +238,13 @@ def prepare_vocab(
         folder, config, model_name=options.model_name, metadata_file=options.metadata_file
     )
     tokenizer = read_tokenizer(
-        folder, config, pre_tokenizer=options.pre_tokenizer, habits=architecture.habits
+        folder, config, pre_tokenizer=options.pre_tokenizer, quirks=architecture.quirks
     )
     model_config = architecture.read_config(config, path_of_config)
     choices = options_of(architecture, options.family_choices, config)
-    family = metadata_of(architecture, model_config, architecture.settle(model_config, choices, None))
+    family = metadata_of(
+        architecture, model_config, architecture.resolve_options(model_config, choices, None)
+    )
     model = _Model(general, family, architecture.gguf_name, tokenizer)
     named = isinstance(options.outtype, str) and is_outtype(options.outtype)
     outtype = str(options.outtype) if named else "auto"

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from forward.device import to_numpy
 from forward.layers.kernels import sums_of_squares
 from forward.observe import Arrays
 from gguf_tools.errors import BadActivation
@@ -123,14 +124,14 @@ class Accumulator:
     def sums(self) -> dict[str, Sums]:
         """Return the sums by tensor, in the order in which tensors were first seen."""
         sums = {
-            name: Sums(matrices.squares.numpy(), np.array([matrices.count], np.int64))
+            name: Sums(to_numpy(matrices.squares), np.array([matrices.count], np.int64))
             for name, matrices in self._matrices.items()
         }
         for name, stack in self._experts.items():
             squares = np.zeros((stack.n_experts, stack.n_cols))
             counts = np.zeros(stack.n_experts, np.int64)
             for expert, (row, count) in stack.seen.items():
-                squares[expert], counts[expert] = row.numpy(), count
+                squares[expert], counts[expert] = to_numpy(row), count
             sums[name] = Sums(squares, counts)
         return sums
 

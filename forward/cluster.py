@@ -1,4 +1,4 @@
-"""Layers computed by the workers of a scheduler, with the numbers of one machine.
+"""Layers computed by the workers of a scheduler: results equal those of one machine bit for bit.
 
 What is dealt out are the tasks that threads take otherwise: chunks in the first sweep of a layer, pieces of
 the experts' tokens in the second. Each is computed as a thread computes it, alone, and results are added up
@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Lock, local
 from typing import Any
@@ -25,24 +26,25 @@ from typing import Any
 import torch
 import xxhash
 
-from forward.device import device_name
+from forward.device import device_name, to_bytes, to_torch
 from forward.hidden_states import FileStates, States, copy
-from forward.layer import (
-    Layer,
-    Piece,
-    Routes,
-    Sweep,
-    experts_shown,
-    pieces_of,
-    share_of_first_sweep,
-    take_chunk,
-    take_piece,
-)
+from forward.layer import Layer
 from forward.layers.experts import Experts
 from forward.layers.ffn import FeedForward
 from forward.observe import Observer
 from forward.open import ModelSource, open_model
 from forward.options import ForwardOptions
+from forward.sweep import (
+    LayerBuffers,
+    Piece,
+    Routes,
+    Sweep,
+    TakeOutput,
+    TakeRoutes,
+    pieces_of,
+    take_chunk,
+    take_piece,
+)
 from forward.text.tokens import Text
 from forward.work.work_folder import WorkFolder
 from gguf_tools.cluster.connect import Cluster, open_cluster
@@ -148,7 +150,6 @@ class LayersWorker:
             dtype=load.dtype,
             chunk_size=job.chunk_size,
             all_experts=job.options.all_experts,
-            advance=lambda share: None,
             tokens=job.tokens,
         )
         self._layer: tuple[int, Layer] | None = None
@@ -187,7 +188,7 @@ class LayersWorker:
         block = self._block(item.layer, piece.expert, experts)
         size = self._sizes.middle
         with closing(self._open(item.files.middle, size, sweep.dtype)) as middle:
-            _, output = take_piece(sweep, experts, block, piece, middle, item.observer)
+            output = take_piece(sweep, experts, block, piece, middle, item.observer)
         if len(output):
             with closing(self._open(item.files.outer, size, sweep.dtype)) as outer:
                 outer.write(item.at, output)
@@ -213,8 +214,8 @@ class LayersWorker:
         return FileStates(path, *size, dtype, create=False)
 
 
-class ClusterSweeps:
-    """Computes layers with the workers of a cluster; see `forward.layer.Elsewhere`.
+class ClusterLayers:
+    """Has layers computed by the workers of a cluster; see `forward.sweep.LayerCluster`.
 
     folder  for files that all workers see
     """
@@ -223,80 +224,95 @@ class ClusterSweeps:
         self._cluster, self._job, self._folder, self._sizes = cluster, job, folder, sizes
         self._name = os.urandom(4).hex()
 
-    def run_layer(self, sweep: Sweep, number: int, before: States, after: States, observer: Observer) -> None:
-        files = self._files(number, before)
+    @contextmanager
+    def dealer(self, sweep: Sweep, number: int, states: LayerBuffers) -> Iterator[_ClusterDealer]:
+        files = self._files(number, states.before)
+        made = [files.middle, files.first, files.outer]
         try:
-            self._fill(files, before, sweep.dtype)
-            layer = sweep.build(number)
-            share = share_of_first_sweep(layer, sweep)
-            experts, routes = layer.experts, self._first_sweep(sweep, number, files, observer, share)
-            observer.refuse_nonfinite()
-            with closing(FileStates(files.first, *self._sizes.states, create=False)) as first:
-                copy(first, after)
-            if experts is not None and routes is not None:
-                self._second_sweep(sweep, number, files, observer, experts, routes, after, 1 - share)
-                observer.refuse_nonfinite()
+            if isinstance(states.before, FileStates):
+                states.before.sync()
+            else:
+                made.append(files.before)
+                with closing(FileStates(files.before, *self._sizes.states)) as stored:
+                    copy(states.before, stored)
+            yield _ClusterDealer(self._cluster, self._job, self._sizes, sweep, number, states.after, files)
         finally:
-            for path in (files.middle, files.first, files.outer, *self._own(files, before)):
+            for path in made:
                 path.unlink(missing_ok=True)
 
-    def _first_sweep(
-        self, sweep: Sweep, number: int, files: LayerFiles, observer: Observer, share: float
-    ) -> Routes | None:
-        starts = range(0, self._sizes.n_tokens, sweep.chunk_size)
-        items = [ChunkItem(i, number, start, files, observer.fresh()) for i, start in enumerate(starts)]
-        by_chunk: list[Routes] = []
+    def _files(self, number: int, before: States) -> LayerFiles:
+        def path(what: str) -> Path:
+            return self._folder / f"layer.{number:05d}.{self._name}.{what}"
 
-        def take(item: ChunkItem, routes: Routes | None, digests: Digests) -> None:
-            middle = (*self._sizes.middle, sweep.dtype)
-            for path, size in ((files.first, self._sizes.states), (files.middle, middle)):
+        given = before.path if isinstance(before, FileStates) else path("before")
+        return LayerFiles(given, path("middle"), path("first"), path("outer"))
+
+
+@dataclass(frozen=True)
+class _ClusterDealer:
+    """A Dealer for the workers of a cluster.
+
+    number  the layer's
+    after   its output
+    """
+
+    cluster: Cluster
+    job: PostedJob
+    sizes: Sizes
+    sweep: Sweep
+    number: int
+    after: States
+    files: LayerFiles
+
+    def chunks(self, layer: Layer, observer: Observer, take: TakeRoutes) -> None:
+        sweep, files = self.sweep, self.files
+        written = {
+            files.first: partial(FileStates, files.first, *self.sizes.states),
+            files.middle: partial(FileStates, files.middle, *self.sizes.middle, sweep.dtype),
+        }
+        for opened in written.values():
+            opened().close()
+        starts = range(0, self.sizes.n_tokens, sweep.chunk_size)
+        items = [ChunkItem(i, self.number, start, files, observer.fresh()) for i, start in enumerate(starts)]
+
+        def take_chunk(item: ChunkItem, routes: Routes | None, digests: Digests) -> None:
+            for path, opened in written.items():
                 if path in digests:
-                    with closing(FileStates(path, *size, create=False)) as written:
-                        rows = written.read(item.start, item.start + sweep.chunk_size)
+                    with closing(opened(create=False)) as stored:
+                        rows = stored.read(item.start, item.start + sweep.chunk_size)
                     self._refuse_lost(path, digests, rows)
-            if routes is not None:
-                by_chunk.append(routes)
-            sweep.advance(share / len(items))
+            take(routes)
 
-        self._compute(items, observer, take)
-        if not by_chunk:
-            return None
-        return Routes(
-            torch.cat([routes.experts for routes in by_chunk]),
-            torch.cat([routes.weights for routes in by_chunk]),
-        )
+        self._compute(items, observer, take_chunk)
+        with closing(FileStates(files.first, *self.sizes.states, create=False)) as first:
+            copy(first, self.after)
 
-    def _second_sweep(
-        self, sweep: Sweep, number: int, files: LayerFiles, observer: Observer, experts: Experts,
-        routes: Routes, after: States, share: float,
-    ) -> None:  # fmt: skip
+    def pieces(self, experts: Experts, routes: Routes, observer: Observer, take: TakeOutput) -> None:
+        sweep, files = self.sweep, self.files
         items: list[PieceItem] = []
-        n_rows = 0
+        n_rows, n_cols = 0, self.sizes.middle[1]
         for expert in range(experts.n_experts):
             for piece in pieces_of(expert, routes, all_tokens=sweep.all_experts):
-                items.append(PieceItem(len(items), number, piece, n_rows, files, observer.fresh()))
+                items.append(PieceItem(len(items), self.number, piece, n_rows, files, observer.fresh()))
                 n_rows += len(piece.weighted)
-        size = n_rows, self._sizes.middle[1]
-        share /= self._sizes.n_tokens * experts_shown(experts, sweep)
+        size = n_rows, n_cols
         FileStates(files.outer, *size, sweep.dtype).close()
 
-        def take(item: PieceItem, nothing: None, digests: Digests) -> None:
-            piece = item.piece
-            weighted = piece.weighted
-            if len(weighted):
+        def take_piece(item: PieceItem, nothing: None, digests: Digests) -> None:
+            output, n_weighted = torch.empty(0, n_cols), len(item.piece.weighted)
+            if n_weighted:
                 with closing(FileStates(files.outer, *size, sweep.dtype, create=False)) as outer:
-                    output = outer.read(item.at, item.at + len(weighted))
+                    output = outer.read(item.at, item.at + n_weighted)
                 self._refuse_lost(files.outer, digests, output)
-                after.add(piece.tokens[weighted], output, piece.weights[weighted])
-            sweep.advance(share * len(piece.tokens))
+            take(item.piece, output)
 
-        self._compute(items, observer, take)
+        self._compute(items, observer, take_piece)
 
     def _refuse_lost(self, path: Path, digests: Digests, rows: torch.Tensor) -> None:
         """Raise ClusterError unless this process has read from a file what a worker says that it wrote."""
         if _digest(rows) != digests[path]:
             raise ClusterError(
-                f"{self._cluster.address}: what a worker says that it wrote to {path} is not there; do all"
+                f"{self.cluster.address}: what a worker says that it wrote to {path} is not there; do all"
                 " workers see the same files?"
             )
 
@@ -320,32 +336,11 @@ class ClusterSweeps:
                 n_taken += 1
 
         try:
-            Farm(self._cluster, self._job, done).run(items)
+            Farm(self.cluster, self.job, done).run(items)
         except ItemFailed as failed:
             if failed.error == BadActivation.__name__:
                 raise BadActivation(failed.text) from None
             raise ExecutionError(f"blk.{failed.item.layer}: {failed.text}", failed.item) from None
-
-    def _files(self, number: int, before: States) -> LayerFiles:
-        def path(what: str) -> Path:
-            return self._folder / f"layer.{number:05d}.{self._name}.{what}"
-
-        given = before.path if isinstance(before, FileStates) else path("before")
-        return LayerFiles(given, path("middle"), path("first"), path("outer"))
-
-    def _own(self, files: LayerFiles, before: States) -> list[Path]:
-        """Return the file of a layer's input if it was made for the workers alone."""
-        return [] if isinstance(before, FileStates) else [files.before]
-
-    def _fill(self, files: LayerFiles, before: States, dtype: torch.dtype) -> None:
-        """Put a layer's input where workers see it, and make the files that they write to."""
-        if isinstance(before, FileStates):
-            before.sync()
-        else:
-            with closing(FileStates(files.before, *self._sizes.states)) as stored:
-                copy(before, stored)
-        FileStates(files.middle, *self._sizes.middle, dtype).close()
-        FileStates(files.first, *self._sizes.states).close()
 
 
 class _Digesting(FileStates):
@@ -362,13 +357,13 @@ class _Digesting(FileStates):
 
 def _digest(rows: torch.Tensor) -> int:
     """Return a digest of the bytes of rows, by which the parent sees whether they have come through."""
-    return xxhash.xxh3_64_intdigest(rows.contiguous().view(torch.uint8).numpy().data)
+    return xxhash.xxh3_64_intdigest(to_bytes(rows))
 
 
 @contextmanager
-def open_elsewhere(
+def open_layer_cluster(
     source: ModelSource, text: Text, options: ForwardOptions, folder: WorkFolder
-) -> Iterator[ClusterSweeps | None]:
+) -> Iterator[ClusterLayers | None]:
     """Give what computes layers on the workers of `options.scheduler`; None where there is no scheduler.
 
     raises  ClusterError for workers that don't see the work folder, or run other code
@@ -379,7 +374,7 @@ def open_elsewhere(
     network, n_tokens = source.network, text.inputs.size
     sizes = Sizes((n_tokens, network.state_size), (n_tokens, network.hidden_size))
     plain = replace(options, scheduler=None, device=device_name(options.device))
-    tokens = torch.from_numpy(text.inputs).flatten()
+    tokens = to_torch(text.inputs).flatten()
     job = LayersJob(source.path, plain, text.chunk_size, sizes, tokens)
     with open_cluster(options.scheduler) as cluster, cluster.offer(job, folder.folder / "layers") as place:
-        yield ClusterSweeps(cluster, place, folder.folder, sizes)
+        yield ClusterLayers(cluster, place, folder.folder, sizes)

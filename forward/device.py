@@ -1,30 +1,76 @@
-"""What this machine's torch can compute on."""
+"""The device that torch computes on, and all copies between it, this process's memory and numpy.
+
+Files, hidden states, sums and kernels of numba are in ordinary memory; weights and activations are on the
+device. Whoever takes something from one side to the other calls this module, which alone knows that the CPU
+is both. docs/add-a-device.md says what torch must be able to do on a device.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import torch
+
 from gguf_tools.errors import BadRequest
 
-
-def require_torch(purpose: str) -> None:
-    """Raise BadRequest saying what to install where torch is missing; `purpose` begins the message."""
-    from importlib.util import find_spec
-
-    if find_spec("torch") is None:
-        raise BadRequest(f"{purpose} needs torch: pip install 'gguf-tools[torch]', or '.[torch]' in a clone")
+CPU = torch.device("cpu")
+"""The device whose memory is this process's."""
 
 
 def device_name(wanted: str | None) -> str:
-    """Return the torch device to use: the wanted one, or CUDA where there is one, or the CPU.
+    """Name the torch device to use: the wanted one, or CUDA where there is one, or the CPU.
 
     raises  BadRequest if torch can't use the wanted one
     """
-    import torch
-
     if wanted is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return "cuda" if torch.cuda.is_available() else CPU.type
     try:
         torch.zeros(1, device=wanted).item()  # meta has tensors, but no numbers
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise BadRequest(f"--device {wanted}: torch can't use it ({reason})") from error
     return wanted
+
+
+def choose_device(wanted: str | None) -> torch.device:
+    """Return the device that `device_name` names."""
+    return torch.device(device_name(wanted))
+
+
+def is_cpu(device: torch.device | str) -> bool:
+    """Whether tensors on a device are memory that numpy and numba can use."""
+    return torch.device(device).type == CPU.type
+
+
+def threads_on(device: torch.device | str, n_threads: int) -> int:
+    """Tell how many of `n_threads` compute tasks of their own; any device but the CPU is fed by one."""
+    return n_threads if is_cpu(device) else 1
+
+
+def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor to this process's memory; one that is there already is returned as it is."""
+    return tensor.cpu()
+
+
+def to_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """Give a tensor as an array, which shares its memory on the CPU; numpy must have its dtype."""
+    array: npt.NDArray[Any] = tensor.cpu().numpy()
+    return array
+
+
+def to_torch(array: npt.NDArray[Any], device: torch.device = CPU) -> torch.Tensor:
+    """Give an array as a tensor of the same dtype, bfloat16 included; on the CPU it shares a writeable one's
+    memory."""
+    if not array.flags.writeable:
+        array = array.copy()
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(device)
+    return torch.from_numpy(array).to(device)
+
+
+def to_bytes(rows: torch.Tensor) -> memoryview:
+    """Give the bytes of a tensor in row order; on the CPU, those of a contiguous one are its own memory."""
+    return to_numpy(rows.contiguous().view(torch.uint8)).reshape(-1).data

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from forward.device import to_bytes, to_numpy
 from forward.layers.kernels import add_weighted
 from gguf_tools.errors import OutputError
 from gguf_tools.system import files
@@ -105,7 +106,7 @@ class FileStates:
         return out
 
     def write(self, start: int, rows: torch.Tensor) -> None:
-        data = _bytes(rows.contiguous())
+        data = to_bytes(rows)
         offset = start * self._row_bytes
         while data:
             try:
@@ -127,18 +128,13 @@ class FileStates:
             self.write(start, total[at : at + count])
 
     def _read_into(self, out: torch.Tensor, start: int) -> None:
-        view = _bytes(out)
+        view = to_bytes(out)
         offset = start * self._row_bytes
         while view:
             count = files.read_into(self._fd, view, offset)
             if count == 0:
                 raise OutputError(f"{self.path}: shorter than it was written; was it changed meanwhile?")
             view, offset = view[count:], offset + count
-
-
-def _bytes(rows: torch.Tensor) -> memoryview:
-    """Return the memory of contiguous rows, on the CPU."""
-    return rows.view(torch.uint8).numpy().data.cast("B")
 
 
 def copy(source: States, target: States) -> None:
@@ -154,7 +150,7 @@ def _runs(numbers: torch.Tensor) -> list[tuple[int, int, int]]:
     >>> _runs(torch.tensor([3, 4, 7]))
     [(0, 3, 2), (2, 7, 1)]
     """
-    values = numbers.numpy()
+    values = to_numpy(numbers)
     starts = np.flatnonzero(np.diff(values, prepend=-2) != 1)
     counts = np.diff(starts, append=len(values))
     return [(int(at), int(values[at]), int(count)) for at, count in zip(starts, counts, strict=True)]

@@ -66,7 +66,7 @@ class LogitSource(Protocol):
     def vocab_size(self) -> int: ...
 
     def read(self, start: int, stop: int) -> torch.Tensor:
-        """Return what `logits` needs for tokens `start` to `stop` of the vocabulary, in any form."""
+        """Read what `logits` needs for tokens `start` to `stop` of the vocabulary, in any form."""
         ...
 
     def logits(self, start: int, stop: int, weight: torch.Tensor) -> torch.Tensor:

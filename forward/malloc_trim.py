@@ -1,4 +1,4 @@
-"""Memory that is free given back to the system, so that the next step has it whichever thread needs it.
+"""Gives free memory back to the system, so that the next step has it, whichever thread needs it.
 
 The C library of Linux keeps what a thread has freed for that thread's next request. Threads of a layer's pool
 end with the layer, and what is kept for them, a gigabyte or two where matrices are large, is of no use.

@@ -11,9 +11,12 @@ import torch
 
 from forward.layer import Layer
 from forward.layers.load import Loader
-from forward.layers.norm import RMSNorm
+from forward.layers.residual import RMSNorm
 from forward.layers.rope import Rope, Rotation
 from gguf_tools.format.values import Metadata
+
+BuildLayer = Callable[[Loader, int, Rotation], Layer]
+"""Reads a layer: is given its number, and the rotation of the positions of a chunk."""
 
 EMBEDDINGS, OUTPUT, OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"
 
@@ -37,7 +40,7 @@ class Network:
     n_chosen    positions that a token attends to at most, where indexers choose them or windows of them;
                 None: all
     n_strands   strands of hidden states side by side
-    n_handed    columns behind them: numbers that layers hand on (forward.layers.residual.Apart)
+    n_handed    columns behind them: numbers that layers hand on (forward.layers.residual.WithSidecar)
     end         (loader, norm before the output matrix) -> what makes of the last hidden states what that
                 matrix multiplies; None: the norm itself
     """
@@ -48,7 +51,7 @@ class Network:
     output: str
     norm_eps: float
     rope: Rope
-    build: Callable[[Loader, int, Rotation], Layer]
+    build: BuildLayer
     n_chosen: int | None = None
     n_strands: int = 1
     n_handed: int = 0
@@ -69,7 +72,7 @@ class Network:
         return gradients.unflatten(-1, (self.n_strands, -1)).sum(1)
 
     def load_end(self, load: Loader) -> End:
-        """Return what makes of the last hidden states what the output matrix multiplies."""
+        """Load the transform from the last hidden states to the output matrix's input."""
         norm = RMSNorm(load.float32(OUTPUT_NORM, self.hidden_size), self.norm_eps)
         if self.end is not None:
             return self.end(load, norm)

@@ -70,7 +70,7 @@ class Observer(Protocol):
         ...
 
     def arrays(self) -> Arrays:
-        """Return what has been kept, for the work folder."""
+        """Give the arrays that have been kept, for the work folder."""
         ...
 
 

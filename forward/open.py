@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self
 
 import torch
@@ -22,10 +21,11 @@ from convert.architectures.base import build
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.tokenizer.tokenizer import read_tokenizer
 from convert.weights import open_weights
-from forward.device import device_name
-from forward.families import Network, find_family
+from forward.device import choose_device
+from forward.families import find_family
 from forward.layers.llama_rounding import rounding_of
 from forward.layers.load import Loader
+from forward.network import Network
 from forward.options import ForwardOptions
 from gguf_tools.errors import BadRequest, CheckpointError
 from gguf_tools.files.inputs import AnyInput, InputWatch, gguf_inputs
@@ -55,9 +55,7 @@ class ModelSource:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.opened.close()
 
     @cached_property
@@ -66,15 +64,18 @@ class ModelSource:
         return InputWatch(self.inputs, by_path=True)
 
     def loader(self, device: torch.device, dtype: torch.dtype) -> Loader:
-        """Return what reads weights to `device`, matrices as `dtype`."""
-        return Loader(self.path, self.tensors, device, dtype)
+        """Make a loader of weights to `device`, and of matrices as `dtype`.
+
+        A folder has attn_kv_b, but is taken as the file that is made of it by default, which has it split.
+        """
+        return Loader(self.path, self.tensors, device, dtype, splits_kv_b=self.path.is_dir())
 
     def loader_for(self, options: ForwardOptions) -> Loader:
-        """Return what reads weights to the device, and as the dtype, of the options.
+        """Make a loader of weights to the device, and as the dtype, of the options.
 
         raises  BadRequest for types that have no kernel in the engine that is to be imitated
         """
-        load = self.loader(torch.device(device_name(options.device)), getattr(torch, options.dtype))
+        load = self.loader(choose_device(options.device), getattr(torch, options.dtype))
         if options.half_cache:
             load = replace(load, half_cache=True)
         if options.like is None:
@@ -83,7 +84,7 @@ class ModelSource:
             raise BadRequest(f"--like {options.like} computes in float32, not in {options.dtype}")
         for tensor in self.tensors.values():
             rounding_of(tensor.type)
-        return replace(load, rounds=True, half_cache=True)
+        return replace(load, llama_rounding=True, half_cache=True)
 
 
 class Closeable(Protocol):
@@ -114,7 +115,7 @@ def _open_folder(folder: Path) -> ModelSource:
             path=folder,
             network=family.build(conversion.config),
             tensors=tensors,
-            vocab=lambda: read_tokenizer(folder, checkpoint.config, habits=architecture.habits).metadata(),
+            vocab=lambda: read_tokenizer(folder, checkpoint.config, quirks=architecture.quirks).metadata(),
             inputs=checkpoint.inputs(),
             opened=checkpoint,
         )

@@ -1,10 +1,12 @@
-"""How a forward pass is computed."""
+"""How a forward pass is computed, and that it needs torch."""
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Literal
 
+from gguf_tools.errors import BadRequest
 from gguf_tools.system.locks import refuse_thread_count
 
 DType = Literal["float32", "bfloat16"]
@@ -37,14 +39,7 @@ class ForwardOptions:
         refuse_thread_count(self.n_threads)
 
 
-class ForwardChoices(TypedDict, total=False):
-    """The fields of ForwardOptions as keyword arguments."""
-
-    device: str | None
-    dtype: DType
-    n_threads: int | None
-    memory_bytes: int
-    all_experts: bool
-    like: Literal["llama.cpp"] | None
-    half_cache: bool
-    scheduler: str | None
+def require_torch(purpose: str) -> None:
+    """Raise BadRequest saying what to install where torch is missing; `purpose` begins the message."""
+    if importlib.util.find_spec("torch") is None:
+        raise BadRequest(f"{purpose} needs torch: pip install 'gguf-tools[torch]', or '.[torch]' in a clone")

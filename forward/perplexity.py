@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from forward.device import to_cpu, to_torch
 from forward.logits import Head, Positions, sweep_vocabulary
 from forward.text.tokens import Text
 
@@ -68,7 +69,7 @@ class PerplexityVisitor:
         self.positions = predicted_positions(text)
         self.perplexity = Perplexity()
         self._report = report
-        self._targets = torch.from_numpy(text.tokens[:, self.positions.first + 1 :]).to(device)
+        self._targets = to_torch(text.tokens[:, self.positions.first + 1 :], device)
         shape = self._targets.shape
         self._log_sums = torch.full(shape, float("-inf"), dtype=torch.float64, device=device)
         self._right = torch.zeros(shape, dtype=torch.float64, device=device)
@@ -82,7 +83,7 @@ class PerplexityVisitor:
 
     def finish_chunk(self, chunk: int) -> None:
         if self._targets.shape[1]:
-            self.perplexity.add_chunk((self._log_sums[chunk] - self._right[chunk]).cpu())
+            self.perplexity.add_chunk(to_cpu(self._log_sums[chunk] - self._right[chunk]))
             self._report(self.perplexity)
 
 
@@ -92,7 +93,7 @@ def predicted_positions(text: Text) -> Positions:
 
 
 def measure(head: Head, text: Text, report: Callable[[Perplexity], None], n_workers: int = 1) -> Perplexity:
-    """Return the perplexity of `text`; `report` is called after every chunk.
+    """Measure the perplexity of `text`; `report` is called after every chunk.
 
     head       the model's, with the hidden states of the whole text
     n_workers  threads that take chunks

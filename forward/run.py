@@ -11,26 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from forward.cluster import open_elsewhere
-from forward.families import EMBEDDINGS
-from forward.hidden_states import FileStates, MemoryStates, States, copy
-from forward.layer import Sweep, run_layer
+from forward.cluster import open_layer_cluster
+from forward.device import to_cpu, to_torch
+from forward.hidden_states import States
+from forward.layer_states import LayerStates
 from forward.layers.load import Loader
 from forward.layers.shared_weights import SharedWeights
-from forward.network import End
+from forward.network import EMBEDDINGS, End
 from forward.observe import Arrays, Observer
 from forward.open import ModelSource
 from forward.options import ForwardOptions
+from forward.sweep import Execution, Sweep, run_layer
 from forward.text.tokens import Text
-from forward.work.work_folder import EMBEDDING, WorkFolder
+from forward.work.work_folder import WorkFolder
 from forward.workers import threads_for
 from gguf_tools.errors import BadActivation
 
@@ -39,7 +39,8 @@ from gguf_tools.errors import BadActivation
 class ForwardPass:
     """A model and a text on the way through it.
 
-    n_workers  threads that take chunks
+    load       reads its weights
+    folder     of the layers that are done
     """
 
     source: ModelSource
@@ -47,11 +48,16 @@ class ForwardPass:
     load: Loader
     folder: WorkFolder
     sweep: Sweep
+    execution: Execution
     states: LayerStates
 
     @property
     def n_workers(self) -> int:
-        return self.sweep.n_workers
+        return self.execution.n_workers
+
+    def compute(self, layer: int, observer: Observer) -> None:
+        """Compute one layer, and show the observer what its matrices multiply; see `run_layer`."""
+        run_layer(self.sweep, self.execution, layer, self.states.around(layer), observer)
 
     def layers(self, observe: Callable[[], Observer]) -> Iterator[int]:
         """Compute the layers that are not done, and yield each once it is on disk.
@@ -71,7 +77,7 @@ class ForwardPass:
             for layer in range(self.folder.done + 1, self.source.network.n_layers):
                 observer = observe()
                 try:
-                    run_layer(self.sweep, layer, *self.states.around(layer), observer)
+                    self.compute(layer, observer)
                 except BadActivation as error:
                     kept = f"the {layer} layers before stay in {self.folder.folder}"
                     raise BadActivation(f"{error}; {kept}") from error
@@ -89,7 +95,7 @@ class ForwardPass:
         return self.states.after(self.source.network.n_layers - 1)
 
     def output_norm(self) -> End:
-        """Return what stands between the last hidden states and the output matrix: in most models a norm."""
+        """Load the part between the last hidden states and the output matrix: in most models a norm."""
         return self.source.network.load_end(self.load)
 
 
@@ -109,7 +115,8 @@ def forward_pass(
     n_workers  threads that take chunks, where several passes share what `threads_for` gives; None: the pass
                is alone, and takes all
     shared     of the models that are computed in step with this one
-    raises     BadActivation for NaN or infinity in the embeddings; ClusterError, see `open_elsewhere`
+    raises     BadActivation for NaN or infinity in the embeddings; ClusterError, see
+               `open_layer_cluster`
     """
     load, network = replace(source.loader_for(options), shared=shared), source.network
     with ExitStack() as opened:
@@ -129,93 +136,11 @@ def forward_pass(
             dtype=load.dtype,
             chunk_size=text.chunk_size,
             all_experts=options.all_experts,
-            advance=advance,
-            n_workers=n_workers,
-            elsewhere=opened.enter_context(open_elsewhere(source, text, options, folder)),
-            tokens=torch.from_numpy(text.inputs).flatten(),
+            tokens=to_torch(text.inputs).flatten(),
         )
-        yield ForwardPass(source, text, load, folder, sweep, states)
-
-
-class LayerStates:
-    """Where hidden states are kept: two sets that change places with each layer, and what experts multiply.
-
-    In memory, each layer's output is copied to the work folder's files. Else, layers work on those files
-    themselves.
-
-    size   (n_tokens, n_strands * hidden_size + n_handed)
-    dtype  of what experts multiply, (n_tokens, hidden_size)
-    inner  hidden_size
-    """
-
-    def __init__(
-        self,
-        folder: WorkFolder,
-        size: tuple[int, int],
-        dtype: torch.dtype,
-        *,
-        in_memory: bool,
-        opened: ExitStack,
-        inner: int,
-    ) -> None:
-        self.in_memory = in_memory
-        self._folder, self._size, self._dtype, self._opened = folder, size, dtype, opened
-        self._files: dict[Path, FileStates] = {}
-        self._sets = (MemoryStates(*size), MemoryStates(*size)) if in_memory else None
-        self._middle: States
-        self._middle_size = size[0], inner
-        if in_memory:
-            self._middle = MemoryStates(*self._middle_size, dtype)
-        else:
-            self._middle = self._open_middle()
-
-    def begin(self, fill: Callable[[States], Arrays]) -> None:
-        """Have `fill` write what the first layer begins with, unless an earlier run has.
-
-        fill  returns what is to be kept beside it in the work folder
-        """
-        if self._folder.done < EMBEDDING:
-            first = self.stored(EMBEDDING)
-            arrays = fill(first)
-            first.sync()
-            self._folder.finish_layer(EMBEDDING, arrays, [first.path])
-        if self.in_memory:
-            copy(self.stored(self._folder.done), self.after(self._folder.done))
-
-    def stored(self, layer: int) -> FileStates:
-        """Return the file of a layer's output."""
-        path = self._folder.hidden_path(layer)
-        if path not in self._files:
-            self._files[path] = self._opened.enter_context(closing(FileStates(path, *self._size)))
-        return self._files[path]
-
-    def after(self, layer: int) -> States:
-        """Return where a layer puts its output, float32."""
-        return self.stored(layer) if self._sets is None else self._sets[layer % 2]
-
-    def around(self, layer: int) -> tuple[States, States, States]:
-        """Return where a layer finds its input, keeps what experts multiply, and puts its output."""
-        return self.after(layer - 1), self._middle, self.after(layer)
-
-    def finish(self, layer: int, arrays: Arrays) -> None:
-        """Bring the layer's output to the disk itself, and record that the layer is done.
-
-        arrays  what is to be kept beside it in the work folder
-        """
-        stored = self.stored(layer)
-        if self.in_memory:
-            copy(self.after(layer), stored)
-        stored.sync()
-        self._folder.finish_layer(layer, arrays, [stored.path])
-
-    def let_go(self) -> None:
-        """Free what is in memory; from now on layers' outputs are those in their files."""
-        self.in_memory, self._sets = False, None
-        self._middle = self._open_middle()
-
-    def _open_middle(self) -> FileStates:
-        files = FileStates(self._folder.middle_path, *self._middle_size, self._dtype)
-        return self._opened.enter_context(closing(files))
+        cluster = opened.enter_context(open_layer_cluster(source, text, options, folder))
+        execution = Execution(n_workers, advance, cluster)
+        yield ForwardPass(source, text, load, folder, sweep, execution, states)
 
 
 def embed(load: Loader, text: Text, states: States, n_handed: int = 0) -> Arrays:
@@ -226,9 +151,9 @@ def embed(load: Loader, text: Text, states: States, n_handed: int = 0) -> Arrays
     """
     for chunk, tokens in enumerate(text.inputs):
         unique, places = np.unique(tokens, return_inverse=True)
-        rows = load.picked_rows(EMBEDDINGS, unique.tolist()).cpu()
+        rows = to_cpu(load.picked_rows(EMBEDDINGS, unique.tolist()))
         if not bool(torch.isfinite(rows).all()):
             raise BadActivation(f"{EMBEDDINGS}: has NaN or infinity")
         rows = pad(rows.repeat(1, (states.n_cols - n_handed) // rows.shape[1]), (0, n_handed))
-        states.write(chunk * text.chunk_size, rows[torch.from_numpy(places)])
+        states.write(chunk * text.chunk_size, rows[to_torch(places)])
     return {}

@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Self, TypeVar
 
 import torch
 
+from forward.device import threads_on
 from forward.malloc_trim import give_back_surplus
 
 Item = TypeVar("Item")
@@ -33,9 +33,7 @@ class Workers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
     def each(
@@ -74,7 +72,7 @@ def threads_for(n_tasks: int, device: torch.device) -> Iterator[int]:
     device other than the CPU is fed by one thread.
     """
     n_threads = torch.get_num_threads()
-    n_workers = min(n_threads, n_tasks) if device.type == "cpu" else 1
+    n_workers = threads_on(device, min(n_threads, n_tasks))
     torch.set_num_threads(n_threads // n_workers)
     try:
         yield n_workers

@@ -259,13 +259,13 @@ def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 def _collect_from(args: argparse.Namespace) -> None:
     """Collect importances from -m and -f, and write them."""
     from convert.sources import model_path
-    from forward.device import require_torch
+    from forward.options import require_torch
 
     require_torch("collecting importances")
     from forward.work.work_folder import forget
     from imatrix.collecting import collect_beside
     from imatrix.layouts import notes_on_groups
-    from imatrix.progress import CollectBar, perplexity_lines
+    from imatrix.options import CollectBar, perplexity_lines
     from imatrix.store import load, not_held, save
 
     refuse_shared({"-o": args.output}, (Path(args.model), args.text))  # also where it is the default
@@ -316,7 +316,7 @@ def _show(args: argparse.Namespace) -> None:
     import json
 
     from gguf_tools.text import for_json
-    from imatrix.describe import describe, description_lines
+    from imatrix.stats import describe, description_lines
     from imatrix.store import load
 
     contents = load(args.file)

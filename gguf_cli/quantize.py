@@ -296,8 +296,8 @@ def _quantize(request: _Request) -> None:
 
 def _choose_types(request: _Request, size: SizeArguments, source: Path | StreamedFolder) -> Mixture:
     """Return the mixture for the size that is asked for, after saying what was chosen and why."""
-    from calibrate.size.map import expected_lines, map_lines
-    from calibrate.size.solve import curve, size_mixture, sized_lines
+    from calibrate.size.show import expected_lines, map_lines, sized_lines
+    from calibrate.size.solve import curve, size_mixture
 
     def planner(mixture: Mixture) -> AbstractContextManager[Run]:
         return request.plan(source, mixture, allow_problems=True)
@@ -305,7 +305,7 @@ def _choose_types(request: _Request, size: SizeArguments, source: Path | Streame
     wanted = size.request(Path(source), request.output, calibrated=request.options.calibration is not None)
     sized = size_mixture(planner, wanted)
     if size.curve is not None:
-        from calibrate.size.plot import plot_curve
+        from calibrate.size.show import plot_curve
 
         plot_curve(curve(sized, wanted, planner), sized, size.curve)
     if not request.json:

@@ -20,7 +20,7 @@ from gguf_tools import __version__
 from gguf_tools.files.overwriting import refuse_to_replace
 
 if TYPE_CHECKING:
-    from calibrate.sensitivities.measure import SensitivityOptions
+    from calibrate.sensitivities.options import SensitivityOptions
     from quantize.plan.sensitivities import Sensitivities
 
 DESCRIPTION = """\
@@ -98,7 +98,7 @@ def _sensitivity(args: argparse.Namespace) -> None:
 
 
 def _options(args: argparse.Namespace) -> SensitivityOptions:
-    from calibrate.sensitivities.measure import SensitivityOptions
+    from calibrate.sensitivities.options import SensitivityOptions
 
     return SensitivityOptions(
         cut=cut_of(args),

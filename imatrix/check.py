@@ -35,7 +35,7 @@ class CheckedModel:
 def check(
     contents: ImportanceFile, model: CheckedModel | None = None, recipe: str | None = None
 ) -> list[Finding]:
-    """Return what is wrong, errors first.
+    """Find what is wrong, errors first.
 
     recipe  a file type or a recipe file; needs the model
     raises  ToolkitError for a recipe that can't be read
@@ -134,7 +134,7 @@ def _by_type(names: Iterable[str], types: Mapping[str, str]) -> Iterator[str]:
 
 
 def read_model(model: Path | StreamedFolder) -> CheckedModel:
-    """Return the headers of a Hugging Face folder, as it would be converted, or of a GGUF file.
+    """Read the headers of a Hugging Face folder, as it would be converted, or of a GGUF file.
 
     model  its path, or a folder whose weights are on the Hub
     """

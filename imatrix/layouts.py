@@ -51,7 +51,7 @@ def in_layout_both(
 
 
 def notes_on_groups(contents: ImportanceFile) -> tuple[str, ...]:
-    """Return what to know about entries that have a row for each group of a matrix's rows."""
+    """Note entries that have a row for each group of a matrix's rows."""
     if not any(map(has_row_groups, contents.entries)):
         return ()
     return (

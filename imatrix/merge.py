@@ -20,7 +20,7 @@ class Merged:
 
 
 def merge(files: Sequence[ImportanceFile]) -> Merged:
-    """Return what collecting from all the texts in one go would have given.
+    """Add up matrices, as if all their texts had been collected from in one go.
 
     Files in the `.dat` form count chunks, not tokens. When merged with other files, their chunks are assumed
     to be as long as the others'.

@@ -32,7 +32,7 @@ class Repaired:
 
 
 def repair(contents: ImportanceFile, n_heads: int | None = None) -> Repaired:
-    """Return the importances with every gap filled for which the other entries say enough.
+    """Fill every gap of a matrix for which the other entries say enough.
 
     n_heads  attention heads of the model; None: inferred from entries that have a row per head
     raises   BadImportance for NaN and infinity

@@ -1,26 +1,93 @@
-"""One collection: layer after layer, then the output."""
+"""One collection: layer after layer, each read once for all chunks of text, then the output.
+
+Between layers a hidden state per token is kept, in memory or in a file when it is above the budget. The rest
+of the memory is one layer's attention and, per thread, a chunk's activations and one or two experts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
+import torch
 
 from forward.accumulate import Accumulator, Sums, sums_of
-from forward.families import OUTPUT
 from forward.logits import Head
-from forward.open import ModelSource
+from forward.network import OUTPUT
+from forward.open import ModelSource, open_model
 from forward.perplexity import Perplexity, measure
 from forward.run import ForwardPass, forward_pass
-from forward.text.tokens import Text
+from forward.text.quality import admit
+from forward.text.tokens import Text, read_text
+from forward.work.run_identity import run_identity
 from forward.work.work_folder import WorkFolder
-from gguf_tools.errors import BadActivation
+from gguf_tools.errors import BadActivation, BadImportance
+from gguf_tools.files.inputs import InputWatch
+from imatrix.merge import merge
 from imatrix.options import Collected, CollectOptions, CollectReporter
-from quantize.importances.entries import ImportanceFile
+from quantize.importances.entries import ImportanceFile, refuse_nonfinite
+
+_CHOSEN = (
+    "tokens attend to {n_chosen} positions, whose choice depends on rounding: what is attended to is rounded"
+    " to F16, as in llama.cpp's cache"
+)
+"""Note on models with an indexer, for chunks in which it chooses."""
 
 
-def run(
+def collect_from(
+    model: Path, text: Path, output: Path, options: CollectOptions, report: CollectReporter
+) -> Collected:
+    """Do what `imatrix.collecting.collect_beside` says."""
+    if options.forward.n_threads is not None:
+        torch.set_num_threads(options.forward.n_threads)
+    with open_model(model) as source:
+        chunks = read_text(text, source.vocab(), source.network.vocab_size, options.cut)
+        quality = admit(chunks, str(text), report.tell, any_text=options.any_text)
+        notes = tuple(finding.text for finding in quality.findings())
+        n_chosen = source.network.n_chosen
+        if n_chosen is not None and n_chosen < chunks.chunk_size and options.forward.dtype == "float32":
+            options = replace(options, forward=replace(options.forward, half_cache=True))
+            notes += (_CHOSEN.format(n_chosen=n_chosen),)
+        _refuse_others(options.earlier, source)
+        about = _about(source.watch, chunks, options)
+        with WorkFolder(output, about, watch=source.watch, restart=options.restart) as folder:
+            dataset = options.dataset or text.name
+            collected = _run(source, chunks, options, folder, report, dataset)
+            source.watch.refuse_changed()
+    refuse_nonfinite(collected.importances.entries)
+    merged = merge([*options.earlier, collected.importances])
+    return replace(collected, importances=merged.importances, notes=(*notes, *collected.notes, *merged.notes))
+
+
+def _refuse_others(earlier: Sequence[ImportanceFile], source: ModelSource) -> None:
+    """Raise BadImportance, before anything is computed, for importances of another model."""
+    if earlier:
+        merge(earlier)
+    for file in earlier:
+        for name, entry in file.entries.items():
+            tensor = source.tensors.get(name)
+            if tensor is not None and entry.n_values % tensor.shape[-1]:
+                raise BadImportance(
+                    f"{file.path}: {name} has {entry.n_values} values, and the rows of {source.path} have"
+                    f" {tensor.shape[-1]} columns; of another model?"
+                )
+
+
+def _about(inputs: InputWatch, text: Text, options: CollectOptions) -> dict[str, Any]:
+    """List what decides the numbers of a run."""
+    return {
+        "model": inputs.recognised_by(),
+        **run_identity(text, options.forward),
+        "all_experts": options.forward.all_experts,
+        **({"half_cache": True} if options.forward.half_cache else {}),
+    }
+
+
+def _run(
     source: ModelSource,
     text: Text,
     options: CollectOptions,
@@ -28,7 +95,7 @@ def run(
     report: CollectReporter,
     dataset: str,
 ) -> Collected:
-    """Return the importances of the weights of `source`, resuming what the work folder has.
+    """Compute the importances of the weights of `source`, resuming what the work folder has.
 
     dataset  name of the text in the file
     raises   BadActivation naming layer and tensor for NaN or infinity; finished layers stay in the folder

@@ -1,4 +1,4 @@
-"""Statistics of an importance matrix: how its energy is spread, and what it has not seen.
+"""An importance matrix in numbers: what it holds, how its energy is spread, and what it has not seen.
 
 The numbers per entry are those of llama-imatrix --show-statistics. They are taken over the mean squared
 activations of all columns of all matrices that have seen anything:
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from gguf_tools.text import printable, table
-from quantize.importances.entries import ImportanceFile, Importances
+from quantize.importances.entries import ImportanceEntry, ImportanceFile, Importances
 from quantize.roles import layer_of
 
 ACTIVE_ABOVE = 1e-5
@@ -73,7 +73,7 @@ class LayerStats:
 
 
 def entry_stats(contents: ImportanceFile) -> tuple[EntryStats, ...]:
-    """Return the statistics of all entries, by kind and then by layer."""
+    """Compute the statistics of all entries, by kind and then by layer."""
     entries = [_of_entry(name, contents.entries) for name in contents.entries]
     return tuple(sorted(entries, key=lambda entry: (entry.kind, -1 if entry.layer is None else entry.layer)))
 
@@ -201,7 +201,7 @@ def stats_lines(contents: ImportanceFile) -> Iterator[str]:
 
 
 def gap_text(entry: EntryStats) -> str:
-    """Return what an entry has not seen, in words."""
+    """Say in words what an entry has not seen."""
     gaps = (
         (entry.n_unseen, f"{entry.n_unseen} of {entry.n_mats} matrices never seen"),
         (entry.n_rare, f"{entry.n_rare} of {entry.n_mats} rarely seen"),
@@ -223,3 +223,60 @@ def _row(entry: EntryStats) -> tuple[str, ...]:
         f"{entry.outliers:.1%}",
         "-" if entry.similarity is None else f"{entry.similarity:.3f}",
     )
+
+
+def describe(contents: ImportanceFile) -> dict[str, Any]:
+    """Describe a file as plain data: where it comes from, and a row per entry.
+
+    An entry has n_mats and n_cols as stored, the smallest and the largest count, the number of matrices that
+    have seen nothing, and the mean of all weights.
+    """
+    return {
+        "format": contents.format,
+        "datasets": list(contents.datasets),
+        "chunk_count": contents.chunk_count,
+        "chunk_size": contents.chunk_size,
+        "entries": [{"name": name, **_facts(entry)} for name, entry in contents.entries.items()],
+    }
+
+
+def _facts(entry: ImportanceEntry) -> dict[str, Any]:
+    with np.errstate(all="ignore"):  # NaN and infinity are shown as they are
+        counts = entry.whole_counts()
+        mean = entry.weights().mean(dtype=np.float64)
+    n_mats, n_cols = entry.shape
+    return {
+        "n_mats": n_mats,
+        "n_cols": n_cols,
+        "min_count": _whole(counts.min()),
+        "max_count": _whole(counts.max()),
+        "n_unseen": int(np.count_nonzero(counts <= 0)),
+        "mean": float(mean),
+    }
+
+
+def _whole(count: np.float32) -> int | float:
+    return int(count) if np.isfinite(count) else float(count)
+
+
+def description_lines(contents: ImportanceFile) -> Iterator[str]:
+    """Yield `describe` as text."""
+    facts = describe(contents)
+    datasets = ", ".join(map(printable, facts["datasets"])) or "unknown"
+    size = f" of {facts['chunk_size']} tokens" if facts["chunk_size"] else ""
+    yield f"{len(facts['entries'])} entries, form {facts['format']}"
+    yield f"datasets: {datasets}; {facts['chunk_count']} chunks{size}"
+    rows = [("name", "matrices", "columns", "counts", "mean square", "")]
+    for entry in facts["entries"]:
+        low, high = entry["min_count"], entry["max_count"]
+        rows.append(
+            (
+                printable(entry["name"]),
+                str(entry["n_mats"]),
+                str(entry["n_cols"]),
+                str(high) if low == high else f"{low} to {high}",
+                f"{entry['mean']:.4g}",
+                f"{entry['n_unseen']} never seen" if entry["n_unseen"] else "",
+            )
+        )
+    yield from table(rows, right=(1, 2, 3, 4))

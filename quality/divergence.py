@@ -103,7 +103,7 @@ class Divergence:
 
 
 def measure(tokens: TokenValues, first_position: int = 0, n_buckets: int = 4) -> Divergence:
-    """Return all measures of the tokens.
+    """Compute all measures of the tokens.
 
     first_position  of the measured ones within a chunk
     n_buckets       into so many groups positions are divided

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from forward.device import to_numpy
 from forward.hidden_states import Rows
 from forward.logits import Positions
 from forward.observe import Arrays, Silent
@@ -41,7 +42,7 @@ class LayerDrift:
 
     @classmethod
     def of(cls, layer: int, arrays: Arrays) -> Self:
-        """Return what `arrays` has made of the drift of a layer."""
+        """Restore the drift of a layer; the inverse of `arrays`."""
         drift, changed = arrays["drift"].tolist()
         return cls(layer, drift, None if math.isnan(changed) else changed)
 
@@ -53,7 +54,7 @@ class Routes(Silent):
         self._experts: list[npt.NDArray[np.int16]] = []
 
     def routes(self, router: str, experts: torch.Tensor) -> None:
-        self._experts.append(experts.to(torch.int16).cpu().numpy())
+        self._experts.append(to_numpy(experts.to(torch.int16)))
 
     def fresh(self) -> Self:
         return type(self)()
@@ -76,7 +77,7 @@ def drift_of(
     *,
     n_cols: int,
 ) -> LayerDrift:
-    """Return how far the hidden states after `layer` of a model are from those of its base.
+    """Measure how far the hidden states after `layer` of a model are from those of its base.
 
     n_cols  of the hidden states; what is handed on behind them counts for nothing
     base_routes, model_routes  as `Routes.arrays` returns them

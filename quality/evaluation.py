@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,10 @@ class TensorSize:
     name: str
     type: GGMLType
     n_bytes: int
+
+
+Check = Callable[[EvaluatedText, Sequence[tuple[TensorSize, ...]]], None]
+"""Given the text and the tensors of each file, raises BadRequest for what can't be done with their result."""
 
 
 @dataclass(frozen=True)

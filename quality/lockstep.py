@@ -1,4 +1,4 @@
-"""Several models on the way through one text, in step: layer after layer, each by all models in turn.
+"""Several models go through one text in step: layer after layer, each computed by all models in turn.
 
 The base computes a layer first. Every other model follows, and is compared with the base at once, while the
 hidden states of both are there. What was measured is recorded together with the layer in the model's work
@@ -86,7 +86,7 @@ class Lockstep:
                 model.load.shared.forget()
 
     def _drift(self, model: ForwardPass, layer: int, positions: Positions, routes: Arrays) -> Arrays:
-        """Return how far a model has drifted, for its work folder; nothing without a layered base."""
+        """Measure a model's drift, for its work folder; nothing without a layered base."""
         base = self.base
         if base is None:
             return {}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forward.options import ForwardChoices, ForwardOptions
-from forward.text.tokens import Cut, CutChoices
+from forward.options import ForwardOptions
+from forward.text.tokens import Cut
+
+AnyPath = str | os.PathLike[str]
 
 SHORTEST_CHUNK = 4
 """Tokens of a chunk of which something can be measured."""
@@ -43,14 +46,3 @@ class EvaluateOptions:
         for name in ("work", "logits", "keep"):
             if getattr(self, name) is not None:  # a caller may have texts
                 object.__setattr__(self, name, Path(getattr(self, name)))
-
-
-class EvaluateChoices(CutChoices, ForwardChoices, total=False):
-    """The fields of EvaluateOptions, Cut and ForwardOptions as keyword arguments."""
-
-    cut: Cut
-    forward: ForwardOptions
-    work: Path | None
-    restart: bool
-    logits: Path | None
-    keep: Path | None

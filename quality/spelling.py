@@ -53,7 +53,7 @@ def _piece(token: str) -> bytes:
 
 @cache
 def _byte_of_character() -> Mapping[str, int]:
-    """Return what byte each character of a byte-level vocabulary stands for.
+    """Map each character of a byte-level vocabulary to its byte.
 
     Printable characters of Latin-1 stand for themselves. The other bytes have the characters from U+0100 on.
     """

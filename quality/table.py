@@ -17,7 +17,7 @@ _N_TENSORS = 3
 
 
 def evaluation_lines(evaluation: Evaluation) -> list[str]:
-    """Return the measures of every model, and how far each has drifted, layer by layer.
+    """Print the measures of every model as lines, and how far each has drifted, layer by layer.
 
     A line has at most MAX_WIDTH columns as long as the files' names have no more than about 20.
     """

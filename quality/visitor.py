@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from forward.device import to_cpu, to_numpy, to_torch
 from forward.logits import Positions
 from forward.perplexity import predicted_positions
 from forward.text.tokens import Text
@@ -49,7 +50,7 @@ class DivergenceVisitor:
         self.positions: Positions = predicted_positions(text)
         self._paths, self._report, self._floor = tuple(paths), report, floor
         targets = text.tokens[:, self.positions.first + 1 : self.positions.stop + 1]
-        self._targets = torch.from_numpy(targets).to(device)
+        self._targets = to_torch(targets, device)
         shape = len(paths), *targets.shape
 
         def filled(value: float) -> torch.Tensor:
@@ -89,7 +90,7 @@ class DivergenceVisitor:
 
     def finish_chunk(self, chunk: int) -> None:
         sums = self._sums[:, chunk]
-        sound_ones = torch.isfinite(sums).flatten(1).all(-1).cpu().tolist()
+        sound_ones = to_cpu(torch.isfinite(sums).flatten(1).all(-1)).tolist()
         for path, sound in zip(self._paths, sound_ones, strict=True):
             if not sound:
                 raise BadActivation(f"{path}: the logits have NaN or infinity")
@@ -100,11 +101,11 @@ class DivergenceVisitor:
         found = self._right[model]
         if model or self._floor is None:
             found = found - self._maxima[model] - self._sums[model].log()
-        values: np.ndarray = found.cpu().numpy()
+        values: np.ndarray = to_numpy(found)
         return values
 
     def values(self, model: int) -> TokenValues:
-        """Return what is known of each token for a model, counted from 1, against the base."""
+        """Compute the values of each token for a model, counted from 1, against the base."""
         logs = self._sums.log()
         if self._floor is None:
             kld = self._crosses[model] / self._sums[0] - logs[0] + logs[model]
@@ -115,6 +116,6 @@ class DivergenceVisitor:
         return TokenValues(
             base_log_prob=self.log_prob(0),
             log_prob=self.log_prob(model),
-            kld=kld.cpu().numpy(),
-            same_top=(self._tops[model] == self._tops[0]).cpu().numpy(),
+            kld=to_numpy(kld),
+            same_top=to_numpy(self._tops[model] == self._tops[0]),
         )

@@ -55,12 +55,12 @@ def forget_folders(work: Path) -> None:
 
 
 def is_unfinished(work: Path) -> bool:
-    """Return whether an evaluation that was interrupted has left its folders in `work`."""
+    """Tell whether an evaluation that was interrupted has left its folders in `work`."""
     return any(folders_of_models.is_unfinished(path.with_suffix("")) for path in work.glob("*.work"))
 
 
 def temporary_folder() -> Path | None:
-    """Return where temporary folders go: $TMPDIR, or /var/tmp; None: Python decides."""
+    """Choose where temporary folders go: $TMPDIR, or /var/tmp; None: Python decides."""
     if os.environ.get("TMPDIR") or not os.access(_LASTING, os.W_OK):
         return None
     return _LASTING

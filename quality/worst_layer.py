@@ -13,8 +13,8 @@ from math import prod
 
 import torch
 
-from forward.families import EMBEDDINGS, OUTPUT_NORM
 from forward.layers.attention.mla import LatentAttention
+from forward.network import EMBEDDINGS, OUTPUT_NORM
 from forward.run import ForwardPass
 from gguf_tools.format.ggml_types import I32
 from quality.bases.base import BaseWeights
@@ -48,7 +48,7 @@ class WorstLayer:
 def find_worst_layer(
     base: BaseWeights | None, model: ForwardPass, layers: Sequence[LayerDrift]
 ) -> WorstLayer | None:
-    """Return the layer that adds most to the drift of `model`, the first one if there is no drift.
+    """Find the layer that adds most to the drift of `model`, the first one if there is no drift.
 
     base    None where its weights are not there: then no tensors are compared
     layers  nothing is returned if there are none
@@ -63,7 +63,7 @@ def find_worst_layer(
 
 
 def _added(layers: Sequence[LayerDrift], number: int) -> float:
-    """Return what a layer adds: errors that know nothing of each other add up as squares do."""
+    """Compute a layer's own drift, squared: independent errors add up as squares do."""
     before = layers[number - 1].drift if number else 0.0
     return layers[number].drift ** 2 - before**2
 

@@ -1,6 +1,6 @@
 """Calibration as this package sees it: something that knows activations helps to decide and to encode.
 
-`quality.calibrate.Calibration` is one. A front takes it as an option. It promises importances before a weight
+`calibrate.Calibration` is one. A front takes it as an option. It promises importances before a weight
 is read, so that the plan is the one of a file with an importance matrix. When the run is executed, it makes
 the tensors whose activations it sees.
 """
@@ -28,7 +28,7 @@ from quantize.plan.plan import Plan
 
 
 class Calibrating(Protocol):
-    """What a front takes as `calibration`."""
+    """A calibration, as a front takes it."""
 
     def promise(self, metadata: Metadata, tensors: Sequence[TensorInfo]) -> ImportanceFile:
         """Return entries, without numbers, for the tensors whose activations will be seen.
@@ -46,11 +46,11 @@ class Calibrating(Protocol):
         inputs: Sequence[AnyInput],
         options: FillOptions,
     ) -> AbstractContextManager[Calibrator]:
-        """Return the calibrator of a run; leaving it without an error ends the run."""
+        """Open the calibrator of a run; leaving it without an error ends the run."""
         ...
 
     def estimate(self, plan: Plan, outputs: Sequence[Output], options: FillOptions) -> Iterable[str]:
-        """Yield the memory, disk and time that a run will need, in lines."""
+        """Tell what a run will need: memory, disk and time."""
         ...
 
 

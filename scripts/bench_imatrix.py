@@ -120,9 +120,9 @@ def plain_loop(model: str, text: str, n_chunks: str, n_threads: str, dtype: str)
 
     from forward.accumulate import Accumulator
     from forward.hidden_states import MemoryStates
-    from forward.layer import Sweep, run_layer
     from forward.open import open_model
     from forward.run import embed
+    from forward.sweep import Execution, LayerBuffers, Sweep, run_layer
     from forward.text.tokens import Cut, Text, read_text
 
     torch.set_num_threads(int(n_threads))
@@ -137,14 +137,13 @@ def plain_loop(model: str, text: str, n_chunks: str, n_threads: str, dtype: str)
             dtype=load.dtype,
             chunk_size=CONTEXT,
             all_experts=False,
-            advance=lambda share: None,
         )
         for chunk in range(chunks.n_chunks):
             here, there = (MemoryStates(CONTEXT, network.hidden_size) for _ in range(2))
             one = slice(chunk, chunk + 1)
             embed(load, Text(chunks.tokens[one], chunks.inputs[one]), here)
             for layer in range(network.n_layers):
-                run_layer(sweep, layer, here, here, there, Accumulator())
+                run_layer(sweep, Execution(), layer, LayerBuffers(here, here, there), Accumulator())
                 here, there = there, here
 
 

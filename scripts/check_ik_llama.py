@@ -41,6 +41,7 @@ from forward.open import open_model  # noqa: E402
 from forward.text.tokens import Cut, read_text  # noqa: E402
 from gguf_tools import open_gguf  # noqa: E402
 from quantize.formats.base import Decode  # noqa: E402
+from quantize.formats.codecs import CODECS  # noqa: E402
 from quantize.plan.overrides import parse_custom_q  # noqa: E402
 from quantize.plan.plan import PlanOptions  # noqa: E402
 from tests.forward.small_models import run_all_layers  # noqa: E402
@@ -77,11 +78,8 @@ FACTORS = {"IQ2_KT": 1.05, "IQ3_KT": 1.01}
 def decode_as_multiplied() -> None:
     """Have our decoders give the weights that ik_llama.cpp multiplies by."""
     for name, factor in FACTORS.items():
-        module = import_module(f"quantize.formats.ik.{name.lower()}")
-        scaled = _scaled(module.decode, np.float32(factor))
-        module.decode = scaled
-        if hasattr(module, "FORMAT"):
-            module.FORMAT = replace(module.FORMAT, decode=scaled)
+        module = import_module(CODECS[name].module, "quantize.formats")
+        module.FORMAT = replace(module.FORMAT, decode=_scaled(module.FORMAT.decode, np.float32(factor)))
 
 
 def _scaled(decode: Decode, factor: np.float32) -> Decode:

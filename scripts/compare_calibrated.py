@@ -48,8 +48,8 @@ from quantize.importances.entries import ImportanceFile
 TYPES = ("Q2_K", "IQ2_XS", "IQ3_XXS", "Q3_K_M", "IQ4_XS", "Q4_0", "Q4_K_M", "Q5_K_M")
 
 WAYS: Mapping[str, Mapping[str, bool]] = {
-    "one-sided": {"sequential": False, "two_sided": False, "embedding": False},
-    "embedding": {"sequential": False, "two_sided": False, "embedding": True},
+    "one-sided": {"sequential": False, "method": "one-sided", "embedding": False},
+    "embedding": {"sequential": False, "method": "one-sided", "embedding": True},
     "default": {},
 }
 """Fields of `calibrate.Calibration` for each way."""

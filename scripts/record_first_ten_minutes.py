@@ -35,19 +35,18 @@ MAINS: dict[str, Callable[[list[str]], int]] = {
 HEAD = """\
 # The first ten minutes
 
-From a clone to a quantized file and its measured quality, with a small trained model that lies in the
-repository. The commands print what is shown (`scripts/record_first_ten_minutes.py` writes this page). Times
-are those of a busy machine with two cores; the first run of a recipe also compiles its kernels.
+From a clone to a quantized file and its measured quality, with the small trained model in the repository.
+All output is real (`scripts/record_first_ten_minutes.py` writes this page). The times are those of a busy
+machine with two cores; the first run of a recipe also compiles its kernels.
 
 From `git clone` to the first Q4_K_M took 19 s on 2026-11-22, on a quiet machine with two cores (AMD EPYC,
-virtual) and packages near by: 15 s for cloning, an environment and `pip install .` without torch, and 4 s for
-converting and quantizing in one pass, 3 of them for compiling kernels.
+virtual) and a nearby mirror of the packages: 15 s for cloning, an environment and `pip install .` without
+torch, and 4 s for converting and quantizing in one pass, 3 of them for compiling kernels.
 
     pip install .
 
-`imatrix` and `evaluate` below compute the model, so they need torch too. Its build for the CPU is enough
-here, and it spares the 5 GB of libraries that the build for CUDA brings along. For
-that one, install `".[torch]"` instead.
+`imatrix` and `evaluate` below compute the model, so they need torch too. Its CPU build is enough here;
+[installation](install.md#torch-on-a-cpu) has the other one.
 
     pip install torch --index-url https://download.pytorch.org/whl/cpu
 """
@@ -55,26 +54,26 @@ that one, install `".[torch]"` instead.
 STEPS: tuple[tuple[str, str, int], ...] = (
     ("One pass from the checkpoint to a file for llama.cpp.",
      "convert-hf-to-gguf examples/tiny-deepseek-v3 --outtype Q4_K_M --outfile tiny-Q4_K_M.gguf", 0),
-    ("What is in it? `show` prints metadata, tensors and sums; this is the end of it.",
+    ("What is in the file? `show` prints metadata, tensors and totals; these are its last lines.",
      "gguf-tools show tiny-Q4_K_M.gguf", 12),
-    ("Several types come from a file in BF16, which is worth keeping.",
+    ("To make several types, keep a file in BF16.",
      "convert-hf-to-gguf examples/tiny-deepseek-v3 --outfile tiny-bf16.gguf", 0),
-    ("An importance matrix says which columns matter. It needs torch, and a text.",
+    ("An importance matrix tells which columns matter. Collecting it needs torch and a text.",
      "imatrix -m examples/tiny-deepseek-v3 -f examples/tiny-deepseek-v3/calibration.txt -o tiny.imatrix.gguf"
      " --chunks 8 --threads 2", 0),
-    ("What would a type do? Nothing is read or written yet.",
+    ("What would a type do? A dry run reads no weights and writes nothing.",
      "quantize --dry-run --summary --imatrix tiny.imatrix.gguf tiny-bf16.gguf IQ3_XXS", 0),
     ("Two types from one walk over the source.",
      "quantize --imatrix tiny.imatrix.gguf tiny-bf16.gguf tiny-{FTYPE}.gguf IQ3_XXS,Q5_K_M", 0),
-    ("How good are they? (On a text that the model has not seen, the measure would be worth more.)",
+    ("How good are they? (Measure real models on a text that the calibration has not seen.)",
      "evaluate tiny-bf16.gguf -f examples/tiny-deepseek-v3/calibration.txt --chunks 4 --threads 2 -c 128"
      " tiny-Q5_K_M.gguf tiny-Q4_K_M.gguf tiny-IQ3_XXS.gguf", 0),
-    ("A typo costs a line.", "quantize tiny-bf16.gguf tiny.gguf Q4_KM", 0),
+    ("A typo costs one line.", "quantize tiny-bf16.gguf tiny.gguf Q4_KM", 0),
 )  # fmt: skip
 """What is said, the command, and how many last lines of what it prints are shown; 0: all."""
 
 TAIL = """
-The files load in llama.cpp. What else there is, each command's `--help` says, with examples.
+The files load in llama.cpp. [Commands](commands.md) shows what else there is, and each `--help` has examples.
 """
 
 

@@ -1,4 +1,4 @@
-"""Print README's table of types: bits per weight, use of importances, and error on the trained tiny model.
+"""Print the table of docs/types.md: bits per weight, use of importances, and error on the trained tiny model.
 
     python scripts/table_of_types.py
 

@@ -1,12 +1,12 @@
 """What a type provides so that its blocks can be rounded with feedback.
 
-A rounder chooses the bytes of up to PANEL columns at a time. The driver (feedback.py) hands it weights that
-already make up for the errors of earlier columns, and carries its errors on to later ones.
+A rounder chooses the bytes of up to PANEL columns at a time. feedback.py gives it weights that already make
+up for the errors of earlier columns, and carries its errors on to later ones.
 
-What every rounder owes:
+What every rounder must keep to:
 
-  - The bytes of a row depend on that row, on the factor and on the effort; never on the rows beside it, on
-    threads or on the machine.
+  - The bytes of a row depend on that row, on the factor and on the effort. They never depend on the rows
+    beside it, on threads or on the machine.
   - `values` are what the type's decoder makes of `data`, to the bit.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from calibrate.rounding.factor import Factor
+from calibrate.rounding.factor import Panel
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats.base import Bytes, Floats32
 
@@ -33,12 +33,12 @@ class Effort:
 
     raises  ValueError for numbers below 0, and a window above MOST_STEPS
 
-    scale_window  how many steps the scales and minimums of a sub-block may leave the ones that llama.cpp's
-                  search gives, while the weights are rounded under them with feedback
+    scale_window  how many steps away from the scales and minimums of llama.cpp's search a sub-block may go,
+                  while its weights are rounded with feedback
     super_scales  how many scales of the scales are tried for a block of a grid type, 1 to 6
     grid_window   the window of grid types, whose candidates take far longer
-    sweeps        how often all blocks of a row are chosen anew, with the others as they are; fewer where that
-                  changes nothing any more
+    sweeps        how often all blocks of a row are chosen anew, with the others as they are; it ends earlier
+                  where that changes nothing any more
     """
 
     scale_window: int = 3
@@ -63,40 +63,36 @@ class Rounder(Protocol):
     @property
     def type(self) -> GGMLType: ...
 
-    def round_block(
-        self, rows: Floats32, upper: Floats32, importances: Floats32, effort: Effort
-    ) -> tuple[Bytes, Floats32]:
-        """Return the bytes of some columns of each row, and the values that they stand for.
+    def round_block(self, rows: Floats32, panel: Panel, effort: Effort) -> tuple[Bytes, Floats32]:
+        """Round some columns of each row to bytes, and decode the values that these stand for.
 
-        The bytes are to make the sum of ((w'[i] - v[i]) / upper[i, i])**2 small, where w' are the weights
-        after feedback from one of these columns to the next, as factor.py says.
+        The bytes are to make the sum of ((w'[i] - v[i]) / U[i, i])**2 small, where w' are the weights after
+        feedback from one of these columns to the next, as factor.py says.
 
-        rows         float32 (n_rows, n), C-contiguous and finite; n is PANEL, or less at the end of a row,
-                     and a multiple of the elements of a block
-        upper        float32 (n, n), the factor's `upper` for these columns, C-contiguous
-        importances  float32 (n,), the factor's `importances` for these columns
-        returns      uint8 (n_rows, bytes of n columns), float32 (n_rows, n)
-        raises       BlockRefused where the type can't hold what feedback has made of the weights
+        rows     float32 (n_rows, n), C-contiguous and finite; n is PANEL, or less at the end of a row, and a
+                 multiple of the elements of a block
+        panel    the factor's view of these columns
+        returns  uint8 (n_rows, bytes of n columns), float32 (n_rows, n)
+        raises   BlockRefused where the type can't hold what feedback has made of the weights
         """
         ...
 
 
 @runtime_checkable
 class Refiner(Protocol):
-    """A rounder that can choose its blocks anew once a row is complete (refine.py)."""
+    """A rounder that can choose its blocks anew once a row is complete."""
 
     def refine_block(
-        self, data: Bytes, pulls: Floats32, factor: Factor, first: int, effort: Effort
+        self, data: Bytes, pulls: Floats32, panel: Panel, effort: Effort
     ) -> tuple[Bytes, Floats32]:
-        """Return better bytes for a block of columns, and how far their values move.
+        """Find better bytes for a block of columns, and how far their values move.
 
         Values that move by m cost m H m^T - 2 p m^T more, with p the pulls and H the moments of these
         columns. It is never above 0, but for the rounding of sums.
 
         data     uint8 (n_rows, bytes of n columns), the bytes so far; n as in `Rounder.round_block`
         pulls    float32 (n_rows, n), the part in these columns of e H, e the errors of whole rows
-        factor   of the whole row
-        first    the first of these columns
+        panel    the factor's view of these columns
         returns  uint8 (n_rows, bytes of n columns), float32 (n_rows, n)
         """
         ...

@@ -13,6 +13,7 @@ other, and each pays for itself alone.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -57,8 +58,12 @@ class Factor:
     def size(self) -> int:
         return len(self.importances)
 
+    def panel(self, start: int, stop: int) -> Panel:
+        """Take the columns start .. stop - 1."""
+        return Panel(self, start, stop)
+
     def local_uppers(self, n: int) -> Floats32:
-        """Return U of the moments of each n columns by themselves, float32 (size, n), one after the other.
+        """Compute U of the moments of each n columns by themselves, float32 (size, n), one after the other.
 
         n    a divisor of the number of columns
         """
@@ -71,7 +76,7 @@ class Factor:
 
     @classmethod
     def of(cls, moments: AnyMoments, damp: float = DAMP) -> Factor:
-        """Return the factor of moments, floats (n, n): the sum of x x^T over the inputs x, in any unit.
+        """Factorize moments, floats (n, n): the sum of x x^T over the inputs x, in any unit.
 
         A column that was never anything but zero gets the mean of the others' diagonal.
 
@@ -86,6 +91,38 @@ class Factor:
         _invert_upper(upper)
         costs = 1 / np.diag(upper).astype(np.float64) ** 2
         return cls(scaled.rounded(), upper, (costs / costs.mean()).astype(np.float32), scaled.mean)
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """Columns start .. stop - 1 of a factor: what a rounder sees of it."""
+
+    factor: Factor
+    start: int
+    stop: int
+
+    @property
+    def columns(self) -> slice:
+        return slice(self.start, self.stop)
+
+    @property
+    def importances(self) -> Floats32:
+        """The factor's importances of these columns, float32 (n,)."""
+        return self.factor.importances[self.columns]
+
+    @cached_property
+    def upper(self) -> Floats32:
+        """The factor's U of these columns, float32 (n, n), C-contiguous."""
+        return np.ascontiguousarray(self.factor.upper[self.columns, self.columns])
+
+    @cached_property
+    def hessian(self) -> Floats32:
+        """The factor's H of these columns, float32 (n, n), C-contiguous."""
+        return np.ascontiguousarray(self.factor.hessian[self.columns, self.columns])
+
+    def local_uppers(self, n: int) -> Floats32:
+        """Compute U of each n of these columns by themselves, float32 (columns, n)."""
+        return self.factor.local_uppers(n)[self.columns]
 
 
 @dataclass(frozen=True)
@@ -120,7 +157,7 @@ class _Scaled:
         return cls(moments, diagonal / mean + damp, float(mean))
 
     def rounded(self) -> Floats32:
-        """Return all of them, float32 (n, n)."""
+        """Round all of them to float32 (n, n)."""
         rounded = np.empty(self.moments.shape, np.float32)
         for start in range(0, len(rounded), _STRIP):
             rows = slice(start, start + _STRIP)
@@ -129,7 +166,7 @@ class _Scaled:
         return rounded
 
     def backwards(self, start: int, stop: int) -> Moments:
-        """Return columns of the matrix read backwards, from the diagonal down: (n - start, stop - start)."""
+        """Read columns of the matrix backwards, from the diagonal down: (n - start, stop - start)."""
         strip: Moments = self.moments[::-1, ::-1][start:, start:stop].astype(np.float64, order="C")
         strip /= self.mean
         np.fill_diagonal(strip, self.diagonal[::-1][start:stop])
@@ -137,10 +174,10 @@ class _Scaled:
 
 
 def _upper_root(scaled: _Scaled) -> Floats32:
-    """Return R, upper triangular, with scaled = R R^T.
+    """Compute the upper triangular R with scaled = R R^T.
 
-    That is Cholesky's factor of the matrix read backwards. It is made in strips of columns, of which only
-    those that are done are in memory: half of the matrix in float64. The library's takes six times as much.
+    This is Cholesky's factor of the matrix read backwards. It is made in strips of columns, and only finished
+    strips are in memory: half of the matrix in float64. The library's function takes six times as much.
     The root needs float64. Its inverse does not: damping keeps the root's condition below 1e3.
     """
     n = len(scaled.moments)
@@ -168,7 +205,7 @@ def _upper_root(scaled: _Scaled) -> Floats32:
 
 
 def _invert_upper(root: Floats32) -> None:
-    """Invert an upper triangular matrix in its place: its halves, and what is beside them."""
+    """Invert an upper triangular matrix in place: its two halves, then the square beside them."""
     size = len(root)
     if size <= _SMALL:
         root[:] = np.triu(np.linalg.inv(root))

@@ -1,7 +1,7 @@
 """The matrix products of feedback, in an order of sums that depends on nothing but the number of columns.
 
-A library of linear algebra splits a product by the number of threads and by the number of rows. These don't:
-each sum runs over its columns in order, whatever other rows are there.
+A library of linear algebra splits a product by the number of threads and by the number of rows. These
+products don't: each sum runs over its columns in order, whatever other rows are there.
 
 Arrays are flat, as kernels see them (quantize.formats.base): a matrix goes with the length of its rows.
 """
@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from calibrate.rounding.base import PANEL
-from quantize.formats.base import Floats32
-from quantize.simd.kernel import inlinable, kernel
+from quantize.formats.base import Floats32, as_source
+from quantize.simd.kernel import inlinable, inlined, kernel
 from quantize.simd.lane_memory import float_tile, load, store
 from quantize.simd.lanes import LANES, splat
 from quantize.simd.tiles import load_blocks, store_columns
@@ -31,7 +31,7 @@ def feed_back(
 ) -> None:
     """Take the errors of some columns off other columns: work -= errors @ factor.
 
-    errors       (n_rows * n_errors,), those of columns first .. first + n_errors - 1, at most PANEL
+    errors       (n_rows * n_errors,), of columns first .. first + n_errors - 1, at most PANEL
     factor       (n_cols * n_cols,)
     later, stop  the columns to change are later .. stop - 1, a multiple of LANES
     work         (n_rows * n_cols,), changed in place
@@ -47,72 +47,36 @@ def feed_back(
             store(panel, i * _WIDE + LANES, load(factor, start + LANES))
         whole = n_rows - n_rows % _AT_ONCE
         for row in range(0, whole, _AT_ONCE):
-            _four_rows(errors, n_errors, panel, row, n_cols, column, work)
+            _change_rows(errors, n_errors, panel, row, _AT_ONCE, n_cols, work[column:])
         for row in range(whole, n_rows):
-            _one_row(errors, n_errors, panel, row, n_cols, column, work)
+            _change_rows(errors, n_errors, panel, row, 1, n_cols, work[column:])
     if odd:
         for row in range(n_rows):
             _half_a_row(errors, n_errors, factor, first, row, n_cols, stop - odd, work)
 
 
-@inlinable
-def _four_rows(
-    errors: Floats32, n_errors: int, panel: Floats32, row: int, n_cols: int, column: int, work: Floats32
+@inlined
+def _change_rows(
+    errors: Floats32, n_errors: int, panel: Floats32, first: int, count: int, n_cols: int, work: Floats32
 ) -> None:
-    """Change 32 columns of four rows: enough sums at a time that none waits for its last term."""
-    at0, at1, at2, at3 = (
-        row * n_errors,
-        (row + 1) * n_errors,
-        (row + 2) * n_errors,
-        (row + 3) * n_errors,
-    )
-    left0 = splat(ZERO)
-    left1 = splat(ZERO)
-    left2 = splat(ZERO)
-    left3 = splat(ZERO)
-    right0 = splat(ZERO)
-    right1 = splat(ZERO)
-    right2 = splat(ZERO)
-    right3 = splat(ZERO)
-    for i in range(n_errors):
-        left = load(panel, i * _WIDE)
-        right = load(panel, i * _WIDE + LANES)
-        left0 += left * errors[at0 + i]
-        right0 += right * errors[at0 + i]
-        left1 += left * errors[at1 + i]
-        right1 += right * errors[at1 + i]
-        left2 += left * errors[at2 + i]
-        right2 += right * errors[at2 + i]
-        left3 += left * errors[at3 + i]
-        right3 += right * errors[at3 + i]
-    start = row * n_cols + column
-    store(work, start, load(work, start) - left0)
-    store(work, start + LANES, load(work, start + LANES) - right0)
-    start += n_cols
-    store(work, start, load(work, start) - left1)
-    store(work, start + LANES, load(work, start + LANES) - right1)
-    start += n_cols
-    store(work, start, load(work, start) - left2)
-    store(work, start + LANES, load(work, start + LANES) - right2)
-    start += n_cols
-    store(work, start, load(work, start) - left3)
-    store(work, start + LANES, load(work, start + LANES) - right3)
+    """Change 32 columns of `count` rows, a constant: LLVM keeps the sums in registers.
 
-
-@inlinable
-def _one_row(
-    errors: Floats32, n_errors: int, panel: Floats32, row: int, n_cols: int, column: int, work: Floats32
-) -> None:
-    """Change 32 columns of one row, by the same sums."""
-    at = row * n_errors
-    left = splat(ZERO)
-    right = splat(ZERO)
+    errors  of all rows
+    work    all rows, from these columns of row 0 on
+    """
+    sums = float_tile(8)  # 2 * _AT_ONCE
+    for k in range(2 * count):
+        sums[k] = splat(ZERO)
     for i in range(n_errors):
-        left += load(panel, i * _WIDE) * errors[at + i]
-        right += load(panel, i * _WIDE + LANES) * errors[at + i]
-    start = row * n_cols + column
-    store(work, start, load(work, start) - left)
-    store(work, start + LANES, load(work, start + LANES) - right)
+        left, right = load(panel, i * _WIDE), load(panel, i * _WIDE + LANES)
+        for r in range(count):
+            error = errors[(first + r) * n_errors + i]
+            sums[2 * r] = sums[2 * r] + left * error
+            sums[2 * r + 1] = sums[2 * r + 1] + right * error
+    for r in range(count):
+        start = (first + r) * n_cols
+        store(work, start, load(work, start) - sums[2 * r])
+        store(work, start + LANES, load(work, start + LANES) - sums[2 * r + 1])
 
 
 @inlinable
@@ -136,7 +100,7 @@ def _half_a_row(
 
 @kernel
 def errors_of(moves: Floats32, upper: Floats32, n_cols: int, errors: Floats32) -> None:
-    """Fill `errors` with those e of each row for which its moves, w' - v, are e @ upper.
+    """Fill `errors` with the e of each row whose e @ upper are its moves, w' - v.
 
     moves, errors  (n_rows * n_cols,), n_cols a multiple of LANES and at most PANEL
     upper          (n_cols * n_cols,), upper triangular
@@ -162,3 +126,29 @@ def add_squares(errors: Floats32, totals: npt.NDArray[np.float64]) -> None:
         for i in range(row * n, (row + 1) * n):
             total += np.float64(errors[i]) * np.float64(errors[i])
         totals[row] = total
+
+
+def errors_in(moves: Floats32, upper: Floats32) -> Floats32:
+    """Compute what makes up for `moves` of a panel's columns, float32 (n_rows, n), by themselves.
+
+    upper  float32 (n, n), C-contiguous, that of the panel
+    """
+    errors = np.empty(moves.shape, np.float32)
+    errors_of(as_source(moves), as_source(upper), len(upper), errors.reshape(-1))
+    return errors
+
+
+def whitened(moves: Floats32, upper: Floats32) -> Floats32:
+    """Compute errors with errors @ upper = moves: their squares add up to what the moves cost.
+
+    moves    float32 (n_rows, n), n a multiple of LANES and at least one row; overwritten
+    upper    float32 (n, n), upper triangular
+    """
+    n = moves.shape[1]
+    errors = np.empty_like(moves)
+    for start in range(0, n, PANEL):
+        stop = min(start + PANEL, n)
+        own = errors_in(moves[:, start:stop], np.ascontiguousarray(upper[start:stop, start:stop]))
+        errors[:, start:stop] = own
+        feed_back(as_source(own), stop - start, as_source(upper), start, stop, n, moves.reshape(-1))
+    return errors

@@ -34,16 +34,19 @@ ROUNDERS: Mapping[str, str] = {
     "IQ3_XXS": ".grids.rounders",
     "IQ3_S": ".grids.rounders",
 }
-"""The modules, relative to calibrate.rounding, whose ROUNDERS have that of a type."""
+"""The module of each type, relative to this package; its ROUNDERS has the type's rounder.
+
+Written out because whoever asks whether a type is here need not load numba.
+"""
 
 
 def can_compensate(type_: GGMLType) -> bool:
-    """Return whether rows can be encoded as `type_` under second moments."""
+    """Whether rows can be encoded as `type_` under second moments."""
     return type_.name in ROUNDERS
 
 
 def get_rounder(type_: GGMLType) -> Rounder:
-    """Return the rounder of a type.
+    """Load the rounder of a type.
 
     raises  QuantError for a type without one
     """

@@ -1,9 +1,9 @@
 """Feedback on both sides: errors of a row are made up for in later columns, and then in later rows.
 
 With G the second moments of the gradients at the outputs, an error E of the whole matrix costs tr(G E H E^T).
-Rows are taken a few at a time. Each few are encoded under H; what is lost in them is carried on to the rows
-after them as factor.py carries errors of columns to later columns, with G in the place of H. So damage goes
-where the loss of the model does not look.
+A few rows at a time are encoded under H. Their errors are carried on to the rows after them, as errors of
+columns are to later columns, with G in the place of H. So damage goes where the loss of the model does not
+look.
 """
 
 from __future__ import annotations
@@ -14,15 +14,9 @@ import numpy as np
 
 from calibrate.rounding.base import DEFAULT, PANEL, Effort, Rounder
 from calibrate.rounding.factor import Factor
-from calibrate.rounding.feedback import (
-    check_finite,
-    check_fit,
-    costs_of,
-    encode_rows,
-    stock_weighting,
-    whitened,
-)
-from calibrate.rounding.products import feed_back
+from calibrate.rounding.feedback import check_finite, check_fit, encode_rows
+from calibrate.rounding.judge import costs_of, encode_stock, is_kept
+from calibrate.rounding.products import feed_back, whitened
 from calibrate.rounding.rounders import get_rounder
 from gguf_tools.errors import ShapeError
 from gguf_tools.format.ggml_types import GGMLType
@@ -43,7 +37,7 @@ One at a time would do 1 to 4 % less damage, and take sixteen times as long.
 def encode_two_sided(
     rows: Rows, type_: GGMLType, factor: Factor, output_factor: Factor, effort: Effort = DEFAULT
 ) -> Bytes:
-    """Return all rows of a matrix as the bytes of a type, chosen so that tr(G E H E^T) is small.
+    """Encode all rows of a matrix so that tr(G E H E^T) is small.
 
     Where the stock encoder's bytes do less damage, it returns those.
 
@@ -58,16 +52,21 @@ def encode_two_sided(
 
 
 def encode_side_by_side(
-    matrices: Sequence[tuple[Rows, Factor]], type_: GGMLType, factor: Factor, effort: Effort = DEFAULT
+    matrices: Sequence[tuple[Rows, Factor]],
+    type_: GGMLType,
+    factor: Factor,
+    effort: Effort = DEFAULT,
+    stocks: Sequence[Bytes] | None = None,
 ) -> list[Bytes]:
-    """Return what `encode_two_sided` returns for each of some matrices that multiply the same.
+    """Encode several matrices that multiply the same, each as `encode_two_sided` does.
 
     A few rows of each are encoded at a time. That takes less time than one matrix after the other, because
     each step is the same for all their rows.
 
     matrices  rows and output factor of each
+    stocks    the same rows as encode_stock makes them, for each matrix; None: they are made here
     """
-    codec, works = get_format(type_), []
+    works = []
     for rows, output_factor in matrices:
         check_fit(rows, type_, factor)
         if output_factor.size != len(rows):
@@ -79,12 +78,10 @@ def encode_side_by_side(
     _round_rows(works, get_rounder(type_), factor, effort)
     for each in works:
         each.end()
-    chosen = []
-    for each in works:
-        stock = codec.encode(each.rows, stock_weighting(factor))
-        of_stock, of_ours = (_damage(each, data, type_, factor) for data in (stock, each.data))
-        chosen.append(each.data if of_ours < of_stock else stock)
-    return chosen
+    return [
+        _better(each, stocks[number] if stocks else encode_stock(each.rows, type_, factor), type_, factor)
+        for number, each in enumerate(works)
+    ]
 
 
 class _Matrix:
@@ -103,16 +100,16 @@ class _Matrix:
 
     @property
     def n_padded(self) -> int:
-        """Rows that are encoded, those that make a multiple of LANES with them."""
+        """Number of rows that are encoded, with those that fill them up to a multiple of LANES."""
         return len(self.upper)
 
     def following(self, first: int) -> Floats32:
-        """Return rows with what those before them have carried on, float32 (ROWS_AT_ONCE, n_cols)."""
+        """Copy rows with what earlier rows have carried on, float32 (ROWS_AT_ONCE, n_cols)."""
         start = first - self._start
         return np.ascontiguousarray(self._own[:, start : start + ROWS_AT_ONCE].T)
 
     def take(self, first: int, data: Bytes, moves: Floats32) -> None:
-        """Take in the bytes of these rows and how far they are off, and carry that on."""
+        """Store the bytes of these rows, and carry on how far they are off."""
         self.data[first : first + ROWS_AT_ONCE] = data[: len(self.rows) - first]
         start, size = first - self._start, self._own.shape[1]
         own = slice(start, start + ROWS_AT_ONCE)
@@ -155,17 +152,22 @@ def _round_rows(matrices: Sequence[_Matrix], rounder: Rounder, factor: Factor, e
             each.take(first, data[own], moves[own])
 
 
+def _better(matrix: _Matrix, stock: Bytes, type_: GGMLType, factor: Factor) -> Bytes:
+    """Choose between a matrix' own bytes and the stock encoder's."""
+    ours, theirs = (_damage(matrix, each, type_, factor) for each in (matrix.data, stock))
+    return matrix.data if is_kept(ours, theirs, at_equal_cost=False) else stock
+
+
 def _damage(matrix: _Matrix, data: Bytes, type_: GGMLType, factor: Factor) -> float:
-    """Return tr(G E H E^T) of the errors E of a matrix' bytes."""
-    rows, upper = matrix.rows, matrix.upper
-    moves = _transposed(rows - get_format(type_).decode(data, rows.shape[1]), len(upper))
-    by_row = np.ascontiguousarray(whitened(moves, upper).T)
+    """Compute tr(G E H E^T) of the errors E of a matrix' bytes."""
+    moves = _transposed(matrix.rows - get_format(type_).decode(data, factor.size), matrix.n_padded)
+    by_row = np.ascontiguousarray(whitened(moves, matrix.upper).T)
     del moves  # as large as all rows, of which there are to be few copies
     return float(costs_of(by_row, factor).sum())
 
 
 def _padded(upper: Floats32) -> Floats32:
-    """Return a factor of as many more rows and columns as make a multiple of LANES; those stand alone."""
+    """Fill a factor up to a multiple of LANES rows and columns; the added ones stand alone."""
     n = len(upper)
     padded = np.eye(-(-n // LANES) * LANES, dtype=np.float32)
     padded[:n, :n] = upper
@@ -173,7 +175,7 @@ def _padded(upper: Floats32) -> Floats32:
 
 
 def _transposed(rows: Floats32, width: int) -> Floats32:
-    """Return rows as columns, zeros added to the right: float32 (n_cols, width)."""
+    """Transpose rows, with zeros added to the right: float32 (n_cols, width)."""
     columns = np.zeros((rows.shape[1], width), np.float32)
     columns[:, : len(rows)] = rows.T
     return columns

@@ -1,1 +1,1 @@
-"""The run: layer by layer, gather statistics, encode what they are for, and forget them."""
+"""The run: layer by layer, gather statistics, encode under them, and forget them."""

@@ -1,4 +1,4 @@
-"""The models that go through the text: the original, and perhaps the one that is being written."""
+"""The context of a run: the models that go through the text, and what stays the same for all layers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 import torch
 
-from calibrate.run.encode import Conditions, Encoder, RowGroup, conditions_of
+from calibrate.run.encode import Encoder, RowGroup
 from calibrate.run.streams import Stream
+from calibrate.statistics.conditions import Conditions, conditions_of
 from calibrate.statistics.inputs import Held, HoldoutSplit, Inputs
 from calibrate.statistics.moments import Statistics
 from calibrate.statistics.shrinkage import Trust
-from forward.families import Network
 from forward.layer import Layer
 from forward.layers.load import Loader
 from forward.layers.rope import Rotation
+from forward.network import Network
 from forward.workers import Workers
 from gguf_tools.format.tensors import TensorInfo
 
@@ -36,10 +37,10 @@ class Model:
 
 @dataclass(frozen=True)
 class RunContext:
-    """What stays the same for all layers.
+    """Values that stay the same for all layers.
 
     models    the original, and the model that is being written; the original alone where tensors are encoded
-              under what the original multiplies
+              under the original's inputs
     wanted    the tensors to make, by name
     tokens    ids of the whole text, int64 (n_tokens,)
     trust     how far the text's moments are trusted
@@ -61,9 +62,9 @@ class RunContext:
         return len(self.models) > 1
 
     @property
-    def makes_up(self) -> bool:
-        """Whether a tensor makes up for those before it."""
-        return self.is_followed and self.trust.makes_up
+    def corrects_drift(self) -> bool:
+        """Whether tensors are corrected for what the ones before them have changed."""
+        return self.is_followed and self.trust.corrects_drift
 
     @property
     def original(self) -> Model:
@@ -74,18 +75,18 @@ class RunContext:
         """The model whose inputs count."""
         return self.models[-1]
 
-    def is_missing(self, name: str) -> bool:
-        """Whether a tensor is to be made, and some of its rows are not written."""
-        return name in self.wanted and self.encoder.is_missing(name)
+    def is_missing(self, name: str, first: int = 0, n_rows: int | None = None) -> bool:
+        """Whether rows of a tensor are to be made and not all written; all rows, or `n_rows` from `first`."""
+        return name in self.wanted and self.encoder.writer.is_missing(name, first, n_rows)
 
     def conditions_of(
         self, inputs: Iterable[tuple[Statistics, Held | None]], name: str
     ) -> Iterator[Conditions]:
-        """Yield what follows from statistics; see `encode.conditions_of`."""
+        """Yield the conditions that follow from statistics; see `conditions.conditions_of`."""
         return conditions_of(inputs, name, self.workers, self.trust)
 
     def make(self, inputs: Inputs, key: tuple[str, ...], names: Collection[str]) -> None:
-        """Make those of `names` that are not written, under what `inputs` has of `key`."""
+        """Encode those of `names` that are not written, under the inputs of `key`."""
         missing = [name for name in names if self.is_missing(name)]
         if not missing:
             return

@@ -1,39 +1,27 @@
-"""Making tensors: rows are encoded under what they multiply, compared with stock's, and written.
+"""Encodes rows under what they multiply, and keeps the method's bytes where they prove better than stock's.
 
 Rows that share statistics are a group: a matrix, one head's rows, one expert's. A group is encoded twice, by
-feedback and as the stock encoder does it, and both are tried on rows that were held back. A group that
-feedback does not improve keeps stock's bytes.
+the method and by the stock encoder, and both are tried on held-out rows. A group that the method does not
+improve keeps the stock encoder's bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
 
 import numpy as np
-import torch
-import xxhash
 
-from calibrate.rounding.base import Effort
-from calibrate.rounding.factor import Factor
-from calibrate.rounding.feedback import encode_compensated
-from calibrate.rounding.rounders import can_compensate
-from calibrate.rounding.two_sided import encode_side_by_side
-from calibrate.run.partial_model import PartialTensor
-from calibrate.run.records import Record, Records
-from calibrate.statistics.drift_correction import corrected, correction
+from calibrate.methods import Matrix, Method
+from calibrate.run.records import Record
+from calibrate.run.write import Writer
+from calibrate.statistics.conditions import Conditions
 from calibrate.statistics.gradient_factors import GradientFactors, OutputBlock
-from calibrate.statistics.inputs import Held
-from calibrate.statistics.moments import Statistics
-from calibrate.statistics.shrinkage import Trust
+from forward.device import to_torch
 from forward.workers import Workers
-from gguf_tools.errors import BadActivation, BadMoments, QuantError
-from gguf_tools.files.partial_file import PartialFile
 from gguf_tools.format.tensors import TensorInfo
-from quantize.fill.chunks import ChunkTask, RowRange
-from quantize.fill.encode import FillJob, digest_rows, encode_strip, in_byte_order
-from quantize.fill.executors import Done, naming
+from quantize.fill.chunks import RowRange
+from quantize.fill.encode import FillJob, encode_strip
 from quantize.formats import get_format
 from quantize.formats.base import Bytes, Floats32, Rows
 from quantize.formats.codecs import requires_importances
@@ -46,62 +34,13 @@ MOST_TOGETHER, WEIGHTS_TOGETHER = 4, 8 << 20
 """Blocks of rows that a task encodes side by side, and their weights. Four take 2.5 times as long as one, and
 there is little more to gain."""
 
-WEIGHT_BYTES = 24
-"""Memory of a weight while it is encoded, at most."""
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """What rows are encoded under.
-
-    statistics  of what they multiply
-    factor      of its second moments; None where these can't be used
-    correction      what is added to W is W times this, float32 (n_cols, n_cols); None: nothing
-    held        rows on which encodings are compared; None: there are none
-    """
-
-    statistics: Statistics
-    factor: Factor | None
-    correction: Floats32 | None
-    held: Held | None
-
-    @classmethod
-    def nothing(cls, n_cols: int) -> Self:
-        """Return what rows are encoded under that multiply nothing that anyone sees."""
-        return cls(Statistics.nothing(n_cols), None, None, None)
-
-
-def conditions_of(
-    inputs: Iterable[tuple[Statistics, Held | None]], name: str, workers: Workers, trust: Trust
-) -> Iterator[Conditions]:
-    """Yield what follows from statistics, each with the rows that were held back.
-
-    name    of a matrix, for messages
-    raises  BadActivation for NaN or infinity in what it multiplies
-    """
-
-    def factor_of(each: tuple[Statistics, Held | None]) -> tuple[Statistics, Held | None, Factor | None]:
-        statistics, held = each
-        if not statistics.is_finite:
-            raise BadActivation(f"{name}: its input has NaN or infinity")
-        if not statistics.n_rows:
-            return statistics, held, None
-        try:
-            return statistics, held, Factor.of(statistics.own, trust.input_damp)
-        except BadMoments:
-            return statistics, held, None
-
-    for statistics, held, factor in workers.each(factor_of, inputs):
-        change = None if factor is None else correction(statistics, factor, workers)
-        yield Conditions(statistics, factor, change, held)
-
 
 @dataclass(frozen=True)
 class RowGroup:
     """Rows of a tensor that share statistics.
 
     first   row of the tensor, counted through its matrices
-    blocks  the other side of the rows, in runs of them; empty where only what they multiply counts
+    blocks  the gradients at the rows' outputs, in runs of rows; empty where only the inputs count
     """
 
     info: TensorInfo
@@ -111,20 +50,21 @@ class RowGroup:
     blocks: Sequence[OutputBlock] = ()
 
     @property
-    def strips(self) -> Iterator[tuple[int, int, OutputBlock | None]]:
-        """Yield the rows of each task, with their block."""
+    def strips(self) -> Iterator[_Strip]:
+        """Yield the rows of each task."""
         for block in self.blocks:
-            yield self.first + block.start, self.first + block.stop, block
-        for start in range(self.first, self.first + self.n_rows, _STRIP_ROWS) if not self.blocks else ():
-            yield start, min(start + _STRIP_ROWS, self.first + self.n_rows), None
+            yield _Strip(self, self.first + block.start, self.first + block.stop, block)
+        last = self.first + self.n_rows
+        for start in range(self.first, last, _STRIP_ROWS) if not self.blocks else ():
+            yield _Strip(self, start, min(start + _STRIP_ROWS, last), None)
 
 
 @dataclass(frozen=True)
-class _Unit:
+class _Strip:
     """Some rows of a group.
 
     start, stop  the rows, counted through the tensor's matrices
-    block        their other side; None where only what they multiply counts
+    block        the gradients at their outputs; None where only the inputs count
     """
 
     group: RowGroup
@@ -136,14 +76,11 @@ class _Unit:
     def n_weights(self) -> int:
         return (self.stop - self.start) * self.group.info.n_cols
 
-    def wanted(self, rows: Floats32) -> Floats32:
-        """Return what rounding aims at, given the rows."""
-        conditions = self.group.conditions
-        if conditions.correction is None:
-            return rows
-        return corrected(rows, conditions.correction, conditions.held)
+    def matrix(self, rows: Floats32) -> Matrix:
+        """Return the method's task, given the source's rows."""
+        return Matrix(self.group.conditions.aim(rows), None if self.block is None else self.block.factor)
 
-    def goes_with(self, other: _Unit) -> bool:
+    def goes_with(self, other: _Strip) -> bool:
         """Whether both can be encoded side by side."""
         return (
             self.block is not None
@@ -153,16 +90,109 @@ class _Unit:
         )
 
 
-def _batches(units: Iterable[_Unit], most: int) -> Iterator[list[_Unit]]:
-    """Yield units, those together that can be encoded side by side, up to `most` of them."""
-    batch: list[_Unit] = []
-    for unit in units:
-        n_weights = sum(each.n_weights for each in (*batch, unit))
+@dataclass(frozen=True)
+class _Encoded:
+    """A strip, encoded both ways.
+
+    data    by the method; None where it can't
+    stock   by the stock encoder
+    errors  squared errors on held-out rows, of the method's bytes and of the stock encoder's
+    """
+
+    data: Bytes | None
+    stock: Bytes
+    errors: tuple[float, float]
+
+
+class Encoder:
+    """Encodes the groups of a run.
+
+    gradients  the factors at the outputs of the matrices
+    """
+
+    def __init__(
+        self, method: Method, job: FillJob, gradients: GradientFactors, workers: Workers, writer: Writer
+    ) -> None:
+        self._method, self._job, self._gradients = method, job, gradients
+        self._workers, self.writer = workers, writer
+
+    def make(self, groups: Sequence[RowGroup]) -> None:
+        """Encode groups and write them; those of one tensor that stand side by side follow each other."""
+        for name in {group.info.name for group in groups}:
+            self._gradients.open(name)
+        groups = list(self._workers.each(self._with_blocks, groups))
+        strips = [strip for group in groups for strip in group.strips]
+        n_together = max(1, min(MOST_TOGETHER, len(strips) // self._workers.n_threads))
+        batches = self._workers.each(self._encode, _batches(strips, n_together))
+        encoded = (each for batch in batches for each in batch)
+        for run in _runs(groups):
+            data = [self._choose(group, [next(encoded) for _ in group.strips]) for group in run]
+            self.writer.write(run[0].info.name, run[0].first, np.concatenate(data))
+
+    def _with_blocks(self, group: RowGroup) -> RowGroup:
+        return replace(group, blocks=self._gradients.blocks(group.info, group.first, group.n_rows))
+
+    def _encode(self, strips: Sequence[_Strip]) -> list[_Encoded]:
+        """Encode strips that go with each other."""
+        info, factor = strips[0].group.info, strips[0].group.conditions.factor
+        sources = [
+            self._job.sources[each.group.info.name].read_rows(each.start, each.stop) for each in strips
+        ]
+        stocks = [self._stock(each, source) for each, source in zip(strips, sources, strict=True)]
+        if factor is None or not self._method.can_encode(info.type):
+            return [_Encoded(None, stock, (0.0, 0.0)) for stock in stocks]
+        rows = [source.astype(np.float32) for source in sources]
+        del sources
+        matrices = [strip.matrix(own) for strip, own in zip(strips, rows, strict=True)]
+        encoded = self._method.encode(matrices, info.type, factor)
+        return [
+            _Encoded(data, stock, _held_out_errors(strip, own, data, stock))
+            for strip, own, data, stock in zip(strips, rows, encoded, stocks, strict=True)
+        ]
+
+    def _stock(self, strip: _Strip, rows: Rows) -> Bytes:
+        """Return the stock encoder's bytes, under the importances that are given or were observed."""
+        info, statistics = strip.group.info, strip.group.conditions.statistics
+        weighting = self._job.weighting_of(RowRange(info.name, strip.start, strip.stop))
+        if weighting is None and (statistics.n_rows or requires_importances(info.type.name)):
+            weighting = ColumnWeights(statistics.importances())
+        return encode_strip(rows, strip.start, info.name, info.type, weighting)
+
+    def _choose(self, group: RowGroup, strips: Sequence[_Encoded]) -> Bytes:
+        """Return the better bytes of a group, and keep a record of the choice.
+
+        The method's bytes must have the smaller error on held-out rows; where there are none, they are kept.
+        """
+        error, stock_error = (sum(strip.errors[which] for strip in strips) for which in (0, 1))
+        by_method = [strip.data for strip in strips if strip.data is not None]
+        is_proven = group.conditions.held is None or error < stock_error
+        is_better = len(by_method) == len(strips) and is_proven
+        self.writer.records.add(
+            Record(
+                tensor=group.info.name,
+                first=group.first,
+                n_rows=group.n_rows,
+                n_cols=group.info.n_cols,
+                n_seen=group.conditions.statistics.n_seen,
+                has_factor=group.conditions.factor is not None,
+                error=error,
+                stock_error=stock_error,
+                is_stock=not is_better,
+            )
+        )
+        return np.concatenate(by_method if is_better else [strip.stock for strip in strips])
+
+
+def _batches(strips: Iterable[_Strip], most: int) -> Iterator[list[_Strip]]:
+    """Yield strips, those together that can be encoded side by side, up to `most` of them."""
+    batch: list[_Strip] = []
+    for strip in strips:
+        n_weights = sum(each.n_weights for each in (*batch, strip))
         fits = len(batch) < most and n_weights <= WEIGHTS_TOGETHER
-        if batch and not (fits and unit.goes_with(batch[0])):
+        if batch and not (fits and strip.goes_with(batch[0])):
             yield batch
             batch = []
-        batch.append(unit)
+        batch.append(strip)
     if batch:
         yield batch
 
@@ -179,155 +209,25 @@ def _runs(groups: Iterable[RowGroup]) -> Iterator[list[RowGroup]]:
         yield run
 
 
-@dataclass(frozen=True)
-class _Strip:
-    """Some rows of a group, encoded both ways.
+def _held_out_errors(strip: _Strip, rows: Floats32, data: Bytes, stock: Bytes) -> tuple[float, float]:
+    """Return the squared errors of two encodings on the held-out rows.
 
-    data    by feedback; None where that can't be
-    losses  squared errors on the rows that were held back, by feedback and by stock's
+    The strip's block weighs errors of different outputs by the covariance of their gradients; without one all
+    count alike.
+
+    rows  of the source, float32 (n_rows, n_cols)
     """
-
-    data: Bytes | None
-    stock: Bytes
-    losses: tuple[float, float]
-
-
-class Encoder:
-    """Makes calibrated tensors.
-
-    tensors   of the output; rows that are made become written
-    missing   chunks that are not done, by tensor, in the order of their rows
-    partials  open for writing, by the number of the output
-    outputs   the other side of the matrices
-    """
-
-    def __init__(
-        self,
-        job: FillJob,
-        tensors: Mapping[str, PartialTensor],
-        missing: Mapping[str, Sequence[ChunkTask]],
-        partials: Mapping[int, PartialFile],
-        done: Done,
-        records: Records,
-        workers: Workers,
-        outputs: GradientFactors,
-        effort: Effort,
-    ) -> None:
-        self._job, self._tensors, self._missing = job, tensors, missing
-        self._partials, self._done, self._records = partials, done, records
-        self._workers, self._outputs, self._effort = workers, outputs, effort
-
-    def is_missing(self, tensor: str, first: int = 0, n_rows: int | None = None) -> bool:
-        """Whether some of a tensor's rows, or of `n_rows` from `first` on, are not written."""
-        written = self._tensors[tensor].written
-        return not written[first : None if n_rows is None else first + n_rows].all()
-
-    def make(self, groups: Sequence[RowGroup]) -> None:
-        """Encode groups and write them; those of one tensor that stand side by side follow each other."""
-        for name in {group.info.name for group in groups}:
-            self._outputs.open(name)
-        groups = list(self._workers.each(self._with_blocks, groups))
-        units = [_Unit(group, *strip) for group in groups for strip in group.strips]
-        n_together = max(1, min(MOST_TOGETHER, len(units) // self._workers.n_threads))
-        batches = self._workers.each(self._encode, _batches(units, n_together))
-        strips = (strip for batch in batches for strip in batch)
-        for some in _runs(groups):
-            data = [self._choose(group, [next(strips) for _ in group.strips]) for group in some]
-            self._write(some[0].info.name, some[0].first, np.concatenate(data))
-
-    def _with_blocks(self, group: RowGroup) -> RowGroup:
-        return replace(group, blocks=self._outputs.blocks(group.info, group.first, group.n_rows))
-
-    def _encode(self, units: Sequence[_Unit]) -> list[_Strip]:
-        """Encode units that can be encoded side by side."""
-        type_, factor = units[0].group.info.type, units[0].group.conditions.factor
-        sources = [self._job.sources[unit.group.info.name].read_rows(unit.start, unit.stop) for unit in units]
-        stocks = [
-            self._stock(unit.group, source, unit.start) for unit, source in zip(units, sources, strict=True)
-        ]
-        if factor is None or not can_compensate(type_):
-            return [_Strip(None, stock, (0.0, 0.0)) for stock in stocks]
-        rows = [source.astype(np.float32) for source in sources]
-        del sources
-        wanted = [unit.wanted(own) for unit, own in zip(units, rows, strict=True)]
-        blocks = [unit.block for unit in units if unit.block is not None]
-        if blocks:
-            sides = (block.factor for block in blocks)
-            encoded = encode_side_by_side(list(zip(wanted, sides, strict=True)), type_, factor, self._effort)
-        else:
-            encoded = [encode_compensated(own, type_, factor, self._effort) for own in wanted]
-        return [
-            _Strip(data, stock, _losses(unit.group, unit.block, own, data, stock))
-            for unit, own, data, stock in zip(units, rows, encoded, stocks, strict=True)
-        ]
-
-    def _stock(self, group: RowGroup, rows: Rows, start: int) -> Bytes:
-        """Return rows as the stock encoder makes them, under the importances that are given or were seen."""
-        tensor, type_, statistics = group.info.name, group.info.type, group.conditions.statistics
-        weighting = self._job.weighting_of(RowRange(tensor, start, start + len(rows)))
-        if weighting is None and (statistics.n_rows or requires_importances(type_.name)):
-            weighting = ColumnWeights(statistics.importances())
-        return encode_strip(rows, start, tensor, type_, weighting)
-
-    def _choose(self, group: RowGroup, strips: Sequence[_Strip]) -> Bytes:
-        """Return the better bytes of a group, and keep a record of the choice."""
-        loss, stock_loss = (sum(strip.losses[which] for strip in strips) for which in (0, 1))
-        calibrated = [strip.data for strip in strips if strip.data is not None]
-        is_better = len(calibrated) == len(strips) and (group.conditions.held is None or loss < stock_loss)
-        self._records.add(
-            Record(
-                tensor=group.info.name,
-                first=group.first,
-                n_rows=group.n_rows,
-                n_cols=group.info.n_cols,
-                n_seen=group.conditions.statistics.n_seen,
-                has_factor=group.conditions.factor is not None,
-                loss=loss,
-                stock_loss=stock_loss,
-                is_stock=not is_better,
-            )
-        )
-        return np.concatenate(calibrated if is_better else [strip.stock for strip in strips])
-
-    def _write(self, tensor: str, first: int, data: Bytes) -> None:
-        """Write rows from `first` on, as far as their chunks are missing."""
-        last = first + len(data)
-        for task in self._missing.get(tensor, ()):
-            rows = task.rows
-            if not first <= rows.start < last:
-                continue
-            with naming(task):
-                if rows.stop > last:
-                    raise QuantError(f"{rows}: only rows to {last} were made")
-                written = self._tensors[tensor]
-                stored = in_byte_order(
-                    data[rows.start - first : rows.stop - first], written.type, written.endian
-                )
-                self._partials[task.output].write(task.offset, stored.data)
-                self._records.add_chunk(task.number, xxhash.xxh3_64_intdigest(stored.data))
-                digest = digest_rows(rows, self._job.sources[tensor])
-            self._done(task.number, digest)
-        self._tensors[tensor].written[first:last] = True
-
-
-def _losses(
-    group: RowGroup, block: OutputBlock | None, rows: Floats32, data: Bytes, stock: Bytes
-) -> tuple[float, float]:
-    """Return the squared errors of two encodings on the rows that were held back.
-
-    block  weighs errors of different outputs by the covariance of their gradients; None: all alike
-    """
-    held, n_cols = group.conditions.held, group.info.n_cols
+    held, block, info = strip.group.conditions.held, strip.block, strip.group.info
     if held is None:
         return 0.0, 0.0
-    decode = get_format(group.info.type).decode
-    weights = torch.from_numpy(rows)
+    decode = get_format(info.type).decode
+    weights = to_torch(rows)
     moved = None if held.originals is held.x else (held.originals - held.x) @ weights.T
-    losses = []
+    errors = []
     for encoded in (data, stock):
-        error = held.x @ (weights - torch.from_numpy(decode(encoded, n_cols))).T
+        error = held.x @ (weights - to_torch(decode(encoded, info.n_cols))).T
         if moved is not None:
             error += moved
-        weighed = error if block is None else error @ torch.from_numpy(block.covariance)
-        losses.append(float((weighed.double() * error).sum()))
-    return losses[0], losses[1]
+        weighed = error if block is None else error @ to_torch(block.covariance)
+        errors.append(float((weighed.double() * error).sum()))
+    return errors[0], errors[1]

@@ -1,9 +1,9 @@
-"""The routed experts of a layer: each is read, made, applied to its tokens, and forgotten; a few at a time.
+"""The routed experts of a layer: a few at a time are read, encoded, applied to their tokens, and forgotten.
 
-Experts come from the busiest to the rarest, and the moments of their downs are pooled on the way. So a rare
-expert leans on what the busier ones have shown, and one that no token reaches takes it all. Gate and up of an
-expert that saw as many rows as they have columns are made under what this expert sees, those of a rarer one
-under what the layer's experts see together.
+Experts come from the busiest to the rarest, and the moments of their downs are pooled on the way. The moments
+of a rare expert are shrunk towards that pool, and an expert that no token reaches takes the pool itself. Gate
+and up of an expert that saw as many rows as they have columns are encoded under its own inputs, those of a
+rarer one under the inputs of all the layer's experts.
 
 The routes of the model that is being written decide which rows count. The original computes the same tokens
 with the same expert for comparison; its own routes decide what becomes of its own hidden states.
@@ -13,20 +13,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
 from calibrate.run.context import RunContext
-from calibrate.run.encode import Conditions, RowGroup
+from calibrate.run.encode import RowGroup
+from calibrate.statistics.conditions import Conditions
 from calibrate.statistics.inputs import HELD_ROWS, PIECE_ROWS, Activations, Inputs
 from calibrate.statistics.moments import PAIR_BYTES, Moments, Statistics
+from forward.device import to_cpu
+from forward.layer import refuse_nonfinite
 from forward.layers.experts import Experts
 from forward.layers.ffn import FeedForward
 from forward.observe import Silent
-from gguf_tools.errors import BadActivation
+from forward.sweep import Routes
 
 MIDDLE = ("middle",)
-"""Key of what gate and up multiply, of the block and of all experts."""
+"""Key of the input of gate and up, of the block and of all experts."""
 
 SHRINKAGE_ROWS = 0.1
 """Rows like the mean of the shared ones that an expert's statistics get, per column."""
@@ -36,31 +40,17 @@ _THREAD_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
-class Routes:
-    """Where tokens go: experts, int64 (n_tokens, n_used), and weights, float32; on the CPU.
-
-    weights  (n_tokens, n_used), or (n_tokens, n_used, n_strands); see forward.layer.Passed
-    """
-
-    experts: torch.Tensor
-    weights: torch.Tensor
-
-    @classmethod
-    def joined(cls, routes: Sequence[Routes]) -> Routes:
-        return cls(torch.cat([each.experts for each in routes]), torch.cat([each.weights for each in routes]))
-
-    def of(self, expert: int) -> Rows:
-        """Return the tokens that go to an expert."""
-        tokens, slots = torch.nonzero(self.experts == expert, as_tuple=True)
-        return Rows(tokens, self.weights[tokens, slots])
-
-
-@dataclass(frozen=True)
 class Rows:
     """Numbers of tokens, ascending, and the weights of the expert's output for each."""
 
     tokens: torch.Tensor
     weights: torch.Tensor
+
+    @classmethod
+    def of(cls, routes: Routes, expert: int) -> Self:
+        """Return the tokens that go to an expert."""
+        tokens, slots = torch.nonzero(routes.experts == expert, as_tuple=True)
+        return cls(tokens, routes.weights[tokens, slots])
 
     def among(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return which of these ascending tokens are here, bool, and the weights of those that are."""
@@ -70,11 +60,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class _Computed:
-    """What a piece of an expert's tokens gives.
+    """An expert's results for a piece of its tokens.
 
     output     of the original, for its own tokens among them
     summed     what down multiplies, of rows that are summed up, by model
-    held       the same of rows that are held back
+    held       the same of held-out rows
     """
 
     tokens: torch.Tensor
@@ -88,7 +78,7 @@ class _Visit:
     """An expert whose turn has come.
 
     rows  that go to it, of each model, the original first
-    held  numbers of tokens that are held back
+    held  numbers of held-out tokens
     """
 
     expert: int
@@ -114,7 +104,7 @@ class ExpertRun:
 
     experts  of each model, the original first
     routes   of each model
-    shared   has what gate and up of all experts multiply, unless all are made
+    shared   has the inputs of gate and up of all experts, unless all are written
     """
 
     def __init__(
@@ -135,7 +125,7 @@ class ExpertRun:
         self._is_down_missing = context.is_missing(self._names.down)
 
     def run(self) -> None:
-        """Make all experts, and add their outputs to the hidden states."""
+        """Encode all experts, and add their outputs to the hidden states."""
         experts, routes = self._experts[0], self._routes
         counts = torch.bincount(routes[-1].experts.flatten(), minlength=experts.n_experts).tolist()
         order = sorted(range(experts.n_experts), key=lambda expert: (-counts[expert], expert))
@@ -144,11 +134,11 @@ class ExpertRun:
             self._run([self._visit(expert) for expert in order[start : start + n_together]])
 
     def _visit(self, expert: int) -> _Visit:
-        rows = [routes.of(expert) for routes in self._routes]
+        rows = [Rows.of(routes, expert) for routes in self._routes]
         return _Visit(expert, rows, self._held_tokens(rows[-1].tokens))
 
     def _run(self, visits: Sequence[_Visit]) -> None:
-        """Make some experts. What each of them is made under depends on none but those before it."""
+        """Encode some experts, each under conditions that depend on none but the ones before it."""
         if self._shared is not None:
             self._make_gates_and_ups(visits, self._shared)
         inputs = [self._gather_down(visit) for visit in visits]
@@ -159,7 +149,7 @@ class ExpertRun:
                 self._finish(visit)
 
     def _held_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return some of an expert's tokens that are held back, evenly spread."""
+        """Return some of an expert's held-out tokens, evenly spread."""
         held = tokens[self._context.holdout.held_tokens(tokens)]
         return held[:: -(-len(held) // HELD_ROWS)] if len(held) else held
 
@@ -193,9 +183,9 @@ class ExpertRun:
         context.encoder.make(made)
 
     def _gather_gate_up(self, visit: _Visit) -> tuple[Inputs, int]:
-        """Return what gate and up of an expert multiply, summed up if there is enough; and how many rows."""
+        """Return the inputs of gate and up of an expert, summed up if there are enough; and how many rows."""
         context = self._context
-        inputs = Inputs(context.makes_up)
+        inputs = Inputs(context.corrects_drift)
         if len(visit.held):
             inputs.hold(self._middles(visit.held))
         summed = visit.own.tokens[context.holdout.summed_tokens(visit.own.tokens)]
@@ -205,7 +195,7 @@ class ExpertRun:
         return inputs, len(summed)
 
     def _middles(self, tokens: torch.Tensor) -> list[Activations]:
-        """Return what gate and up multiply, by model."""
+        """Return the inputs of gate and up, by model."""
         device = self._context.device
         rows = (model.stream.middle.rows(tokens).to(device) for model in self._context.models)
         return [{MIDDLE: x[:, None]} for x in rows]
@@ -216,17 +206,17 @@ class ExpertRun:
         if info is None:
             return None
         n_rows = info.shape[-2]
-        if not self._context.encoder.is_missing(name, expert * n_rows, n_rows):
+        if not self._context.is_missing(name, expert * n_rows, n_rows):
             return None
         return RowGroup(info, expert * n_rows, n_rows, conditions)
 
     # ---- down
 
     def _gather_down(self, visit: _Visit) -> Inputs:
-        """Add the original's output to its hidden states, and return what down multiplies."""
+        """Add the original's output to its hidden states, and return the inputs of down."""
         context, rows = self._context, visit.rows
         blocks = [experts.read(visit.expert) for experts in self._experts]
-        inputs = Inputs(context.makes_up)
+        inputs = Inputs(context.corrects_drift)
         tokens = torch.unique(torch.cat([each.tokens for each in rows]))
         after = context.original.stream.after(self._number)
 
@@ -245,15 +235,15 @@ class ExpertRun:
         context, device = self._context, self._context.device
         mine = torch.isin(tokens, visit.own.tokens)
         x = context.original.stream.middle.rows(tokens).to(device)
-        inner = blocks[0].inner(x, Silent())
+        inner = blocks[0].gate_up(x, Silent())
         here, _ = visit.rows[0].among(tokens)
-        output = blocks[0].outer(inner[here.to(device)], Silent()).float().cpu()
+        output = to_cpu(blocks[0].project_down(inner[here.to(device)], Silent()).float())
         refuse_nonfinite(output, f"{self._names.down}, expert {visit.expert}")
         shown = [inner[mine.to(device)]]
         tokens_here = tokens[mine]
         if context.is_followed:
             x = context.own.stream.middle.rows(tokens_here).to(device)
-            shown.append(blocks[-1].inner(x, Silent()))
+            shown.append(blocks[-1].gate_up(x, Silent()))
         summed = context.holdout.summed_tokens(tokens_here).to(device)
         held = torch.isin(tokens_here, visit.held).to(device)
         key = (self._names.down,)
@@ -271,7 +261,7 @@ class ExpertRun:
         for visit, inputs in zip(visits, gathered, strict=True):
             moments = inputs.moments.get(key)
             if moments is None:
-                moments = Moments.zeros(1, info.n_cols, context.device, cross=context.makes_up)
+                moments = Moments.zeros(1, info.n_cols, context.device, cross=context.corrects_drift)
             group = self._group(self._names.down, visit.expert, Conditions.nothing(info.n_cols))
             if group is not None:
                 statistics = Statistics.of(moments)
@@ -282,7 +272,7 @@ class ExpertRun:
                 groups.append(group)
                 shown.append((statistics, inputs.held(key)))
             if self._pool is None:  # its own memory: the statistics above share that of `moments`
-                self._pool = Moments.zeros(1, info.n_cols, context.device, cross=context.makes_up)
+                self._pool = Moments.zeros(1, info.n_cols, context.device, cross=context.corrects_drift)
             self._pool.merge(moments)
         made = context.conditions_of(shown, info.name)
         context.encoder.make(
@@ -296,7 +286,7 @@ class ExpertRun:
 
         def take(piece: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             tokens, weights = piece
-            output = block(stream.middle.rows(tokens).to(context.device), Silent()).cpu()
+            output = to_cpu(block(stream.middle.rows(tokens).to(context.device), Silent()))
             refuse_nonfinite(output, f"{self._names.down}, expert {visit.expert}, as it is written")
             return tokens, output, weights
 
@@ -307,9 +297,3 @@ class ExpertRun:
 def _pieces(rows: Rows) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     if len(rows.tokens):
         yield from zip(rows.tokens.split(PIECE_ROWS), rows.weights.split(PIECE_ROWS), strict=True)
-
-
-def refuse_nonfinite(states: torch.Tensor, name: str) -> None:
-    """Raise BadActivation naming the tensor that the states come from."""
-    if not bool(torch.isfinite(states.sum())):
-        raise BadActivation(f"{name}: the hidden states after it have NaN or infinity")

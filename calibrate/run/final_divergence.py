@@ -1,4 +1,4 @@
-"""The end of a run that has followed the model: how far that is from the original on the calibration text."""
+"""Measures how far the finished model has diverged from the original on the calibration text."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibrate.run.context import RunContext
-from forward.families import Network
 from forward.logits import Head, sweep_vocabulary
+from forward.network import Network
 from forward.text.tokens import Text
 from quality.divergence import Estimate, mean_of
 from quality.visitor import DivergenceVisitor
@@ -22,8 +22,8 @@ _LEAST_TOKENS = 4
 class FinalDivergence:
     """Mean divergence of the model that was written from the original, in nats.
 
-    summed  on the chunks that it was made under
-    held    on those that were held back
+    summed  on the chunks that it was encoded under
+    held    on the held-out chunks
     """
 
     summed: Estimate

@@ -1,10 +1,10 @@
-"""One layer: what its matrices multiply is gathered, they are made, and the hidden states go on.
+"""One layer: the inputs of its matrices are gathered, they are encoded, and the hidden states go on.
 
-With the original alone, one pass over the chunks gathers what all matrices of the attention multiply. Where
-the model that is being written follows, matrices are made in stages: each sees what the ones before it, as
-they stand in the output, have made of the text. So a stage is another pass, which ends when its matrices have
-been shown. What the tokens go through after the attention is made in the same way from the rows in `middle`,
-and experts one by one (see expert_run.py).
+With the original alone, one pass over the chunks gathers the inputs of all matrices of the attention. Where
+the model that is being written follows, matrices are encoded in stages: each sees what the ones before it, as
+they stand in the output, have made of the text. A stage is another pass, which ends once the inputs of its
+matrices are known. The block after the attention is encoded in the same way from the rows in `middle`, and
+experts one by one (see experts.py).
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from calibrate.run.context import Model, RunContext
-from calibrate.run.experts import MIDDLE, ExpertRun, Routes, refuse_nonfinite
+from calibrate.run.experts import MIDDLE, ExpertRun
 from calibrate.statistics.capture import Capture, Order, Seen
 from calibrate.statistics.inputs import Activations, Inputs, gather
-from forward.layer import Layer
+from forward.device import to_cpu
+from forward.layer import Layer, refuse_nonfinite
 from forward.layers.ffn import BlockNames
 from forward.layers.residual import joined
 from forward.malloc_trim import give_back
 from forward.observe import Observer, Silent
+from forward.sweep import Routes
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class _Way:
     """How a model's tokens go past the block of a layer.
 
     routes  where they go; None for a layer without routed experts
-    shares  see `forward.layers.residual.Passage`, on the CPU
+    shares  see `forward.layers.residual.ResidualStream`, on the CPU
     """
 
     routes: Routes | None
@@ -65,7 +67,7 @@ class LayerRun:
         return cls(context, number, replace(whole, block=None), names)
 
     def run(self) -> None:
-        """Make the layer's tensors, and leave the hidden states after it in the streams.
+        """Encode the layer's tensors, and leave the hidden states after it in the streams.
 
         raises  BadActivation naming layer and tensor for NaN or infinity, and what writing raises
         """
@@ -93,7 +95,7 @@ class LayerRun:
     # ---- attention
 
     def _attend(self) -> list[_Way]:
-        """Make the matrices up to the block, fill `middle` and `after`; return each model's way past it."""
+        """Encode the matrices up to the block, fill `middle` and `after`; return each model's way past it."""
         context = self.context
         if not context.is_followed:
             inputs, ways = self._pass(self._missing(self._order()))
@@ -111,7 +113,7 @@ class LayerRun:
         context, order = self.context, Order()
         hidden = context.original.stream.before(self.number).read(*self._chunk_rows(0))
         with torch.inference_mode():
-            self.original.attend(hidden.to(context.device), order)
+            self.original.attention_block(hidden.to(context.device), order)
         return order.groups
 
     def _missing(self, groups: Iterable[Iterable[str]]) -> list[str]:
@@ -123,7 +125,7 @@ class LayerRun:
         return [stage for stage in stages if stage]
 
     def _stage(self, wanted: Collection[str]) -> Inputs:
-        """Return what the wanted matrices multiply, without computing what comes after them."""
+        """Return the inputs of the wanted matrices, without computing what comes after them."""
         context, layers = self.context, self._layers()
 
         def take(chunk: int) -> list[Activations]:
@@ -132,16 +134,16 @@ class LayerRun:
                 capture = Capture(wanted, stop=True)
                 hidden = model.stream.before(self.number).read(*self._chunk_rows(chunk))
                 with suppress(Seen):
-                    layer.attend(hidden.to(context.device), capture)
+                    layer.attention_block(hidden.to(context.device), capture)
                 shown.append(capture.inputs())
             return shown
 
-        return gather(context.holdout, take, context.workers, crossed=context.makes_up)
+        return gather(context.holdout, take, context.workers, crossed=context.corrects_drift)
 
     def _pass(self, wanted: Collection[str]) -> tuple[Inputs, list[_Way]]:
         """Compute the attention of all models up to `middle`.
 
-        Returns what the wanted matrices multiply, and each model's way past the block
+        returns  the inputs of the wanted matrices, and each model's way past the block
         """
         context, layers = self.context, self._layers()
         by_chunk: list[dict[int, _Way]] = [{} for _ in layers]
@@ -161,22 +163,22 @@ class LayerRun:
         """Put one chunk's hidden states after the attention in `after`, normalised ones in `middle`."""
         start, stop = self._chunk_rows(chunk)
         hidden = model.stream.before(self.number).read(start, stop).to(self.context.device)
-        passage = layer.attend(hidden, observer)
+        passage = layer.attention_block(hidden, observer)
         x = layer.norm(passage.x)
-        model.stream.middle.write(start, x.to(self.context.dtype).cpu())
-        model.stream.after(self.number).write(start, passage.rest.cpu())
+        model.stream.middle.write(start, to_cpu(x.to(self.context.dtype)))
+        model.stream.after(self.number).write(start, to_cpu(passage.rest))
         routes = None
         if layer.experts is not None:
             chosen = layer.chosen_by(self.context.tokens[start:stop])
             chosen, weights = layer.experts.router(x, chosen)
-            routes = Routes(chosen.cpu(), passage.spread(weights).cpu())
-        return _Way(routes, None if passage.shares is None else passage.shares.cpu())
+            routes = Routes(to_cpu(chosen), to_cpu(passage.spread(weights)))
+        return _Way(routes, None if passage.shares is None else to_cpu(passage.shares))
 
     # ---- what every token goes through
 
     def _gather_middle(self) -> Inputs:
-        """Return what gate and up multiply, those of the block and of all experts together; nothing where
-        all of them are made."""
+        """Return the inputs of gate and up, of the block and of all experts together; nothing where all of
+        them are written."""
         context = self.context
         experts = None if self.original.experts is None else self.original.experts.names
         names = [each for each in (self.block, experts) if each is not None]
@@ -187,11 +189,11 @@ class LayerRun:
             return [{MIDDLE: x[:, None]} for x in middles]
 
         if not self._missing((each.gate, each.up) for each in names):
-            return Inputs(context.makes_up)
-        return gather(context.holdout, take, context.workers, crossed=context.makes_up)
+            return Inputs(context.corrects_drift)
+        return gather(context.holdout, take, context.workers, crossed=context.corrects_drift)
 
     def _block(self, shared: Inputs, ways: Sequence[_Way]) -> None:
-        """Make the matrices of the dense block or shared expert, and add its output to the hidden states."""
+        """Encode the dense block or shared expert, and add its output to the hidden states."""
         context = self.context
         names = self.block
         if names is None:
@@ -210,7 +212,7 @@ class LayerRun:
                 shown.append(capture.inputs())
             return shown
 
-        inputs = gather(context.holdout, take, context.workers, crossed=context.makes_up)
+        inputs = gather(context.holdout, take, context.workers, crossed=context.corrects_drift)
         blocks.clear()
         context.make(inputs, (names.down,), (names.down,))
         del inputs
@@ -233,6 +235,6 @@ class LayerRun:
         start, stop = self._chunk_rows(chunk)
         after = model.stream.after(self.number)
         shares = None if way.shares is None else way.shares[start:stop]
-        hidden = joined(after.read(start, stop), output.cpu(), shares)
+        hidden = joined(after.read(start, stop), to_cpu(output), shares)
         refuse_nonfinite(hidden, name)
         after.write(start, hidden)

@@ -25,14 +25,14 @@ from quantize.formats import get_decoder
 class PartialTensor:
     """A tensor of the output as a SourceTensor; rows that are not written yet are the source's.
 
-    written  which rows are, bool (n_rows,); set by whoever writes them
+    written  which rows are, bool (n_rows,): all, until whoever writes them says otherwise
     """
 
     by_rows = True
 
     def __init__(self, info: TensorInfo, source: SourceTensor, file: _OutputFile, offset: int) -> None:
         self._info, self._source, self._file, self._offset = info, source, file, offset
-        self.written = np.zeros(info.n_rows, np.bool_)
+        self.written = np.ones(info.n_rows, np.bool_)
 
     @property
     def name(self) -> str:
@@ -102,7 +102,7 @@ class _OutputFile:
 def open_partial_model(
     outputs: Sequence[Output], partials: Mapping[int, Path], sources: Mapping[str, SourceTensor]
 ) -> Iterator[dict[str, PartialTensor]]:
-    """Give the tensors of all outputs, by name, none of them written.
+    """Give the tensors of all outputs, by name, as if all their rows were written.
 
     partials  the files that outputs grow in, by number; the others have their names
     sources   by the names of the outputs' tensors

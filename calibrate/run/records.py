@@ -24,8 +24,8 @@ class Record:
     n_cols         columns of the rows
     n_seen         tokens that they were seen to multiply
     has_factor     whether the second moments of what they multiply could be used
-    loss           squared error on rows that were held back
-    stock_loss     the same of stock's encoding
+    error          squared error on held-out rows
+    stock_error    the same of the stock encoder's bytes
     is_stock       whether stock's bytes were kept
     """
 
@@ -35,8 +35,8 @@ class Record:
     n_cols: int
     n_seen: int
     has_factor: bool
-    loss: float
-    stock_loss: float
+    error: float
+    stock_error: float
     is_stock: bool
 
 

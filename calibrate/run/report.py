@@ -1,4 +1,4 @@
-"""What a calibration has done, and what a user should know of it."""
+"""The report of a calibration: what it has done, and findings."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from quantize.roles import in_layer_ranges
 
 @dataclass(frozen=True)
 class Report:
-    """What a calibration has done.
+    """The outcome of a calibration.
 
     parts     of all tensors that it has made
     holdout  of the text; None before anything is done
-    divergence   how far the model that was written is from the original; None where it was not followed
+    divergence  how far the model that was written is from the original; None where it was not followed
     quality   of the text; None before anything is done
     """
 
@@ -48,7 +48,7 @@ class Report:
         return tuple(part for part in self.parts if part.is_stock)
 
     def findings(self) -> Iterator[Finding]:
-        """Yield what a user should know."""
+        """Yield the findings that a user should know."""
         if self.quality is not None:
             yield from self.quality.findings()
             if self.quality.is_nonsense:
@@ -102,7 +102,7 @@ class Report:
 
 
 def report_lines(report: Report) -> Iterator[str]:
-    """Yield what was done, and the findings."""
+    """Tell what was done, and the findings."""
     parts, kept = report.parts, report.kept
     if not parts:
         return

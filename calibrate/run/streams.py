@@ -31,7 +31,7 @@ class Stream:
     """The hidden states of one model.
 
     sets    where even and odd layers put their output, float32
-    middle  what the second half of a layer multiplies
+    middle  the input of the second half of a layer
     files   where finished layers are kept; the same as `sets` above the budget
     """
 
@@ -57,7 +57,7 @@ class Stream:
 
 
 def state_bytes(text: Text, network: Network, dtype: torch.dtype, n_models: int) -> tuple[int, int]:
-    """Return what the states of `n_models` models take in memory, and what in the work folder."""
+    """Return the bytes of the states of `n_models` models in memory, and in the work folder."""
     n_tokens = n_models * text.inputs.size
     states, middle = n_tokens * network.state_size, n_tokens * network.hidden_size
     return states * (4 + 4) + middle * dtype.itemsize, states * (4 + 4)

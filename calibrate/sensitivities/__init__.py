@@ -1,1 +1,1 @@
-"""What each tensor of a model costs at each type, from one forward and one backward pass."""
+"""Sensitivity of a model to the type of each tensor, from one forward and one backward pass."""

@@ -1,4 +1,4 @@
-"""What errors of weights do to predictions, to second order, from gradients of the predictions.
+"""Effect of errors of weights on predictions, to second order, from gradients of the predictions.
 
 An error E of a matrix moves its product by E x at every token, and all that follows sees the sum of these.
 The loss is the sum of -log p(label) over a chunk, its labels drawn from the model's own predictions. With g
@@ -39,10 +39,10 @@ from calibrate.sensitivities.type_errors import (
     read_rows,
     spread,
 )
-from forward.families import EMBEDDINGS
+from forward.device import to_numpy
 from forward.gradients.backward import BackwardPass
 from forward.hidden_states import States
-from forward.network import Network
+from forward.network import EMBEDDINGS, Network
 from forward.observe import Arrays, Silent
 from forward.text.tokens import Text
 from forward.work.work_folder import EMBEDDING
@@ -50,7 +50,7 @@ from gguf_tools.errors import BadActivation
 from gguf_tools.format.ggml_types import GGMLType
 
 _SENSITIVITY, _TYPES = "damage:", "types:"
-"""What names of arrays in the work folder begin with; a tensor's name follows."""
+"""Prefixes of arrays' names in the work folder; a tensor's name follows."""
 
 Floats32 = npt.NDArray[np.float32]
 Floats64 = npt.NDArray[np.float64]
@@ -240,7 +240,7 @@ class _Embeddings:
     def _gradients(self, chunk: int) -> Floats32:
         start = chunk * self.text.chunk_size
         read = self.states.read(start, start + self.text.chunk_size)
-        gradients: Floats32 = self.network.at_embeddings(read).numpy()
+        gradients: Floats32 = to_numpy(self.network.at_embeddings(read))
         return gradients
 
 
@@ -266,7 +266,7 @@ class _Output:
         """Return those of the tokens with these numbers."""
         forward, drawn = backward.forward, backward.folder.arrays(EMBEDDING)
         hidden = torch.cat([forward.last().read(int(token), int(token) + 1) for token in sample])
-        x = forward.output_norm()(hidden.to(forward.load.device)).cpu().numpy()
+        x = to_numpy(forward.output_norm()(hidden.to(forward.load.device)))
         rows, places = np.unique(drawn["labels"][sample], return_inverse=True)
         doubts = -np.expm1(-drawn["losses"][sample])
         return cls(sample // forward.text.chunk_size, x, rows, places, doubts)

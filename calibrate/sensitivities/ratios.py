@@ -16,8 +16,10 @@ import numpy.typing as npt
 import torch
 
 from calibrate.rounding.factor import Factor
-from calibrate.rounding.feedback import encode_compensated, stock_weighting
+from calibrate.rounding.feedback import encode_compensated
+from calibrate.rounding.judge import stock_weighting
 from calibrate.sensitivities.type_errors import errors_of, read_rows, spread
+from forward.device import to_numpy, to_torch
 from forward.observe import Arrays, Observer, ObservesGradients, Silent
 from gguf_tools.errors import BadMoments
 from gguf_tools.format.ggml_types import IQ4_NL, Q3_K, GGMLType
@@ -25,7 +27,7 @@ from quantize.fill.sources import SourceTensor
 from quantize.formats import get_decoder
 
 _RATIO = "ratio:"
-"""What names of arrays in the work folder begin with; a tensor's name follows."""
+"""Prefix of arrays' names in the work folder; a tensor's name follows."""
 
 _ROWS = 32
 """Number of rows that are encoded."""
@@ -64,7 +66,7 @@ class Ratios(Silent):
         rows = spread(n_rows, _ROWS)
         self._rows[name] = n_blocks // 2 * n_rows + rows
         multiplied = x[:, number if x.shape[1] > 1 else 0].float()
-        g = gradient[:, number, torch.from_numpy(rows).to(gradient.device)].float()
+        g = gradient[:, number, to_torch(rows, gradient.device)].float()
         # A call may be about a part of the only chunk.
         sizes = self._sizes if n_tokens == sum(self._sizes) else [n_tokens]
         parts = zip(self._chunks, g.split(sizes), multiplied.split(sizes), strict=True)
@@ -92,13 +94,13 @@ class Ratios(Silent):
         return name in self._moments and any(key[0] == name for key in self._gradients)
 
     def _ratio(self, name: str) -> float:
-        gradients = [product.cpu().numpy() for key, product in self._gradients.items() if key[0] == name]
+        gradients = [to_numpy(product) for key, product in self._gradients.items() if key[0] == name]
 
         def sensitivity(errors: Floats32) -> float:
             moved = [(errors * each).sum(-1, dtype=np.float64) for each in gradients]
             return float(np.sum(np.square(moved)))
 
-        moments = self._moments[name].cpu().numpy()
+        moments = to_numpy(self._moments[name])
         return ratio(read_rows(self._sources[name], self._rows[name]), moments, sensitivity)
 
 

@@ -1,4 +1,4 @@
-"""Errors that encoding makes: a sample of the rows of a tensor, less what each type would make of them.
+"""Quantization errors of a sample of each tensor's rows, for every candidate type.
 
 Rows are encoded as the quantizer encodes them, with the importances of the columns. So the errors are those
 that a file of stock encoding would have.
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from forward.layers.load import as_torch
+from forward.device import to_numpy, to_torch
 from gguf_tools.format.ggml_types import GGMLType, by_name
 from gguf_tools.format.tensors import TensorInfo
 from quantize.fill.sources import SourceTensor
@@ -36,7 +36,7 @@ _KEPT_EXPERTS = 24
 the next ones; all other matrices are met again in every chunk."""
 
 _ERROR_BYTES = 128 << 20
-"""What the errors of one tensor may take: with long rows there are fewer of them."""
+"""Memory for the errors of one tensor: fewer rows are encoded where they are long."""
 
 _OF_EXPERTS = frozenset({Role.FFN_GATE, Role.FFN_UP, Role.FFN_DOWN})
 """Roles of stacks of experts; other stacks are of heads."""
@@ -63,7 +63,7 @@ class BlockErrors:
         gradient  d at the sampled rows, float32 (n_sampled, n_cols)
         """
         moved = torch.einsum("trc,rc->tr", self.errors, gradient)
-        sums: npt.NDArray[np.float64] = moved.double().square_().mean(-1).cpu().numpy() * (self.n_rows / 2)
+        sums: npt.NDArray[np.float64] = to_numpy(moved.double().square_().mean(-1)) * (self.n_rows / 2)
         return sums
 
 
@@ -122,7 +122,7 @@ class TypeErrors:
         weights = read_rows(source, block * size + rows)
         errors = errors_of(weights, self.types_of(name, n_blocks), weighting)
         device = self._device
-        return BlockErrors(torch.from_numpy(rows).to(device), torch.from_numpy(errors).to(device), size)
+        return BlockErrors(to_torch(rows, device), to_torch(errors, device), size)
 
     def _importance(self, name: str, n_blocks: int) -> ResolvedImportance | None:
         if name not in self._resolved:
@@ -159,7 +159,7 @@ def errors_of(weights: Floats32, types: Sequence[GGMLType], weighting: Weighting
 def read_rows(source: SourceTensor, rows: npt.NDArray[np.int64]) -> Floats32:
     """Return the rows with these ascending numbers, float32."""
     parts = [source.read_rows(int(row), int(row) + 1) for row in rows]
-    whole: Floats32 = as_torch(np.concatenate(parts)).float().numpy()
+    whole: Floats32 = to_numpy(to_torch(np.concatenate(parts)).float())
     return whole
 
 

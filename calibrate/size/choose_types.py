@@ -9,21 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import get_args
 
 from calibrate.size.budget import BudgetTooSmall, Choice, Item, Selection, select
 from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.format.header import align_up
 from gguf_tools.text import size_text
-from quantize.formats.codecs import CODECS
+from quantize.formats.codecs import CODECS, Machine
 from quantize.plan.overrides import Override, find_override
 from quantize.plan.program_support import LACKED_BY
 from quantize.plan.sensitivities import Sensitivities
 from quantize.roles import Program
 
 Target = Program
-Machine = Literal["cpu", "gpu"]
 
 _EXPERTS = re.compile(r"blk\.(\d+)\.ffn_\w+_exps\.weight")
 
@@ -33,12 +32,10 @@ LACKING: Mapping[Target, frozenset[str]] = {
 """Types that we encode and a program does not know."""
 
 SLOW: Mapping[Machine, frozenset[str]] = {
-    "cpu": frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"}),
-    "gpu": frozenset({"TQ1_0", "TQ2_0", "IQ1_M"}),
+    machine: frozenset(name for name, codec in CODECS.items() if machine in codec.slow_on)
+    for machine in get_args(Machine)
 }
-"""Types that are slow where a model runs. On a CPU, types with a grid look up every group of weights in a
-table. On a GPU, ggml-cuda has no kernels for ternary types, and no quantized matrix product for IQ1_M
-(mmq.cu: ggml_cuda_should_use_mmq)."""
+"""Types that are slow where a model runs."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,7 @@ class TypeRules:
 
 @dataclass(frozen=True)
 class ChosenType:
-    """What one tensor gets, and why.
+    """The type of one tensor, and why.
 
     n_bytes   of the tensor
     sensitivity    predicted, nats per token
@@ -248,7 +245,7 @@ def _explained(
     *,
     calibrated: bool,
 ) -> dict[str, ChosenType]:
-    """Return what each tensor gets, beside the best step up that was left out."""
+    """Return each tensor's type, and the best larger one that was not worth its bytes."""
     explained: dict[str, ChosenType] = {}
     for item, choice in zip(items, selection.choices, strict=True):
         step = _best_step_up(item, choice)

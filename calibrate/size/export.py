@@ -18,27 +18,29 @@ _K_QUANT = re.compile(r"q\d_k")
 _KV = ("Q8_KV", "Q8_KV_R8")
 
 
-def rules_of(types: Mapping[str, str]) -> list[str]:
-    """Return REGEX=TYPE rules that give each tensor its type and match no other tensor.
+def rules_of(types: Mapping[str, str]) -> dict[str, list[str]]:
+    """Make REGEX=TYPE rules, each with the tensors that it gives a type; it matches no other tensor.
 
     types  tensor name -> type name
 
-    >>> rules_of({"output.weight": "Q6_K", "blk.0.attn_q.weight": "Q4_K", "blk.2.attn_q.weight": "Q4_K"})
+    >>> types = {"output.weight": "Q6_K", "blk.0.attn_q.weight": "Q4_K", "blk.2.attn_q.weight": "Q4_K"}
+    >>> list(rules_of(types))
     ['^output\\\\.weight$=Q6_K', '^blk\\\\.(0|2)\\\\.attn_q\\\\.weight$=Q4_K']
     """
-    layers: dict[tuple[str | None, str, str], list[int]] = {}
+    groups: dict[tuple[str | None, str, str], dict[str, int]] = {}
     for name, type_ in types.items():
         match = _LAYERED.fullmatch(name)
         if match is None:
-            layers[(None, name, type_)] = []
+            groups[(None, name, type_)] = {name: 0}
         else:
-            layers.setdefault(("blk", match[2], type_), []).append(int(match[1]))
-    return [f"^{_prefix(numbers)}{_escaped(part)}$={type_}" for (_, part, type_), numbers in layers.items()]
+            groups.setdefault(("blk", match[2], type_), {})[name] = int(match[1])
+    return {
+        f"^{_prefix(list(layers.values())) if stem else ''}{_escaped(part)}$={type_}": list(layers)
+        for (stem, part, type_), layers in groups.items()
+    }
 
 
 def _prefix(layers: Sequence[int]) -> str:
-    if not layers:
-        return ""
     numbers = "|".join(map(str, sorted(layers)))
     return f"blk\\.{numbers if len(layers) == 1 else f'({numbers})'}\\."
 

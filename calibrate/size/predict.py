@@ -1,4 +1,4 @@
-"""The divergence to expect of a file, from the sum of its tensors' sensitivities.
+"""Predicts a file's divergence from the sum of its tensors' sensitivities.
 
 The sum D is of the second order, as if no token went to another expert. Whether one does is decided by a
 threshold. So the share of tokens that do is proportional to the errors, which is to the square root of D, and
@@ -58,7 +58,7 @@ def is_routed(sensitivities: Sensitivities) -> bool:
 
 
 def level_of(sensitivity: float, *, routed: bool) -> float:
-    """Return what grows as the divergence does, D + c sqrt(D).
+    """Return D + c sqrt(D), which grows as the divergence does.
 
     routed  the model has routed experts; without them there is no c
     """
@@ -66,7 +66,7 @@ def level_of(sensitivity: float, *, routed: bool) -> float:
 
 
 def expected_divergence(sensitivity: float, *, routed: bool) -> Expected:
-    """Return what divergence to expect where sensitivities add up to this; `routed` as above.
+    """Predict the divergence where sensitivities add up to this; `routed` as above.
 
     >>> str(expected_divergence(0.004, routed=True))
     '0.00698 (0.00486 to 0.01002)'

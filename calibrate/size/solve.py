@@ -7,21 +7,19 @@ becomes the rules of a mixture, so the run, its resume and its report are those 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from math import prod
 
 from calibrate.size.choose_types import ChosenTypes, Share, TypeRules, choose_types, is_expert_stack
-from calibrate.size.export import rules_of
 from calibrate.size.parse import Size
 from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.format.header import align_up
-from gguf_tools.text import size_text
 from quantize.formats.codecs import CODECS
-from quantize.plan.overrides import parse_overrides
 from quantize.plan.plan import PlanOptions
+from quantize.plan.recipe import Recipe
 from quantize.plan.recipe_files import Mixture
 from quantize.plan.recipes import RECIPES, find_recipe
 from quantize.plan.sensitivities import Sensitivities
@@ -94,8 +92,8 @@ def size_mixture(planner: Planner, request: SizeRequest) -> Sized:
         if budget is None:
             budget = _budget(request, preparation)
     chosen = frame.choose(_shares(request, budget, frame))
-    overrides = parse_overrides(rules_of(chosen.types))
-    mixture = Mixture(f"{base}-sized", find_recipe(base), PlanOptions(overrides=overrides))
+    types = {name: by_name(type_) for name, type_ in chosen.types.items()}
+    mixture = Mixture(f"{base}-sized", find_recipe(base), PlanOptions(types=types))
     with planner(mixture) as run:
         total = run.preparation.total_bytes
         _check(run.preparation, chosen)
@@ -129,42 +127,9 @@ def curve(
     return points
 
 
-def sized_lines(sized: Sized) -> Iterator[str]:
-    """Yield what was chosen and why, for people: a line per part of the model and type."""
-    chosen = sized.chosen
-    yield (
-        f"types chosen for {size_text(sized.budget)}: {size_text(sized.total_bytes)}"
-        f" ({sized.total_bytes:,} bytes, {100 * sized.used:.2f} % of it)"
-    )
-    yield (
-        f"predicted divergence {chosen.predicted:.5f} nats a token;"
-        f" no other choice is predicted more than {chosen.gap:.1g} lower"
-    )
-    rows = [(rule, *_totals(names, chosen)) for rule, names in _by_rule(chosen)]
-    width = max(len(rule) for rule, *_ in rows)
-    for rule, n_bytes, sensitivity, step in sorted(rows, key=lambda row: -row[2]):
-        yield f"  {rule:{width}}  {size_text(n_bytes):>10}  {sensitivity:.6f}  {step}"
-
-
-def _by_rule(chosen: ChosenTypes) -> Iterator[tuple[str, list[str]]]:
-    """Yield the tensors of each rule, under the rule without its escapes."""
-    for rule in rules_of(chosen.types):
-        (override,) = parse_overrides([rule])
-        names = [name for name in chosen.tensors if override.matches(name)]
-        yield rule.replace("\\", "").replace("^", "").replace("$", "").replace("=", " = "), names
-
-
-def _totals(names: Sequence[str], chosen: ChosenTypes) -> tuple[int, float, str]:
-    tensors = [chosen.tensors[name] for name in names]
-    steps = {each.next_up for each in tensors if each.next_up}
-    saves = max(each.saves for each in tensors)
-    step = f"{'/'.join(sorted(steps))} would save {saves * 2**20:.2g} per MiB" if steps else ""
-    return sum(each.n_bytes for each in tensors), sum(each.sensitivity for each in tensors), step
-
-
 @dataclass(frozen=True)
 class _Frame:
-    """What surrounds the tensors that can be chosen, and what they are chosen by.
+    """The rest of the file around the tensors that can be chosen, and what they are chosen by.
 
     n_bytes     of header, padding and the tensors that can't be chosen
     experts     of these, routed experts' bytes
@@ -233,8 +198,13 @@ def _base_of(request: SizeRequest) -> str:
     bits = 8 * n_bytes / n_elems
     if request.size is not None:
         bits = request.size.amount if request.size.kind == "bpw" else 8 * request.size.amount / n_elems
+    return nearest_recipe(bits).name
+
+
+def nearest_recipe(bits: float) -> Recipe:
+    """Return the stock mixture whose default type comes nearest to some bits per weight."""
     mixtures = [recipe for recipe in RECIPES.values() if recipe.rules and recipe.default is not None]
-    return min(mixtures, key=lambda recipe: abs(by_name(recipe.default or "").bits_per_weight - bits)).name
+    return min(mixtures, key=lambda recipe: abs(by_name(recipe.default or "").bits_per_weight - bits))
 
 
 def _budget(request: SizeRequest, preparation: Preparation) -> int:

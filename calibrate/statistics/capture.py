@@ -1,4 +1,4 @@
-"""Observers that keep what some matrices multiply while one chunk is computed."""
+"""Observers that keep the inputs of some matrices while one chunk is computed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Capture(Silent):
         return bool(wanted)
 
     def inputs(self) -> dict[tuple[str, ...], torch.Tensor]:
-        """Return what matrices multiply, (n_tokens, n_mats, n_cols), by the names of those that share it."""
+        """Return the inputs of matrices, (n_tokens, n_mats, n_cols), by the names of those that share one."""
         return self._shown | {(name,): _joined(pieces) for name, pieces in self._heads.items()}
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from forward.device import to_numpy
 from forward.observe import Arrays, Silent
 from gguf_tools.errors import BadActivation
 from quantize.roles import Role, tensor_role
@@ -47,7 +48,7 @@ class RowBlock:
 
 @dataclass
 class _Tensor:
-    """What is kept of a tensor.
+    """The layout of a tensor's covariances.
 
     n_blocks  blocks that the pass shows; 1 where they share a covariance
     n_rows    rows of each
@@ -118,7 +119,7 @@ class Covariances(Silent):
     def arrays(self) -> Arrays:
         """Return the sums for `LayerGradients`."""
         arrays: dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int64]] = {
-            f"covariance:{name}:{start}": sums.cpu().numpy() for (name, start), sums in self._sums.items()
+            f"covariance:{name}:{start}": to_numpy(sums) for (name, start), sums in self._sums.items()
         }
         return arrays | {f"rows:{name}": rows for name, rows in self._rows.items()}
 
@@ -165,7 +166,7 @@ class LayerGradients:
         ]
 
     def covariance(self, name: str, index: int | None = None) -> Floats64 | None:
-        """Return what `blocks` returns as one matrix, zero between the blocks; None where there is none.
+        """Return the covariance of `blocks` as one matrix, zero between the blocks; None where there is none.
 
         Of a matrix with many rows it is large: float64 (n_rows, n_rows).
         """
@@ -197,6 +198,11 @@ class LayerGradients:
 def covariance_bytes(n_rows: int) -> int:
     """Return the size of the covariance of a matrix of `n_rows` rows, in float32."""
     return sum(4 * (stop - start) ** 2 for start, stop in row_pieces(n_rows))
+
+
+def stored_bytes(n_mats: int, n_rows: int) -> int:
+    """Return the size of the covariances of a stack in the work folder, at most."""
+    return 4 * n_mats * n_rows * min(n_rows, BLOCK_ROWS)
 
 
 def row_pieces(n_rows: int) -> Iterator[tuple[int, int]]:

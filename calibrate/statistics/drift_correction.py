@@ -1,4 +1,4 @@
-"""What the model that is being written should multiply by, when its inputs are no longer the original's.
+"""Correction of weights for the drift of their inputs away from the original's.
 
 The original computes W t and the model V x, where x has moved away from t. The V that makes the sum of
 |W t - V x|^2 least is W C H^-1, with H the sum of x x^T and C the sum of t x^T. Where little text was seen,
@@ -12,11 +12,11 @@ Rounding then aims at V instead of W.
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from calibrate.rounding.factor import Factor
 from calibrate.statistics.inputs import Held
 from calibrate.statistics.moments import Statistics
+from forward.device import to_numpy, to_torch
 from forward.workers import Workers
 from quantize.formats.base import Floats32
 
@@ -32,13 +32,13 @@ def correction(statistics: Statistics, factor: Factor, workers: Workers) -> Floa
     own, cross = statistics.own, statistics.cross
     if cross is None:
         return None
-    upper = torch.from_numpy(factor.upper)
+    upper = to_torch(factor.upper)
     change = np.empty(own.shape, np.float32)
 
     def take(start: int) -> None:
         rows = slice(start, start + _STRIP_ROWS)
-        moved = torch.from_numpy(((cross[rows] - own[rows]) / factor.mean).astype(np.float32))
-        change[rows] = (moved @ upper.T @ upper).numpy()
+        moved = to_torch(((cross[rows] - own[rows]) / factor.mean).astype(np.float32))
+        change[rows] = to_numpy(moved @ upper.T @ upper)
 
     for _ in workers.each(take, range(0, len(own), _STRIP_ROWS)):
         pass
@@ -48,16 +48,16 @@ def correction(statistics: Statistics, factor: Factor, workers: Workers) -> Floa
 def corrected(rows: Floats32, change: Floats32, held: Held | None = None) -> Floats32:
     """Return W + a W T of some rows, float32 (n_rows, n_cols).
 
-    held  rows that were held back: a, from 0 to 1, is what makes up best for their moves. Where little text
+    held  held-out rows: a, from 0 to 1, is what makes up best for their drift. Where little text
           was seen, T is mostly noise, and a is small. None: a is 1
     """
-    weights = torch.from_numpy(rows)
-    product = weights @ torch.from_numpy(change)
+    weights = to_torch(rows)
+    product = weights @ to_torch(change)
     if held is not None:
         moved = (held.originals - held.x) @ weights.T
         made_up = held.x @ product.T
         total = float(made_up.double().square().sum())
         share = float((moved.double() * made_up).sum()) / total if total else 0.0
         product *= min(1.0, max(0.0, share))
-    aimed: Floats32 = (weights + product).numpy()
+    aimed: Floats32 = to_numpy(weights + product)
     return aimed

@@ -1,4 +1,4 @@
-"""The other side of a matrix: the covariances of gradients at its outputs, as factors that rounding reads."""
+"""Gradient factors: the covariances of the gradients at a matrix's outputs, factored for rounding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from calibrate.choices import Choices
+from calibrate.options import CalibrationOptions
 from calibrate.rounding.factor import Factor
 from calibrate.rounding.two_sided import OUTPUT_DAMP
 from calibrate.statistics.covariances import LayerGradients
@@ -46,9 +46,9 @@ class OutputBlock:
 
 @dataclass
 class GradientFactors:
-    """The covariances of a run; those of one layer at a time are in memory.
+    """The gradient factors of a run; one layer's covariances are in memory at a time.
 
-    gradients  None where matrices are encoded from one side
+    gradients  None for a method that does not read them
     damp       what is added to the diagonal of covariances, in units of its mean
     """
 
@@ -59,7 +59,7 @@ class GradientFactors:
     _shared: dict[str, list[OutputBlock]] = field(default_factory=dict)
 
     def open(self, name: str) -> None:
-        """Read what is known of the tensor's layer, whose blocks can be asked for then."""
+        """Read the covariances of the tensor's layer; its blocks can be asked for then."""
         layer = layer_of(name)
         if self.gradients is not None and layer is not None and layer != self._layer:
             self._layer, self._covariances, self._shared = layer, None, {}  # frees those of the layer before
@@ -104,11 +104,11 @@ def _output_block(start: int, stop: int, covariance: np.ndarray, damp: float) ->
 
 
 def embedding_statistics(gradients: Gradients) -> Statistics:
-    """Return what the rows of the embedding are encoded under: they go into the hidden states as they are, so
-    the covariance of the gradients there takes the place of second moments.
+    """Return the statistics that the rows of the embedding are encoded under.
 
-    Where they are the output matrix, too, what they multiply there is added. Both are sums of squares of the
-    loss' derivatives by weights of the same rows, so they add up as they are.
+    The rows go into the hidden states as they are, so the covariance of the gradients there takes the place
+    of second moments. Where they are the output matrix, too, the second moments of its inputs are added. Both
+    are sums of squares of the loss' derivatives by weights of the same rows, so they add up as they are.
     """
     n_tokens, moments = gradients.n_tokens, gradients.embedding()
     tied = gradients.tied_output()
@@ -117,14 +117,19 @@ def embedding_statistics(gradients: Gradients) -> Statistics:
 
 @contextmanager
 def open_gradients(
-    choices: Choices, source: ModelSource, text: Text, output: Path, run: FillOptions, at_once: int | None
+    choices: CalibrationOptions,
+    source: ModelSource,
+    text: Text,
+    output: Path,
+    run: FillOptions,
+    at_once: int | None,
 ) -> Iterator[Gradients | None]:
-    """Give the gradients, if the choices need them; see `collect_gradients`.
+    """Give the gradients, if the options need them; see `collect_gradients`.
 
     run      says whether to start over, and is told how far the pass has come
     at_once  see `GradientOptions`
     """
-    if not (choices.two_sided or choices.embedding):
+    if not (choices.needs_gradients):
         yield None
         return
     options = GradientOptions(choices.forward, restart=run.restart, at_once=at_once)
@@ -147,7 +152,7 @@ class _Report(NoReport):
 
 
 def gradient_text(text: Text) -> Text:
-    """Return the part of a text that gradients are taken of: none of the chunks that are held back."""
+    """Return the part of a text that gradients are taken of, without the held-out chunks."""
     holdout = HoldoutSplit.of(text.n_chunks, text.chunk_size)
     chunks = [chunk for chunk in range(text.n_chunks) if holdout.is_summed(chunk)]
     some = chunks[: max(1, _TOKENS // text.chunk_size)]

@@ -37,7 +37,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from calibrate.statistics.covariances import BLOCK_ROWS, Covariances, Floats64, LayerGradients
+from calibrate.statistics.covariances import Covariances, Floats64, LayerGradients, stored_bytes
+from forward.device import to_numpy, to_torch
 from forward.gradients.backward import BackwardPass
 from forward.gradients.forward_backward import (
     Folders,
@@ -45,7 +46,6 @@ from forward.gradients.forward_backward import (
     forward_backward,
     refuse_small_disk,
     state_bytes,
-    what_decides,
     work_folders,
 )
 from forward.hidden_states import States
@@ -54,6 +54,7 @@ from forward.observe import Arrays
 from forward.open import ModelSource
 from forward.options import ForwardOptions
 from forward.text.tokens import Text
+from forward.work.run_identity import run_identity
 from forward.work.work_folder import EMBEDDING, WorkFolder
 from gguf_tools.progress import NoReport, Reporter
 from quantize.roles import layer_of, tensor_role
@@ -105,7 +106,7 @@ class Gradients:
         return covariance
 
     def tied_output(self) -> Floats64 | None:
-        """Return what rows of the embeddings do as rows of the output; None where they are not tied.
+        """Return the share of tied embeddings that is the output matrix; None where they are not tied.
 
         float64 (hidden_size, hidden_size): the sum over tokens of |g|^2 x x^T, g the gradient at the logits
         and x what the matrix multiplies
@@ -143,8 +144,8 @@ def collect_gradients(
             small, before anything is computed; BadRequest when another run has the folders, or began them
             with another model, text or options. Finished layers stay for the next run
     """
-    about = what_decides(source, text, options.forward, options.seed)
-    about |= {"keeps": "covariances", "expert_bytes": options.expert_bytes}
+    about = {"model": source.watch.recognised_by(), **run_identity(text, options.forward)}
+    about |= {"seed": options.seed, "keeps": "covariances", "expert_bytes": options.expert_bytes}
     with work_folders(output, about, source.watch, restart=options.restart) as folders:
         refuse_small_disk(folders, disk_bytes(source, text, options))
         gradients = Gradients(source.network.n_layers, text.inputs.size, folders.back)
@@ -165,7 +166,7 @@ def _collect(
 
 
 def embedding_arrays(backward: BackwardPass, states: States) -> Arrays:
-    """Return what is kept of the embeddings.
+    """Compute the arrays that are kept of the embeddings.
 
     states  the gradients at the hidden states before the first layer
     returns covariance, float64 (hidden_size, hidden_size), and counts, int64 (vocab_size,); the sums of
@@ -178,8 +179,8 @@ def embedding_arrays(backward: BackwardPass, states: States) -> Arrays:
         gradients = network.at_embeddings(states.read(start, start + forward.text.chunk_size))
         every, places = np.unique(tokens, return_inverse=True)
         sums = torch.zeros((len(every), network.hidden_size))
-        sums = sums.index_add_(0, torch.from_numpy(places), gradients).to(forward.load.device)
-        covariance += torch.matmul(sums.T, sums).cpu().numpy()
+        sums = sums.index_add_(0, to_torch(places), gradients).to(forward.load.device)
+        covariance += to_numpy(torch.matmul(sums.T, sums))
     counts = np.bincount(forward.text.inputs.ravel(), minlength=network.vocab_size)
     tied = {"tied output": _at_output(backward)} if network.is_tied else {}
     return {"covariance": covariance, "counts": counts, **tied}
@@ -188,19 +189,19 @@ def embedding_arrays(backward: BackwardPass, states: States) -> Arrays:
 def _at_output(backward: BackwardPass) -> Floats64:
     """Return the sum over tokens of |g|^2 x x^T, see `Gradients.tied_output`."""
     forward, norm = backward.forward, backward.forward.output_norm()
-    roots = torch.from_numpy(np.sqrt(backward.folder.arrays(EMBEDDING)["squares"])).float()
+    roots = to_torch(np.sqrt(backward.folder.arrays(EMBEDDING)["squares"])).float()
     last, n_cols = forward.last(), forward.source.network.hidden_size
     total = np.zeros((n_cols, n_cols))
     for start in range(0, len(roots), forward.text.chunk_size):
         rows = slice(start, start + forward.text.chunk_size)
         x = norm(last.read(rows.start, rows.stop).to(forward.load.device))
         weighed = x * roots[rows, None].to(x.device)
-        total += torch.matmul(weighed.T, weighed).cpu().numpy()
+        total += to_numpy(torch.matmul(weighed.T, weighed))
     return total
 
 
 def disk_bytes(source: ModelSource, text: Text, options: GradientOptions) -> int:
-    """Return what the work folders take on the disk, at most."""
+    """Return the size of the work folders, at most."""
     total = state_bytes(source, text) + 8 * source.network.hidden_size**2
     for name, tensor in source.tensors.items():
         layer, shape = layer_of(name), tensor.shape
@@ -208,8 +209,8 @@ def disk_bytes(source: ModelSource, text: Text, options: GradientOptions) -> int
             continue
         n_rows = prod(shape[:-1]) if len(shape) < 3 else shape[1]
         n_mats = prod(shape[:-1]) // n_rows
-        of_stack = 4 * n_mats * n_rows * min(n_rows, BLOCK_ROWS)
+        of_stack = stored_bytes(n_mats, n_rows)
         if n_mats > 1 and of_stack > options.expert_bytes:
-            of_stack = 4 * n_rows * min(n_rows, BLOCK_ROWS)
+            of_stack = stored_bytes(1, n_rows)
         total += of_stack
     return total

@@ -1,6 +1,6 @@
-"""What matrices multiply, over the whole text: second moments, and some rows that are held back.
+"""Inputs of matrices over the whole text: their second moments, and a hold-out split.
 
-Rows of the chunks that are held back count in no sum. They show whether a tensor has become better.
+Held-out chunks contribute to no sum. They are used to test whether calibration improved a tensor.
 """
 
 from __future__ import annotations
@@ -11,24 +11,25 @@ from dataclasses import dataclass, field
 import torch
 
 from calibrate.statistics.moments import Moments, Statistics
+from forward.device import to_cpu
 from forward.workers import Workers
 
 PIECE_ROWS = 2048
 """Rows of a piece, about: with fewer, matrix products are slower, and these of 65536 columns take 0.5 GB."""
 
 HELD_ROWS = 512
-"""Rows that are held back for a matrix, at most. Comparing encodings under more costs more than encoding."""
+"""Most held-out rows of a matrix. With more, comparing encodings takes longer than encoding."""
 
 Activations = Mapping[tuple[str, ...], torch.Tensor]
-"""What matrices multiply, (n_rows, n_mats, n_cols), by the names of all that multiply the same."""
+"""Inputs of matrices, (n_rows, n_mats, n_cols), by the names of all that have the same input."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """Rows that are held back for one matrix.
+    """Held-out rows of one matrix.
 
     x          float32 (n_rows, n_cols), on the CPU
-    originals  what the original's matrix multiplies; the same object where it is x
+    originals  the inputs of the original's matrix; the same object where they are x
     """
 
     x: torch.Tensor
@@ -37,9 +38,9 @@ class Held:
 
 @dataclass(frozen=True)
 class HoldoutSplit:
-    """Which chunks of a text are summed up, and which are held back.
+    """Which chunks of a text are summed up, and which are held out.
 
-    held  numbers of chunks; with one chunk alone it is in both parts
+    held  numbers of the held-out chunks; a single chunk is in both parts
     """
 
     n_chunks: int
@@ -48,7 +49,7 @@ class HoldoutSplit:
 
     @classmethod
     def of(cls, n_chunks: int, chunk_size: int) -> HoldoutSplit:
-        """Hold back one chunk of eight, evenly spread, 8 at most."""
+        """Hold out one chunk of eight, evenly spread, 8 at most."""
         n_held = min(8, max(1, n_chunks // 8))
         step = n_chunks / n_held
         return cls(n_chunks, chunk_size, tuple(int((number + 0.5) * step) for number in range(n_held)))
@@ -72,7 +73,7 @@ class HoldoutSplit:
         return ~self.held_tokens(tokens) if self.n_chunks > 1 else torch.ones(len(tokens), dtype=torch.bool)
 
     def held_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return which of these token numbers are in chunks that are held back, bool."""
+        """Return which of these token numbers are in held-out chunks, bool."""
         return torch.isin(tokens // self.chunk_size, torch.tensor(self.held))
 
 
@@ -80,8 +81,8 @@ class HoldoutSplit:
 class Inputs:
     """The inputs of some matrices.
 
-    crossed  whether the original's inputs are others
-    moments  by the names of all matrices that multiply the same
+    crossed  whether the original's inputs differ
+    moments  by the names of all matrices that have the same input
     """
 
     crossed: bool
@@ -100,17 +101,17 @@ class Inputs:
             moments.add(x, originals[names] if self.crossed else None, workers)
 
     def hold(self, shown: Sequence[Activations]) -> None:
-        """Keep rows that are held back."""
+        """Keep held-out rows."""
         for names, x in shown[-1].items():
-            mine = x.float().cpu()
-            other = shown[0][names].float().cpu() if self.crossed else mine
+            mine = to_cpu(x.float())
+            other = to_cpu(shown[0][names].float()) if self.crossed else mine
             self._held.setdefault(names, []).append((mine, other))
 
     def statistics(self, names: tuple[str, ...], mat: int = 0) -> Statistics:
         return Statistics.of(self.moments[names], mat)
 
     def held(self, names: tuple[str, ...], mat: int = 0) -> Held | None:
-        """Return the rows that are held back for a matrix; None if there are none."""
+        """Return the held-out rows of a matrix; None if there are none."""
         pieces = self._held.get(names, [])
         if not sum(len(x) for x, _ in pieces):
             return None

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from forward.device import to_numpy
 from forward.workers import Workers
 from quantize.formats.base import Floats32
 
@@ -70,7 +71,7 @@ class Moments:
         self.n_rows += len(x)
 
     def merge(self, other: Moments) -> None:
-        """Take in what another sum has seen."""
+        """Add another sum."""
         self.own += other.own
         if self.cross is not None and other.cross is not None:
             self.cross += other.cross
@@ -78,7 +79,7 @@ class Moments:
 
     def whole(self, mat: int) -> Floats32:
         """Return sum x x^T of one matrix, both triangles of it, (n_cols, n_cols); on the CPU no copy."""
-        own = self.own[mat].cpu().numpy()
+        own = to_numpy(self.own[mat])
         n_cols = len(own)
         for start in range(0, n_cols, _STRIP_COLS):
             stop = min(start + _STRIP_COLS, n_cols)
@@ -87,7 +88,7 @@ class Moments:
 
     def crossed(self, mat: int) -> Floats32 | None:
         """Return sum t x^T of one matrix, (n_cols, n_cols)."""
-        return None if self.cross is None else self.cross[mat].cpu().numpy()
+        return None if self.cross is None else to_numpy(self.cross[mat])
 
     def _units(self) -> Iterator[tuple[int, int]]:
         n_mats, n_cols, _ = self.own.shape
@@ -98,7 +99,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a matrix is encoded under.
+    """Second moments of one matrix's inputs.
 
     own     float32 or float64 (n_cols, n_cols): sum of x x^T
     cross   sum of t x^T; None where t is x
@@ -117,7 +118,7 @@ class Statistics:
 
     @classmethod
     def nothing(cls, n_cols: int) -> Statistics:
-        """Return the statistics of a matrix that multiplies nothing that anyone sees."""
+        """Return empty statistics, for a matrix whose input is never observed."""
         return cls(np.broadcast_to(0.0, (n_cols, n_cols)), None, 0, 0)
 
     def shrunk_towards(self, shared: Statistics, n_rows: float) -> Statistics:

@@ -1,8 +1,8 @@
 """How far the moments of a text are trusted: less where there is little of it, or nothing to prove them.
 
-Chunks that are held back show whether a tensor has become better on text that it was not made under. One
-chunk leaves none, and nonsense holds back more of the same: there no tensor makes up for those before it,
-which unchecked fits the noise of the text. Little text, and nonsense, is damped more.
+Held-out chunks show whether a tensor has become better on text that it was not encoded under. A text of one
+chunk leaves none, and those of nonsense are more of the same. Then drift is not corrected: unchecked, the
+correction would fit the noise of the text. Little text, and nonsense, is damped more.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _LITTLE_TOKENS, _MORE_INPUT_DAMP, _MORE_OUTPUT_DAMP = 8192, 0.1, 0.5
 class Trust:
     """How far moments are trusted.
 
-    makes_up     whether a tensor makes up for those before it
-    input_damp   what is added to the diagonal of second moments, in units of its mean
-    output_damp  the same of the covariances of gradients
+    corrects_drift  whether a tensor is corrected for what the ones before it have changed
+    input_damp      what is added to the diagonal of second moments, in units of its mean
+    output_damp     the same of the covariances of gradients
     """
 
-    makes_up: bool = True
+    corrects_drift: bool = True
     input_damp: float = DAMP
     output_damp: float = OUTPUT_DAMP
 

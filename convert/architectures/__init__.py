@@ -3,42 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from convert.architectures.options import LatentOptions, MTPOptions, NoOptions
 from gguf_tools.errors import BadConfig, UnsupportedCheckpoint
 
 if TYPE_CHECKING:
     from convert.architectures.base import Architecture
 
-ARCHITECTURES: Mapping[str, str] = MappingProxyType({
-    "DeepseekV2ForCausalLM": "convert.architectures.deepseek2",
-    "DeepseekV3ForCausalLM": "convert.architectures.deepseek2",
-    "DeepseekForCausalLM": "convert.architectures.deepseek",
-    "YoutuForCausalLM": "convert.architectures.deepseek2",
-    "DeepseekV4ForCausalLM": "convert.architectures.deepseek4",
-    "MistralLarge3ForCausalLM": "convert.architectures.mistral_large3",
-    "DeepseekV32ForCausalLM": "convert.architectures.deepseek32",
-    "GlmMoeDsaForCausalLM": "convert.architectures.glm_moe_dsa",
-    "Glm4MoeLiteForCausalLM": "convert.architectures.glm4_moe_lite",
-    "KimiVLForConditionalGeneration": "convert.architectures.kimi",
-    "KimiK25ForConditionalGeneration": "convert.architectures.kimi",
-    "LlamaForCausalLM": "convert.architectures.llama",
-    "MistralForCausalLM": "convert.architectures.llama",
-    "MixtralForCausalLM": "convert.architectures.llama",
-    "Qwen2ForCausalLM": "convert.architectures.qwen2",
-    "Qwen3ForCausalLM": "convert.architectures.qwen3",
-    "Qwen3MoeForCausalLM": "convert.architectures.qwen3moe",
-    "GptOssForCausalLM": "convert.architectures.gpt_oss",
-    "Glm4MoeForCausalLM": "convert.architectures.glm4moe",
-    "MiniMaxM2ForCausalLM": "convert.architectures.minimax_m2",
-})  # fmt: skip
-"""Name in `architectures` of config.json -> the family's package.
 
-Its module `family` has the ARCHITECTURE; its module `options`, quick to import, has the dataclass Options.
-"""
+@dataclass(frozen=True)
+class FamilyRow:
+    """A row of the table of families.
+
+    module   has the family's ARCHITECTURE
+    options  its `options`, which --help needs without the module
+    """
+
+    module: str
+    options: type[Any] = NoOptions
+
+
+def _decoder(name: str) -> FamilyRow:
+    return FamilyRow(f"convert.architectures.{name}")
+
+
+def _latent(name: str) -> FamilyRow:
+    return FamilyRow(f"convert.architectures.deepseek2.{name}", LatentOptions)
+
+
+ARCHITECTURES: Mapping[str, FamilyRow] = MappingProxyType({
+    "DeepseekV2ForCausalLM": _latent("family"),
+    "DeepseekV3ForCausalLM": _latent("family"),
+    "DeepseekForCausalLM": _decoder("deepseek"),
+    "YoutuForCausalLM": _latent("youtu"),
+    "DeepseekV4ForCausalLM": _decoder("deepseek4.family"),
+    "MistralLarge3ForCausalLM": _latent("mistral_large3"),
+    "DeepseekV32ForCausalLM": _latent("deepseek32"),
+    "GlmMoeDsaForCausalLM": _latent("glm_moe_dsa"),
+    "Glm4MoeLiteForCausalLM": _latent("glm4_moe_lite"),
+    "KimiVLForConditionalGeneration": _latent("kimi"),
+    "KimiK25ForConditionalGeneration": _latent("kimi"),
+    "LlamaForCausalLM": _decoder("llama"),
+    "MistralForCausalLM": _decoder("llama"),
+    "MixtralForCausalLM": _decoder("llama"),
+    "Qwen2ForCausalLM": _decoder("qwen2"),
+    "Qwen3ForCausalLM": _decoder("qwen3"),
+    "Qwen3MoeForCausalLM": _decoder("qwen3moe"),
+    "GptOssForCausalLM": _decoder("gpt_oss"),
+    "Glm4MoeForCausalLM": FamilyRow("convert.architectures.glm4moe", MTPOptions),
+    "MiniMaxM2ForCausalLM": _decoder("minimax_m2"),
+})  # fmt: skip
+"""Name in `architectures` of config.json -> the family."""
 
 
 def supported() -> tuple[str, ...]:
@@ -64,13 +84,12 @@ def find_architecture(
 
         raise UnsupportedCheckpoint(
             f"{path}: architecture {name}, expected one of {', '.join(supported())};"
-            f" {nearest(name, ARCHITECTURES.values(), names)}"
+            f" {nearest(name, (row.module for row in ARCHITECTURES.values()), names)}"
         )
-    architecture: Architecture = import_module(f"{ARCHITECTURES[name]}.family").ARCHITECTURE
+    architecture: Architecture = import_module(ARCHITECTURES[name].module).ARCHITECTURE
     return architecture
 
 
 def declared_options() -> tuple[type[Any], ...]:
     """Return the dataclass of options of every family, those that several share once."""
-    packages = dict.fromkeys(ARCHITECTURES.values())
-    return tuple(dict.fromkeys(import_module(f"{package}.options").Options for package in packages))
+    return tuple(dict.fromkeys(row.options for row in ARCHITECTURES.values()))

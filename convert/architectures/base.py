@@ -16,11 +16,12 @@ from types import MappingProxyType
 from typing import Any
 
 from convert.architectures.arrange import OutputTensor
-from convert.architectures.options import make_options
-from convert.architectures.renaming import Renaming
+from convert.architectures.options import NoOptions, make_options
 from convert.architectures.rules import Drop, Rule, match
-from convert.tokenizer.family_quirks import NO_HABITS, Habits
-from convert.weights.base import Weights
+from convert.checkpoint.checkpoint import Checkpoint
+from convert.tokenizer.family_quirks import NO_QUIRKS, Quirks
+from convert.weights.base import Weight, Weights
+from gguf_tools.errors import CheckpointError, MissingTensor
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.values import Value
 
@@ -46,37 +47,38 @@ class Key:
 class Architecture:
     """A model family.
 
-    hf_names     what config.json calls it in `architectures`
-    gguf_name    what general.architecture calls it
-    options      the frozen dataclass of its options
-    read_config  config.json and its path -> the family's configuration
-    n_experts    configuration -> how many weights a source with {expert} stands for
-    drops        (config, options) -> what a checkpoint may hold that the file doesn't need
-    notes        (config, options) -> what the user should know about running the result
-    check        (config, options) -> nothing; raises BadRequest for options that don't fit the model
-    settle       (config, options, names of weights) -> options with the defaults that depend on the model.
-                 The names are None where no weights are looked at
-    logical      name of a weight in the checkpoint -> name that the rules know it by
-    habits       what the family's tokenizers have in common beyond what their files say
-    kept         types of a checkpoint's own codes that stay as they are under every --outtype
-    settled      tensor -> the type that it has under every --outtype, None where the type asked for counts
+    hf_names         what config.json calls it in `architectures`
+    gguf_name        what general.architecture calls it
+    read_config      config.json and its path -> the family's configuration
+    options          the frozen dataclass of its options
+    n_experts        configuration -> how many weights a source with {expert} stands for
+    drops            (config, options) -> what a checkpoint may hold that the file doesn't need
+    notes            (config, options) -> what the user should know about running the result
+    check            (config, options) -> nothing; raises BadRequest for options that don't fit the model
+    resolve_options  (config, options, names of weights) -> options with the defaults that depend on the
+                     model. The names are None where no weights are looked at
+    canonical_name   name of a weight in the checkpoint -> name that the rules know it by
+    quirks           what the family's tokenizers have in common beyond what their files say
+    kept             types of a checkpoint's own codes that stay as they are under every --outtype
+    forced_type      tensor -> the type that it has under every --outtype, None where the type asked for
+                     counts
     """
 
     hf_names: tuple[str, ...]
     gguf_name: str
-    options: type[Any]
     read_config: Callable[[Mapping[str, Any], Path], Any]
     rules: tuple[Rule, ...]
     metadata: tuple[Key, ...]
+    options: type[Any] = NoOptions
     n_experts: Callable[[Any], int] = lambda config: 0
     drops: Callable[[Any, Any], tuple[Drop, ...]] = lambda config, options: ()
     notes: Callable[[Any, Any], tuple[str, ...]] = lambda config, options: ()
     check: Callable[[Any, Any], None] = lambda config, options: None
-    settle: Callable[[Any, Any, Container[str] | None], Any] = lambda config, options, names: options
-    logical: Callable[[str], str] | None = None
-    habits: Habits = NO_HABITS
+    resolve_options: Callable[[Any, Any, Container[str] | None], Any] = lambda config, options, names: options
+    canonical_name: Callable[[str], str] | None = None
+    quirks: Quirks = NO_QUIRKS
     kept: frozenset[GGMLType] = frozenset()
-    settled: Callable[[OutputTensor], GGMLType | None] = lambda tensor: None
+    forced_type: Callable[[OutputTensor], GGMLType | None] = lambda tensor: None
 
 
 @dataclass(frozen=True)
@@ -98,19 +100,19 @@ class Conversion:
 
 
 def build(architecture: Architecture, model: Weights, choices: Mapping[str, object] = _NONE) -> Conversion:
-    """Return what the checkpoint behind `model` becomes; reads headers and config.json, no weight.
+    """Match the checkpoint behind `model` to tensors and keys; reads headers and config.json, no weight.
 
     choices  option of the family -> value; an option that isn't there keeps the family's default
     raises   BadConfig, UnsupportedCheckpoint, MissingTensor, UnexpectedTensors, CheckpointError for wrong
              shapes, BadRequest for an option that the family hasn't declared or that doesn't fit the model
     """
     checkpoint = model.checkpoint
-    if architecture.logical is not None:
-        model = Renaming(model, architecture.logical)
+    if architecture.canonical_name is not None:
+        model = Renaming(model, architecture.canonical_name)
     config = architecture.read_config(checkpoint.config, checkpoint.config_path)
     options = options_of(architecture, choices, checkpoint.config)
     architecture.check(config, options)
-    options = architecture.settle(config, options, frozenset(model.names()))
+    options = architecture.resolve_options(config, options, frozenset(model.names()))
     tensors, dropped = match(
         model,
         architecture.rules,
@@ -161,3 +163,47 @@ def _drop_notes(dropped: Mapping[str, str]) -> list[str]:
         f" {reason}"
         for reason, names in by_reason.items()
     ]
+
+
+class Renaming:
+    """The weights of a checkpoint under other names, for a family that is another one under other names.
+
+    Weights are as `weights` has them, each called `canonical_name(name)`. A weight itself keeps its stored
+    name.
+
+    raises  CheckpointError when two weights get the same name
+    """
+
+    def __init__(self, weights: Weights, canonical_name: Callable[[str], str]) -> None:
+        self._weights = weights
+        self._stored: dict[str, str] = {}
+        for name in weights.names():
+            other = self._stored.setdefault(canonical_name(name), name)
+            if other != name:
+                folder = weights.checkpoint.folder
+                raise CheckpointError(
+                    f"{folder}: {other} and {name} are both {canonical_name(name)}, expected one"
+                )
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return self._weights.checkpoint
+
+    @property
+    def dropped(self) -> Mapping[str, str]:
+        return self._weights.dropped
+
+    @property
+    def last(self) -> frozenset[str]:
+        last = self._weights.last
+        return frozenset(name for name, stored in self._stored.items() if stored in last)
+
+    def names(self) -> tuple[str, ...]:
+        """Return the new names, in the order of the stored ones."""
+        return tuple(self._stored)
+
+    def weight(self, name: str) -> Weight:
+        """Return the weight that is now called `name`; raises what `Weights.weight` raises."""
+        if name not in self._stored:
+            raise MissingTensor(f"{self.checkpoint.folder}: no weight {name}")
+        return self._weights.weight(self._stored[name])

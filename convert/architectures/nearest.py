@@ -27,14 +27,14 @@ _SIDE = re.compile(
 """Names of what belongs to those codes."""
 
 
-def nearest(name: str, packages: Iterable[str], weights: Iterable[str] | None) -> str:
+def nearest(name: str, modules: Iterable[str], weights: Iterable[str] | None) -> str:
     """Return words that name the family nearest to an architecture, and what that family lacks.
 
-    name      of the architecture in config.json
-    packages  of the families
-    weights   names of stored tensors; None where they aren't known
+    name     of the architecture in config.json
+    modules  of the families
+    weights  names of stored tensors; None where they aren't known
     """
-    families = [import_module(f"{package}.family").ARCHITECTURE for package in dict.fromkeys(packages)]
+    families = [import_module(module).ARCHITECTURE for module in dict.fromkeys(modules)]
     stored = list(weights or ())
     best = max(families, key=lambda family: _likeness(family, name, stored))
     words = f"the nearest is {_closest_name(best, name)} ({best.gguf_name})"
@@ -71,4 +71,4 @@ def _kinds(family: Architecture, stored: list[str]) -> Iterator[str]:
     for name in stored:
         if not _SIDE.search(name):
             name = _CODES.sub(".weight", name).removesuffix("_blocks")
-            yield _NUMBER.sub(".N", name if family.logical is None else family.logical(name))
+            yield _NUMBER.sub(".N", name if family.canonical_name is None else family.canonical_name(name))

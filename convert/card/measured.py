@@ -47,7 +47,7 @@ class Report:
 
 
 def read_report(path: Path) -> Report:
-    """Return what an evaluation has written with --json.
+    """Read what an evaluation has written with --json.
 
     raises  BadRequest for a file that is something else, or can't be read
     """

@@ -27,8 +27,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from convert.checkpoint.json_files import read_json_object
-from convert.checkpoint.model_config import PARAMS_NAME, mistral_config, with_text_config
+from convert.checkpoint.json_files import PARAMS_NAME, mistral_config, read_json_object, with_text_config
 from convert.checkpoint.safetensors_file import RawTensor, SafetensorsFile, TensorFile
 from convert.checkpoint.streamed import StreamedFolder
 from gguf_tools.errors import BadConfig, CheckpointError, MissingTensor, UnsupportedCheckpoint
@@ -107,6 +106,10 @@ class Checkpoint:
             return self._tensors[name]
         except KeyError:
             raise MissingTensor(f"{self.folder}: no tensor {name}") from None
+
+    def remote(self) -> dict[str, str]:
+        """Return an identity of each shard that stays on the Hub; empty for a folder of files."""
+        return self.source.recognised_by() if isinstance(self.source, StreamedFolder) else {}
 
     def inputs(self) -> tuple[InputFile, ...]:
         """Return the shards that are files here, by name, and where tensors lie in them."""

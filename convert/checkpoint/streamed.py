@@ -73,7 +73,7 @@ class StreamedFolder:
         return files
 
     def recognised_by(self) -> dict[str, str]:
-        """Return what each shard is recognised by: length, hash or commit, and how often it was refused.
+        """Return the identity of each shard: length, hash or commit, and how often it was refused.
 
         What was made of bytes that turned out to be others is not gone on with.
         """

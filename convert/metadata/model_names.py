@@ -1,4 +1,4 @@
-"""Takes a model's name apart into organization, family, size, fine-tune and version.
+"""Takes a model's name apart into organization, family, size, fine-tune and version; names output files.
 
 Names on the Hugging Face hub look like `organization/Basename-16B-Chat-v2`. The parts are told apart by
 their form. The rules are those of get_model_id_components in gguf-py, so that general.basename and the other
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+
+from gguf_tools.errors import BadArgument
 
 _VERSION = re.compile(r"(v|iter)?\d+([.]\d+)*", re.IGNORECASE)
 _FILE_TYPE = re.compile(r"i?q\d(_\w)*|b?fp?(16|32)", re.IGNORECASE)
@@ -130,3 +132,47 @@ def _mark_basename(parts: list[str], kinds: list[set[str]]) -> None:
         if BASENAME not in kind or len(kind) == 1:
             break
         kind.discard(BASENAME)
+
+
+def default_file_name(
+    name: str | None,
+    basename: str | None,
+    finetune: str | None,
+    version: str | None,
+    size_label: str | None,
+    file_type: str,
+    *,
+    vocab_only: bool = False,
+) -> str:
+    """Return BASENAME-SIZE-FINETUNE-VERSION-TYPE.gguf, the naming convention of GGUF files.
+
+    file_type   "BF16", "Q8_0" ...
+    vocab_only  a vocabulary has neither size nor type, and says -vocab
+    """
+    stem = (basename or name or "ggml-model").strip().replace(" ", "-").replace("/", "-")
+    if vocab_only:
+        parts = [stem, finetune, version, "vocab"]
+    else:
+        parts = [stem, size_label, finetune, version, file_type.upper()]
+    return "-".join(part.strip().replace(" ", "-").replace("/", "-") for part in parts if part) + ".gguf"
+
+
+def fill_outfile_template(file_name: str, file_type: str) -> str:
+    """Return `file_name` with {ftype} or {outtype} replaced by the file type; {FTYPE} gives it in capitals.
+
+    raises  BadRequest for another placeholder
+    """
+    values = {
+        "": file_type.lower(),
+        "ftype": file_type.lower(),
+        "outtype": file_type.lower(),
+        "FTYPE": file_type.upper(),
+        "OUTTYPE": file_type.upper(),
+    }
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in values:
+            raise BadArgument(f"--outfile {file_name}: unknown placeholder {match[0]}; known is {{ftype}}")
+        return values[match[1]]
+
+    return re.sub(r"\{([^{}]*)\}", value, file_name)

@@ -6,9 +6,9 @@ import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from convert.checkpoint.json_files import read_json_object_if_there
+from convert.tokenizer.files import TokenizerFiles
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.files.named_files import read_input
 
@@ -26,7 +26,7 @@ class ChatTemplates:
     notes: tuple[str, ...] = ()
 
 
-def read_chat_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> ChatTemplates:
+def read_chat_templates(files: TokenizerFiles, *, with_config: bool = True) -> ChatTemplates:
     """Return the templates of the first source that has any.
 
     1. chat_template.jinja and additional_chat_templates/*.jinja
@@ -35,12 +35,13 @@ def read_chat_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> Ch
 
     This is transformers' order; llama.cpp's converter asks 2 before 1. A note says when that matters.
 
-    raises  BadTokenizer for a template that is not a string
+    with_config  False: pass 2 over, for tokenizers whose programs don't know that file
+    raises       BadTokenizer for a template that is not a string
     """
-    in_files = _jinja_files(folder)
-    path = folder / "tokenizer_config.json"
-    in_config = _named_templates(path, tokenizer_config.get("chat_template"))
-    path = folder / "chat_template.json"
+    in_files = _jinja_files(files.folder)
+    stated = files.tokenizer_config.get("chat_template") if with_config else None
+    in_config = _named_templates(files.config_path, stated)
+    path = files.folder / "chat_template.json"
     in_json = _named_templates(path, read_json_object_if_there(path, BadTokenizer).get("chat_template"))
 
     chosen = in_files or in_config or in_json

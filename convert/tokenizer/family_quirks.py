@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Habits:
-    """Habits of a family's tokenizers.
+class Quirks:
+    """Quirks of a family's tokenizers.
 
     pre_tokenizers   name of a cutting in KNOWN -> the name by which llama.cpp's files of this family call it
     special_tokens   kind ("bos", "eot" ...) -> text of the added token that is of this kind, where no file
@@ -34,9 +34,9 @@ class Habits:
     no_bos_sizes: tuple[int, ...] = ()
 
 
-NO_HABITS = Habits()
+NO_QUIRKS = Quirks()
 
-LLAMA = Habits(
+LLAMA = Quirks(
     sentencepiece=True,
     states_prefix=True,
     of_size={32016: {"prefix": 32007, "suffix": 32008, "middle": 32009, "eot": 32010}},
@@ -44,7 +44,7 @@ LLAMA = Habits(
 )
 """Llama and its like. 32016 tokens are CodeLlama's, 49152 those of Granite's small models."""
 
-GLM = Habits(
+GLM = Quirks(
     pre_tokenizers={"llama-bpe": "glm4"},
     special_tokens={
         "bos": "[gMASK]",

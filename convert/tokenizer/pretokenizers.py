@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from convert.tokenizer.library_errors import library_errors
+from convert.tokenizer.files import library_errors
 from gguf_tools.errors import BadTokenizer
 
 Step = tuple[str, ...]

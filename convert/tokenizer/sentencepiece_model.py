@@ -70,7 +70,7 @@ class SentencePieceModel:
 
 
 def read_sentencepiece_model(path: Path) -> SentencePieceModel:
-    """Return what the file at `path` says; raises BadTokenizer when it is no SentencePiece model."""
+    """Read the file at `path`; raises BadTokenizer when it is no SentencePiece model."""
     data = read_input(path, MAX_BYTES, BadTokenizer)
     try:
         return _model(data)

@@ -12,14 +12,14 @@ without it these models see raw text that lacks the first token they were traine
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from convert.checkpoint.json_files import read_json_object_if_there
-from convert.tokenizer.family_quirks import NO_HABITS, Habits
+from convert.tokenizer.files import TokenizerFiles
 from convert.tokenizer.vocab_bpe import SPECIAL_KINDS, added_tokens_in
 from gguf_tools.errors import BadTokenizer
 
@@ -60,31 +60,26 @@ class _Named:
 
 
 def read_special_tokens(
-    folder: Path,
-    config: Mapping[str, Any],
-    tokenizer_json: Mapping[str, Any],
-    tokenizer_config: Mapping[str, Any],
+    files: TokenizerFiles,
     tokens: Sequence[str],
     default_ids: Mapping[str, int] | None = None,
-    habits: Habits = NO_HABITS,
+    *,
     by_name: bool = True,
 ) -> SpecialTokens:
     """Return the special tokens of a checkpoint's folder.
 
-    config          config.json
-    tokenizer_json  empty for a SentencePiece vocabulary without one
-    tokens          texts by id
-    default_ids     what a SentencePiece model says itself, used where nothing else says it
-    habits          of the model's family
-    by_name         look names of special tokens up among `tokens`, too
-    raises          BadTokenizer when a side file is no JSON
+    tokens       texts by id
+    default_ids  what a SentencePiece model says itself, used where nothing else says it
+    by_name      look names of special tokens up among `tokens`, too
+    raises       BadTokenizer when a side file is no JSON
     """
+    tokenizer_config, quirks = files.tokenizer_config, files.quirks
     named = _Named({kind: text for kind in SPECIAL_KINDS if (text := _text(tokenizer_config, kind))}, {})
     named = named.called(
         bos=named.text("bos") or named.text("cls"), eos=named.text("eos") or named.text("sep")
     )
     byte_level = False
-    for processor in _processors(tokenizer_json.get("post_processor")):
+    for processor in _processors(files.tokenizer_json.get("post_processor")):
         kind = processor.get("type")
         byte_level |= kind == "ByteLevel"
         if kind == "RobertaProcessing":
@@ -92,13 +87,12 @@ def read_special_tokens(
         elif kind == "TemplateProcessing":
             named = _after_template(named, processor)
     adds, add_notes = _adds(named, tokenizer_config, byte_level)
-    if habits.adds_bos and adds.get("bos") is not True:
+    if quirks.adds_bos and adds.get("bos") is not True:
         adds["bos"] = True
         add_notes.append("add_bos_token: true, as this family wants it; the tokenizer's files don't say so")
     named_tokens = {text: token_id for token_id, text in reversed(list(enumerate(tokens)))} if by_name else {}
-    ids, id_notes = _ids(
-        folder, named, config, tokenizer_json, named_tokens, len(tokens), default_ids or {}, habits
-    )
+    candidates = _candidates(files, named, named_tokens, default_ids or {})
+    ids, id_notes = _ids(files.folder, candidates, len(tokens))
     return SpecialTokens(ids, adds, (*named.notes, *add_notes, *id_notes))
 
 
@@ -217,36 +211,34 @@ def _adds(
 # --- ids -----------------------------------------------------------------------------------------------
 
 
-def _ids(
-    folder: Path,
-    named: _Named,
-    config: Mapping[str, Any],
-    tokenizer_json: Mapping[str, Any],
-    id_of: Mapping[str, int],
-    n_tokens: int,
-    default_ids: Mapping[str, int],
-    habits: Habits,
-) -> tuple[dict[str, int], list[str]]:
-    generation_config: dict[str, Any] = {}
+def _candidates(
+    files: TokenizerFiles, named: _Named, id_of: Mapping[str, int], default_ids: Mapping[str, int]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield (file, kind -> id) for each source of ids; the first that has a kind counts."""
+    generation_config: Mapping[str, Any] = {}
     with suppress(BadTokenizer):  # a broken one is reported with the sampling settings, which it is for
-        generation_config = read_json_object_if_there(folder / "generation_config.json", BadTokenizer)
-    special_tokens_map = read_json_object_if_there(folder / "special_tokens_map.json", BadTokenizer)
-    added = added_tokens_in(folder / "tokenizer.json", tokenizer_json)
+        generation_config = read_json_object_if_there(files.folder / "generation_config.json", BadTokenizer)
+    added = added_tokens_in(files.json_path, files.tokenizer_json)
     id_of_added: dict[str | None, int] = dict(reversed(added))
 
-    sources: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("tokenizer_config.json", {kind: id_of_added.get(named.text(kind)) for kind in named.kinds}),
-        ("config.json", {kind: config.get(f"{kind}_token_id") for kind in named.kinds}),
-        ("tokenizer_config.json", {kind: id_of.get(named.text(kind) or "") for kind in named.kinds}),
-        ("tokenizer.json", {kind: id_of_added.get(text) for kind, text in habits.special_tokens.items()}),
-        (
-            "special_tokens_map.json",
-            {kind: id_of.get(_text(special_tokens_map, kind) or "") for kind in named.kinds},
-        ),
-        ("generation_config.json", {kind: generation_config.get(f"{kind}_token_id") for kind in named.kinds}),
-        ("generation_config.json", {"eos": _first(generation_config.get("eos_token_id"))}),
-        ("tokenizer.model", dict(default_ids)),
-    )
+    def by_kind(id_of_kind: Callable[[str], Any]) -> dict[str, Any]:
+        return {kind: id_of_kind(kind) for kind in named.kinds}
+
+    yield "tokenizer_config.json", by_kind(lambda kind: id_of_added.get(named.text(kind)))
+    yield "config.json", by_kind(lambda kind: files.config.get(f"{kind}_token_id"))
+    yield "tokenizer_config.json", by_kind(lambda kind: id_of.get(named.text(kind) or ""))
+    special_tokens = files.quirks.special_tokens
+    yield "tokenizer.json", {kind: id_of_added.get(text) for kind, text in special_tokens.items()}
+    listed = files.special_tokens_map
+    yield "special_tokens_map.json", by_kind(lambda kind: id_of.get(_text(listed, kind) or ""))
+    yield "generation_config.json", by_kind(lambda kind: generation_config.get(f"{kind}_token_id"))
+    yield "generation_config.json", {"eos": _first(generation_config.get("eos_token_id"))}
+    yield "tokenizer.model", default_ids
+
+
+def _ids(
+    folder: Path, sources: Iterable[tuple[str, Mapping[str, Any]]], n_tokens: int
+) -> tuple[dict[str, int], list[str]]:
     ids: dict[str, int] = {}
     notes: list[str] = []
     for file_name, candidates in sources:

@@ -10,22 +10,23 @@ Everything is read as data (JSON, protocol buffer); no code of the checkpoint's 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from convert.checkpoint.json_files import read_json_object, read_json_object_if_there
+from convert.checkpoint.json_files import read_json_object
 from convert.tokenizer import vocab_tekken, vocab_tiktoken
 from convert.tokenizer.chat_templates import ChatTemplates, read_chat_templates
-from convert.tokenizer.family_quirks import NO_HABITS, Habits
+from convert.tokenizer.family_quirks import NO_QUIRKS, Quirks
+from convert.tokenizer.files import MAX_MEMORY, TokenizerFiles
 from convert.tokenizer.pretokenizers import find_known, find_pre_tokenizer
 from convert.tokenizer.special_tokens import SpecialTokens, read_special_tokens
-from convert.tokenizer.vocab import MAX_VOCAB, Vocab
-from convert.tokenizer.vocab_bpe import is_byte_level_bpe, load_tokenizer_json, read_bpe_vocab
+from convert.tokenizer.vocab import Vocab
+from convert.tokenizer.vocab_bpe import is_byte_level_bpe, read_bpe_vocab
 from convert.tokenizer.vocab_spm import read_spm_vocab
 from convert.tokenizer.vocab_spm_json import is_sentencepiece_bpe, read_spm_json_vocab
-from gguf_tools.errors import BadConfig, BadRequest, BadTokenizer
+from gguf_tools.errors import BadRequest, BadTokenizer
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value
 from gguf_tools.text import shown
@@ -54,10 +55,6 @@ _NORMALIZER_SETTINGS = ("lowercase", "strip_accents")
 
 # Two names of one cutting: llama.cpp tells DeepSeek's distills of Qwen by the token that they begin with.
 _QWEN, _QWEN_WITH_BOS = "qwen2", "deepseek-r1-qwen"
-
-MAX_MEMORY = 400 << 20
-"""Bytes that tokenizer.json or tekken.json may take in memory. The largest, gpt-oss's with 446,189 pairs of
-merges, is counted as 289 MiB, and takes half of that."""
 
 _OTHER_TOKENIZER_FILES = ("tiktoken.model", "tekken.json", "vocab.json", "merges.txt", "spiece.model")
 
@@ -130,74 +127,60 @@ def read_tokenizer(
     config: Mapping[str, Any],
     *,
     pre_tokenizer: str | None = None,
-    habits: Habits = NO_HABITS,
+    quirks: Quirks = NO_QUIRKS,
 ) -> Tokenizer:
     """Return the tokenizer in a checkpoint's folder.
 
     config         config.json, for vocab_size and special token ids
     pre_tokenizer  name of llama.cpp's pre-tokenizer, in place of recognising it
-    habits         of the model's family
+    quirks         of the model's family
     raises         BadTokenizer when the files are missing, damaged, or ask for what llama.cpp can't do;
                    BadRequest when pre_tokenizer is given and there is nothing it could apply to
     """
-    tokenizer_config = read_json_object_if_there(folder / "tokenizer_config.json", BadTokenizer)
-    tokenizer = _read(folder, config, tokenizer_config, pre_tokenizer, habits)
-    return _with_habits_of_size(_with_stated_prefix(tokenizer, tokenizer_config, habits), habits)
+    files = TokenizerFiles(folder, config, quirks)
+    return _with_quirks_of_size(_with_stated_prefix(_read(files, pre_tokenizer), files), quirks)
 
 
-def _with_stated_prefix(
-    tokenizer: Tokenizer, tokenizer_config: Mapping[str, Any], habits: Habits
-) -> Tokenizer:
-    stated = tokenizer_config.get("add_prefix_space")
-    if not habits.states_prefix or not isinstance(stated, bool):
+def _with_stated_prefix(tokenizer: Tokenizer, files: TokenizerFiles) -> Tokenizer:
+    stated = files.tokenizer_config.get("add_prefix_space")
+    if not files.quirks.states_prefix or not isinstance(stated, bool):
         return tokenizer
     return replace(tokenizer, add_space_prefix=stated)
 
 
-def _with_habits_of_size(tokenizer: Tokenizer, habits: Habits) -> Tokenizer:
+def _with_quirks_of_size(tokenizer: Tokenizer, quirks: Quirks) -> Tokenizer:
     """Return the tokenizer with what its family has for a vocabulary of this size."""
     special, size = tokenizer.special, len(tokenizer.vocab.tokens)
-    ids = {**habits.of_size.get(size, {}), **special.ids}
-    adds = {**special.adds, "bos": False} if size in habits.no_bos_sizes else special.adds
+    ids = {**quirks.of_size.get(size, {}), **special.ids}
+    adds = {**special.adds, "bos": False} if size in quirks.no_bos_sizes else special.adds
     return replace(tokenizer, special=replace(special, ids=ids, adds=adds))
 
 
-def _read(
-    folder: Path,
-    config: Mapping[str, Any],
-    tokenizer_config: Mapping[str, Any],
-    pre_tokenizer: str | None,
-    habits: Habits,
-) -> Tokenizer:
-    vocab_size = _vocab_size(config, folder / "config.json")
-    json_path, model_path = folder / "tokenizer.json", folder / "tokenizer.model"
-    tokenizer_json = read_json_object_if_there(json_path, BadTokenizer, most_memory=MAX_MEMORY)
-    is_sentencepiece = habits.sentencepiece and model_path.is_file()
-    if is_byte_level_bpe(tokenizer_json) and not is_sentencepiece:
-        return _read_byte_level(
-            json_path, config, tokenizer_json, tokenizer_config, vocab_size, pre_tokenizer, habits
-        )
-    if model_path.is_file():
-        if pre_tokenizer is not None:
-            raise BadRequest(f"--pre-tokenizer {pre_tokenizer}: {model_path} (SentencePiece) has none")
-        return _read_sentencepiece(model_path, config, tokenizer_json, tokenizer_config, vocab_size)
-    if habits.sentencepiece and is_sentencepiece_bpe(tokenizer_json):
-        if pre_tokenizer is not None:
-            raise BadRequest(f"--pre-tokenizer {pre_tokenizer}: {json_path} (SentencePiece) has none")
-        return _read_sentencepiece_json(json_path, config, tokenizer_json, tokenizer_config, vocab_size)
-    if habits.tekken and (folder / vocab_tekken.FILE_NAME).is_file():
-        return _read_tekken(folder / vocab_tekken.FILE_NAME, vocab_size, pre_tokenizer)
-    if habits.tiktoken and not tokenizer_json and (folder / vocab_tiktoken.FILE_NAME).is_file():
-        return _read_tiktoken(
-            folder / vocab_tiktoken.FILE_NAME, config, tokenizer_config, vocab_size, pre_tokenizer
-        )
+def _read(files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
+    folder, quirks, tokenizer_json = files.folder, files.quirks, files.tokenizer_json
+    model_path, tekken_path = folder / "tokenizer.model", folder / vocab_tekken.FILE_NAME
+    tiktoken_path = folder / vocab_tiktoken.FILE_NAME
+    has_model = model_path.is_file()
+    if is_byte_level_bpe(tokenizer_json) and not (quirks.sentencepiece and has_model):
+        return _read_byte_level(files, pre_tokenizer)
+    if has_model:
+        _refuse_pre_tokenizer(pre_tokenizer, model_path)
+        return _read_sentencepiece(model_path, files)
+    if quirks.sentencepiece and is_sentencepiece_bpe(tokenizer_json):
+        _refuse_pre_tokenizer(pre_tokenizer, files.json_path)
+        return _assembled(files, "llama", "default", read_spm_json_vocab(files))
+    if quirks.tekken and tekken_path.is_file():
+        return _read_tekken(tekken_path, files, pre_tokenizer)
+    if quirks.tiktoken and not tokenizer_json and tiktoken_path.is_file():
+        return _read_tiktoken(tiktoken_path, files, pre_tokenizer)
     if tokenizer_json:
         model = tokenizer_json.get("model")
         kind = "none"
         if isinstance(model, Mapping):
             kind = f"{model.get('type')}{' with byte_fallback' if model.get('byte_fallback') else ''}"
         raise BadTokenizer(
-            f"{json_path}: model is {shown(kind)}, expected a byte-level BPE, or a tokenizer.model beside it"
+            f"{files.json_path}: model is {shown(kind)}, expected a byte-level BPE, or a tokenizer.model"
+            " beside it"
         )
     others = [name for name in _OTHER_TOKENIZER_FILES if (folder / name).is_file()]
     raise BadTokenizer(
@@ -206,34 +189,40 @@ def _read(
     )
 
 
-def _vocab_size(config: Mapping[str, Any], path: Path) -> int | None:
-    """Return what config.json says about the rows of the embedding, None if it doesn't."""
-    vocab_size = config.get("vocab_size")
-    if vocab_size is None or (type(vocab_size) is int and 1 <= vocab_size <= MAX_VOCAB):
-        return vocab_size
-    found = shown(repr(vocab_size))
-    raise BadConfig(f"{path}: vocab_size is {found}, expected a number from 1 to {MAX_VOCAB}")
+def _refuse_pre_tokenizer(name: str | None, path: Path) -> None:
+    if name is not None:
+        raise BadRequest(f"--pre-tokenizer {name}: {path} (SentencePiece) has none")
 
 
-def _read_byte_level(
-    path: Path,
-    config: Mapping[str, Any],
-    tokenizer_json: Mapping[str, Any],
-    tokenizer_config: Mapping[str, Any],
-    vocab_size: int | None,
-    pre_tokenizer: str | None,
-    habits: Habits,
+def _assembled(
+    files: TokenizerFiles,
+    model: str,
+    pre: str,
+    vocab: Vocab,
+    special: SpecialTokens | None = None,
+    notes: Sequence[str] = (),
+    templates: ChatTemplates | None = None,
+    **settings: Any,
 ) -> Tokenizer:
-    special_tokens_map = read_json_object_if_there(path.with_name("special_tokens_map.json"), BadTokenizer)
-    vocab = read_bpe_vocab(path, tokenizer_json, tokenizer_config, special_tokens_map, vocab_size)
+    """Return the tokenizer, with the folder's special tokens and chat templates where none are given.
+
+    notes     what is not carried over, besides what vocabulary, special tokens and templates note
+    settings  other fields of Tokenizer
+    """
+    special = special or read_special_tokens(files, vocab.tokens)
+    templates = templates or read_chat_templates(files)
+    notes = (*vocab.notes, *special.notes, *templates.notes, *notes)
+    return Tokenizer(model, pre, vocab, special, templates, notes=notes, **settings)
+
+
+def _read_byte_level(files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
+    tokenizer_json = files.tokenizer_json
+    vocab = read_bpe_vocab(files)
     ignore_merges = bool(tokenizer_json["model"].get("ignore_merges"))
     pre = find_pre_tokenizer(
-        path, tokenizer_json.get("pre_tokenizer"), ignore_merges=ignore_merges, name=pre_tokenizer
+        files.json_path, tokenizer_json.get("pre_tokenizer"), ignore_merges=ignore_merges, name=pre_tokenizer
     )
-    special = read_special_tokens(
-        path.parent, config, tokenizer_json, tokenizer_config, vocab.tokens, habits=habits
-    )
-    templates = read_chat_templates(path.parent, tokenizer_config)
+    special = read_special_tokens(files, vocab.tokens)
     normalizers = list(_flat(tokenizer_json.get("normalizer")))
     lost = [str(normalizer.get("type")) for normalizer in normalizers]
     notes = [f"normalizer {name} is not applied: llama.cpp's BPE takes text as it is" for name in lost]
@@ -241,108 +230,43 @@ def _read_byte_level(
     if pre == _QWEN and pre_tokenizer is None and special.adds.get("bos") and "bos" in special.ids:
         pre = _QWEN_WITH_BOS
     if pre_tokenizer is None:
-        pre = habits.pre_tokenizers.get(pre, pre)
+        pre = files.quirks.pre_tokenizers.get(pre, pre)
     if known is not None and known.ignore_merges != ignore_merges:
         notes.append(
             f"ignore_merges is {str(ignore_merges).lower()} in tokenizer.json, llama.cpp's {pre} does the"
             " opposite: a word that is a token itself may be cut otherwise"
         )
-    return Tokenizer(
-        model="gpt2",
-        pre=pre,
-        vocab=vocab,
-        special=special,
-        chat_templates=templates,
-        normalizer=_normalizer_settings(normalizers),
-        notes=(*vocab.notes, *special.notes, *templates.notes, *notes),
-    )
+    settings = _normalizer_settings(normalizers)
+    return _assembled(files, "gpt2", pre, vocab, special, notes, normalizer=settings)
 
 
-def _read_tiktoken(
-    path: Path,
-    config: Mapping[str, Any],
-    tokenizer_config: Mapping[str, Any],
-    vocab_size: int | None,
-    pre_tokenizer: str | None,
-) -> Tokenizer:
+def _read_tiktoken(path: Path, files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
     if pre_tokenizer not in (None, vocab_tiktoken.PRE_TOKENIZER):
         raise BadRequest(f"--pre-tokenizer {pre_tokenizer}: that of {path} is {vocab_tiktoken.PRE_TOKENIZER}")
-    vocab = vocab_tiktoken.read_tiktoken_vocab(path, tokenizer_config, vocab_size)
-    special = read_special_tokens(path.parent, config, {}, tokenizer_config, vocab.tokens, by_name=False)
-    templates = read_chat_templates(path.parent, tokenizer_config)
-    return Tokenizer(
-        model="gpt2",
-        pre=vocab_tiktoken.PRE_TOKENIZER,
-        vocab=vocab,
-        special=special,
-        chat_templates=templates,
-        notes=(*vocab.notes, *special.notes, *templates.notes),
-    )
+    vocab = vocab_tiktoken.read_tiktoken_vocab(path, files)
+    special = read_special_tokens(files, vocab.tokens, by_name=False)
+    return _assembled(files, "gpt2", vocab_tiktoken.PRE_TOKENIZER, vocab, special)
 
 
-def _read_tekken(path: Path, vocab_size: int | None, pre_tokenizer: str | None) -> Tokenizer:
+def _read_tekken(path: Path, files: TokenizerFiles, pre_tokenizer: str | None) -> Tokenizer:
     content = read_json_object(path, BadTokenizer, most_memory=MAX_MEMORY)
-    tekken = vocab_tekken.read_tekken_vocab(path, content, vocab_size)
+    tekken = vocab_tekken.read_tekken_vocab(path, content, files.vocab_size)
     split = {"type": "Split", "pattern": {"Regex": tekken.pattern}, "behavior": "Isolated", "invert": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     pipeline = {"type": "Sequence", "pretokenizers": [split, byte_level]}
-    templates = read_chat_templates(path.parent, {})
-    return Tokenizer(
-        model="gpt2",
-        pre=find_pre_tokenizer(path, pipeline, ignore_merges=True, name=pre_tokenizer),
-        vocab=tekken.vocab,
-        special=SpecialTokens(tekken.special_ids, {"bos": True, "eos": False}),
-        chat_templates=templates,
-        tokens_last=True,
-        notes=(*tekken.vocab.notes, *templates.notes),
-    )
+    pre = find_pre_tokenizer(path, pipeline, ignore_merges=True, name=pre_tokenizer)
+    special = SpecialTokens(tekken.special_ids, {"bos": True, "eos": False})
+    templates = read_chat_templates(files, with_config=False)
+    return _assembled(files, "gpt2", pre, tekken.vocab, special, templates=templates, tokens_last=True)
 
 
-def _read_sentencepiece(
-    path: Path,
-    config: Mapping[str, Any],
-    tokenizer_json: Mapping[str, Any],
-    tokenizer_config: Mapping[str, Any],
-    vocab_size: int | None,
-) -> Tokenizer:
-    if tokenizer_json:  # its added tokens and post-processor count
-        load_tokenizer_json(path.with_name("tokenizer.json"))
-    spm = read_spm_vocab(path, tokenizer_config, vocab_size)
-    vocab = spm.vocab
-    special = read_special_tokens(
-        path.parent, config, tokenizer_json, tokenizer_config, vocab.tokens, spm.special_ids
-    )
-    templates = read_chat_templates(path.parent, tokenizer_config)
-    return Tokenizer(
-        model="llama",
-        pre="default",
-        vocab=vocab,
-        special=special,
-        chat_templates=templates,
-        add_space_prefix=None if spm.add_space_prefix else False,
-        notes=(*vocab.notes, *special.notes, *templates.notes),
-    )
-
-
-def _read_sentencepiece_json(
-    path: Path,
-    config: Mapping[str, Any],
-    tokenizer_json: Mapping[str, Any],
-    tokenizer_config: Mapping[str, Any],
-    vocab_size: int | None,
-) -> Tokenizer:
-    special_tokens_map = read_json_object_if_there(path.with_name("special_tokens_map.json"), BadTokenizer)
-    vocab = read_spm_json_vocab(path, tokenizer_json, tokenizer_config, special_tokens_map, vocab_size)
-    special = read_special_tokens(path.parent, config, tokenizer_json, tokenizer_config, vocab.tokens)
-    templates = read_chat_templates(path.parent, tokenizer_config)
-    return Tokenizer(
-        model="llama",
-        pre="default",
-        vocab=vocab,
-        special=special,
-        chat_templates=templates,
-        notes=(*vocab.notes, *special.notes, *templates.notes),
-    )
+def _read_sentencepiece(path: Path, files: TokenizerFiles) -> Tokenizer:
+    if files.tokenizer_json:  # its added tokens and post-processor count
+        files.load()
+    spm = read_spm_vocab(path, files)
+    special = read_special_tokens(files, spm.vocab.tokens, spm.special_ids)
+    prefix = None if spm.add_space_prefix else False
+    return _assembled(files, "llama", "default", spm.vocab, special, add_space_prefix=prefix)
 
 
 def _flat(normalizer: object) -> Iterator[Mapping[str, Any]]:

@@ -85,3 +85,22 @@ def check_fits(path: Path, text: str, token_id: int, vocab_size: int) -> None:
             f"{path}: token {quoted(text)} has id {token_id}, but config.json says vocab_size {vocab_size}: "
             "the tokenizer belongs to another model, or vocab_size was not raised when tokens were added"
         )
+
+
+# ---- the alphabet of byte-level BPE: one printable character for every byte, as GPT-2 has it
+
+
+def _alphabet() -> str:
+    """Return the character of each byte: its own in Latin-1 where that prints, else one from U+0100 on."""
+    own = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return "".join(chr(byte if byte in own else next(others)) for byte in range(256))
+
+
+ALPHABET = _alphabet()
+"""Character of each byte, 256 of them; the space becomes Ġ."""
+
+
+def spelled(data: bytes) -> str:
+    """Return bytes as the characters that stand for them."""
+    return "".join(ALPHABET[byte] for byte in data)

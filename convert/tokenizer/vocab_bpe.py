@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from convert.tokenizer.library_errors import library_errors
+from convert.tokenizer.files import TokenizerFiles, library_errors
 from convert.tokenizer.vocab import TokenType, Vocab, added_tokens_of, check_fits, looks_special, pad_text
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.text import quoted, shown
@@ -28,38 +28,16 @@ def is_byte_level_bpe(tokenizer_json: Mapping[str, Any]) -> bool:
     return model.get("type", "BPE") == "BPE" and "merges" in model and not model.get("byte_fallback")
 
 
-def load_tokenizer_json(path: Path) -> Any:
-    """Return the tokenizers library's own object for the file, which also proves that the file has its form.
+def read_bpe_vocab(files: TokenizerFiles) -> Vocab:
+    """Return the vocabulary of tokenizer.json, padded to the rows of the embedding with unused tokens.
 
-    raises  BadTokenizer when the library refuses it
+    raises  BadTokenizer for what llama.cpp's BPE can't do, contradicting ids, or ids past the embedding
     """
-    from tokenizers import Tokenizer
-
-    with library_errors(path, "the tokenizers library can't read it"):
-        return Tokenizer.from_file(str(path))
-
-
-def read_bpe_vocab(
-    path: Path,
-    tokenizer_json: Mapping[str, Any],
-    tokenizer_config: Mapping[str, Any],
-    special_tokens_map: Mapping[str, Any],
-    vocab_size: int | None,
-) -> Vocab:
-    """Return the vocabulary of `tokenizer_json`, padded to `vocab_size` with unused tokens.
-
-    path        the tokenizer.json, for messages and for the library, which reads it again
-    vocab_size  rows of the embedding; None for as many as there are tokens
-    raises      BadTokenizer for what llama.cpp's BPE can't do, contradicting ids, or ids past `vocab_size`
-    """
-    library = load_tokenizer_json(path)
+    path, tokenizer_json, vocab_size = files.json_path, files.tokenizer_json, files.vocab_size
+    library = files.load()
     _check_model(path, tokenizer_json["model"])
     _check_added_ids(path, tokenizer_json, library)
-    config_path = path.with_name("tokenizer_config.json")
-    with library_errors(config_path, "its tokens can't be added"):
-        notes = list(
-            add_tokens_of_config(library, config_path, tokenizer_config, special_tokens_map, vocab_size)
-        )
+    notes = list(add_tokens_of_config(library, files))
 
     text_of = {token_id: text for text, token_id in library.get_vocab(with_added_tokens=True).items()}
     _check_base_holes(path, tokenizer_json["model"]["vocab"], text_of)
@@ -132,19 +110,19 @@ def _check_base_holes(path: Path, base: Mapping[str, int], text_of: Mapping[int,
         )
 
 
-def add_tokens_of_config(
-    library: Any,
-    config_path: Path,
-    tokenizer_config: Mapping[str, Any],
-    special_tokens_map: Mapping[str, Any],
-    vocab_size: int | None,
-) -> Iterator[str]:
-    """Add to `library` what transformers would, yielding a note for each token that has no row."""
+def add_tokens_of_config(library: Any, files: TokenizerFiles) -> list[str]:
+    """Add to `library` what transformers would; return a note for each token that has no row."""
+    with library_errors(files.config_path, "its tokens can't be added"):
+        return list(_add_tokens_of_config(library, files))
+
+
+def _add_tokens_of_config(library: Any, files: TokenizerFiles) -> Iterator[str]:
     from tokenizers import AddedToken
 
+    config_path, vocab_size = files.config_path, files.vocab_size
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
     batch = _Batch(library)
-    for token_id, text, entry in added_tokens_of(config_path, tokenizer_config):
+    for token_id, text, entry in added_tokens_of(config_path, files.tokenizer_config):
         actual = batch.id_of(text)
         if vocab_size is not None and actual >= vocab_size:
             yield f"{config_path.name}: token {quoted(text)} has no row in the embedding: left out"
@@ -156,7 +134,7 @@ def add_tokens_of_config(
 
     added = {token.content for token in library.get_added_tokens_decoder().values()}
     batch = _Batch(library)
-    for text in named_special_tokens(tokenizer_config, special_tokens_map):
+    for text in named_special_tokens(files):
         if text in added:
             continue
         if vocab_size is not None and batch.id_of(text) >= vocab_size and library.token_to_id(text) is None:
@@ -190,8 +168,9 @@ class _Batch:
             self._new_ids.setdefault(token.content, self.id_of(token.content))
 
 
-def named_special_tokens(*sources: Mapping[str, Any]) -> Iterator[str]:
-    for source in sources:
+def named_special_tokens(files: TokenizerFiles) -> Iterator[str]:
+    """Yield the texts of special tokens in tokenizer_config.json and special_tokens_map.json."""
+    for source in (files.tokenizer_config, files.special_tokens_map):
         named = [source.get(f"{kind}_token") for kind in SPECIAL_KINDS]
         for key in ("additional_special_tokens", "extra_special_tokens"):
             listed = source.get(key)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from convert.checkpoint.json_files import read_json_object_if_there
+from convert.tokenizer.files import TokenizerFiles
 from convert.tokenizer.sentencepiece_model import Kind, ModelType, read_sentencepiece_model
 from convert.tokenizer.vocab import TokenType, Vocab, added_tokens_of, check_fits, looks_special, pad_text
 from gguf_tools.errors import BadTokenizer
@@ -41,10 +41,9 @@ class SentencePieceVocab:
     add_space_prefix: bool
 
 
-def read_spm_vocab(
-    path: Path, tokenizer_config: Mapping[str, Any], vocab_size: int | None
-) -> SentencePieceVocab:
-    """Return the vocabulary of a tokenizer.model, with its neighbours' added tokens, padded to `vocab_size`.
+def read_spm_vocab(path: Path, files: TokenizerFiles) -> SentencePieceVocab:
+    """Return the vocabulary of a tokenizer.model, with its neighbours' added tokens, padded to the rows of
+    the embedding.
 
     raises  BadTokenizer when the file is no BPE SentencePiece model, or an id doesn't fit or is taken twice
     """
@@ -52,7 +51,7 @@ def read_spm_vocab(
     if model.model_type != ModelType.BPE:
         raise BadTokenizer(f"{path}: a SentencePiece model of type unigram, word or char; expected BPE")
 
-    n_rows = len(model.pieces) if vocab_size is None else vocab_size
+    n_rows = len(model.pieces) if files.vocab_size is None else files.vocab_size
     tokens = [pad_text(token_id) for token_id in range(n_rows)]
     scores = [PAD_SCORE] * n_rows
     types = [TokenType.UNUSED] * n_rows
@@ -62,7 +61,7 @@ def read_spm_vocab(
         types[token_id] = _TYPES[piece.kind]
 
     notes: list[str] = []
-    for source, text, token_id, kind in _added_tokens(path.parent, tokenizer_config):
+    for source, text, token_id, kind in _added_tokens(files):
         check_fits(source, text, token_id, n_rows)
         if types[token_id] is not TokenType.UNUSED and tokens[token_id] not in (text, text.replace(" ", "▁")):
             both = f"{quoted(text)} instead of {quoted(tokens[token_id])}"
@@ -76,11 +75,9 @@ def read_spm_vocab(
     )
 
 
-def _added_tokens(
-    folder: Path, tokenizer_config: Mapping[str, Any]
-) -> Iterator[tuple[Path, str, int, TokenType]]:
+def _added_tokens(files: TokenizerFiles) -> Iterator[tuple[Path, str, int, TokenType]]:
     """Yield (file, text, id, type): first of added_tokens.json, then of tokenizer_config.json, which wins."""
-    path = folder / "added_tokens.json"
+    path = files.folder / "added_tokens.json"
     seen: dict[int, str] = {}
     for text, token_id in read_json_object_if_there(path, BadTokenizer).items():
         if not isinstance(token_id, int):
@@ -91,8 +88,8 @@ def _added_tokens(
             raise BadTokenizer(f"{path}: tokens {both} have the same id {token_id}")
         seen[token_id] = text
         yield path, text, token_id, TokenType.USER_DEFINED
-    path = folder / "tokenizer_config.json"
-    for token_id, text, entry in added_tokens_of(path, tokenizer_config):
+    path = files.config_path
+    for token_id, text, entry in added_tokens_of(path, files.tokenizer_config):
         if entry.get("special") or looks_special(text):
             yield path, text, token_id, TokenType.CONTROL
         else:

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from convert.tokenizer.library_errors import library_errors
+from convert.tokenizer.files import TokenizerFiles
 from convert.tokenizer.vocab import TokenType, Vocab, check_fits, pad_text
 from convert.tokenizer.vocab_bpe import (
     add_tokens_of_config,
     added_tokens_in,
-    load_tokenizer_json,
     named_special_tokens,
 )
 from convert.tokenizer.vocab_spm import ADDED_SCORE, PAD_SCORE
@@ -31,29 +29,18 @@ def is_sentencepiece_bpe(tokenizer_json: Mapping[str, Any]) -> bool:
     return isinstance(model, Mapping) and model.get("type") == "BPE" and bool(model.get("byte_fallback"))
 
 
-def read_spm_json_vocab(
-    path: Path,
-    tokenizer_json: Mapping[str, Any],
-    tokenizer_config: Mapping[str, Any],
-    special_tokens_map: Mapping[str, Any],
-    vocab_size: int | None,
-) -> Vocab:
-    """Return the vocabulary of `tokenizer_json`, padded to `vocab_size` with unused tokens.
+def read_spm_json_vocab(files: TokenizerFiles) -> Vocab:
+    """Return the vocabulary of tokenizer.json, padded to the rows of the embedding with unused tokens.
 
-    path        the tokenizer.json, for messages and for the library, which reads it again
-    vocab_size  rows of the embedding; None for as many as there are tokens
-    raises      BadTokenizer for ids that are missing or past `vocab_size`
+    raises  BadTokenizer for ids that are missing or past the embedding
     """
-    library = load_tokenizer_json(path)
-    added_tokens_in(path, tokenizer_json)
-    config_path = path.with_name("tokenizer_config.json")
-    with library_errors(config_path, "its tokens can't be added"):
-        notes = list(
-            add_tokens_of_config(library, config_path, tokenizer_config, special_tokens_map, vocab_size)
-        )
+    path, vocab_size = files.json_path, files.vocab_size
+    library = files.load()
+    added_tokens_in(path, files.tokenizer_json)
+    notes = add_tokens_of_config(library, files)
     n_base = library.get_vocab_size(with_added_tokens=False)
     text_of = {token_id: text for text, token_id in library.get_vocab(with_added_tokens=True).items()}
-    special = {*named_special_tokens(tokenizer_config, special_tokens_map)}
+    special = {*named_special_tokens(files)}
     n_tokens = max(text_of, default=-1) + 1
     n_rows = n_tokens if vocab_size is None else vocab_size
     tokens: list[str] = []

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from convert.tokenizer.byte_alphabet import spelled
-from convert.tokenizer.vocab import MAX_VOCAB, TokenType, Vocab
+from convert.tokenizer.vocab import MAX_VOCAB, TokenType, Vocab, spelled
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.text import shown
 

@@ -15,10 +15,9 @@ import binascii
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from convert.tokenizer.byte_alphabet import spelled
-from convert.tokenizer.vocab import MAX_VOCAB, TokenType, Vocab, added_tokens_of, pad_text
+from convert.tokenizer.files import TokenizerFiles
+from convert.tokenizer.vocab import MAX_VOCAB, TokenType, Vocab, added_tokens_of, pad_text, spelled
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.files.named_files import read_input
 from gguf_tools.text import quoted, shown
@@ -35,26 +34,24 @@ MAX_TOKEN = 1024
 """Maximum length of a token in bytes; Kimi's longest has 128. Time for its merges grows with the square."""
 
 
-def read_tiktoken_vocab(path: Path, tokenizer_config: Mapping[str, Any], vocab_size: int | None) -> Vocab:
-    """Return the vocabulary, padded to `vocab_size` with unused tokens.
+def read_tiktoken_vocab(path: Path, files: TokenizerFiles) -> Vocab:
+    """Return the vocabulary of a tiktoken.model, padded to the embedding's rows with unused tokens.
 
-    path        the tiktoken.model, whose folder is tokenizer_config.json's
-    vocab_size  rows of the embedding; None for as many as there are tokens
-    raises      BadTokenizer for another program's file, a damaged one, or one with more tokens than rows
+    raises  BadTokenizer for another program's file, a damaged one, or one with more tokens than rows
     """
-    config_path = path.with_name("tokenizer_config.json")
-    program = tokenizer_config.get("tokenizer_class", TOKENIZER_CLASS)
+    vocab_size = files.vocab_size
+    program = files.tokenizer_config.get("tokenizer_class", TOKENIZER_CLASS)
     if program != TOKENIZER_CLASS:
         raise BadTokenizer(
-            f"{config_path}: tokenizer_class is {shown(repr(program))}, expected {TOKENIZER_CLASS!r}: how"
-            f" another one uses {FILE_NAME} is not known"
+            f"{files.config_path}: tokenizer_class is {shown(repr(program))}, expected {TOKENIZER_CLASS!r}:"
+            f" how another one uses {FILE_NAME} is not known"
         )
     ranks = read_ranks(path)
     n_base = len(ranks)
     n_rows = n_base + SPECIAL_TOKENS if vocab_size is None else vocab_size
     if n_rows < n_base:
         raise BadTokenizer(f"{path}: {n_base} tokens, but config.json says vocab_size {n_rows}")
-    names, notes = _special_names(config_path, tokenizer_config, n_base, n_rows)
+    names, notes = _special_names(files, n_base, n_rows)
     tokens = [*map(spelled, ranks), *names]
     types = [TokenType.NORMAL] * n_base + [TokenType.CONTROL] * len(names)
     n_empty = n_rows - len(tokens)
@@ -65,14 +62,13 @@ def read_tiktoken_vocab(path: Path, tokenizer_config: Mapping[str, Any], vocab_s
     return Vocab(tuple(tokens), tuple(types), merges_of(ranks), notes=tuple(notes))
 
 
-def _special_names(
-    path: Path, tokenizer_config: Mapping[str, Any], n_base: int, n_rows: int
-) -> tuple[list[str], list[str]]:
+def _special_names(files: TokenizerFiles, n_base: int, n_rows: int) -> tuple[list[str], list[str]]:
     """Return the names of the special tokens that have a row, and a note for each named one without."""
+    path = files.config_path
     last = min(n_rows, n_base + SPECIAL_TOKENS)
     names = [f"<|reserved_token_{token_id}|>" for token_id in range(n_base, last)]
     notes: list[str] = []
-    for token_id, text, _ in added_tokens_of(path, tokenizer_config):
+    for token_id, text, _ in added_tokens_of(path, files.tokenizer_config):
         if token_id < n_base:
             raise BadTokenizer(
                 f"{path}: added token {quoted(text)} has id {token_id}, expected {n_base} or more:"
@@ -130,7 +126,7 @@ def merges_of(ranks: Sequence[bytes]) -> tuple[str, ...]:
 
 
 def _merged(rank_of: Mapping[bytes, int], token: bytes, below: int) -> list[bytes]:
-    """Return what is left of the bytes of `token` after all merges whose result has a rank under `below`."""
+    """Merge the bytes of `token` while results have a rank under `below`; return the parts that are left."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 1:
         pairs = (rank_of.get(left + right, below) for left, right in pairwise(parts))

@@ -29,10 +29,10 @@ MODULES: tuple[str, ...] = (
     "convert.weights.schemes.bnb",
     "convert.weights.schemes.hqq",
     "convert.weights.schemes.packed_integers",
-    "convert.weights.integers",
+    "convert.weights.schemes.integers",
     "convert.weights.schemes.int4_row_pairs",
     "convert.weights.schemes.torchao",
-    "convert.weights.integer_tables",
+    "convert.weights.schemes.integer_tables",
 )  # fmt: skip
 """The modules with LOADERS, in the order of trying."""
 

@@ -15,16 +15,19 @@ A new format is a module with a Weight of its own, `LOADERS`, and one line in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 from typing import ClassVar, Protocol, runtime_checkable
+
+import numpy as np
 
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.settings import Settings
 from gguf_tools.errors import CheckpointError, MissingTensor
-from gguf_tools.format.ggml_types import F32, GGMLType
+from gguf_tools.format.ggml_types import BF16, F16, F32, GGMLType
 from quantize.fill.sources import RowSource, SourceTensor
 
 
@@ -164,3 +167,65 @@ class WeightsLoader:
 def rows_and_cols(shape: tuple[int, ...]) -> tuple[int, int]:
     """Return how many rows `shape` has, over all its matrices, and how long they are."""
     return prod(shape[:-1]), (shape[-1] if shape else 1)
+
+
+TYPES: Mapping[str, GGMLType] = MappingProxyType({"F32": F32, "F16": F16, "BF16": BF16})
+"""safetensors dtype -> the ggml type with the same bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainWeight:
+    """A stored tensor that is the weight itself."""
+
+    raw: RawTensor
+    by_rows: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        return self.raw.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.raw.shape
+
+    @property
+    def type(self) -> GGMLType:
+        return TYPES[self.raw.dtype]
+
+    @property
+    def stored_as(self) -> str:
+        return self.raw.dtype
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        return self.raw.read_rows(start, stop)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The rows of one matrix in a row range over a stack.
+
+    matrix              which one
+    first_row, last_row the range in it
+    rows                the same rows counted from the beginning of the whole range
+    """
+
+    matrix: int
+    first_row: int
+    last_row: int
+    rows: slice
+
+
+def split_matrices(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Part]:
+    """Yield what rows `start` to `stop`, counted over all matrices of `shape`, are of each matrix.
+
+    >>> [(part.matrix, part.first_row, part.last_row) for part in split_matrices((3, 4, 8), 3, 9)]
+    [(0, 3, 4), (1, 0, 4), (2, 0, 1)]
+    """
+    n_rows = shape[-2] if len(shape) > 1 else 1
+    assert prod(shape) or start == stop, shape
+    row = start
+    while row < stop:
+        matrix, first = divmod(row, n_rows)
+        last = min(n_rows, first + stop - row)
+        yield Part(matrix, first, last, slice(row - start, row - start + last - first))
+        row += last - first

@@ -21,8 +21,7 @@ from types import MappingProxyType
 import numpy as np
 
 from convert.checkpoint.checkpoint import Checkpoint
-from convert.weights.base import Module, Weight, WeightsLoader, rows_and_cols
-from convert.weights.plain import TYPES, PlainWeight
+from convert.weights.base import TYPES, Module, PlainWeight, Weight, WeightsLoader, rows_and_cols
 from convert.weights.settings import Settings
 from gguf_tools.errors import CheckpointError, MissingTensor, UnsupportedCheckpoint
 

@@ -94,7 +94,7 @@ class Settings:
 
 
 def read_settings(checkpoint: Checkpoint) -> Settings:
-    """Return what `checkpoint` says about its quantization.
+    """Read the settings of a checkpoint's quantization.
 
     raises  BadConfig when a place for it holds something else
     """

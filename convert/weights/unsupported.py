@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from convert.checkpoint.checkpoint import Checkpoint
-from convert.weights.plain import TYPES
+from convert.weights.base import TYPES
 from convert.weights.settings import Settings
 from gguf_tools.errors import UnsupportedCheckpoint
 

@@ -11,16 +11,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from convert.architectures.decoder.config import DecoderConfig
-from convert.architectures.decoder.read_back import read_decoder
-from convert.architectures.decoder.rope import RopeConfig
+from convert.architectures.decoder.metadata import read_decoder
+from forward.families.parts import FeedForwards, network_of, routing_of
 from forward.layer import Layer
 from forward.layers.attention.gqa import HeadSizes, load_shared_key_attention
-from forward.layers.experts import Groups, Routing, load_experts
-from forward.layers.ffn import BlockNames, load_ffn
+from forward.layers.experts import Groups
 from forward.layers.load import Loader
-from forward.layers.norm import RMSNorm
-from forward.layers.rope import Rope, Rotation, Yarn, attention_factor
-from forward.network import EMBEDDINGS, OUTPUT, Family, Network
+from forward.layers.residual import RMSNorm
+from forward.layers.rope import Rope, Rotation
+from forward.network import Family, Network
 from gguf_tools.errors import UnsupportedCheckpoint
 
 ROPE_FREQS = "rope_freqs.weight"
@@ -41,94 +40,57 @@ class _Style:
 
 
 def _network(style: _Style, config: DecoderConfig) -> Network:
-    """Return the network of an ordinary decoder."""
-    hidden, eps = config.hidden_size, config.rms_norm_eps
-    sizes = HeadSizes(
-        hidden, config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.rotated_cols
-    )
-    rope, routing, sliding = _rope(config, style), _routing(config), frozenset(config.sliding_layers)
+    heads, feed_forwards = _head_sizes(config), _feed_forwards(config, style)
+    rope, sliding = _rope(config, style), frozenset(config.sliding_layers)
 
     def build(load: Loader, number: int, rotate: Rotation) -> Layer:
-        name = f"blk.{number}"
-        attention = load_shared_key_attention(
-            load,
-            number,
-            sizes,
-            _with_divisors(load, rope, rotate),
-            eps=eps,
-            window=config.sliding_window if number in sliding else None,
-        )
-        norm = RMSNorm(load.float32(f"{name}.{style.ffn_norm}.weight", hidden), eps)
-        is_dense = not config.num_experts or number < config.first_k_dense_replace
-        width = config.intermediate_size if is_dense else config.shared_intermediate_size
-        names = BlockNames.of(number, "" if is_dense else "_shexp")
-        block = load_ffn(load, names, hidden, width) if width else None
-        if is_dense:
-            return Layer(name, attention, norm, block, experts=None)
-        experts = load_experts(
-            load, number, routing, config.num_experts, hidden, config.moe_intermediate_size,
-            clamped=style.clamped,
-        )  # fmt: skip
-        return Layer(name, attention, norm, block, experts)
+        window = config.sliding_window if number in sliding else None
+        rotate = _with_divisors(load, rope, rotate)
+        attention = load_shared_key_attention(load, number, heads, rotate, window)
+        weight = load.float32(f"blk.{number}.{style.ffn_norm}.weight", config.hidden_size)
+        norm = RMSNorm(weight, config.rms_norm_eps)
+        return Layer(f"blk.{number}", attention, norm, *feed_forwards.load(load, number))
 
-    return Network(
-        n_layers=config.num_hidden_layers,
-        hidden_size=hidden,
-        vocab_size=config.vocab_size,
-        output=EMBEDDINGS if config.tie_word_embeddings else OUTPUT,
-        norm_eps=eps,
-        rope=rope,
-        build=build,
+    return network_of(config, rope, build)
+
+
+def _head_sizes(config: DecoderConfig) -> HeadSizes:
+    return HeadSizes(
+        hidden=config.hidden_size,
+        n_heads=config.num_attention_heads,
+        n_kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        rotated=config.rotated_cols,
+        eps=config.rms_norm_eps,
     )
 
 
-def _routing(config: DecoderConfig) -> Routing:
-    n_groups, n_used = config.n_group or 1, config.topk_group or 1
-    return Routing(
-        n_used=config.num_experts_per_tok,
-        scoring="sigmoid" if config.scoring_func == "sigmoid" else "softmax",
-        groups=None if n_groups == n_used else Groups(n_groups, n_used, 2),
-        normalise=config.norm_topk_prob,
-        scale=config.routed_scaling_factor,
+def _feed_forwards(config: DecoderConfig, style: _Style) -> FeedForwards:
+    return FeedForwards(
+        hidden=config.hidden_size,
+        n_dense=config.first_k_dense_replace if config.num_experts else config.num_hidden_layers,
+        dense_width=config.intermediate_size,
+        shared_width=config.shared_intermediate_size,
+        n_experts=config.num_experts,
+        expert_width=config.moe_intermediate_size,
+        routing=routing_of(config, Groups(config.n_group or 1, config.topk_group or 1, n_best=2)),
+        clamped=style.clamped,
     )
 
 
 def _rope(config: DecoderConfig, style: _Style) -> Rope:
-    """Return the rotation, without Llama 3's divisors, which are a tensor."""
+    """Read the rotation, without Llama 3's divisors, which are a tensor."""
     scaling = config.rope
     if scaling.kind == "longrope":
         raise UnsupportedCheckpoint("RoPE of type longrope: the forward pass has no factors for it")
     slowed = scaling.factor if scaling.kind == "linear" and scaling.factor else 1.0
     plain = Rope(config.rotated_cols, scaling.theta, halves=style.halves, slowed=slowed)
-    stretch = yarn_of(scaling)
-    return plain if stretch is None else replace(plain, yarn=stretch, magnitude=_magnitude(scaling))
-
-
-def yarn_of(scaling: RopeConfig) -> Yarn | None:
-    """Return how YaRN stretches wavelengths; None where it doesn't."""
-    if scaling.kind != "yarn" or scaling.factor is None or scaling.original_context is None:
-        return None
-    return Yarn(
-        scaling.factor,
-        scaling.original_context,
-        scaling.beta_fast or 32.0,
-        scaling.beta_slow or 1.0,
-        scaling.truncate,
-    )
-
-
-def _magnitude(scaling: RopeConfig) -> float:
-    """Return what YaRN multiplies rotated columns with, as transformers has it."""
-    factor = scaling.factor or 1.0
-    if scaling.attention_factor is not None:
-        return scaling.attention_factor
-    if scaling.mscale and scaling.mscale_all_dim:
-        return attention_factor(factor, scaling.mscale) / attention_factor(factor, scaling.mscale_all_dim)
-    return attention_factor(factor, 1.0)
+    stretch = scaling.yarn
+    return plain if stretch is None else replace(plain, yarn=stretch, magnitude=stretch.rotary_factor)
 
 
 def _with_divisors(load: Loader, rope: Rope, rotate: Rotation) -> Rotation:
-    """Return the rotation with the divisors of frequencies that the model may have as a tensor."""
+    """Divide the frequencies by the tensor of divisors that a model may have."""
     if not load.has(ROPE_FREQS):
         return rotate
     divisors = load.float32(ROPE_FREQS, rope.n_cols // 2)

@@ -19,11 +19,12 @@ import torch
 from forward.gradients.differentiate import BackwardStates, differentiate_layer
 from forward.gradients.drawn_labels import draw_labels
 from forward.hidden_states import FileStates, MemoryStates, States
+from forward.layer_states import LayerStates
 from forward.logits import Head
 from forward.malloc_trim import give_back
 from forward.network import Network
 from forward.observe import Arrays, Observer
-from forward.run import ForwardPass, LayerStates
+from forward.run import ForwardPass
 from forward.work.work_folder import WorkFolder
 from gguf_tools.errors import BadActivation
 
@@ -51,15 +52,15 @@ class BackwardPass:
         at_once  chunks in memory, at most; None: as many as threads can use
         raises   BadActivation naming layer and tensor for NaN or infinity; finished layers stay
         """
+        sweep, execution = self.forward.sweep, self.forward.execution
         n_layers = self.forward.source.network.n_layers
         for step in range(self.folder.done + 1, n_layers):
             layer = n_layers - 1 - step
             observer = observe(layer)
-            after, middle, before = self.states.around(step)
-            hidden = self.forward.states.stored(layer - 1)
-            states = BackwardStates(hidden, after, before, middle, self.middle_gradients)
+            hidden, rows = self.forward.states.stored(layer - 1), self.states.around(step)
+            states = BackwardStates(hidden, rows.before, rows.after, rows.middle, self.middle_gradients)
             try:
-                differentiate_layer(self.forward.sweep, layer, states, observer, at_once)
+                differentiate_layer(sweep, execution, layer, states, observer, at_once)
             except BadActivation as error:
                 kept = f"the {step} layers after stay in {self.folder.folder}"
                 raise BadActivation(f"{error}; {kept}") from error
@@ -76,7 +77,7 @@ class BackwardPass:
 
 
 def gradient_bytes(n_tokens: int, network: Network, dtype: torch.dtype) -> int:
-    """Return what gradients take where they are in memory: two sets, and scratch of both kinds."""
+    """Count the bytes of gradients in memory: two sets, and scratch of both kinds."""
     return n_tokens * (2 * 4 * network.state_size + (4 + dtype.itemsize) * network.hidden_size)
 
 

@@ -15,17 +15,19 @@ through the weights of those that were chosen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import torch
 
+from forward.device import to_cpu
 from forward.hidden_states import States
-from forward.layer import PIECE_ROWS, Layer, Sweep, refuse_nonfinite
+from forward.layer import Layer, refuse_nonfinite
 from forward.layers.experts import Experts
 from forward.layers.ffn import FeedForward
 from forward.observe import Observer, ObservesGradients, Silent
+from forward.sweep import PIECE_ROWS, Execution, Routes, Sweep
 from forward.workers import Workers
 
 _BACKWARD = 3
@@ -55,7 +57,12 @@ class BackwardStates:
 
 
 def differentiate_layer(
-    sweep: Sweep, number: int, states: BackwardStates, observer: Observer, at_once: int | None = None
+    sweep: Sweep,
+    execution: Execution,
+    number: int,
+    states: BackwardStates,
+    observer: Observer,
+    at_once: int | None = None,
 ) -> None:
     """Differentiate one layer, and show the observer the gradients at its products.
 
@@ -64,9 +71,9 @@ def differentiate_layer(
     at_once   chunks in memory, at most; None: as many as threads can use
     raises    BadActivation naming layer and tensor for NaN or infinity
     """
-    with Workers(sweep.n_workers) as workers, torch.no_grad():
+    with Workers(execution.n_workers) as workers, torch.no_grad():
         layer = sweep.build(number)
-        work = _Backward(sweep, workers, layer, _shares(layer, sweep), states, observer)
+        work = _Backward(sweep, workers, execution.advance, layer, _shares(layer, sweep), states, observer)
         routed = None
         if layer.experts is not None:
             routes = work.recompute()
@@ -79,21 +86,10 @@ def differentiate_layer(
 
 
 @dataclass(frozen=True)
-class _Routes:
-    """Where tokens go: experts, int64 (n_tokens, n_used), and weights, float32; on the CPU.
-
-    weights  (n_tokens, n_used), or (n_tokens, n_used, n_strands); see forward.layer.Passed
-    """
-
-    experts: torch.Tensor
-    weights: torch.Tensor
-
-
-@dataclass(frozen=True)
 class _Routed:
     """Where tokens go, and the gradients at the weights of the experts they go to, as `weights` in shape."""
 
-    routes: _Routes
+    routes: Routes
     gradients: torch.Tensor
 
 
@@ -134,34 +130,32 @@ class _Backward:
 
     sweep: Sweep
     workers: Workers
+    advance: Callable[[float], None]
     layer: Layer
     shares: _Shares
     states: BackwardStates
     observer: Observer
 
-    def recompute(self) -> _Routes:
+    def recompute(self) -> Routes:
         """Fill `middle`, and return where tokens go."""
         states, sweep = self.states, self.sweep
         layer = replace(self.layer, block=None)
 
-        def take_chunk(start: int) -> _Routes:
+        def take_chunk(start: int) -> Routes:
             hidden = states.before.read(start, start + sweep.chunk_size).to(sweep.device)
-            passed = layer.through(hidden, sweep.dtype, Silent(), sweep.chosen_by_token(layer, start))
+            passed = layer.forward(hidden, sweep.dtype, Silent(), sweep.chosen_by_token(layer, start))
             assert passed.chosen is not None
             assert passed.weights is not None
-            states.middle.write(start, passed.x.cpu())
-            return _Routes(passed.chosen.cpu(), passed.weights.cpu())
+            states.middle.write(start, to_cpu(passed.x))
+            return Routes(to_cpu(passed.chosen), to_cpu(passed.weights))
 
         by_chunk = []
         for routes in self.workers.each(take_chunk, self._starts()):
             by_chunk.append(routes)
-            sweep.advance(self.shares.recompute / self._n_chunks)
-        return _Routes(
-            torch.cat([routes.experts for routes in by_chunk]),
-            torch.cat([routes.weights for routes in by_chunk]),
-        )
+            self.advance(self.shares.recompute / self._n_chunks)
+        return Routes.joined(by_chunk)
 
-    def through_experts(self, experts: Experts, routes: _Routes) -> torch.Tensor:
+    def through_experts(self, experts: Experts, routes: Routes) -> torch.Tensor:
         """Fill `middle_gradients`, and return the gradients at the weights, of their shape."""
         states, sweep = self.states, self.sweep
         zeros = torch.zeros((sweep.chunk_size, states.middle.n_cols))
@@ -175,10 +169,10 @@ class _Backward:
             x = states.middle.rows(piece.tokens).to(sweep.device, sweep.dtype).requires_grad_()
             above = states.after_gradients.rows(piece.tokens).to(sweep.device)
             weights = routes.weights[piece.tokens, piece.slots].to(sweep.device)
-            output = piece.block.outer(piece.block.inner(x, observer, *place), observer, *place)
+            output = piece.block.project_down(piece.block.gate_up(x, observer, *place), observer, *place)
             at_weights, at_output = _weighted_back(output.detach().float(), above, weights)
             (at_x,) = torch.autograd.grad(output, x, at_output.to(output.dtype))
-            return task, at_x.cpu(), at_weights.cpu()
+            return task, to_cpu(at_x), to_cpu(at_weights)
 
         gradients = torch.zeros_like(routes.weights)
         share = self.shares.experts / routes.experts.numel()
@@ -189,7 +183,7 @@ class _Backward:
             self.observer.merge(task.observer)
             states.middle_gradients.add(piece.tokens, at_x, torch.ones(len(piece.tokens)))
             gradients[piece.tokens, piece.slots] = at_weights
-            sweep.advance(share * len(piece.tokens))
+            self.advance(share * len(piece.tokens))
         return gradients
 
     def through_chunks(self, routed: _Routed | None, at_once: int | None) -> None:
@@ -205,20 +199,20 @@ class _Backward:
 
             hidden = here(states.before).detach().requires_grad_()
             chosen = None if routed is None else routed.routes.experts[rows].to(sweep.device)
-            passed = layer.through(hidden, sweep.dtype, task.observer, chosen)
+            passed = layer.forward(hidden, sweep.dtype, task.observer, chosen)
             values, gradients = [passed.hidden], [here(states.after_gradients)]
             if routed is not None and passed.weights is not None:
                 values += [passed.x, passed.weights]
                 gradients += [here(states.middle_gradients).to(passed.x.dtype)]
                 gradients += [routed.gradients[rows].to(sweep.device)]
             (gradient,) = torch.autograd.grad(values, hidden, gradients)
-            states.before_gradients.write(rows.start, gradient.cpu())
+            states.before_gradients.write(rows.start, to_cpu(gradient))
             return task.observer
 
         tasks = (_Task(start, self.observer.fresh()) for start in self._starts())
         for observer in self.workers.each(take_chunk, tasks, gradients=True, at_once=at_once):
             self.observer.merge(observer)
-            sweep.advance(self.shares.chunks / self._n_chunks)
+            self.advance(self.shares.chunks / self._n_chunks)
 
     def refuse_nonfinite(self) -> None:
         """Raise BadActivation for NaN or infinity in the gradients before the layer."""
@@ -255,7 +249,7 @@ def _tell_tokens(observer: Observer, numbers: torch.Tensor) -> None:
         observer.tokens(numbers)
 
 
-def _pieces(experts: Experts, routes: _Routes, chunk_size: int) -> Iterator[_Piece]:
+def _pieces(experts: Experts, routes: Routes, chunk_size: int) -> Iterator[_Piece]:
     """Yield the pieces of all experts, expert by expert; a chunk is not cut unless it is too large."""
     for expert, block in experts.read_ahead():
         tokens, slots = torch.nonzero(routes.experts == expert, as_tuple=True)
@@ -285,7 +279,7 @@ def _grouped(sizes: Iterable[int], most: int) -> Iterator[int]:
 
 
 def _shares(layer: Layer, sweep: Sweep) -> _Shares:
-    """Return about how the work is divided."""
+    """Estimate how the work is divided."""
     attention = layer.attention.work(sweep.chunk_size)
     chunks = _BACKWARD * (attention + (0 if layer.block is None else layer.block.work))
     if layer.experts is None:

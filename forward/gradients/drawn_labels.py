@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import pad
 
+from forward.device import to_cpu, to_numpy, to_torch
 from forward.hidden_states import States
 from forward.logits import Head, Positions, slices, sweep_vocabulary
 from forward.observe import Arrays
@@ -62,16 +63,16 @@ def draw_labels(head: Head, chunk_size: int, seed: int, gradients: States, n_wor
     sweep_vocabulary([head], positions, [log_sums], n_workers)
     if not bool(torch.isfinite(log_sums.values).all()):
         raise BadActivation(f"{head.matrix}: the logits have NaN or infinity")
-    numbers = torch.from_numpy(uniform(seed, n_tokens) * _SLACK).to(head.load.device)
+    numbers = to_torch(uniform(seed, n_tokens) * _SLACK, head.load.device)
     drawing = _Drawing(head, positions, log_sums.values, numbers, gradients)
     with Workers(n_workers) as workers:
         drawing.sweep(workers)
         drawing.through_norm(workers)
     return DrawnLabels(
-        drawing.labels.cpu().numpy(),
-        drawing.losses.cpu().numpy(),
-        drawing.squares.cpu().numpy(),
-        drawing.by_row.numpy(),
+        to_numpy(drawing.labels),
+        to_numpy(drawing.losses),
+        to_numpy(drawing.squares),
+        to_numpy(drawing.by_row),
     )
 
 
@@ -157,7 +158,7 @@ class _Drawing:
             hidden = self.head.states.read(start, stop).to(self.numbers.device).detach().requires_grad_()
             behind = self._behind(start, stop).to(self.numbers.device)
             (gradient,) = torch.autograd.grad(self.head.norm(hidden), hidden, behind)
-            self.gradients.write(start, gradient.cpu())
+            self.gradients.write(start, to_cpu(gradient))
 
         for _ in workers.each(take_chunk, range(self.positions.n_chunks), gradients=True):
             pass
@@ -178,10 +179,10 @@ class _Drawing:
         at_logits[here, columns] -= 1
         squares = at_logits.square()
         self.squares[rows] += squares.sum(-1)
-        at_x = (at_logits.to(weight.dtype) @ weight).float().cpu()
+        at_x = to_cpu((at_logits.to(weight.dtype) @ weight).float())
         at_x = at_x if first == 0 else at_x + self._behind(start, stop)
         self.gradients.write(start, pad(at_x, (0, self.gradients.n_cols - self._n_behind)))
-        return squares.sum(0).cpu()
+        return to_cpu(squares.sum(0))
 
     def _behind(self, start: int, stop: int) -> torch.Tensor:
         """Return the gradients at what the output matrix multiplies, float32 (stop - start, n_cols)."""

@@ -28,8 +28,8 @@ from gguf_tools.errors import OutputError
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.progress import Reporter
 
-_BACKWARD_WORK = 4
-"""Work of a layer on the way back, over that on the way there: it is computed again and differentiated."""
+BACKWARD_WORK = 4
+"""Work of a layer in the backward pass, over that in the forward pass: computed again and differentiated."""
 
 
 @dataclass(frozen=True)
@@ -69,19 +69,6 @@ def is_unfinished(output: Path) -> bool:
     return any(map(work_folder.is_unfinished, _outputs(output)))
 
 
-def what_decides(source: ModelSource, text: Text, forward: ForwardOptions, seed: int) -> dict[str, Any]:
-    """Return what decides the numbers of a run."""
-    return {
-        "model": source.watch.recognised_by(),
-        "text": text.digest(),
-        "chunks": text.n_chunks,
-        "context": text.chunk_size,
-        "dtype": forward.dtype,
-        "device": device_name(forward.device),
-        "seed": seed,
-    }
-
-
 def state_bytes(source: ModelSource, text: Text) -> int:
     """Return the size of the files of hidden states and gradients, at most."""
     network, n_tokens = source.network, text.inputs.size
@@ -115,19 +102,19 @@ def forward_backward(
 ) -> Iterator[BackwardPass]:
     """Compute the layers that are not done, and give the pass that goes back.
 
-    observe  returns an observer for a layer on the way there
+    observe  returns an observer for a layer of the forward pass
     """
     n_layers = source.network.n_layers
-    done = max(0, folders.there.done + 1) + _BACKWARD_WORK * min(n_layers, max(0, folders.back.done + 1))
-    report.start(n_layers * (1 + _BACKWARD_WORK), done)
+    done = max(0, folders.there.done + 1) + BACKWARD_WORK * min(n_layers, max(0, folders.back.done + 1))
+    report.start(n_layers * (1 + BACKWARD_WORK), done)
     with ExitStack() as opened:
         opened.enter_context(fast_products(device_name(forward.device)))
         there = opened.enter_context(forward_pass(source, text, forward, folders.there, report.advance))
         for _ in there.layers(observe):
             give_back()
         there.states.let_go()  # the way back takes as much again, and reads files
-        sweep = replace(there.sweep, advance=lambda share: report.advance(_BACKWARD_WORK * share))
-        there = replace(there, sweep=sweep)
+        told = replace(there.execution, advance=lambda share: report.advance(BACKWARD_WORK * share))
+        there = replace(there, execution=told)
         yield opened.enter_context(backward_pass(there, folders.back, seed, forward.memory_bytes))
 
 

@@ -144,7 +144,7 @@ class Experts:
         return 3 * self.width * self.hidden_size
 
     def read(self, expert: int) -> FeedForward:
-        """Return one expert."""
+        """Read one expert."""
         names, n_experts, hidden, width = self.names, self.n_experts, self.hidden_size, self.width
         return FeedForward(
             names,
@@ -185,7 +185,7 @@ def load_experts(
     clamped: bool = False,
     limit: float | None = None,
 ) -> Experts:
-    """Return the experts of a layer with its router; of the experts, no weight is read.
+    """Read a layer's router; of its experts, no weight is read.
 
     raises  FormatError for a table of other experts
     """

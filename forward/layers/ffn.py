@@ -58,8 +58,8 @@ class FeedForward:
         """Multiplications per token."""
         return self.gate.numel() + self.up.numel() + self.down.numel()
 
-    def inner(self, x: torch.Tensor, observer: Observer, index: int = 0, n_mats: int = 1) -> torch.Tensor:
-        """Return what `down` multiplies, (n_tokens, width).
+    def gate_up(self, x: torch.Tensor, observer: Observer, index: int = 0, n_mats: int = 1) -> torch.Tensor:
+        """Multiply by gate and up, and apply the gate; return the input of `down`, (n_tokens, width).
 
         index, n_mats  the place of the block's matrices in their stacks, which `watch` is told
         """
@@ -76,24 +76,26 @@ class FeedForward:
             gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
         return silu(gate) * up
 
-    def outer(self, inner: torch.Tensor, observer: Observer, index: int = 0, n_mats: int = 1) -> torch.Tensor:
-        """Return what `down` makes of `inner`, (n_tokens, hidden_size); the rest as in `inner`."""
-        output = linear(inner, self.down, self.down_bias)
-        watch(observer, self.names.down, inner, output, index, n_mats)
+    def project_down(
+        self, gated: torch.Tensor, observer: Observer, index: int = 0, n_mats: int = 1
+    ) -> torch.Tensor:
+        """Multiply by `down`; return (n_tokens, hidden_size). index and n_mats as in `gate_up`."""
+        output = linear(gated, self.down, self.down_bias)
+        watch(observer, self.names.down, gated, output, index, n_mats)
         return output
 
     def __call__(self, x: torch.Tensor, observer: Observer) -> torch.Tensor:
         """Return the block's output for `x`, float32 (n_tokens, hidden_size)."""
-        inner = self.inner(x, observer)
+        gated = self.gate_up(x, observer)
         observer.rows((self.names.gate, self.names.up), x)
-        observer.rows((self.names.down,), inner)
-        return self.outer(inner, observer).float()
+        observer.rows((self.names.down,), gated)
+        return self.project_down(gated, observer).float()
 
 
 def load_ffn(
     load: Loader, names: BlockNames, hidden_size: int, width: int, *, limit: float | None = None
 ) -> FeedForward:
-    """Return a block made of three matrices, and biases where the model has them."""
+    """Read a block's three matrices, and biases where the model has them."""
     return FeedForward(
         names,
         load.matrix(names.gate, width, hidden_size),

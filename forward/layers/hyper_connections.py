@@ -16,8 +16,7 @@ import torch
 from torch.nn.functional import linear
 
 from forward.layers.load import Loader
-from forward.layers.norm import RMSNorm, unit_rows
-from forward.layers.residual import Passage
+from forward.layers.residual import ResidualStream, RMSNorm, unit_rows
 from forward.observe import Observer, watch
 
 
@@ -54,8 +53,8 @@ class HyperConnection:
     base: torch.Tensor
     scale: torch.Tensor
 
-    def enter(self, hidden: torch.Tensor, observer: Observer) -> Passage:
-        """Return the way past the part of one chunk's strands; see `Residual`."""
+    def enter(self, hidden: torch.Tensor, observer: Observer) -> ResidualStream:
+        """Split one chunk's strands into the part's input and what goes past it; see `Residual`."""
         sizes, n = self.sizes, self.sizes.n_strands
         flat = unit_rows(hidden, sizes.norm_eps)
         observer.rows((self.name,), flat)
@@ -66,7 +65,7 @@ class HyperConnection:
         seen, taken, mixed = (product * scale + base for product, scale, base in kinds)
         mixing = _balanced(torch.softmax(mixed.unflatten(-1, (n, n)), -1) + sizes.eps, sizes)
         strands = hidden.unflatten(-1, (n, -1))
-        return Passage(
+        return ResidualStream(
             x=_weighted_sum(strands, torch.sigmoid(seen) + sizes.eps),
             rest=torch.matmul(mixing.transpose(1, 2), strands).flatten(1),
             shares=2 * torch.sigmoid(taken),
@@ -103,14 +102,14 @@ class StrandsEnd:
     norm: RMSNorm
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return what the output matrix multiplies, float32 (n_tokens, hidden)."""
+        """Compute the output matrix's input, float32 (n_tokens, hidden)."""
         products = linear(unit_rows(hidden, self.sizes.norm_eps), self.fn)
         weights = torch.sigmoid(products * self.scale + self.base) + self.sizes.eps
         return self.norm(_weighted_sum(hidden.unflatten(-1, (self.sizes.n_strands, -1)), weights))
 
 
 def load_hyper_connection(load: Loader, name: str, sizes: StrandSizes) -> HyperConnection:
-    """Return the hyper-connection whose tensors' names begin with `name`, "blk.3.hc_attn"."""
+    """Read the hyper-connection whose tensors' names begin with `name`, "blk.3.hc_attn"."""
     n = sizes.n_strands
     return HyperConnection(
         f"{name}_fn.weight",
@@ -122,7 +121,7 @@ def load_hyper_connection(load: Loader, name: str, sizes: StrandSizes) -> HyperC
 
 
 def load_strands_end(load: Loader, sizes: StrandSizes, norm: RMSNorm) -> StrandsEnd:
-    """Return the end of a model; `norm` is the one before its output matrix."""
+    """Read the end of a model; `norm` is the one before its output matrix."""
     n = sizes.n_strands
     return StrandsEnd(
         sizes,

@@ -1,10 +1,11 @@
-"""What is done to activations besides matrix products. Each kernel makes one pass where torch makes three."""
+"""Kernels on activations besides matrix products; each makes one pass where torch makes three."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
+from forward.device import is_cpu, to_cpu, to_torch
 from quantize.simd.kernel import kernel
 from quantize.simd.tiles import read_item
 
@@ -21,7 +22,7 @@ def sums_of_squares(stack: torch.Tensor) -> torch.Tensor:
     stack  float32 or bfloat16 (n_mats, n_rows, n_cols), on any device. Matrices and rows may lie any distance
            apart, as the heads of a query do; nothing is copied as long as the columns lie side by side
     """
-    if stack.device.type != "cpu":
+    if not is_cpu(stack.device):
         return squared_by_torch(stack)
     n_mats, n_rows, n_cols = stack.shape
     out = np.zeros((n_mats, n_cols))
@@ -31,13 +32,13 @@ def sums_of_squares(stack: torch.Tensor) -> torch.Tensor:
         mat_step, row_step, _ = stack.stride()
         n_items = (n_mats - 1) * mat_step + (n_rows - 1) * row_step + n_cols
         _square(_as_items(stack.as_strided((n_items,), (1,))), mat_step, row_step, n_rows, out)
-    return torch.from_numpy(out)
+    return to_torch(out)
 
 
 def squared_by_torch(stack: torch.Tensor) -> torch.Tensor:
     """Return the same as `sums_of_squares`, computed on the stack's own device."""
     blocks = [rows.float().square().sum(1) for rows in stack.split(_ROWS, 1)]
-    return torch.stack(blocks).sum(0, dtype=torch.float64).cpu()
+    return to_cpu(torch.stack(blocks).sum(0, dtype=torch.float64))
 
 
 def add_weighted(

@@ -1,4 +1,4 @@
-"""Activations rounded as llama.cpp's CPU kernels do, for who wants its numbers rather than the file's own.
+"""Rounds activations as llama.cpp's CPU kernels do, to reproduce its numbers rather than the file's own.
 
 Before it multiplies a quantized matrix, llama.cpp rounds the activations to 8 bits, in the blocks that the
 matrix's type asks for (vec_dot_type in ggml-cpu.c):
@@ -113,7 +113,7 @@ class AttentionRounding:
 
 
 def rounding_of(type_: GGMLType) -> Rounding | None:
-    """Return how activations are rounded for a matrix of a type; None: not at all.
+    """Look up how activations are rounded for a matrix of a type; None: not at all.
 
     raises  BadRequest for a type that llama.cpp does not have
     """
@@ -152,3 +152,8 @@ class RoundingMatrix(torch.Tensor):
         if isinstance(result, torch.Tensor) and result.dim() > 1:
             return cls.of(result, first.rounding)
         return result
+
+
+def without_rounding(matrix: torch.Tensor) -> torch.Tensor:
+    """View a matrix as one that rounds nothing."""
+    return matrix.as_subclass(torch.Tensor)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import torch
 
+from forward.device import to_torch
 from forward.layers.llama_rounding import Rounding, RoundingMatrix, rounding_of
 from forward.layers.shared_weights import SharedWeights
 from gguf_tools.errors import FormatError, MissingTensor, ShapeError
@@ -31,8 +31,9 @@ class Loader:
     tensors     GGUF name -> tensor, unread
     device      where the weights are wanted
     dtype       the type that matrices are multiplied in, float32 or bfloat16; vectors and routers are float32
-    rounds      whether matrices round what they multiply as llama.cpp's kernels do
+    llama_rounding  whether matrices round what they multiply as llama.cpp's kernels do
     half_cache  whether attention rounds to F16 what llama.cpp's cache holds
+    splits_kv_b     whether attn_kv_b stands for the attn_k_b and attn_v_b that a converter makes of it
     shared      what models that are computed in step decode for each other; None: nothing
     """
 
@@ -40,8 +41,9 @@ class Loader:
     tensors: Mapping[str, SourceTensor]
     device: torch.device
     dtype: torch.dtype
-    rounds: bool = False
+    llama_rounding: bool = False
     half_cache: bool = False
+    splits_kv_b: bool = False
     shared: SharedWeights | None = None
 
     def tensor(self, name: str) -> SourceTensor:
@@ -93,7 +95,7 @@ class Loader:
                 f"{self.path}: {name}: has numbers from {numbers.min()} to {numbers.max()},"
                 f" expected 0 to {limit - 1}"
             )
-        return torch.from_numpy(numbers.astype(np.int64)).to(self.device)
+        return to_torch(numbers.astype(np.int64), self.device)
 
     def stacked(self, name: str, index: int, n_mats: int, n_rows: int, n_cols: int) -> torch.Tensor:
         """Return one matrix, (n_rows, n_cols), of a stack of n_mats."""
@@ -118,19 +120,19 @@ class Loader:
         return decode() if self.shared is None else self.shared.rows(tensor, start, stop, self.dtype, decode)
 
     def rounding(self, tensor: SourceTensor) -> Rounding | None:
-        """Return what a matrix does to what it multiplies; None: nothing."""
-        return rounding_of(tensor.type) if self.rounds else None
+        """Find how a matrix rounds what it multiplies; None: not at all."""
+        return rounding_of(tensor.type) if self.llama_rounding else None
 
     def rows(self, tensor: SourceTensor, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
         """Return rows `start` to `stop` of a tensor, (stop - start, n_cols)."""
         if tensor.type == BF16 and dtype == torch.bfloat16:
-            return as_torch(tensor.read_rows(start, stop)).to(self.device)
+            return to_torch(tensor.read_rows(start, stop), self.device)
         n_cols = tensor.shape[-1]
         step = max(1, _RUN_BYTES // (4 * n_cols))
         out = torch.empty((stop - start, n_cols), dtype=dtype, device=self.device)
         for at in range(start, stop, step):
             end = min(stop, at + step)
-            out[at - start : end - start] = as_torch(tensor.read_rows(at, end))
+            out[at - start : end - start] = to_torch(tensor.read_rows(at, end))
         return out
 
     def picked_rows(self, name: str, wanted: Iterable[int]) -> torch.Tensor:
@@ -140,15 +142,6 @@ class Loader:
         breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
         runs = np.split(numbers, breaks) if numbers.size else []
         return torch.cat([self.rows(tensor, int(run[0]), int(run[-1]) + 1, torch.float32) for run in runs])
-
-
-def as_torch(rows: np.ndarray) -> torch.Tensor:
-    """Return an array of float32, float16 or bfloat16 as a tensor of the same dtype."""
-    if not rows.flags.writeable:
-        rows = rows.copy()
-    if rows.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(rows)
 
 
 def _shown(shape: tuple[int, ...]) -> str:

@@ -15,6 +15,8 @@ from functools import cache
 
 import torch
 
+from forward.device import is_cpu
+
 _CACHES = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"
 """Environment variables of oneDNN and of torch: how many kernels each keeps. The default is 1024."""
 
@@ -27,14 +29,14 @@ _PROBE = 256
 
 
 @contextmanager
-def fast_products(device: str) -> Iterator[None]:
+def fast_products(device: torch.device | str) -> Iterator[None]:
     """Have the faster library multiply while the context is open; sums may differ in their last digits.
 
     device  a torch device; all but the CPU stay as they are
     """
     for name in _CACHES:
         os.environ.setdefault(name, str(_KEPT))  # looked up at the first product
-    if torch.device(device).type != "cpu" or not _is_exact():
+    if not is_cpu(device) or not _is_exact():
         yield
         return
     with _told("medium"):

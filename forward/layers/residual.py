@@ -1,4 +1,4 @@
-"""What goes around a part of a layer: hidden states on their way past it, and what comes out joins them.
+"""What goes around a part of a layer: a norm before it, and hidden states that its output joins.
 
 In most models the part sees the hidden states, and its output is added to them. Others carry several strands
 of hidden states side by side, and mix them on the way in and out (forward/layers/hyper_connections.py).
@@ -15,7 +15,27 @@ from forward.observe import Observer
 
 
 @dataclass(frozen=True)
-class Passage:
+class RMSNorm:
+    """A norm with its weight, float32 (n_cols,)."""
+
+    weight: torch.Tensor
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Scale the rows of `x` to a mean square of one and by the weight; computed in float32."""
+        return unit_rows(x, self.eps).mul_(self.weight)
+
+
+def unit_rows(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """Scale the rows of `x` to a mean square of one, float32."""
+    x = x.float()
+    # What a differentiated pass keeps of the first two is their results, so those are not overwritten.
+    mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square().div_(x.shape[-1])
+    return x * mean_square.add_(eps).rsqrt_()
+
+
+@dataclass(frozen=True)
+class ResidualStream:
     """A chunk's hidden states while a part of the layer is at work.
 
     x       float32 (n_tokens, hidden_size): what the part sees, before its norm
@@ -29,11 +49,11 @@ class Passage:
     shares: torch.Tensor | None = None
 
     def joined(self, output: torch.Tensor) -> torch.Tensor:
-        """Return the hidden states with the part's output, (n_tokens, hidden_size), which is used up."""
+        """Add the part's output, (n_tokens, hidden_size), to the hidden states; the output is used up."""
         return joined(self.rest, output, self.shares)
 
     def spread(self, weights: torch.Tensor) -> torch.Tensor:
-        """Return by what each of some outputs is multiplied for every strand.
+        """Multiply the weights of some outputs by the shares of every strand.
 
         weights  (n_tokens, n_outputs): what each is multiplied by as a part of the whole output
         returns  (n_tokens, n_outputs, n_strands); `weights` themselves for one strand
@@ -42,7 +62,7 @@ class Passage:
 
 
 def joined(rest: torch.Tensor, output: torch.Tensor, shares: torch.Tensor | None) -> torch.Tensor:
-    """Return hidden states with a part's output; see `Passage`. The output is used up.
+    """Add a part's output to hidden states; see `ResidualStream`. The output is used up.
 
     Columns behind those of the output stay as they are.
     """
@@ -57,16 +77,19 @@ def joined(rest: torch.Tensor, output: torch.Tensor, shares: torch.Tensor | None
 class Residual(Protocol):
     """How hidden states go past a part of a layer."""
 
-    def enter(self, hidden: torch.Tensor, observer: Observer) -> Passage:
-        """Return the way past the part of one chunk's hidden states, (n_tokens, n_strands * hidden_size)."""
+    def enter(self, hidden: torch.Tensor, observer: Observer) -> ResidualStream:
+        """Split one chunk's hidden states into the part's input and the rest.
+
+        hidden  (n_tokens, n_strands * hidden_size)
+        """
         ...
 
 
 class Plain:
     """One strand: the part sees it, and its output is added."""
 
-    def enter(self, hidden: torch.Tensor, observer: Observer) -> Passage:
-        return Passage(hidden, hidden)
+    def enter(self, hidden: torch.Tensor, observer: Observer) -> ResidualStream:
+        return ResidualStream(hidden, hidden)
 
 
 PLAIN = Plain()
@@ -74,7 +97,7 @@ PLAIN = Plain()
 
 
 @dataclass(frozen=True)
-class Apart:
+class WithSidecar:
     """One strand of `n_cols` columns, behind it numbers that layers hand on; the part sees the strand alone.
 
     GLM-5.2 has layers that attend to the positions that a layer before them has chosen. Their numbers stand
@@ -84,6 +107,6 @@ class Apart:
 
     n_cols: int
 
-    def enter(self, hidden: torch.Tensor, observer: Observer) -> Passage:
-        """Return the way past the part of one chunk's columns, (n_tokens, n_cols + n_handed)."""
-        return Passage(hidden[:, : self.n_cols], hidden)
+    def enter(self, hidden: torch.Tensor, observer: Observer) -> ResidualStream:
+        """Split one chunk's columns, (n_tokens, n_cols + n_handed)."""
+        return ResidualStream(hidden[:, : self.n_cols], hidden)

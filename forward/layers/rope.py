@@ -14,23 +14,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-
-@dataclass(frozen=True)
-class Yarn:
-    """How YaRN stretches frequencies.
-
-    factor                how much longer the context has become
-    original_context      its length before, in tokens
-    beta_fast, beta_slow  turns within the original context: above the first a frequency stays, below the
-                          second it is slowed down by the whole factor
-    truncate              whether the ramp between the two begins and ends at whole pairs
-    """
-
-    factor: float
-    original_context: int
-    beta_fast: float
-    beta_slow: float
-    truncate: bool = True
+from convert.architectures.decoder.rope import Yarn
+from forward.device import to_cpu
 
 
 @dataclass(frozen=True)
@@ -59,7 +44,7 @@ class Rope:
         exponents = torch.arange(0, self.n_cols, 2, dtype=torch.float32) / self.n_cols
         plain = 1.0 / self.theta**exponents
         if self.divisors is not None:
-            plain = plain / self.divisors.cpu()
+            plain = plain / to_cpu(self.divisors)
         if self.slowed != 1.0:
             plain = plain / self.slowed
         if self.yarn is None:
@@ -101,16 +86,11 @@ class Rotation:
         return replace(self, turns=self.turns.conj().resolve_conj())
 
 
-def attention_factor(factor: float, weight: float) -> float:
-    """Return how much sharper YaRN makes attention: 0.1 * weight * ln(factor) + 1, never below 1."""
-    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-
 def _share_slowed(yarn: Yarn, n_cols: int, theta: float) -> torch.Tensor:
-    """Return how far each pair is slowed down, 0 to 1: a ramp between two pairs."""
+    """Compute how far each pair is slowed down, 0 to 1: a ramp between two pairs."""
 
     def pair_that_turns(times: float) -> float:
-        """Return which pair turns so many times in the original context."""
+        """Find the pair that turns so many times in the original context."""
         return n_cols * math.log(yarn.original_context / (times * 2 * math.pi)) / (2 * math.log(theta))
 
     start, end = pair_that_turns(yarn.beta_fast), pair_that_turns(yarn.beta_slow)

@@ -94,5 +94,5 @@ class SharedWeights:
 
 
 def _kind(tensor: SourceTensor) -> tuple[str, str, tuple[int, ...]]:
-    """Return what tensors have in common that may be the same bytes."""
+    """Name, type and shape, which are alike for tensors that may be the same bytes."""
     return tensor.name, tensor.type.name, tensor.shape

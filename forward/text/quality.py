@@ -116,7 +116,7 @@ class TextQuality:
 
 
 def judge(text: Text) -> TextQuality:
-    """Return what the tokens of a text say about it."""
+    """Judge a text by its tokens."""
     tokens = text.tokens.ravel()
     return TextQuality(
         n_tokens=tokens.size,
@@ -153,7 +153,7 @@ def _entropy(values: npt.NDArray[np.integer[Any]]) -> float:
 
 
 def _copied(tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return which tokens are in a passage of PASSAGE tokens that stood in the text before, bool (n,)."""
+    """Find the tokens in a passage of PASSAGE tokens that stood in the text before, bool (n,)."""
     if tokens.size < PASSAGE:
         return np.zeros(tokens.size, np.bool_)
     hashes, length = tokens.astype(np.uint64), 1
@@ -176,7 +176,7 @@ def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _order(tokens: npt.NDArray[np.int64]) -> float:
-    """Return how much less varied pairs of neighbours are than those of the shuffled tokens, in bits."""
+    """Measure how much less varied pairs of neighbours are than those of the shuffled tokens, in bits."""
     shuffled = np.random.default_rng(0).permutation(tokens)
     return _entropy(_pairs(shuffled)) - _entropy(_pairs(tokens))
 

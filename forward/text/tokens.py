@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -72,17 +72,8 @@ class Cut:
     parse_special: bool = False
 
 
-class CutChoices(TypedDict, total=False):
-    """The fields of Cut as keyword arguments."""
-
-    chunk_size: int
-    from_chunk: int
-    n_chunks: int | None
-    parse_special: bool
-
-
 def read_text(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:
-    """Return the chunks of the text in a file.
+    """Read a file's text and cut it into chunks of tokens.
 
     vocab       the keys tokenizer.*
     vocab_size  rows of the embedding
@@ -98,7 +89,7 @@ def read_text(path: Path, vocab: Metadata, vocab_size: int, cut: Cut) -> Text:
 
 
 def cut_into_chunks(ids: list[int], bos: int | None, vocab_size: int, cut: Cut, name: str) -> Text:
-    """Return token ids in chunks; `name` is the text's, for messages.
+    """Cut token ids into chunks; `name` is the text's, for messages.
 
     raises  BadRequest when there is no whole chunk, or a token outside the vocabulary
     """

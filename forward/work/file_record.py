@@ -78,7 +78,7 @@ class FileRecord:
         self._log.sync()
 
     def fits(self, name: str, seal: Seal) -> bool:
-        """Return whether a file is as its line says; it is read once."""
+        """Compare a file with its line; it is read once."""
         if name not in self._known:
             self._known[name] = seal_of(self._folder / name)
         return self._known[name] == seal
@@ -106,7 +106,7 @@ class FileRecord:
 
 
 def is_marked(folder: Path, kind: str) -> bool:
-    """Return whether a folder has a record of that kind."""
+    """Tell whether a folder has a record of that kind."""
     try:
         start = read_own(folder / RECORD, 1 << 10)
     except OSError:
@@ -115,7 +115,7 @@ def is_marked(folder: Path, kind: str) -> bool:
 
 
 def begins_mark(path: Path, kind: str) -> bool:
-    """Return whether a file is the beginning of a record of that kind, and has nothing but its mark."""
+    """Tell whether a file is the beginning of a record of that kind, and has nothing but its mark."""
     try:
         return line_of({MARK: kind}).startswith(read_own(path, 1 << 10))
     except OSError:

@@ -1,18 +1,25 @@
-"""Folders that runs fill, empty and remove: only those that carry our mark, and of their files only ours."""
+"""Folders that runs fill, empty and remove: only those that carry our mark, and of their files only ours.
+
+Files are written as a whole and brought to the disk; arrays go into them by name.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import numpy as np
+
+from forward.observe import Arrays
 from forward.work.file_record import MARK, RECORD, begins_mark, is_marked
 from gguf_tools.errors import BadRequest, OutputError
 from gguf_tools.system.lock_files import LOCK_SUFFIX
-from gguf_tools.system.own_files import read_own
+from gguf_tools.system.own_files import open_own, read_own
 
 
 @dataclass(frozen=True)
@@ -34,11 +41,11 @@ class FolderKind:
         return {MARK: self.kind}
 
     def is_ours(self, folder: Path) -> bool:
-        """Return whether a folder carries the mark."""
+        """Tell whether a folder carries the mark."""
         return is_marked(folder, self.kind) or self.read_about(folder) is not None
 
     def read_about(self, folder: Path) -> dict[str, Any] | None:
-        """Return what the JSON file says; None where it is missing, damaged or somebody else's."""
+        """Read the JSON file; None where it is missing, damaged or somebody else's."""
         try:
             data = json.loads(read_own(folder / self.about))
         except (OSError, ValueError, RecursionError):
@@ -62,7 +69,7 @@ class FolderKind:
 
 
     def _may_be_left(self, path: Path) -> bool:
-        """Return whether a file may have been left by a run that had not set the mark yet."""
+        """Tell whether a file may have been left by a run that had not set the mark yet."""
         if path.name.endswith(LOCK_SUFFIX) and self.names.fullmatch(path.name[: -len(LOCK_SUFFIX)]):
             return True
         if path.name == RECORD:
@@ -86,3 +93,34 @@ def remove_files(folder: Path, names: re.Pattern[str], but: str = "") -> None:
                 path.unlink()
             except OSError as error:
                 raise OutputError(f"{path}: can't be removed ({error.strerror})") from error
+
+
+def write_whole_of(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Have `write` fill a file anew, and bring it to the disk.
+
+    raises  OutputError when it can't be written, or is a link
+    """
+    try:
+        with os.fdopen(open_own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OutputError(f"{path}: can't be written ({error.strerror})") from error
+
+
+def save_arrays(path: Path, arrays: Arrays) -> None:
+    """Write arrays to a file, and bring it to the disk; raises OutputError."""
+    write_whole_of(path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
+
+
+def load_arrays(path: Path) -> Arrays:
+    """Return the arrays of a file that was whole when the run began.
+
+    raises  OutputError for a file that another program has changed meanwhile
+    """
+    try:
+        with np.load(path) as stored:
+            return dict(stored)
+    except Exception as error:  # numpy and zipfile raise all sorts
+        raise OutputError(f"{path}: can't be read ({error}); was it changed meanwhile?") from error

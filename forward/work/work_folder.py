@@ -24,13 +24,18 @@ import sys
 from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from forward.observe import Arrays
-from forward.work.array_files import load_arrays, save_arrays, write_whole_of
 from forward.work.file_record import RECORD, Entry, FileRecord
-from forward.work.owned_folder import FolderKind, files_of, remove_files
+from forward.work.owned_folder import (
+    FolderKind,
+    files_of,
+    load_arrays,
+    remove_files,
+    save_arrays,
+    write_whole_of,
+)
 from gguf_tools.errors import BadRequest, OutputError, ToolkitError
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.files.run_lock import Refusals, lock_run
@@ -119,14 +124,12 @@ class WorkFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._record.close()
         self._run_lock.close()
 
     def hidden_path(self, layer: int) -> Path:
-        """Return where the hidden states after `layer` are."""
+        """The file of the hidden states after `layer`."""
         return self.folder / (f"hidden.{layer + 1:05d}" if self._keep_all else f"hidden.{layer % 2}")
 
     @property
@@ -153,7 +156,7 @@ class WorkFolder:
         self.done = layer
 
     def arrays(self, layer: int) -> Arrays:
-        """Return what was kept of `layer`.
+        """Load what was kept of `layer`.
 
         raises  OutputError for a file that another program has changed meanwhile
         """
@@ -195,7 +198,7 @@ class WorkFolder:
         return last, damaged
 
     def _damaged(self, entry: Entry, *, latest: bool) -> list[str]:
-        """Return which files of a layer are not as they were.
+        """List the files of a layer that are not as they were written.
 
         latest  look at the states that later layers overwrite, instead of what stays
         """
@@ -224,7 +227,7 @@ def _by_layer(entries: Iterable[Entry]) -> dict[int, Entry]:
 
 
 def _refusals(folder: Path) -> Refusals:
-    """Return how a work folder refuses."""
+    """The messages with which a work folder refuses."""
     return Refusals(
         unwritable=lambda reason: OutputError(f"{folder}: can't be written ({reason})"),
         taken=lambda: BadRequest(f"{folder}: another run is writing this output"),
@@ -236,7 +239,7 @@ def _refusals(folder: Path) -> Refusals:
 
 
 def is_unfinished(output: Path) -> bool:
-    """Return whether a run for `output` has left its work folder, or what is left of removing it."""
+    """Tell whether a run for `output` has left its work folder, or a part of it."""
     folder = _folder_of(output)
     try:
         _KIND.refuse_foreign(folder)

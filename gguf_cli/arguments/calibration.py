@@ -65,7 +65,7 @@ class Divergence:
 
     def refuse(self, run: Run) -> None:
         """Raise BadRequest, before a weight is read, for a text that can't be used."""
-        from calibrate.early import refuse_text
+        from calibrate.plan import refuse_text
 
         refuse_text(self.text, self.options.cut, run.preparation, measured=True)
 
@@ -95,7 +95,7 @@ def read_calibration(args: argparse.Namespace) -> Calibration | None:
     """Return the calibration that the arguments ask for; None without --calibrate."""
     if args.calibrate is None:
         return None
-    from forward.device import require_torch
+    from forward.options import require_torch
 
     require_torch("--calibrate")
     from calibrate.calibration import Calibration
@@ -104,7 +104,7 @@ def read_calibration(args: argparse.Namespace) -> Calibration | None:
         args.calibrate,
         cut=cut_of(args),
         sequential=not args.no_sequential,
-        two_sided=not args.one_sided,
+        method="one-sided" if args.one_sided else "two-sided",
         embedding=not args.no_embedding,
         any_text=args.force,
         forward=calibration_forward(args),

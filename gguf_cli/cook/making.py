@@ -8,16 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from calibrate.calibration import Calibration
-from calibrate.size.solve import SizeRequest, size_mixture
+from calibrate.size.solve import SizeRequest, nearest_recipe, size_mixture
 from convert.options import ConvertOptions
 from convert.pipeline import plan_run as plan_folder
 from gguf_cli.cook.request import CookRequest, WantedFile
 from gguf_tools.errors import BadRequest
-from gguf_tools.format.ggml_types import by_name
 from quantize.options import QuantizeOptions
 from quantize.pipeline import plan_run as plan_file
 from quantize.plan.recipe_files import Mixture, find_mixture
-from quantize.plan.recipes import RECIPES
 from quantize.plan.sensitivities import read_sensitivities
 from quantize.progress import ProgressBar
 from quantize.run import Run, execute_together
@@ -103,6 +101,5 @@ def _stand_in(request: CookRequest, wanted: WantedFile) -> Mixture:
             bits = 8 * wanted.size.amount / sum(info.n_elems for info in run.preparation.plan.infos)
     if not 0 < bits < 32:
         raise BadRequest(f"{wanted.label}: {bits:.1f} bits per weight, expected a size between 1 and 16")
-    mixed = [recipe for recipe in RECIPES.values() if recipe.rules and recipe.default is not None]
-    nearest = min(mixed, key=lambda recipe: abs(by_name(recipe.default or "").bits_per_weight - bits))
+    nearest = nearest_recipe(bits)
     return Mixture(nearest.name, nearest)

@@ -12,17 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from calibrate.choices import Choices
 from calibrate.coverage import Coverage
 from calibrate.estimate import Work, calibration_seconds, flops_per_second, time_text
-from calibrate.footprint import Shapes, heads_of
-from forward.device import require_torch
+from calibrate.footprint import Shapes
+from calibrate.options import CalibrationOptions
+from forward.gradients.forward_backward import BACKWARD_WORK
+from forward.options import require_torch
 from forward.text.tokens import Text
 from gguf_cli.cook.making import plans
 from gguf_cli.cook.request import CookRequest
 from gguf_cli.cook.run import refuse
 from gguf_cli.cook.steps import SUMS_NAME, losses_of, matrix_of, report_of
-from gguf_tools.format import keys
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.system.locks import usable_cores
 from gguf_tools.text import size_text, table
@@ -35,9 +35,6 @@ _RATES = (("IQ1", 70e6), ("IQ2", 30e6), ("IQ3", 28e6), ("Q", 100e6), ("IQ4", 250
 2026-11-21, with importances."""
 
 _OTHER_RATE = 2e9
-_BACKWARD = 4
-"""Cost of a pass back through the model, in forward passes."""
-
 _HASH_RATE = 1e9
 """Bytes a second that are hashed for the checksums."""
 
@@ -87,10 +84,9 @@ def _lines(request: CookRequest, runs: Mapping[str, Run]) -> list[_Line]:
     first = next(iter(runs.values())).preparation
     metadata, infos = first.outputs[0].layout.metadata, first.plan.infos
     coverage = Coverage.of(request.source, metadata, infos)
-    used = metadata.get(keys.EXPERT_USED_COUNT.format(arch=metadata[keys.ARCHITECTURE].data))
-    shapes = Shapes(coverage.network, infos, (), 1 if used is None else used.data, heads_of(metadata))
+    shapes = Shapes.of(coverage.network, infos, (), metadata)
     speed = flops_per_second()
-    text = Choices(request.text, request.cut).read(metadata, coverage)
+    text = CalibrationOptions(request.text, request.cut).read(metadata, coverage)
     forward = _forward_seconds(request, shapes, text, speed)
     lines = []
     matrix = matrix_of(request)
@@ -98,7 +94,7 @@ def _lines(request: CookRequest, runs: Mapping[str, Run]) -> list[_Line]:
         lines.append(_Line("importances", matrix, _matrix_bytes(infos), forward))
     if request.has_sizes:
         n_bytes = 800 * len(infos)
-        lines.append(_Line("losses", losses_of(request), n_bytes, (1 + _BACKWARD) * forward))
+        lines.append(_Line("losses", losses_of(request), n_bytes, (1 + BACKWARD_WORK) * forward))
     for each in request.wanted:
         preparation = runs[each.label].preparation
         seconds = _making_seconds(request, preparation, shapes, text, speed)
@@ -108,7 +104,7 @@ def _lines(request: CookRequest, runs: Mapping[str, Run]) -> list[_Line]:
             n_bytes = int(each.size.amount * (n_weights / 8 if each.size.kind == "bpw" else 1))
         lines.append(_Line(each.label, request.output(each), n_bytes, seconds, is_exact))
     if request.held_out is not None:
-        held_out = Choices(request.held_out, request.held_out_cut).read(metadata, coverage)
+        held_out = CalibrationOptions(request.held_out, request.held_out_cut).read(metadata, coverage)
         seconds = _forward_seconds(request, shapes, held_out, speed) * (1 + len(request.wanted))
         lines.append(_Line("divergence", report_of(request)[0], 1 << 20, seconds))
     lines.append(_Line("card", request.folder / "README.md", 4096, 0.0))
@@ -125,7 +121,7 @@ def _making_seconds(
     if not request.calibrate:
         return sum(info.n_elems / _rate(info) for info in plan.infos) / n_threads
     made = [each for each in plan.infos if layer_of(each.name) is not None and len(each.shape) > 1]
-    choices = Choices(request.text, request.cut, forward=request.forward)
+    choices = CalibrationOptions(request.text, request.cut, forward=request.forward)
     shapes = replace(shapes, infos=plan.infos, made=made)
     return calibration_seconds(choices, shapes, text, n_threads, speed)
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from calibrate.early import refuse_text
+from calibrate.plan import refuse_text
 from forward.gradients.forward_backward import forget_folders as forget_both_ways
 from forward.work.work_folder import forget
 from gguf_cli.cook.making import make_files, plans

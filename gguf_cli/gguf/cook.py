@@ -79,7 +79,7 @@ def add_to(commands: command.Subcommands, text: str) -> None:
 
 
 def cook(args: argparse.Namespace) -> None:
-    from forward.device import require_torch
+    from forward.options import require_torch
     from gguf_cli.cook.plan import plan_lines
     from gguf_cli.cook.run import cook
 

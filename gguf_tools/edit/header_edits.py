@@ -14,7 +14,7 @@ from typing import Any, Literal
 from gguf_tools.edit.assignments import Assignment, parse_value
 from gguf_tools.errors import BadRequest
 from gguf_tools.format import keys
-from gguf_tools.format.key_kinds import expected_kinds
+from gguf_tools.format.hparams import architecture_of
 from gguf_tools.format.shards import SPLIT_KEYS
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import printable, value_text
@@ -153,15 +153,10 @@ def _type_name(metadata: Metadata, assignment: Assignment) -> str:
         return assignment.type_name
     if key in metadata:
         return metadata[key].type_name
-    expected = expected_kinds(key, _architecture(metadata))
+    expected = keys.expected_kinds(key, architecture_of(metadata) or "")
     if not expected:
         raise BadRequest(f"key {key!r} is new: say its type, as in {key}=str:{assignment.text[:20]}")
     return expected[0]
-
-
-def _architecture(metadata: Metadata) -> str:
-    value = metadata.get(keys.ARCHITECTURE)
-    return value.data if value is not None and isinstance(value.data, str) else ""
 
 
 def _refuse_split_key(key: str) -> None:
@@ -171,7 +166,7 @@ def _refuse_split_key(key: str) -> None:
 
 def _refuse_other_kind(metadata: Metadata, key: str, value: Value) -> None:
     """Raise unless the value has the type that llama.cpp expects or, for other keys, the type of before."""
-    expected = expected_kinds(key, _architecture(metadata))
+    expected = keys.expected_kinds(key, architecture_of(metadata) or "")
     reader = "llama.cpp reads"
     if not expected and key in metadata:
         expected = (metadata[key].type_name,)
@@ -184,7 +179,7 @@ def _refuse_other_kind(metadata: Metadata, key: str, value: Value) -> None:
 
 
 def _refuse_other_architecture(metadata: Metadata, key: str, value: Value) -> None:
-    old = _architecture(metadata)
+    old = architecture_of(metadata) or ""
     if key != keys.ARCHITECTURE or value.data == old:
         return
     unread = next((name for name in metadata if name.startswith(old + ".")), None)

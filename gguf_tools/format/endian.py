@@ -11,47 +11,26 @@ IQ types) are read through casts, and no big-endian file exists that would settl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from gguf_tools.errors import FormatError
+from gguf_tools.format.block_layouts import LAYOUTS
 from gguf_tools.format.ggml_types import GGMLType
 
 if TYPE_CHECKING:
     import numpy as np
 
-#: (offset, size) of the numbers in a block, by type name.
-_NUMBERS: Mapping[str, tuple[tuple[int, int], ...]] = {
-    "F32": ((0, 4),),
-    "F16": ((0, 2),),
-    "BF16": ((0, 2),),
-    "F64": ((0, 8),),
-    "I8": (),
-    "I16": ((0, 2),),
-    "I32": ((0, 4),),
-    "I64": ((0, 8),),
-    "Q4_0": ((0, 2),),
-    "Q4_1": ((0, 2), (2, 2)),
-    "Q5_0": ((0, 2), (2, 4)),
-    "Q5_1": ((0, 2), (2, 2), (4, 4)),
-    "Q8_0": ((0, 2),),
-    "Q2_K": ((80, 2), (82, 2)),
-    "Q4_K": ((0, 2), (2, 2)),
-    "Q5_K": ((0, 2), (2, 2)),
-    "Q6_K": ((208, 2),),
-    "IQ4_NL": ((0, 2),),
-    "TQ1_0": ((52, 2),),
-    "TQ2_0": ((64, 2),),
-    "MXFP4": (),
-    "NVFP4": (),
-    "Q1_0": ((0, 2),),
-    "Q2_0": ((0, 2),),
-}
+_SWAPPED = frozenset(
+    {
+        "F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0",
+        "Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "Q1_0", "Q2_0",
+    }
+)  # fmt: skip
 
 
 def can_swap(type_: GGMLType) -> bool:
     """Whether `swap_bytes` knows this type."""
-    return type_.name in _NUMBERS
+    return type_.name in _SWAPPED
 
 
 def swap_bytes(type_: GGMLType, data: np.ndarray) -> np.ndarray:
@@ -65,6 +44,8 @@ def swap_bytes(type_: GGMLType, data: np.ndarray) -> np.ndarray:
         raise FormatError(f"{type_.name} has no known big-endian form; use F32, F16, BF16 or Q8_0")
     swapped = data.copy()
     blocks, swapped_blocks = (array.reshape(-1, type_.block_bytes) for array in (data, swapped))
-    for offset, size in _NUMBERS[type_.name]:
-        swapped_blocks[:, offset : offset + size] = blocks[:, offset : offset + size][:, ::-1]
+    for field in (field for field in LAYOUTS[type_.name].block if field.item_bytes > 1):
+        for start in range(field.offset, field.offset + field.count * field.item_bytes, field.item_bytes):
+            number = slice(start, start + field.item_bytes)
+            swapped_blocks[:, number] = blocks[:, number][:, ::-1]
     return swapped

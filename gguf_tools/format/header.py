@@ -286,7 +286,11 @@ def check_data(header: Header, file_bytes: int, source: str) -> None:
 
 
 def encode_header(
-    metadata: Metadata, tensors: Sequence[TensorInfo], offsets: Sequence[int], *, endian: Endian = "little",
+    metadata: Metadata,
+    tensors: Sequence[TensorInfo],
+    offsets: Sequence[int],
+    *,
+    endian: Endian = "little",
     version: int = VERSION,
 ) -> bytes:
     """Return the bytes of a header, without the padding after it.

@@ -9,7 +9,7 @@ refuses a model without others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -57,8 +57,21 @@ _FLAGS = _Kind("true or false for each layer", _are_flags)
 _TEXT = _Kind("a string", lambda data: isinstance(data, str))
 
 
-def _key(template: str, kind: _Kind) -> Any:
-    """Return a field that is read from the key `template`."""
+_KINDS: Mapping[str, _Kind] = {
+    "uint32": _SIZE,
+    "array of int32": _SIZE,
+    "float32": _NUMBER,
+    "array of float32": _NUMBERS,
+    "bool": _FLAG,
+    "array of bool": _FLAGS,
+    "string": _TEXT,
+}
+"""Usual kind of a key's value -> what is read of it: any width of a number does."""
+
+
+def _key(template: str) -> Any:
+    """Return a field that is read from the key `template`, as what that key usually holds."""
+    kind = _KINDS[keys.expected_kinds(template, "")[0]]
     return field(default=None, metadata={"template": template, "kind": kind})
 
 
@@ -73,63 +86,63 @@ class HParams:
 
     architecture: str
     path: str | Path
-    block_count: Size = _key(keys.BLOCK_COUNT, _SIZE)
-    nextn_predict_layers: Size = _key(keys.NEXTN_PREDICT_LAYERS, _SIZE)
-    leading_dense_block_count: Size = _key(keys.LEADING_DENSE_BLOCK_COUNT, _SIZE)
-    vocab_size: Size = _key(keys.VOCAB_SIZE, _SIZE)
-    context_length: Size = _key(keys.CONTEXT_LENGTH, _SIZE)
-    embedding_length: Size = _key(keys.EMBEDDING_LENGTH, _SIZE)
-    embedding_length_out: Size = _key(keys.EMBEDDING_LENGTH_OUT, _SIZE)
-    feed_forward_length: Size = _key(keys.FEED_FORWARD_LENGTH, _SIZE)
+    block_count: Size = _key(keys.BLOCK_COUNT)
+    nextn_predict_layers: Size = _key(keys.NEXTN_PREDICT_LAYERS)
+    leading_dense_block_count: Size = _key(keys.LEADING_DENSE_BLOCK_COUNT)
+    vocab_size: Size = _key(keys.VOCAB_SIZE)
+    context_length: Size = _key(keys.CONTEXT_LENGTH)
+    embedding_length: Size = _key(keys.EMBEDDING_LENGTH)
+    embedding_length_out: Size = _key(keys.EMBEDDING_LENGTH_OUT)
+    feed_forward_length: Size = _key(keys.FEED_FORWARD_LENGTH)
 
-    expert_count: Size = _key(keys.EXPERT_COUNT, _SIZE)
-    expert_used_count: Size = _key(keys.EXPERT_USED_COUNT, _SIZE)
-    expert_shared_count: Size = _key(keys.EXPERT_SHARED_COUNT, _SIZE)
-    expert_feed_forward_length: Size = _key(keys.EXPERT_FEED_FORWARD_LENGTH, _SIZE)
-    expert_group_count: Size = _key(keys.EXPERT_GROUP_COUNT, _SIZE)
-    expert_group_used_count: Size = _key(keys.EXPERT_GROUP_USED_COUNT, _SIZE)
-    expert_gating_func: Size = _key(keys.EXPERT_GATING_FUNC, _SIZE)
-    expert_weights_scale: float | None = _key(keys.EXPERT_WEIGHTS_SCALE, _NUMBER)
-    expert_weights_norm: bool | None = _key(keys.EXPERT_WEIGHTS_NORM, _FLAG)
+    expert_count: Size = _key(keys.EXPERT_COUNT)
+    expert_used_count: Size = _key(keys.EXPERT_USED_COUNT)
+    expert_shared_count: Size = _key(keys.EXPERT_SHARED_COUNT)
+    expert_feed_forward_length: Size = _key(keys.EXPERT_FEED_FORWARD_LENGTH)
+    expert_group_count: Size = _key(keys.EXPERT_GROUP_COUNT)
+    expert_group_used_count: Size = _key(keys.EXPERT_GROUP_USED_COUNT)
+    expert_gating_func: Size = _key(keys.EXPERT_GATING_FUNC)
+    expert_weights_scale: float | None = _key(keys.EXPERT_WEIGHTS_SCALE)
+    expert_weights_norm: bool | None = _key(keys.EXPERT_WEIGHTS_NORM)
 
-    head_count: Size = _key(keys.HEAD_COUNT, _SIZE)
-    head_count_kv: Size = _key(keys.HEAD_COUNT_KV, _SIZE)
-    key_length: Size = _key(keys.KEY_LENGTH, _SIZE)
-    value_length: Size = _key(keys.VALUE_LENGTH, _SIZE)
-    key_length_mla: Size = _key(keys.KEY_LENGTH_MLA, _SIZE)
-    value_length_mla: Size = _key(keys.VALUE_LENGTH_MLA, _SIZE)
-    temperature_scale: float | None = _key(keys.TEMPERATURE_SCALE, _NUMBER)
-    temperature_length: Size = _key(keys.TEMPERATURE_LENGTH, _SIZE)
-    indexer_head_count: Size = _key(keys.INDEXER_HEAD_COUNT, _SIZE)
-    indexer_key_length: Size = _key(keys.INDEXER_KEY_LENGTH, _SIZE)
-    indexer_top_k: Size = _key(keys.INDEXER_TOP_K, _SIZE)
-    indexer_types: tuple[bool, ...] | None = _key(keys.INDEXER_TYPES, _FLAGS)
-    q_lora_rank: Size = _key(keys.Q_LORA_RANK, _SIZE)
-    kv_lora_rank: Size = _key(keys.KV_LORA_RANK, _SIZE)
-    layer_norm_rms_epsilon: float | None = _key(keys.LAYERNORM_RMS_EPS, _NUMBER)
+    head_count: Size = _key(keys.HEAD_COUNT)
+    head_count_kv: Size = _key(keys.HEAD_COUNT_KV)
+    key_length: Size = _key(keys.KEY_LENGTH)
+    value_length: Size = _key(keys.VALUE_LENGTH)
+    key_length_mla: Size = _key(keys.KEY_LENGTH_MLA)
+    value_length_mla: Size = _key(keys.VALUE_LENGTH_MLA)
+    temperature_scale: float | None = _key(keys.TEMPERATURE_SCALE)
+    temperature_length: Size = _key(keys.TEMPERATURE_LENGTH)
+    indexer_head_count: Size = _key(keys.INDEXER_HEAD_COUNT)
+    indexer_key_length: Size = _key(keys.INDEXER_KEY_LENGTH)
+    indexer_top_k: Size = _key(keys.INDEXER_TOP_K)
+    indexer_types: tuple[bool, ...] | None = _key(keys.INDEXER_TYPES)
+    q_lora_rank: Size = _key(keys.Q_LORA_RANK)
+    kv_lora_rank: Size = _key(keys.KV_LORA_RANK)
+    layer_norm_rms_epsilon: float | None = _key(keys.LAYERNORM_RMS_EPS)
 
-    output_group_count: Size = _key(keys.OUTPUT_GROUP_COUNT, _SIZE)
-    output_lora_rank: Size = _key(keys.OUTPUT_LORA_RANK, _SIZE)
-    compress_ratios: Size = _key(keys.COMPRESS_RATIOS, _SIZE)
-    compress_rope_freq_base: float | None = _key(keys.COMPRESS_ROPE_FREQ_BASE, _NUMBER)
-    hyper_connection_count: Size = _key(keys.HYPER_CONNECTION_COUNT, _SIZE)
-    hyper_connection_iterations: Size = _key(keys.HYPER_CONNECTION_ITERATIONS, _SIZE)
-    hyper_connection_epsilon: float | None = _key(keys.HYPER_CONNECTION_EPSILON, _NUMBER)
-    hash_layer_count: Size = _key(keys.HASH_LAYER_COUNT, _SIZE)
-    swiglu_clamp_exp: float | tuple[float, ...] | None = _key(keys.SWIGLU_CLAMP_EXP, _NUMBERS)
-    swiglu_clamp_shexp: float | tuple[float, ...] | None = _key(keys.SWIGLU_CLAMP_SHEXP, _NUMBERS)
+    output_group_count: Size = _key(keys.OUTPUT_GROUP_COUNT)
+    output_lora_rank: Size = _key(keys.OUTPUT_LORA_RANK)
+    compress_ratios: Size = _key(keys.COMPRESS_RATIOS)
+    compress_rope_freq_base: float | None = _key(keys.COMPRESS_ROPE_FREQ_BASE)
+    hyper_connection_count: Size = _key(keys.HYPER_CONNECTION_COUNT)
+    hyper_connection_iterations: Size = _key(keys.HYPER_CONNECTION_ITERATIONS)
+    hyper_connection_epsilon: float | None = _key(keys.HYPER_CONNECTION_EPSILON)
+    hash_layer_count: Size = _key(keys.HASH_LAYER_COUNT)
+    swiglu_clamp_exp: float | tuple[float, ...] | None = _key(keys.SWIGLU_CLAMP_EXP)
+    swiglu_clamp_shexp: float | tuple[float, ...] | None = _key(keys.SWIGLU_CLAMP_SHEXP)
 
-    sliding_window: Size = _key(keys.SLIDING_WINDOW, _SIZE)
-    rope_dimension_count: Size = _key(keys.ROPE_DIMENSION_COUNT, _SIZE)
-    rope_freq_base: float | None = _key(keys.ROPE_FREQ_BASE, _NUMBER)
-    rope_scaling_type: str | None = _key(keys.ROPE_SCALING_TYPE, _TEXT)
-    rope_scaling_factor: float | None = _key(keys.ROPE_SCALING_FACTOR, _NUMBER)
-    rope_scaling_original_context_length: Size = _key(keys.ROPE_SCALING_ORIG_CTX_LEN, _SIZE)
-    rope_scaling_yarn_ext_factor: float | None = _key(keys.ROPE_SCALING_YARN_EXT_FACTOR, _NUMBER)
-    rope_scaling_yarn_attn_factor: float | None = _key(keys.ROPE_SCALING_YARN_ATTN_FACTOR, _NUMBER)
-    rope_scaling_yarn_log_multiplier: float | None = _key(keys.ROPE_SCALING_YARN_LOG_MUL, _NUMBER)
-    rope_scaling_yarn_beta_fast: float | None = _key(keys.ROPE_SCALING_YARN_BETA_FAST, _NUMBER)
-    rope_scaling_yarn_beta_slow: float | None = _key(keys.ROPE_SCALING_YARN_BETA_SLOW, _NUMBER)
+    sliding_window: Size = _key(keys.SLIDING_WINDOW)
+    rope_dimension_count: Size = _key(keys.ROPE_DIMENSION_COUNT)
+    rope_freq_base: float | None = _key(keys.ROPE_FREQ_BASE)
+    rope_scaling_type: str | None = _key(keys.ROPE_SCALING_TYPE)
+    rope_scaling_factor: float | None = _key(keys.ROPE_SCALING_FACTOR)
+    rope_scaling_original_context_length: Size = _key(keys.ROPE_SCALING_ORIG_CTX_LEN)
+    rope_scaling_yarn_ext_factor: float | None = _key(keys.ROPE_SCALING_YARN_EXT_FACTOR)
+    rope_scaling_yarn_attn_factor: float | None = _key(keys.ROPE_SCALING_YARN_ATTN_FACTOR)
+    rope_scaling_yarn_log_multiplier: float | None = _key(keys.ROPE_SCALING_YARN_LOG_MUL)
+    rope_scaling_yarn_beta_fast: float | None = _key(keys.ROPE_SCALING_YARN_BETA_FAST)
+    rope_scaling_yarn_beta_slow: float | None = _key(keys.ROPE_SCALING_YARN_BETA_SLOW)
 
     def key(self, name: str) -> str:
         """Return the metadata key that a field is read from.

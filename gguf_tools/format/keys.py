@@ -1,156 +1,193 @@
-"""Names of metadata keys, as llama.cpp reads them.
+"""Metadata keys: their names, and the kinds of value that llama.cpp expects of them.
 
 Names with `{arch}` are templates: `keys.BLOCK_COUNT.format(arch="deepseek2")` is
 "deepseek2.block_count"; names with `{id}` take a number there.
+
+llama.cpp accepts exactly one kind for a key that its loader reads: an int32 where it wants a uint32 makes it
+refuse the whole model. Numbers that may differ by layer are a uint32, or an array of int32 or uint32. Keys
+that only describe the model have the kind that its converter writes.
 """
 
 from __future__ import annotations
 
-ALIGNMENT = "general.alignment"
+import re
+from collections.abc import Sequence
+
+_U32 = ("uint32",)
+_I32 = ("int32",)
+_F32 = ("float32",)
+_BOOL = ("bool",)
+_STRING = ("string",)
+_STRINGS = ("array of string",)
+_BOOLS = ("array of bool",)
+_I32S = ("array of int32", "array of uint32")
+_U32_PER_LAYER = ("uint32", "array of int32", "array of uint32")
+_F32_PER_LAYER = ("array of float32", "float32")
+
+_kinds: dict[str, tuple[str, ...]] = {}
+"""Kinds of value by key or template, the usual one first."""
+
+_only_shown: set[str] = set()
+"""Keys that no loader needs: programs show them, or fall back on something else."""
+
+
+def _loaded(key: str, kinds: tuple[str, ...]) -> str:
+    _kinds[key] = kinds
+    return key
+
+
+def _shown(key: str, kinds: tuple[str, ...]) -> str:
+    _only_shown.add(key)
+    return _loaded(key, kinds)
+
+
+ALIGNMENT = _loaded("general.alignment", _U32)
 
 # --- general: what the model is
-ARCHITECTURE = "general.architecture"
-TYPE = "general.type"
-FILE_TYPE = "general.file_type"
-QUANTIZATION_VERSION = "general.quantization_version"
-NAME = "general.name"
-AUTHOR = "general.author"
-VERSION = "general.version"
-ORGANIZATION = "general.organization"
-FINETUNE = "general.finetune"
-BASENAME = "general.basename"
-DESCRIPTION = "general.description"
-QUANTIZED_BY = "general.quantized_by"
-SIZE_LABEL = "general.size_label"
-LICENSE = "general.license"
-LICENSE_NAME = "general.license.name"
-LICENSE_LINK = "general.license.link"
-URL = "general.url"
-DOI = "general.doi"
-UUID = "general.uuid"
-REPO_URL = "general.repo_url"
-SOURCE_URL = "general.source.url"
-SOURCE_DOI = "general.source.doi"
-SOURCE_UUID = "general.source.uuid"
-SOURCE_REPO_URL = "general.source.repo_url"
-BASE_MODEL_COUNT = "general.base_model.count"
-BASE_MODEL_NAME = "general.base_model.{id}.name"
-BASE_MODEL_AUTHOR = "general.base_model.{id}.author"
-BASE_MODEL_VERSION = "general.base_model.{id}.version"
-BASE_MODEL_ORGANIZATION = "general.base_model.{id}.organization"
-BASE_MODEL_DESCRIPTION = "general.base_model.{id}.description"
-BASE_MODEL_URL = "general.base_model.{id}.url"
-BASE_MODEL_DOI = "general.base_model.{id}.doi"
-BASE_MODEL_UUID = "general.base_model.{id}.uuid"
-BASE_MODEL_REPO_URL = "general.base_model.{id}.repo_url"
-DATASET_COUNT = "general.dataset.count"
-DATASET_NAME = "general.dataset.{id}.name"
-DATASET_AUTHOR = "general.dataset.{id}.author"
-DATASET_VERSION = "general.dataset.{id}.version"
-DATASET_ORGANIZATION = "general.dataset.{id}.organization"
-DATASET_DESCRIPTION = "general.dataset.{id}.description"
-DATASET_URL = "general.dataset.{id}.url"
-DATASET_DOI = "general.dataset.{id}.doi"
-DATASET_UUID = "general.dataset.{id}.uuid"
-DATASET_REPO_URL = "general.dataset.{id}.repo_url"
-TAGS = "general.tags"
-LANGUAGES = "general.languages"
-DATASETS = "general.datasets"
-SAMPLING_SEQUENCE = "general.sampling.sequence"
-SAMPLING_TOP_K = "general.sampling.top_k"
-SAMPLING_TOP_P = "general.sampling.top_p"
-SAMPLING_MIN_P = "general.sampling.min_p"
-SAMPLING_XTC_PROBABILITY = "general.sampling.xtc_probability"
-SAMPLING_XTC_THRESHOLD = "general.sampling.xtc_threshold"
-SAMPLING_TEMP = "general.sampling.temp"
-SAMPLING_PENALTY_LAST_N = "general.sampling.penalty_last_n"
-SAMPLING_PENALTY_REPEAT = "general.sampling.penalty_repeat"
-SAMPLING_MIROSTAT = "general.sampling.mirostat"
-SAMPLING_MIROSTAT_TAU = "general.sampling.mirostat_tau"
-SAMPLING_MIROSTAT_ETA = "general.sampling.mirostat_eta"
+ARCHITECTURE = _loaded("general.architecture", _STRING)
+TYPE = _loaded("general.type", _STRING)
+FILE_TYPE = _loaded("general.file_type", _U32)
+QUANTIZATION_VERSION = _loaded("general.quantization_version", _U32)
+NAME = _loaded("general.name", _STRING)
+AUTHOR = _shown("general.author", _STRING)
+VERSION = _shown("general.version", _STRING)
+ORGANIZATION = _shown("general.organization", _STRING)
+FINETUNE = _shown("general.finetune", _STRING)
+BASENAME = _shown("general.basename", _STRING)
+DESCRIPTION = _shown("general.description", _STRING)
+QUANTIZED_BY = _shown("general.quantized_by", _STRING)
+SIZE_LABEL = _shown("general.size_label", _STRING)
+LICENSE = _shown("general.license", _STRING)
+LICENSE_NAME = _shown("general.license.name", _STRING)
+LICENSE_LINK = _shown("general.license.link", _STRING)
+URL = _shown("general.url", _STRING)
+DOI = _shown("general.doi", _STRING)
+UUID = _shown("general.uuid", _STRING)
+REPO_URL = _shown("general.repo_url", _STRING)
+SOURCE_URL = _shown("general.source.url", _STRING)
+SOURCE_DOI = _shown("general.source.doi", _STRING)
+SOURCE_UUID = _shown("general.source.uuid", _STRING)
+SOURCE_REPO_URL = _shown("general.source.repo_url", _STRING)
+BASE_MODEL_COUNT = _shown("general.base_model.count", _U32)
+BASE_MODEL_NAME = _shown("general.base_model.{id}.name", _STRING)
+BASE_MODEL_AUTHOR = _shown("general.base_model.{id}.author", _STRING)
+BASE_MODEL_VERSION = _shown("general.base_model.{id}.version", _STRING)
+BASE_MODEL_ORGANIZATION = _shown("general.base_model.{id}.organization", _STRING)
+BASE_MODEL_DESCRIPTION = _shown("general.base_model.{id}.description", _STRING)
+BASE_MODEL_URL = _shown("general.base_model.{id}.url", _STRING)
+BASE_MODEL_DOI = _shown("general.base_model.{id}.doi", _STRING)
+BASE_MODEL_UUID = _shown("general.base_model.{id}.uuid", _STRING)
+BASE_MODEL_REPO_URL = _shown("general.base_model.{id}.repo_url", _STRING)
+DATASET_COUNT = _shown("general.dataset.count", _U32)
+DATASET_NAME = _shown("general.dataset.{id}.name", _STRING)
+DATASET_AUTHOR = _shown("general.dataset.{id}.author", _STRING)
+DATASET_VERSION = _shown("general.dataset.{id}.version", _STRING)
+DATASET_ORGANIZATION = _shown("general.dataset.{id}.organization", _STRING)
+DATASET_DESCRIPTION = _shown("general.dataset.{id}.description", _STRING)
+DATASET_URL = _shown("general.dataset.{id}.url", _STRING)
+DATASET_DOI = _shown("general.dataset.{id}.doi", _STRING)
+DATASET_UUID = _shown("general.dataset.{id}.uuid", _STRING)
+DATASET_REPO_URL = _shown("general.dataset.{id}.repo_url", _STRING)
+TAGS = _shown("general.tags", _STRINGS)
+LANGUAGES = _shown("general.languages", _STRINGS)
+DATASETS = _shown("general.datasets", _STRINGS)
+SAMPLING_SEQUENCE = _shown("general.sampling.sequence", _STRING)
+SAMPLING_TOP_K = _shown("general.sampling.top_k", _I32)
+SAMPLING_TOP_P = _shown("general.sampling.top_p", _F32)
+SAMPLING_MIN_P = _shown("general.sampling.min_p", _F32)
+SAMPLING_XTC_PROBABILITY = _shown("general.sampling.xtc_probability", _F32)
+SAMPLING_XTC_THRESHOLD = _shown("general.sampling.xtc_threshold", _F32)
+SAMPLING_TEMP = _shown("general.sampling.temp", _F32)
+SAMPLING_PENALTY_LAST_N = _shown("general.sampling.penalty_last_n", _I32)
+SAMPLING_PENALTY_REPEAT = _shown("general.sampling.penalty_repeat", _F32)
+SAMPLING_MIROSTAT = _shown("general.sampling.mirostat", _I32)
+SAMPLING_MIROSTAT_TAU = _shown("general.sampling.mirostat_tau", _F32)
+SAMPLING_MIROSTAT_ETA = _shown("general.sampling.mirostat_eta", _F32)
 
 # --- hyper-parameters
-VOCAB_SIZE = "{arch}.vocab_size"
-CONTEXT_LENGTH = "{arch}.context_length"
-EMBEDDING_LENGTH = "{arch}.embedding_length"
-BLOCK_COUNT = "{arch}.block_count"
-LEADING_DENSE_BLOCK_COUNT = "{arch}.leading_dense_block_count"
-FEED_FORWARD_LENGTH = "{arch}.feed_forward_length"
-EXPERT_FEED_FORWARD_LENGTH = "{arch}.expert_feed_forward_length"
-EXPERT_COUNT = "{arch}.expert_count"
-EXPERT_USED_COUNT = "{arch}.expert_used_count"
-EXPERT_SHARED_COUNT = "{arch}.expert_shared_count"
-EXPERT_GROUP_COUNT = "{arch}.expert_group_count"
-EXPERT_GROUP_USED_COUNT = "{arch}.expert_group_used_count"
-EXPERT_WEIGHTS_SCALE = "{arch}.expert_weights_scale"
-EXPERT_WEIGHTS_NORM = "{arch}.expert_weights_norm"
-EXPERT_GATING_FUNC = "{arch}.expert_gating_func"
-NEXTN_PREDICT_LAYERS = "{arch}.nextn_predict_layers"
-HEAD_COUNT = "{arch}.attention.head_count"
-HEAD_COUNT_KV = "{arch}.attention.head_count_kv"
-KEY_LENGTH = "{arch}.attention.key_length"
-VALUE_LENGTH = "{arch}.attention.value_length"
-KEY_LENGTH_MLA = "{arch}.attention.key_length_mla"
-VALUE_LENGTH_MLA = "{arch}.attention.value_length_mla"
-TEMPERATURE_SCALE = "{arch}.attention.temperature_scale"
-TEMPERATURE_LENGTH = "{arch}.attention.temperature_length"
-INDEXER_HEAD_COUNT = "{arch}.attention.indexer.head_count"
-INDEXER_KEY_LENGTH = "{arch}.attention.indexer.key_length"
-INDEXER_TOP_K = "{arch}.attention.indexer.top_k"
-INDEXER_TYPES = "{arch}.attention.indexer.types"
-OUTPUT_GROUP_COUNT = "{arch}.attention.output_group_count"
-OUTPUT_LORA_RANK = "{arch}.attention.output_lora_rank"
-COMPRESS_RATIOS = "{arch}.attention.compress_ratios"
-COMPRESS_ROPE_FREQ_BASE = "{arch}.attention.compress_rope_freq_base"
-HYPER_CONNECTION_COUNT = "{arch}.hyper_connection.count"
-HYPER_CONNECTION_ITERATIONS = "{arch}.hyper_connection.sinkhorn_iterations"
-HYPER_CONNECTION_EPSILON = "{arch}.hyper_connection.epsilon"
-HASH_LAYER_COUNT = "{arch}.hash_layer_count"
-EMBEDDING_LENGTH_OUT = "{arch}.embedding_length_out"
-SWIGLU_CLAMP_EXP = "{arch}.swiglu_clamp_exp"
-SWIGLU_CLAMP_SHEXP = "{arch}.swiglu_clamp_shexp"
-Q_LORA_RANK = "{arch}.attention.q_lora_rank"
-KV_LORA_RANK = "{arch}.attention.kv_lora_rank"
-LAYERNORM_RMS_EPS = "{arch}.attention.layer_norm_rms_epsilon"
-SLIDING_WINDOW = "{arch}.attention.sliding_window"
-ROPE_DIMENSION_COUNT = "{arch}.rope.dimension_count"
-ROPE_FREQ_BASE = "{arch}.rope.freq_base"
-ROPE_SCALING_TYPE = "{arch}.rope.scaling.type"
-ROPE_SCALING_FACTOR = "{arch}.rope.scaling.factor"
-ROPE_SCALING_ORIG_CTX_LEN = "{arch}.rope.scaling.original_context_length"
-ROPE_SCALING_YARN_EXT_FACTOR = "{arch}.rope.scaling.yarn_ext_factor"
-ROPE_SCALING_YARN_ATTN_FACTOR = "{arch}.rope.scaling.yarn_attn_factor"
-ROPE_SCALING_YARN_LOG_MUL = "{arch}.rope.scaling.yarn_log_multiplier"
-ROPE_SCALING_YARN_BETA_FAST = "{arch}.rope.scaling.yarn_beta_fast"
-ROPE_SCALING_YARN_BETA_SLOW = "{arch}.rope.scaling.yarn_beta_slow"
+VOCAB_SIZE = _loaded("{arch}.vocab_size", _U32)
+CONTEXT_LENGTH = _loaded("{arch}.context_length", _U32)
+EMBEDDING_LENGTH = _loaded("{arch}.embedding_length", _U32)
+BLOCK_COUNT = _loaded("{arch}.block_count", _U32)
+LEADING_DENSE_BLOCK_COUNT = _loaded("{arch}.leading_dense_block_count", _U32)
+FEED_FORWARD_LENGTH = _loaded("{arch}.feed_forward_length", _U32_PER_LAYER)
+EXPERT_FEED_FORWARD_LENGTH = _loaded("{arch}.expert_feed_forward_length", _U32_PER_LAYER)
+EXPERT_COUNT = _loaded("{arch}.expert_count", _U32)
+EXPERT_USED_COUNT = _loaded("{arch}.expert_used_count", _U32_PER_LAYER)
+EXPERT_SHARED_COUNT = _loaded("{arch}.expert_shared_count", _U32)
+EXPERT_GROUP_COUNT = _loaded("{arch}.expert_group_count", _U32)
+EXPERT_GROUP_USED_COUNT = _loaded("{arch}.expert_group_used_count", _U32)
+EXPERT_WEIGHTS_SCALE = _loaded("{arch}.expert_weights_scale", _F32)
+EXPERT_WEIGHTS_NORM = _loaded("{arch}.expert_weights_norm", _BOOL)
+EXPERT_GATING_FUNC = _loaded("{arch}.expert_gating_func", _U32)
+NEXTN_PREDICT_LAYERS = _loaded("{arch}.nextn_predict_layers", _U32)
+HEAD_COUNT = _loaded("{arch}.attention.head_count", _U32_PER_LAYER)
+HEAD_COUNT_KV = _loaded("{arch}.attention.head_count_kv", _U32_PER_LAYER)
+KEY_LENGTH = _loaded("{arch}.attention.key_length", _U32)
+VALUE_LENGTH = _loaded("{arch}.attention.value_length", _U32)
+KEY_LENGTH_MLA = _loaded("{arch}.attention.key_length_mla", _U32)
+VALUE_LENGTH_MLA = _loaded("{arch}.attention.value_length_mla", _U32)
+TEMPERATURE_SCALE = _loaded("{arch}.attention.temperature_scale", _F32)
+TEMPERATURE_LENGTH = _loaded("{arch}.attention.temperature_length", _U32)
+INDEXER_HEAD_COUNT = _loaded("{arch}.attention.indexer.head_count", _U32)
+INDEXER_KEY_LENGTH = _loaded("{arch}.attention.indexer.key_length", _U32)
+INDEXER_TOP_K = _loaded("{arch}.attention.indexer.top_k", _U32)
+INDEXER_TYPES = _loaded("{arch}.attention.indexer.types", _BOOLS)
+OUTPUT_GROUP_COUNT = _loaded("{arch}.attention.output_group_count", _U32)
+OUTPUT_LORA_RANK = _loaded("{arch}.attention.output_lora_rank", _U32)
+COMPRESS_RATIOS = _loaded("{arch}.attention.compress_ratios", _I32S)
+COMPRESS_ROPE_FREQ_BASE = _loaded("{arch}.attention.compress_rope_freq_base", _F32)
+HYPER_CONNECTION_COUNT = _loaded("{arch}.hyper_connection.count", _U32)
+HYPER_CONNECTION_ITERATIONS = _loaded("{arch}.hyper_connection.sinkhorn_iterations", _U32)
+HYPER_CONNECTION_EPSILON = _loaded("{arch}.hyper_connection.epsilon", _F32)
+HASH_LAYER_COUNT = _loaded("{arch}.hash_layer_count", _U32)
+EMBEDDING_LENGTH_OUT = _loaded("{arch}.embedding_length_out", _U32)
+SWIGLU_CLAMP_EXP = _loaded("{arch}.swiglu_clamp_exp", _F32_PER_LAYER)
+SWIGLU_CLAMP_SHEXP = _loaded("{arch}.swiglu_clamp_shexp", _F32_PER_LAYER)
+Q_LORA_RANK = _loaded("{arch}.attention.q_lora_rank", _U32)
+KV_LORA_RANK = _loaded("{arch}.attention.kv_lora_rank", _U32)
+LAYERNORM_RMS_EPS = _loaded("{arch}.attention.layer_norm_rms_epsilon", _F32)
+SLIDING_WINDOW = _loaded("{arch}.attention.sliding_window", _U32)
+ROPE_DIMENSION_COUNT = _loaded("{arch}.rope.dimension_count", _U32)
+ROPE_FREQ_BASE = _loaded("{arch}.rope.freq_base", _F32)
+ROPE_SCALING_TYPE = _loaded("{arch}.rope.scaling.type", _STRING)
+ROPE_SCALING_FACTOR = _loaded("{arch}.rope.scaling.factor", _F32)
+ROPE_SCALING_ORIG_CTX_LEN = _loaded("{arch}.rope.scaling.original_context_length", _U32)
+ROPE_SCALING_YARN_EXT_FACTOR = _loaded("{arch}.rope.scaling.yarn_ext_factor", _F32)
+ROPE_SCALING_YARN_ATTN_FACTOR = _loaded("{arch}.rope.scaling.yarn_attn_factor", _F32)
+ROPE_SCALING_YARN_LOG_MUL = _loaded("{arch}.rope.scaling.yarn_log_multiplier", _F32)
+ROPE_SCALING_YARN_BETA_FAST = _loaded("{arch}.rope.scaling.yarn_beta_fast", _F32)
+ROPE_SCALING_YARN_BETA_SLOW = _loaded("{arch}.rope.scaling.yarn_beta_slow", _F32)
 
 # --- tokenizer
-TOKENIZER_MODEL = "tokenizer.ggml.model"
-TOKENIZER_PRE = "tokenizer.ggml.pre"
-TOKENIZER_TOKENS = "tokenizer.ggml.tokens"
-TOKENIZER_TOKEN_TYPE = "tokenizer.ggml.token_type"
-TOKENIZER_SCORES = "tokenizer.ggml.scores"
-TOKENIZER_MERGES = "tokenizer.ggml.merges"
-TOKENIZER_BOS_ID = "tokenizer.ggml.bos_token_id"
-TOKENIZER_EOS_ID = "tokenizer.ggml.eos_token_id"
-TOKENIZER_EOT_ID = "tokenizer.ggml.eot_token_id"
-TOKENIZER_EOM_ID = "tokenizer.ggml.eom_token_id"
-TOKENIZER_PREFIX_ID = "tokenizer.ggml.prefix_token_id"
-TOKENIZER_SUFFIX_ID = "tokenizer.ggml.suffix_token_id"
-TOKENIZER_MIDDLE_ID = "tokenizer.ggml.middle_token_id"
-TOKENIZER_UNK_ID = "tokenizer.ggml.unknown_token_id"
-TOKENIZER_SEP_ID = "tokenizer.ggml.seperator_token_id"  # spelled so in every file
-TOKENIZER_PAD_ID = "tokenizer.ggml.padding_token_id"
-TOKENIZER_MASK_ID = "tokenizer.ggml.mask_token_id"
-TOKENIZER_ADD_BOS = "tokenizer.ggml.add_bos_token"
-TOKENIZER_ADD_EOS = "tokenizer.ggml.add_eos_token"
-TOKENIZER_ADD_SEP = "tokenizer.ggml.add_sep_token"
-TOKENIZER_ADD_PREFIX = "tokenizer.ggml.add_space_prefix"
-TOKENIZER_REMOVE_EXTRA_WS = "tokenizer.ggml.remove_extra_whitespaces"
-TOKENIZER_PRECOMPILED_CHARSMAP = "tokenizer.ggml.precompiled_charsmap"
-TOKENIZER_CHAT_TEMPLATE = "tokenizer.chat_template"
-TOKENIZER_CHAT_TEMPLATE_NAMED = "tokenizer.chat_template.{name}"
-TOKENIZER_CHAT_TEMPLATES = "tokenizer.chat_templates"
+TOKENIZER_MODEL = _loaded("tokenizer.ggml.model", _STRING)
+TOKENIZER_PRE = _loaded("tokenizer.ggml.pre", _STRING)
+TOKENIZER_TOKENS = _loaded("tokenizer.ggml.tokens", _STRINGS)
+TOKENIZER_TOKEN_TYPE = _loaded("tokenizer.ggml.token_type", ("array of int32",))
+TOKENIZER_SCORES = _loaded("tokenizer.ggml.scores", ("array of float32", "array of int32"))
+TOKENIZER_MERGES = _loaded("tokenizer.ggml.merges", _STRINGS)
+TOKENIZER_BOS_ID = _loaded("tokenizer.ggml.bos_token_id", _U32)
+TOKENIZER_EOS_ID = _loaded("tokenizer.ggml.eos_token_id", _U32)
+TOKENIZER_EOT_ID = _loaded("tokenizer.ggml.eot_token_id", _U32)
+TOKENIZER_EOM_ID = _loaded("tokenizer.ggml.eom_token_id", _U32)
+TOKENIZER_PREFIX_ID = _loaded("tokenizer.ggml.prefix_token_id", _U32)
+TOKENIZER_SUFFIX_ID = _loaded("tokenizer.ggml.suffix_token_id", _U32)
+TOKENIZER_MIDDLE_ID = _loaded("tokenizer.ggml.middle_token_id", _U32)
+TOKENIZER_UNK_ID = _loaded("tokenizer.ggml.unknown_token_id", _U32)
+TOKENIZER_SEP_ID = _loaded("tokenizer.ggml.seperator_token_id", _U32)  # spelled so in every file
+TOKENIZER_PAD_ID = _loaded("tokenizer.ggml.padding_token_id", _U32)
+TOKENIZER_MASK_ID = _loaded("tokenizer.ggml.mask_token_id", _U32)
+TOKENIZER_ADD_BOS = _loaded("tokenizer.ggml.add_bos_token", _BOOL)
+TOKENIZER_ADD_EOS = _loaded("tokenizer.ggml.add_eos_token", _BOOL)
+TOKENIZER_ADD_SEP = _loaded("tokenizer.ggml.add_sep_token", _BOOL)
+TOKENIZER_ADD_PREFIX = _loaded("tokenizer.ggml.add_space_prefix", _BOOL)
+TOKENIZER_REMOVE_EXTRA_WS = _loaded("tokenizer.ggml.remove_extra_whitespaces", _BOOL)
+TOKENIZER_PRECOMPILED_CHARSMAP = _loaded(
+    "tokenizer.ggml.precompiled_charsmap", ("array of uint8", "array of int8")
+)
+TOKENIZER_CHAT_TEMPLATE = _loaded("tokenizer.chat_template", _STRING)
+TOKENIZER_CHAT_TEMPLATE_NAMED = _loaded("tokenizer.chat_template.{name}", _STRING)
+TOKENIZER_CHAT_TEMPLATES = _shown("tokenizer.chat_templates", _STRINGS)
 
 # --- split sets
 SPLIT_NO = "split.no"
@@ -158,8 +195,8 @@ SPLIT_COUNT = "split.count"
 SPLIT_TENSORS_COUNT = "split.tensors.count"
 
 # --- what llama-quantize writes about its importance matrix
-QUANTIZE_IMATRIX_FILE = "quantize.imatrix.file"
-QUANTIZE_IMATRIX_DATASET = "quantize.imatrix.dataset"
+QUANTIZE_IMATRIX_FILE = _shown("quantize.imatrix.file", _STRING)
+QUANTIZE_IMATRIX_DATASET = _shown("quantize.imatrix.dataset", _STRING)
 QUANTIZE_IMATRIX_ENTRIES_COUNT = "quantize.imatrix.entries_count"
 QUANTIZE_IMATRIX_CHUNKS_COUNT = "quantize.imatrix.chunks_count"
 
@@ -167,3 +204,30 @@ QUANTIZE_IMATRIX_CHUNKS_COUNT = "quantize.imatrix.chunks_count"
 IMATRIX_DATASETS = "imatrix.datasets"
 IMATRIX_CHUNK_COUNT = "imatrix.chunk_count"
 IMATRIX_CHUNK_SIZE = "imatrix.chunk_size"
+
+
+def expected_kinds(key: str, architecture: str) -> Sequence[str]:
+    """Return the kinds that llama.cpp accepts for a key, the usual one first.
+
+    key           as in a file, or a template
+    architecture  the file's `general.architecture`, the prefix of its hyper-parameters
+    returns       names as in Value.type_name; empty for a key that is not well known
+    """
+    return _kinds.get(_template_of(key, architecture), ())
+
+
+def is_loaded(key: str, architecture: str) -> bool:
+    """Return whether llama.cpp's loader reads a well-known key, and refuses the file over a wrong value."""
+    template = _template_of(key, architecture)
+    return template in _kinds and template not in _only_shown
+
+
+def _template_of(key: str, architecture: str) -> str:
+    """Return the template that `key` was made from; a key of no template as it is."""
+    if key in _kinds:
+        return key
+    if key.startswith(TOKENIZER_CHAT_TEMPLATE + "."):
+        return TOKENIZER_CHAT_TEMPLATE_NAMED
+    if architecture and key.startswith(architecture + "."):
+        return "{arch}" + key.removeprefix(architecture)
+    return re.sub(r"\.\d+\.", ".{id}.", key)

@@ -48,8 +48,13 @@ class FileLayout:
 
     @classmethod
     def of(
-        cls, metadata: Metadata, tensors: Iterable[TensorInfo], *, alignment: int | None = None,
-        endian: Endian = "little", version: int = VERSION,
+        cls,
+        metadata: Metadata,
+        tensors: Iterable[TensorInfo],
+        *,
+        alignment: int | None = None,
+        endian: Endian = "little",
+        version: int = VERSION,
     ) -> FileLayout:
         """Lay out a file.
 

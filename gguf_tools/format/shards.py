@@ -103,7 +103,10 @@ def shard_metadata(metadata: Metadata, index: int, count: int, n_tensors: int) -
 
 
 def layouts_of(
-    metadata: Metadata, groups: Sequence[Sequence[TensorInfo]], *, endian: Endian = "little",
+    metadata: Metadata,
+    groups: Sequence[Sequence[TensorInfo]],
+    *,
+    endian: Endian = "little",
     version: int = VERSION,
 ) -> list[FileLayout]:
     """Lay out one file for each group of tensors.
@@ -123,8 +126,12 @@ def layouts_of(
 
 
 def split_layouts(
-    metadata: Metadata, tensors: Iterable[TensorInfo], max_bytes: int | None = None,
-    max_tensors: int | None = None, *, endian: Endian = "little",
+    metadata: Metadata,
+    tensors: Iterable[TensorInfo],
+    max_bytes: int | None = None,
+    max_tensors: int | None = None,
+    *,
+    endian: Endian = "little",
 ) -> list[FileLayout]:
     """Lay out a model in shards within the limits, as llama.cpp's converter does."""
     groups = group_tensors(tensors, max_bytes=max_bytes, max_tensors=max_tensors)

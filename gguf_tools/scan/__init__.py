@@ -5,7 +5,7 @@
             print(as_text(finding))
 
 In reading order: findings.py; hidden.py (bytes that nothing reads), strings.py with characters.py (texts),
-kinds.py, numbers.py, tensors.py, vocabulary.py (what llama.cpp would make of the header); templates/
+numbers.py, tensors.py, vocabulary.py (what llama.cpp would make of the header); templates/
 (chat templates, which are programs, and the worker that tries them).
 """
 
@@ -16,11 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from gguf_tools.findings import Finding, Level
+from gguf_tools.format.hparams import architecture_of
 from gguf_tools.format.shards import GGUFSet
 from gguf_tools.scan.findings import as_json, as_text, capped
 from gguf_tools.scan.hidden import check_hidden
-from gguf_tools.scan.kinds import architecture_of, check_kinds
-from gguf_tools.scan.numbers import check_numbers
+from gguf_tools.scan.numbers import check_kinds, check_numbers
 from gguf_tools.scan.strings import check_key_names, check_tensor_names, check_texts
 from gguf_tools.scan.templates.verdicts import Limits, check_templates
 from gguf_tools.scan.tensors import check_tensors
@@ -30,7 +30,7 @@ __all__ = ["Finding", "Level", "Limits", "as_json", "as_text", "scan"]
 
 
 def scan(source: GGUFSet, *, data: bool = False, limits: Limits | None = None) -> list[Finding]:
-    """Return what is suspicious about an open file or split set, the worst first.
+    """Find what is suspicious about an open file or split set, the worst first.
 
     data    read the tensors' data too, as `gguf-tools verify` does
     limits  limits of the process that tries chat templates
@@ -47,7 +47,7 @@ def _all_checks(source: GGUFSet, data: bool, limits: Limits | None) -> Iterator[
     yield from check_texts(metadata)
     yield from check_kinds(metadata)
     yield from check_numbers(metadata, tensors)
-    yield from check_tensors(architecture_of(metadata), tensors)
+    yield from check_tensors(architecture_of(metadata) or "", tensors)
     yield from check_vocabulary(metadata)
     yield from check_templates(metadata, limits)
     if data:

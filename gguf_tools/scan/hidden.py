@@ -147,7 +147,7 @@ def _count_used(file: GGUFFile, gap: Gap) -> tuple[int, int]:
 
 
 def _kind_of(file: GGUFFile, gap: Gap, first: int) -> str:
-    """Return what the bytes of a gap look like, "" for nothing known."""
+    """Name what the bytes of a gap look like, "" for nothing known."""
     for start in (gap.start, first):
         head = read_at(file.fileno(), min(64, gap.stop - start), start)
         for signature, kind in _SHORT_SIGNATURES.items():

@@ -1,4 +1,7 @@
-"""Sizes of the model that are out of range, or contradict each other or the tensors.
+"""Metadata of another kind than llama.cpp reads; sizes that are out of range or contradictory.
+
+Its loader refuses a number of another width or sign than it asks for, so a file with a key of another kind
+was never loaded, or was made for another program.
 
 llama.cpp stops the whole process on many of these, and trusts others. What contradicts a tensor is bad for
 the architectures that this project writes, and a warning for others, whose tensors may mean something else.
@@ -13,11 +16,14 @@ from dataclasses import dataclass
 
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format import keys
+from gguf_tools.format.hparams import architecture_of
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Kind, Metadata
-from gguf_tools.scan.kinds import architecture_of
 
 KNOWN_ARCHITECTURES = ("deepseek2",)
+
+_IS_NO_MODEL = ("imatrix", "adapter", "mmproj")
+"""Values of general.type in files that may lack an architecture."""
 
 _LAYER = re.compile(r"blk\.(\d{1,9})\.")
 _WHOLE_KINDS = frozenset((
@@ -54,6 +60,23 @@ _RANGES: Mapping[str, tuple[int, int]] = {
 _POSITIVE_REALS = (keys.LAYERNORM_RMS_EPS, keys.ROPE_FREQ_BASE)
 
 
+def check_kinds(metadata: Metadata) -> Iterator[Finding]:
+    """Report values of another kind than the loader's, arrays of arrays, and a missing architecture."""
+    architecture = architecture_of(metadata) or ""
+    kind_of_file = metadata.get(keys.TYPE)
+    if keys.ARCHITECTURE not in metadata and (kind_of_file is None or kind_of_file.data not in _IS_NO_MODEL):
+        text = "is missing: no program can tell what the file is"
+        yield Finding("kind", text, Level.BAD, (keys.ARCHITECTURE,))
+    for key, value in metadata.items():
+        expected = keys.expected_kinds(key, architecture)
+        if expected and value.type_name not in expected:
+            level = Level.BAD if keys.is_loaded(key, architecture) else Level.WARNING
+            text = f"is {value.type_name}, llama.cpp expects {' or '.join(expected)}"
+            yield Finding("kind", text, level, (key,))
+        if value.item is Kind.ARRAY:
+            yield Finding("kind", "is an array of arrays, which llama.cpp refuses", Level.WARNING, (key,))
+
+
 @dataclass(frozen=True)
 class Sizes:
     """The whole numbers of a model's keys; None for a key that is missing or holds something else."""
@@ -80,7 +103,7 @@ class Sizes:
 
 def check_numbers(metadata: Metadata, tensors: Mapping[str, TensorInfo]) -> Iterator[Finding]:
     """Report sizes that are impossible, contradict each other, or differ from those of the tensors."""
-    sizes = Sizes(metadata, architecture_of(metadata))
+    sizes = Sizes(metadata, architecture_of(metadata) or "")
     yield from _check_ranges(sizes)
     yield from _check_experts(sizes)
     yield from _check_layers_and_heads(sizes)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from forward.hidden_states import Rows
-from forward.layer import Layer, run_layer
+from forward.layer import Layer
 from forward.layers.load import Loader
 from forward.logits import Head, LogitSource
 from forward.observe import Arrays
@@ -64,7 +64,7 @@ class LayeredBase(Protocol):
         ...
 
     def head(self) -> LogitSource:
-        """Return what gives logits, once all layers are computed."""
+        """The base's logits, once all layers are computed."""
         ...
 
 
@@ -117,14 +117,14 @@ def compute_layer(model: ForwardPass, layer: int) -> Arrays:
     """
     routes = Routes()
     try:
-        run_layer(model.sweep, layer, *model.states.around(layer), routes)
+        model.compute(layer, routes)
     except BadActivation as error:
         raise BadActivation(f"{model.source.path}: {error}") from error
     return routes.arrays()
 
 
 def head_of(model: ForwardPass) -> LogitSource:
-    """Return what gives the logits of a model that has been computed."""
+    """The logits of a model whose layers have been computed."""
     return Head(model.load, model.last(), model.output_norm(), model.source.network.output)
 
 

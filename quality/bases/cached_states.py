@@ -24,16 +24,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from forward.device import to_bytes, to_cpu, to_numpy, to_torch
 from forward.hidden_states import Rows
 from forward.layers.load import Loader
-from forward.layers.norm import RMSNorm
+from forward.layers.residual import RMSNorm
 from forward.logits import Head, LogitSource, Positions
 from forward.network import End
 from forward.observe import Arrays
 from forward.run import ForwardPass
-from forward.work.array_files import load_arrays, save_arrays, write_whole_of
 from forward.work.file_record import RECORD, FileRecord
-from forward.work.owned_folder import FolderKind, remove_files
+from forward.work.owned_folder import FolderKind, load_arrays, remove_files, save_arrays, write_whole_of
 from gguf_tools.errors import BadRequest, OutputError, TruncatedError
 from gguf_tools.files.run_lock import Refusals, RunLock, first_difference, lock_run, plain
 from gguf_tools.format.ggml_types import BF16, F32, GGMLType
@@ -74,7 +74,7 @@ class KeptStates:
         n_measured = self.positions.stop - self.positions.first
         row = chunk * n_measured + first - self.positions.first
         values = _read_items(self.path, np.dtype(np.float32), row * self.n_cols, (stop - start) * self.n_cols)
-        return torch.from_numpy(values.reshape(stop - start, self.n_cols))
+        return to_torch(values.reshape(stop - start, self.n_cols))
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class KeptFolder:
         self.damaged = self._first_damaged()
 
     def _read_about(self) -> Mapping[str, Any] | None:
-        """Return what the states are of; where they are not whole, see to it that the mark is there."""
+        """Read what the states are of; where they are not whole, see to it that the mark is there."""
         about = _KIND.read_about(self.folder)
         if about is None:
             self._write_about(_KIND.mark)
@@ -149,7 +149,7 @@ class KeptFolder:
             )
 
     def has(self, layer: int) -> bool:
-        """Return whether all of a layer is there, as it was written."""
+        """Tell whether all of a layer is there, as it was written."""
         return self._fits(f"layer {layer}")
 
     def states_path(self, layer: int) -> Path:
@@ -230,13 +230,13 @@ class StatesKeeper:
         """Write the measured rows, as `end` leaves them."""
         for chunk in range(self.positions.n_chunks):
             rows = states.read(*self.positions.rows(chunk))
-            file.write((rows if end is None else end(rows)).contiguous().numpy().data)
+            file.write(to_bytes(rows if end is None else end(rows)))
 
     def keep_head(self, base: ForwardPass) -> None:
         load, end, folder = base.load, base.output_norm(), self.folder
         write_whole_of(folder.matrix_path, lambda file: _write_matrix(file, base))
         if isinstance(end, RMSNorm):
-            weight, second = end.weight.cpu().numpy(), folder.norm_path
+            weight, second = to_numpy(end.weight), folder.norm_path
             folder.input_path.unlink(missing_ok=True)
             write_whole_of(second, lambda file: np.save(file, weight))
         else:
@@ -245,7 +245,7 @@ class StatesKeeper:
                 write_whole_of(
                     second,
                     lambda file: self._write_rows(
-                        file, base.last(), lambda rows: end(rows.to(load.device)).cpu()
+                        file, base.last(), lambda rows: to_cpu(end(rows.to(load.device)))
                     ),
                 )
         base.source.watch.refuse_changed()
@@ -259,8 +259,8 @@ def _write_matrix(file: IO[bytes], base: ForwardPass) -> None:
     n_rows = prod(tensor.shape[:-1])
     step = max(1, _RUN_BYTES // (4 * tensor.shape[-1]))
     for start in range(0, n_rows, step):
-        rows = load.rows(tensor, start, min(n_rows, start + step), load.dtype).cpu()
-        file.write(rows.contiguous().view(torch.uint8).numpy().data)
+        rows = to_cpu(load.rows(tensor, start, min(n_rows, start + step), load.dtype))
+        file.write(to_bytes(rows))
 
 
 @dataclass(frozen=True)
@@ -303,13 +303,13 @@ class KeptBase:
         if path.exists():
             n_rows = positions.n_chunks * (positions.stop - positions.first)
             return KeptStates(path, positions, path.stat().st_size // (4 * n_rows)), lambda rows: rows
-        weight = torch.from_numpy(np.load(self.folder.norm_path)).to(self.device)
+        weight = to_torch(np.load(self.folder.norm_path), self.device)
         last = KeptStates(self.folder.states_path(self.n_layers - 1), positions, self.hidden_size)
         return last, RMSNorm(weight, self.norm_eps)
 
 
 def about_states(facts: ModelFacts, norm_eps: float, run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a folder is about.
+    """Describe what a folder has states of.
 
     run  what else decides the states
     """

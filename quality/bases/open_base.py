@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from sys import stderr
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 
-from forward.device import device_name
+from forward.device import choose_device
 from forward.layers.shared_weights import SharedWeights
 from forward.open import ModelSource, open_model
 from forward.perplexity import predicted_positions
 from forward.run import ForwardPass, forward_pass
 from forward.text.tokens import Cut, Text, bos_of, read_text
+from forward.work.run_identity import run_identity
 from forward.work.work_folder import EMBEDDING, WorkFolder
 from forward.workers import threads_for
 from gguf_tools.errors import BadArgument, BadRequest
@@ -25,7 +27,7 @@ from gguf_tools.format.values import Metadata
 from gguf_tools.progress import Reporter
 from quality.bases.base import BaseWeights, ComputedBase, ModelFacts
 from quality.bases.cached_states import KeptBase, KeptFolder, StatesKeeper, about_states
-from quality.bases.logits_base import SMALLEST_LOG_PROB, FileLogits
+from quality.bases.logits_file import SMALLEST_LOG_PROB, FileLogits
 from quality.lockstep import Lockstep
 from quality.options import EvaluateOptions, LogitsFile
 
@@ -33,44 +35,42 @@ Files = list[list[str]]
 """Name of each file of a model, and what it is recognised by."""
 
 
-class OpenBase(Protocol):
+@dataclass(frozen=True)
+class OpenBase(ABC):
     """An open base.
 
+    watch        of the files that are read for it; None where none are
     is_computed  whether it goes through the text itself
     floor        of log probabilities, see DivergenceVisitor; None for logits
     """
 
-    @property
-    def is_computed(self) -> bool: ...
+    path: Path
+    facts: ModelFacts
+    options: EvaluateOptions
+    watch: InputWatch | None
+    is_computed: ClassVar[bool] = False
+    floor: ClassVar[float | None] = None
 
-    @property
-    def floor(self) -> float | None: ...
-
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def facts(self) -> ModelFacts: ...
-
+    @abstractmethod
     def text(self, path: Path | None, vocab: Metadata) -> Text:
-        """Return the text; `vocab` is that of a model that was made of the base."""
-        ...
+        """Read the text; `vocab` is that of a model that was made of the base."""
 
-    def refuse_changed(self) -> None:
-        """Raise ChangedInput if files that were read for it have changed since it was opened."""
-        ...
-
-    def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
-        """Return the models at the beginning of their way; each resumes what its work folder has.
+    @abstractmethod
+    def begin(self, shared: SharedPass, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
+        """Begin the pass of all models; each resumes what its work folder has.
 
         folders  names of the work folders, that of the base first if it is computed
         """
-        ...
+
+    def refuse_changed(self) -> None:
+        """Raise ChangedInput if files that were read for it have changed since it was opened."""
+        if self.watch is not None:
+            self.watch.refuse_changed()
 
 
 @dataclass(frozen=True)
-class Way:
-    """What all models on their way through a text share.
+class SharedPass:
+    """What the passes of all models of an evaluation share.
 
     opened  closes what is opened on the way
     """
@@ -95,7 +95,7 @@ class Way:
         """
         options, text = self.options, self.text
         forward = replace(options.forward, memory_bytes=options.forward.memory_bytes // len(models))
-        device = torch.device(device_name(options.forward.device))
+        device = choose_device(options.forward.device)
         n_workers = self.opened.enter_context(threads_for(text.n_chunks, device))
         shared = SharedWeights(source.tensors for source in models)
         works = []
@@ -115,82 +115,53 @@ class Way:
 
 
 def about_run(text: Text, options: EvaluateOptions) -> dict[str, Any]:
-    """Return what decides the numbers of a model, beside the model."""
+    """List what decides a model's numbers, besides the model itself."""
     return {
-        "text": text.digest(),
-        "chunks": text.n_chunks,
-        "context": text.chunk_size,
-        "dtype": options.forward.dtype,
-        "device": device_name(options.forward.device),
+        **run_identity(text, options.forward),
         **({} if options.forward.like is None else {"like": options.forward.like}),
     }
 
 
 @dataclass(frozen=True)
-class ModelBase:
+class ModelBase(OpenBase):
     """A model that goes through the text.
 
     kept  folder for its states; None where they are not kept
     """
 
     source: ModelSource
-    options: EvaluateOptions
     kept: KeptFolder | None
-    is_computed: bool = True
-    floor: float | None = None
-
-    @property
-    def path(self) -> Path:
-        return self.source.path
-
-    @property
-    def facts(self) -> ModelFacts:
-        return ModelFacts.of(self.source)
+    is_computed = True
 
     def text(self, path: Path | None, vocab: Metadata) -> Text:
         return _text(path, self.source.vocab(), self.facts, self.options)
 
-    def refuse_changed(self) -> None:
-        self.source.watch.refuse_changed()
-
-    def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
-        keeper = None
+    def begin(self, shared: SharedPass, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
+        source, keeper, files = self.source, None, self.source.watch.recognised_by()
         if self.kept is not None:
-            about = _about_kept(self.source, way.text, self.options, self.facts)
+            run = {"base": files, "name": self.path.name, **_about_text(shared.text, self.options)}
+            about = about_states(self.facts, source.network.norm_eps, run)
             if self.kept.about is not None:
                 self.kept.refuse_another(about)
-            positions = predicted_positions(way.text)
-            keeper = StatesKeeper(self.kept, positions, self.source.network.n_layers, about)
-        base, *others = way.passes(
-            self.source.watch.recognised_by(),
-            (self.source, *models),
-            folders,
-            lambda works: _settle(works, keeper),
-        )
+            positions = predicted_positions(shared.text)
+            keeper = StatesKeeper(self.kept, positions, source.network.n_layers, about)
+        base, *others = shared.passes(files, (source, *models), folders, lambda works: _settle(works, keeper))
         computed = ComputedBase(base, keeper)
-        weights = BaseWeights.of(self.source, way.text.chunk_size, self.options.forward)
+        weights = BaseWeights.of(source, shared.text.chunk_size, self.options.forward)
         return Lockstep(computed, computed.head, others, weights)
 
 
 @dataclass(frozen=True)
-class StoredBase:
+class StoredBase(OpenBase):
     """A base whose states an earlier run has kept.
 
     about   what the kept states are of
     source  the base itself, whose weights tell which tensors of the worst layer are far off; None: it is gone
     """
 
-    path: Path
-    options: EvaluateOptions
     kept: KeptFolder
     about: Mapping[str, Any]
     source: ModelSource | None
-    is_computed: bool = False
-    floor: float | None = None
-
-    @property
-    def facts(self) -> ModelFacts:
-        return ModelFacts(**self.about["facts"])
 
     def text(self, path: Path | None, vocab: Metadata) -> Text:
         text = _text(path, vocab, self.facts, self.options)
@@ -199,46 +170,36 @@ class StoredBase:
         self.kept.refuse_another(about_states(self.facts, self.about["norm_eps"], run))
         return text
 
-    def refuse_changed(self) -> None:
-        if self.source is not None:
-            self.source.watch.refuse_changed()
-
-    def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
+    def begin(self, shared: SharedPass, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
         forward, facts = self.options.forward, self.about["facts"]
         base = KeptBase(
             path=self.path,
             folder=self.kept,
-            positions=predicted_positions(way.text),
-            device=torch.device(device_name(forward.device)),
+            positions=predicted_positions(shared.text),
+            device=choose_device(forward.device),
             dtype=getattr(torch, forward.dtype),
             norm_eps=self.about["norm_eps"],
             n_layers=facts["n_layers"],
             hidden_size=facts["hidden_size"],
             vocab_size=facts["vocab_size"],
         )
-        passes = way.passes(self.about["run"]["base"], models, folders)
+        passes = shared.passes(self.about["run"]["base"], models, folders)
         if self.source is None:
             return Lockstep(base, base.head, passes)
-        return Lockstep(base, base.head, passes, BaseWeights.of(self.source, way.text.chunk_size, forward))
+        weights = BaseWeights.of(self.source, shared.text.chunk_size, forward)
+        return Lockstep(base, base.head, passes, weights)
 
 
 @dataclass(frozen=True)
-class LogitsBase:
-    """A file of log probabilities."""
+class LogitsBase(OpenBase):
+    """A file of log probabilities.
+
+    files  tells what it is recognised by
+    """
 
     logits: FileLogits
-    options: EvaluateOptions
-    watch: InputWatch
-    is_computed: bool = False
-    floor: float | None = SMALLEST_LOG_PROB
-
-    @property
-    def path(self) -> Path:
-        return self.logits.path
-
-    @property
-    def facts(self) -> ModelFacts:
-        return ModelFacts(self.logits.vocab_size)
+    files: Callable[[], Files]
+    floor = SMALLEST_LOG_PROB
 
     def text(self, path: Path | None, vocab: Metadata) -> Text:
         text, wanted = self.logits.text(bos_of(vocab)), self.options.cut.chunk_size
@@ -251,11 +212,8 @@ class LogitsBase:
                 raise BadRequest(f"{path}: is not the text of {self.path}, whose tokens are others")
         return text
 
-    def refuse_changed(self) -> None:
-        self.watch.refuse_changed()
-
-    def begin(self, way: Way, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
-        return Lockstep(None, lambda: self.logits, way.passes(self.watch.recognised_by(), models, folders))
+    def begin(self, shared: SharedPass, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
+        return Lockstep(None, lambda: self.logits, shared.passes(self.files(), models, folders))
 
 
 def open_base(base: Path | LogitsFile, options: EvaluateOptions, opened: ExitStack) -> OpenBase:
@@ -268,7 +226,9 @@ def open_base(base: Path | LogitsFile, options: EvaluateOptions, opened: ExitSta
         if options.keep is not None or options.logits is not None:
             raise BadRequest(f"{base.path}: where a file of logits is the base, nothing is written or kept")
         watch = InputWatch([base.path])
-        return LogitsBase(FileLogits.open(base.path, options.cut.n_chunks), options, watch)
+        logits = FileLogits.open(base.path, options.cut.n_chunks)
+        facts = ModelFacts(logits.vocab_size)
+        return LogitsBase(base.path, facts, options, watch, logits, watch.recognised_by)
     kept = None
     if options.keep is not None:
         kept = opened.enter_context(closing(KeptFolder(options.keep, restart=options.restart)))
@@ -281,8 +241,11 @@ def open_base(base: Path | LogitsFile, options: EvaluateOptions, opened: ExitSta
             print(f"{kept.damaged}: missing, or not as it was written; computing the base again", file=stderr)
         elif kept.about is not None:
             source = opened.enter_context(open_model(base)) if base.exists() else None
-            return StoredBase(base, options, kept, kept.about, source)
-    return ModelBase(opened.enter_context(open_model(base)), options, kept)
+            facts = ModelFacts(**kept.about["facts"])
+            read = None if source is None else source.watch
+            return StoredBase(base, facts, options, read, kept, kept.about, source)
+    source = opened.enter_context(open_model(base))
+    return ModelBase(source.path, ModelFacts.of(source), options, source.watch, source, kept)
 
 
 def _settle(works: Sequence[WorkFolder], keeper: StatesKeeper | None) -> None:
@@ -298,15 +261,8 @@ def _settle(works: Sequence[WorkFolder], keeper: StatesKeeper | None) -> None:
         base.start_over(f"{base.folder}: ahead of the models that are compared with it")
 
 
-def _about_kept(
-    source: ModelSource, text: Text, options: EvaluateOptions, facts: ModelFacts
-) -> Mapping[str, Any]:
-    run = {"base": source.watch.recognised_by(), "name": source.path.name, **_about_text(text, options)}
-    return about_states(facts, source.network.norm_eps, run)
-
-
 def _about_text(text: Text, options: EvaluateOptions) -> dict[str, Any]:
-    """Return what decides kept states beside the base: the device may be another one."""
+    """List what decides kept states, besides the base; the device may be another one."""
     return {key: value for key, value in about_run(text, options).items() if key != "device"}
 
 

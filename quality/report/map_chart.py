@@ -24,7 +24,7 @@ _LEAST_SHARE = 1e-3
 
 
 def map_width(n_layers: int, canvas_width: int) -> int:
-    """Return how wide a map should be: `canvas_width` at most, less where cells would get too wide."""
+    """Width of a map: `canvas_width` at most, less where cells would get too wide."""
     return min(canvas_width, 220 + 34 * (n_layers + 1))
 
 
@@ -155,5 +155,5 @@ def _side(n_bytes: int, largest: int) -> float:
 
 
 def _layer_text(column: float, n_layers: int) -> str:
-    """Return what stands below a column: nothing for the one of tensors outside of layers."""
+    """Label of a column: nothing for the one of tensors outside of layers."""
     return str(round(column) - 1) if 1 <= round(column) <= n_layers else ""

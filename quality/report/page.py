@@ -225,7 +225,7 @@ def _coloured(passage: Passage) -> str:
 
 
 def _heat(kld: float) -> float:
-    """Return how deep a token's colour is, 0 to 0.9."""
+    """Scale a token's colour, 0 to 0.9."""
     return 0.9 * min(1.0, max(0.0, kld) / _FULL_HEAT) ** 0.5
 
 

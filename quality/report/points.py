@@ -52,7 +52,7 @@ def measured_points(evaluation: Evaluation) -> tuple[Point, ...]:
 
 
 def read_earlier(path: Path) -> Earlier:
-    """Return what an earlier evaluation has written with --json.
+    """Read what an earlier evaluation has written with --json.
 
     raises  BadRequest for a file that is something else
     """
@@ -89,7 +89,7 @@ def refuse_another_text(earlier: Earlier, text: EvaluatedText) -> None:
 
 
 def is_of_base(earlier: Earlier, ppl: float) -> bool:
-    """Return whether an earlier evaluation can be of a base with that perplexity."""
+    """Tell whether an earlier evaluation can be of a base with that perplexity."""
     return abs(earlier.base_ppl / ppl - 1) <= _NEAR
 
 
@@ -136,7 +136,7 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 
 def _n_common(texts: Sequence[str]) -> int:
-    """Return how many letters all texts begin with."""
+    """Count the letters that all texts begin with."""
     columns = zip(*texts, strict=False)
     return next(
         (number for number, column in enumerate(columns) if len(set(column)) > 1), min(map(len, texts))

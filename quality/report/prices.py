@@ -28,7 +28,7 @@ class Price:
 
 
 def prices_of(tensors: Sequence[TensorSize], losses: Sensitivities) -> dict[str, Price]:
-    """Return what the tensors of a file cost that the losses know at their types.
+    """Price the tensors of a file that the losses know at their types.
 
     raises  BadRequest for losses of another model
     """

@@ -47,5 +47,5 @@ class Calibrator(Protocol):
         ...
 
     def lines(self) -> Iterable[str]:
-        """Yield the notes on the calibration, in lines, once all is written."""
+        """Tell what a user should know of the calibration, once all is written."""
         ...

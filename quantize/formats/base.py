@@ -1,8 +1,10 @@
 """The contract of a codec, and what nearly all codecs do around their kernels.
 
 A codec turns rows of floats into the bytes of one ggml type, and such bytes into rows of float32. It is a
-`QuantFormat`. Its module has, in this order: the layout of the bytes in its docstring, the `BLOCK` dtype
-where rows are made of blocks, `encode`, `decode`, its kernels, and `FORMAT`.
+`QuantFormat`. Its module has, in this order: the layout of the bytes in its docstring, its kernels and
+`FORMAT`. Most make that from the kernels alone, with `block_format`, `ik_format` of ik/rows.py or
+`trellis_format` of ik/trellis/encoding.py. Where blocks are read by their fields there is `BLOCK`, made by
+`block_dtype`.
 
 `encode(rows, weighting)` returns uint8 (n_rows, row bytes), C-contiguous, in little-endian order:
 
@@ -22,7 +24,7 @@ where rows are made of blocks, `encode`, `decode`, its kernels, and `FORMAT`.
 (n_rows, n_cols), the numbers that ggml's decoder gives. It raises ShapeError if n_cols columns do not take
 so many bytes. The result may be a view of `data`.
 
-A module of a type that can only be decoded has `BLOCK` and `decode`.
+A module of a type that can only be decoded has `decode`.
 
 Two modules may make the same bytes, but each serves one type: its id in the file is all that a reader knows.
 
@@ -42,6 +44,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.errors import BadWeights, NeedsImportance, ShapeError
+from gguf_tools.format.block_layouts import LAYOUTS
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.importances.weighting import Weighting
 
@@ -58,6 +61,18 @@ Bytes = npt.NDArray[np.uint8]
 
 Decode = Callable[[Bytes, int], Floats32]
 """A function decode(data, n_cols), as the contract has it."""
+
+
+_BITS = {"f2": "<u2", "b2": "<u2", "e1": "u1"}
+
+
+def block_dtype(type_: GGMLType) -> np.dtype[Any]:
+    """Return the dtype of a type's blocks; floats of 16 and 8 bits are integers, as kernels read them."""
+    fields: list[tuple[str, str, int]] = []
+    for field in LAYOUTS[type_.name].block:
+        kind, count = ("u2", 4) if field.kind == "m8" else (field.kind, field.count)
+        fields.append((field.name, _BITS.get(kind, f"<{kind}"), count))
+    return np.dtype([(name, kind) if count == 1 else (name, kind, count) for name, kind, count in fields])
 
 
 class BlockRefused(BadWeights):
@@ -153,7 +168,7 @@ def as_floats(rows: Rows) -> Floats32:
     source = as_source(rows)
     if source.dtype == np.float32:
         return source
-    from quantize.simd.widening import widen
+    from quantize.simd.tiles import widen
 
     widened = np.empty(source.size, np.float32)
     widen(source, widened)
@@ -266,3 +281,32 @@ def as_blocks(data: Bytes, n_cols: int, type_: GGMLType, block: np.dtype[Any]) -
     """Return the bytes of rows as their blocks, (n_blocks,) of `block`."""
     check_data(data, n_cols, type_)
     return np.ascontiguousarray(data).reshape(-1).view(block)
+
+
+def block_format(
+    type_: GGMLType,
+    decode: Callable[..., None],
+    plain: Callable[..., int] | None = None,
+    weighted: Callable[..., int] | None = None,
+    *,
+    tables: Callable[[], tuple[Any, ...]] = tuple,
+    decode_tables: Callable[[], tuple[Any, ...]] = tuple,
+    item: npt.DTypeLike = np.uint8,
+) -> QuantFormat:
+    """Return the codec of a type whose blocks stand one after the other, from its kernels.
+
+    Types of llama.cpp get the bytes of ggml's quantize_q4_0, quantize_q4_K and so on.
+
+    decode, item     the kernel and the items of `decode_blocks`
+    plain, weighted  the kernels of `encode_blocks`
+    tables           called for the constants of plain and weighted when they are first needed
+    decode_tables    called for those of decode
+    """
+
+    def encode_rows(rows: Rows, weighting: Weighting | None) -> Bytes:
+        return encode_blocks(rows, weighting, type_, plain, weighted, tables())
+
+    def decode_rows(data: Bytes, n_cols: int) -> Floats32:
+        return decode_blocks(data, n_cols, type_, decode, decode_tables(), item)
+
+    return QuantFormat(type_, encode_rows, decode_rows)

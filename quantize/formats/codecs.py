@@ -12,6 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
+
+from quantize.roles import Program
+
+Machine = Literal["cpu", "gpu"]
 
 
 class ImportanceUse(Enum):
@@ -64,14 +69,23 @@ class Codec:
     falls_back_to  the type of smaller blocks that takes its place where a row is no whole number of its
                    blocks (llama-quant.cpp: tensor_type_fallback; for ik_llama.cpp's types its
                    change_type_if_necessary); None: there is no such type
+    slow_on        where a model of the type runs slowly: on a CPU, types with a grid look up every group of
+                   weights in a table; for GPUs, ggml-cuda has no kernels for ternary types, and no quantized
+                   matrix product for IQ1_M (mmq.cu: ggml_cuda_should_use_mmq)
+    lacked_by      the program that does not know the type; None: what its id says (plan/program_support.py)
     """
 
     module: str
     use: ImportanceUse
     error_range: ErrorRange
     falls_back_to: str | None = None
+    slow_on: frozenset[Machine] = frozenset()
+    lacked_by: Program | None = None
 
 
+_CPU: frozenset[Machine] = frozenset({"cpu"})
+_GPU: frozenset[Machine] = frozenset({"gpu"})
+_IK: Program = "ik_llama.cpp"
 _IGNORED, _OPTIONAL = ImportanceUse.IGNORED, ImportanceUse.OPTIONAL
 _NEEDED, _REQUIRED = ImportanceUse.NEEDED, ImportanceUse.REQUIRED
 
@@ -90,21 +104,21 @@ CODECS: Mapping[str, Codec] = {
     "Q5_K": Codec(".k_quants.q5_k", _OPTIONAL, _halves(0.10, 63 * 31 + 63), "Q5_1"),
     "Q6_K": Codec(".k_quants.q6_k", _OPTIONAL, _halves(0.05, 128 * 32), "Q8_0"),
     "Q8_K": Codec(".k_quants.q8_k", _IGNORED, ErrorRange(0.025, 2.0**-120)),
-    "IQ1_S": Codec(".iq.iq1_s", _REQUIRED, _halves(1.00, 15 * 1.125), "IQ4_NL"),
-    "IQ1_M": Codec(".iq.iq1_m", _NEEDED, _halves(1.50, 15 * 1.125), "IQ4_NL"),
-    "IQ2_XXS": Codec(".iq.iq2_xxs", _REQUIRED, _halves(0.71, 15.5 * 43 / 4), "IQ4_NL"),
-    "IQ2_XS": Codec(".iq.iq2_xs", _REQUIRED, _halves(0.60, 15.5 * 43 / 4), "IQ4_NL"),
-    "IQ2_S": Codec(".iq.iq2_s", _NEEDED, _halves(0.68, 15.5 * 43 / 4), "IQ4_NL"),
-    "IQ3_XXS": Codec(".iq.iq3_xxs", _NEEDED, _halves(0.64, 15.5 * 62 / 2), "IQ4_NL"),
-    "IQ3_S": Codec(".iq.iq3_s", _OPTIONAL, _halves(0.40, 31 * 15), "IQ4_NL"),
+    "IQ1_S": Codec(".iq.iq1_s", _REQUIRED, _halves(1.00, 15 * 1.125), "IQ4_NL", _CPU),
+    "IQ1_M": Codec(".iq.iq1_m", _NEEDED, _halves(1.50, 15 * 1.125), "IQ4_NL", _CPU | _GPU),
+    "IQ2_XXS": Codec(".iq.iq2_xxs", _REQUIRED, _halves(0.71, 15.5 * 43 / 4), "IQ4_NL", _CPU),
+    "IQ2_XS": Codec(".iq.iq2_xs", _REQUIRED, _halves(0.60, 15.5 * 43 / 4), "IQ4_NL", _CPU),
+    "IQ2_S": Codec(".iq.iq2_s", _NEEDED, _halves(0.68, 15.5 * 43 / 4), "IQ4_NL", _CPU),
+    "IQ3_XXS": Codec(".iq.iq3_xxs", _NEEDED, _halves(0.64, 15.5 * 62 / 2), "IQ4_NL", _CPU),
+    "IQ3_S": Codec(".iq.iq3_s", _OPTIONAL, _halves(0.40, 31 * 15), "IQ4_NL", _CPU),
     "IQ4_NL": Codec(".iq.iq4_nl", _OPTIONAL, _halves(0.19, 127)),
     "IQ4_XS": Codec(".iq.iq4_xs", _OPTIONAL, _halves(0.19, 32 * 127), "IQ4_NL"),
-    "TQ1_0": Codec(".few_bits.tq1_0", _IGNORED, _halves(1.00, 1), "Q4_0"),
-    "TQ2_0": Codec(".few_bits.tq2_0", _IGNORED, _halves(1.00, 2), "Q4_0"),
+    "TQ1_0": Codec(".few_bits.tq1_0", _IGNORED, _halves(1.00, 1), "Q4_0", _GPU, _IK),
+    "TQ2_0": Codec(".few_bits.tq2_0", _IGNORED, _halves(1.00, 2), "Q4_0", _GPU, _IK),
     "MXFP4": Codec(".fp4.mxfp4", _IGNORED, ErrorRange(0.34, 2.0**-120)),
-    "NVFP4": Codec(".fp4.nvfp4", _IGNORED, ErrorRange(0.22, 6 * 2.0**-9)),
+    "NVFP4": Codec(".fp4.nvfp4", _IGNORED, ErrorRange(0.22, 6 * 2.0**-9), lacked_by=_IK),
     "Q1_0": Codec(".few_bits.q1_0", _IGNORED, _halves(1.00, 1)),
-    "Q2_0": Codec(".few_bits.q2_0", _IGNORED, _halves(1.00, 2), "Q4_0"),
+    "Q2_0": Codec(".few_bits.q2_0", _IGNORED, _halves(1.00, 2), "Q4_0", lacked_by=_IK),
     "Q6_0": Codec(".ik.q6_0", _OPTIONAL, _halves(0.06, 32)),
     "Q8_KV": Codec(".ik.q8_kv", _OPTIONAL, _singles(0.05)),
     "IQ2_K": Codec(".ik.levels.iq2_k", _OPTIONAL, _halves(0.60, 8 * 31), "IQ4_NL"),

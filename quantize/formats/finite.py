@@ -75,9 +75,7 @@ def _places(name: str, row_bytes: int) -> npt.NDArray[np.int64] | None:
     numbers = [(code, start, type_.block_bytes) for code, start in scales.block]
     if scales.row:
         numbers.append((scales.row, 0, row_bytes))
-    places = [
-        (start + EXPONENTS[code][0][0], step, EXPONENTS[code][0][1]) for code, start, step in numbers
-    ]
+    places = [(start + EXPONENTS[code][0][0], step, EXPONENTS[code][0][1]) for code, start, step in numbers]
     return _read_only(np.array(places, np.int64), np.int64).reshape(-1, 3)
 
 

@@ -18,10 +18,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from quantize.simd.constants import ONE, ZERO
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, IntTile, tile_like, zero_like
 from quantize.simd.lanes import (
     Floats,
+    Mask,
     absolute,
     all_lanes,
     any_lane,
@@ -32,35 +34,74 @@ from quantize.simd.lanes import (
 )
 from quantize.simd.rounding import IN_RANGE, MAGIC, clamp, nearest_float, nearest_int
 
-ZERO = np.float32(0)
-ONE = np.float32(1)
 EMPTY = np.float32(1e-15)  # ggml's GROUP_MAX_EPS: below it a group counts as all zero
+
+
+class _Sums(NamedTuple):
+    """Of a sub-block: its least and its largest x, the sums of weights and of weight * x."""
+
+    lowest: Floats
+    highest: Floats
+    weights: Floats
+    products: Floats
+
+
+@inlinable
+def _sums_of(x: FloatTile, weights: FloatTile, size: int) -> _Sums:
+    lowest = x[0]
+    highest = x[0]
+    sum_w = weights[0]
+    sum_wx = sum_w * x[0]
+    for i in range(1, size):
+        lowest = minimum(x[i], lowest)
+        highest = maximum(x[i], highest)
+        sum_w += weights[i]
+        sum_wx += weights[i] * x[i]
+    return _Sums(lowest, highest, sum_w, sum_wx)
 
 
 @inlinable
 def _affine_levels(
-    x: FloatTile,
-    inverse: Floats,
-    low: Floats,
-    lowest: Floats,
-    highest: Floats,
-    size: int,
-    top: int,
-    levels: FloatTile,
+    x: FloatTile, inverse: Floats, low: Floats, sums: _Sums, size: int, top: int, levels: FloatTile
 ) -> None:
     """Fill `levels`, Floats, with the codes of x under an inverse scale and a minimum.
 
-    lowest and highest bound x. Rounding is monotone, so if they stay in the range where the cheap rounding
-    is the reference's, all of x does. They leave it where a fit has made highest - low tiny or zero.
+    Rounding is monotone, so if the bounds of x stay in the range where the cheap rounding is the reference's,
+    all of x does. They leave it where a fit has made highest - low tiny or zero.
     """
-    in_range = absolute(inverse * (lowest - low)) < IN_RANGE
-    in_range &= absolute(inverse * (highest - low)) < IN_RANGE
+    in_range = absolute(inverse * (sums.lowest - low)) < IN_RANGE
+    in_range &= absolute(inverse * (sums.highest - low)) < IN_RANGE
     if all_lanes(in_range):
         for i in range(size):
             levels[i] = nearest_float(inverse * (x[i] - low), 0, top)
     else:
         for i in range(size):
             levels[i] = to_float(clamp(nearest_int(inverse * (x[i] - low)), 0, top))
+
+
+class _Line(NamedTuple):
+    """The least squares fit x ~ scale * level + low, low at most 0; it means nothing without `exists`."""
+
+    scale: Floats
+    low: Floats
+    exists: Mask
+
+
+@inlinable
+def _fitted_line(x: FloatTile, weights: FloatTile, levels: FloatTile, sums: _Sums, size: int) -> _Line:
+    sum_l = zero_like(x)
+    sum_l2 = zero_like(x)
+    sum_lx = zero_like(x)
+    for i in range(size):
+        weighted = weights[i] * levels[i]
+        sum_l += weighted
+        sum_l2 += weighted * levels[i]
+        sum_lx += weighted * x[i]
+    determinant = sums.weights * sum_l2 - sum_l * sum_l
+    scale = (sums.weights * sum_lx - sums.products * sum_l) / determinant
+    low = (sum_l2 * sums.products - sum_l * sum_lx) / determinant
+    above = low > ZERO
+    return _Line(select(above, sum_lx / sum_l2, scale), select(above, ZERO, low), determinant > ZERO)
 
 
 def _affine_search(measure: Callable[..., Any]) -> Any:
@@ -75,56 +116,41 @@ def _affine_search(measure: Callable[..., Any]) -> Any:
     """
 
     @inlinable
+    def error_of(
+        x: FloatTile, weights: FloatTile, levels: FloatTile, scale: Floats, low: Floats, size: int
+    ) -> Floats:
+        total = zero_like(x)
+        for i in range(size):
+            total += weights[i] * measure(scale * levels[i] + low - x[i])
+        return total
+
+    @inlinable
     def search(
         x: FloatTile, weights: FloatTile, size: int, top: int, first: np.float32, step: np.float32, steps: int
     ) -> tuple[Floats, Floats, Floats, Floats]:
         levels = tile_like(x, 32)
-        lowest = x[0]
-        highest = x[0]
-        sum_w = weights[0]
-        sum_wx = sum_w * x[0]
-        for i in range(1, size):
-            lowest = minimum(x[i], lowest)
-            highest = maximum(x[i], highest)
-            sum_w += weights[i]
-            sum_wx += weights[i] * x[i]
-        low = select(lowest > ZERO, ZERO, lowest)
-        flat = highest <= low
+        sums = _sums_of(x, weights, size)
+        low = select(sums.lowest > ZERO, ZERO, sums.lowest)
+        flat = sums.highest <= low
 
         code_low = low
-        inverse = np.float32(top) / select(flat, ONE, highest - low)
+        inverse = np.float32(top) / select(flat, ONE, sums.highest - low)
         scale = ONE / inverse
-        _affine_levels(x, inverse, low, lowest, highest, size, top, levels)
-        best = zero_like(x)
-        for i in range(size):
-            best += weights[i] * measure(scale * levels[i] + low - x[i])
+        _affine_levels(x, inverse, low, sums, size, top, levels)
+        best = error_of(x, weights, levels, scale, low, size)
 
         for k in range(steps + 1):
-            candidate = (first + step * np.float32(k) + np.float32(top)) / select(flat, ONE, highest - low)
-            _affine_levels(x, candidate, low, lowest, highest, size, top, levels)
-            sum_l = zero_like(x)
-            sum_l2 = zero_like(x)
-            sum_lx = zero_like(x)
-            for i in range(size):
-                weighted = weights[i] * levels[i]
-                sum_l += weighted
-                sum_l2 += weighted * levels[i]
-                sum_lx += weighted * x[i]
-            determinant = sum_w * sum_l2 - sum_l * sum_l
-            fit_scale = (sum_w * sum_lx - sum_wx * sum_l) / determinant
-            fit_low = (sum_l2 * sum_wx - sum_l * sum_lx) / determinant
-            above = fit_low > ZERO
-            fit_scale = select(above, sum_lx / sum_l2, fit_scale)
-            fit_low = select(above, ZERO, fit_low)
-            total = zero_like(x)
-            for i in range(size):
-                total += weights[i] * measure(fit_scale * levels[i] + fit_low - x[i])
-            better = (determinant > ZERO) & (total < best) & ~flat
+            spread = select(flat, ONE, sums.highest - low)
+            candidate = (first + step * np.float32(k) + np.float32(top)) / spread
+            _affine_levels(x, candidate, low, sums, size, top, levels)
+            line = _fitted_line(x, weights, levels, sums, size)
+            total = error_of(x, weights, levels, line.scale, line.low, size)
+            better = line.exists & (total < best) & ~flat
             best = select(better, total, best)
             inverse = select(better, candidate, inverse)
             code_low = select(better, low, code_low)
-            scale = select(better, fit_scale, scale)
-            low = select(better, fit_low, low)
+            scale = select(better, line.scale, scale)
+            low = select(better, line.low, low)
 
         return select(flat, ZERO, scale), -low, select(flat, ZERO, inverse), code_low
 

@@ -5,7 +5,8 @@ The first of these that applies decides (facts of llama.cpp, llama-quant.cpp: ll
   1. the tensor stays as it is: 1-D, norm, expert router, ..., or every tensor under COPY
   2. --token-embedding-type, --output-tensor-type
   3. a recipe of a float type (F32, F16, BF16): that type
-  4. the first --tensor-type whose expression matches somewhere in the name
+  4. the type that was chosen for a size, or that of the first --tensor-type whose expression matches
+     somewhere in the name
   5. --pure: the recipe's default type
   6. the recipe's rules
 
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from gguf_tools.errors import BadOverride, BadRequest, NoFallback
@@ -52,6 +53,7 @@ class PlanOptions:
     allow_requantize  quantize tensors that are quantized already
     keep_order        count positions in the order of the input (llama-quantize --keep-split), not by layer
                       and name
+    types             types by tensor name, as they were chosen for a size; they go before `overrides`
     """
 
     overrides: tuple[Override, ...] = ()
@@ -63,6 +65,7 @@ class PlanOptions:
     prune_layers: tuple[int, ...] = ()
     allow_requantize: bool = False
     keep_order: bool = False
+    types: Mapping[str, GGMLType] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -184,9 +187,9 @@ def _decide_without_rules(tensor: Candidate, recipe: Recipe, options: PlanOption
         kept_as = kept_as or "--leave-output-tensor"
     if kept_as is not None:
         return Decision(tensor.info.type, Decider.KEPT, kept_as)
-    override = find_override(options.overrides, tensor.name)
+    chosen, override = options.types.get(tensor.name), find_override(options.overrides, tensor.name)
     # Some models have embeddings per layer. These follow the option too, unless an override names them.
-    is_overridden = override is not None and tensor.name != "token_embd.weight"
+    is_overridden = (chosen or override) is not None and tensor.name != "token_embd.weight"
     if role is Role.TOKEN_EMBD and options.embedding_type is not None and not is_overridden:
         return Decision(options.embedding_type, Decider.OPTION, "--token-embedding-type")
     if role is Role.OUTPUT and options.output_type is not None:
@@ -194,6 +197,8 @@ def _decide_without_rules(tensor: Candidate, recipe: Recipe, options: PlanOption
     default = _default(recipe)
     if not default.is_quantized:
         return Decision(default, Decider.FLOAT_RECIPE, f"{recipe.name}: default")
+    if chosen is not None:
+        return Decision(chosen, Decider.OVERRIDE, "chosen for the size")
     if override is not None:
         return Decision(override.type, Decider.OVERRIDE, f"override {override.text}")
     if options.pure:

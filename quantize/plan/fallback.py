@@ -24,19 +24,13 @@ from quantize.formats.codecs import CODECS, REGROUPED, codec_of
 from quantize.plan.overrides import Override
 from quantize.roles import Program
 
-_FALLBACKS_OF_IK: Mapping[str, tuple[str, ...]] = {
-    "IQ4_NL": (
-        "Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS",
-        "IQ1_KT", "IQ2_KT", "IQ3_KT", "IQ4_KT", "IQ2_K", "IQ2_KS", "IQ2_KL", "IQ3_K", "IQ3_KS",
-        "IQ4_KS", "IQ4_KSS",
-    ),
-    "Q5_0": ("Q4_K", "IQ4_K", "IQ5_KS"),
-    "Q6_0": ("Q5_K", "IQ5_K"),
-    "Q8_0": ("Q6_K", "IQ6_K", "Q8_K_R8"),
-}  # fmt: skip
-"""Type of blocks of 32 -> the types that give way to it in ik_llama.cpp, also where they are interleaved."""
-
-_GIVES_WAY_IN_IK = {wanted: instead for instead, types in _FALLBACKS_OF_IK.items() for wanted in types}
+_OTHERWISE_IN_IK: Mapping[str, str] = {
+    "Q2_K": "IQ4_NL",
+    "Q3_K": "IQ4_NL",
+    "Q5_K": "Q6_0",
+    "Q8_K_R8": "Q8_0",
+}
+"""What types give way to in ik_llama.cpp where CODECS has something else; also where they are interleaved."""
 
 _LOOSE_BASES: Mapping[str, str] = {
     "IQ1_S_R4": "IQ1_S",
@@ -100,10 +94,10 @@ def _by_table(wanted: GGMLType, n_cols: int, n_rows: int, program: Program) -> G
     base = without_interleaving(wanted)
     if n_cols % wanted.block_elems == 0 and base != wanted and wanted.name not in CODECS:
         return base
-    codec = codec_of(wanted.name)
+    codec = codec_of(wanted.name) or codec_of(base.name)
     instead = None if codec is None else codec.falls_back_to
     if program == "ik_llama.cpp" or instead is None:
-        instead = _GIVES_WAY_IN_IK.get(wanted.name) or _GIVES_WAY_IN_IK.get(base.name) or instead
+        instead = _OTHERWISE_IN_IK.get(wanted.name) or _OTHERWISE_IN_IK.get(base.name) or instead
     if instead is None and wanted.block_elems <= 32:
         instead = base.name
     if instead is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gguf_tools.format.ggml_types import TYPES, GGMLType, by_name
+from quantize.formats.codecs import CODECS
 from quantize.plan.recipe_files import Mixture
 from quantize.roles import Program
 
@@ -17,7 +18,7 @@ _FIRST_OF_IK = 97
 
 LACKED_BY: Mapping[Program, frozenset[str]] = {
     "llama.cpp": frozenset(type_.name for type_ in TYPES if type_.id >= _FIRST_OF_IK) | {"I2_S"},
-    "ik_llama.cpp": frozenset({"NVFP4", "TQ1_0", "TQ2_0", "Q2_0"}),
+    "ik_llama.cpp": frozenset(name for name, codec in CODECS.items() if codec.lacked_by == "ik_llama.cpp"),
 }
 """Names of the types that a program does not know."""
 

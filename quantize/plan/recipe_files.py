@@ -63,6 +63,7 @@ class Mixture:
         own = self.options
         merged = replace(
             options,
+            types={**own.types, **options.types},
             overrides=(*options.overrides, *own.overrides),
             fallbacks=(*options.fallbacks, *own.fallbacks),
             pure=options.pure or own.pure,

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quantize.simd.constants import HALF
 from quantize.simd.kernel import inlinable
 from quantize.simd.lanes import bits, from_bits, select
 
 _REBIAS = np.float32(2.0**112)  # 2**(127 - 15)
-_HALF = np.float32(0.5)
 _HALF_BITS = 0x3F000000
 _LEAST_NORMAL = 0x38800000  # 2**-14, the least normal float16
 _INFINITY = 0x7F800000
@@ -31,7 +31,7 @@ def to_half_bits(value: Any) -> Any:
     magnitude = pattern & 0x7FFFFFFF
     normal = (magnitude - (112 << 23) + 0xFFF + ((magnitude >> 13) & 1)) >> 13
     # float32 in [0.5, 1) step by 2**-24, float16's subnormals do too: the addition rounds for us
-    subnormal = bits(from_bits(magnitude) + _HALF) - _HALF_BITS
+    subnormal = bits(from_bits(magnitude) + HALF) - _HALF_BITS
     half = select(magnitude < _LEAST_NORMAL, subnormal, normal)
     half = select(half > 0x7C00, 0x7C00, half)
     half = select(magnitude > _INFINITY, 0x7E00, half)
@@ -66,3 +66,9 @@ def from_bfloat_bits(half: Any) -> Any:
 def halves_to_float32(halves: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
     """Return an array of float16 bits as float32, outside of kernels."""
     return halves.view(np.float16).astype(np.float32)
+
+
+@inlinable
+def float_at(data: npt.NDArray[Any], offset: int) -> np.float32:
+    """Return the float16 whose bytes, uint8 or int8, begin at data[offset]."""
+    return from_half_bits(data[offset] & 0xFF | (data[offset + 1] & 0xFF) << 8)

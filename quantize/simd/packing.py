@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import IntTile, load
-from quantize.simd.lanes import Ints, splat
+from quantize.simd.lanes import Ints, shift_right_logical, splat
 
 
 @inlinable
@@ -121,3 +121,12 @@ def scale_at(data: npt.NDArray[np.uint8], offset: int, field: int, j: int) -> np
         return np.float32(data[offset + 4 * field + j] & 63)
     upper = data[offset + 4 * field + j - 4] >> 6
     return np.float32(data[offset + 4 + j] >> 4 * field & 0xF | upper << 4)
+
+
+@inlinable
+def prepend_half(half: Ints, words: IntTile, count: int) -> None:
+    """Put 16 bits before the bytes of words[0] .. words[count - 1], which end in words[count] then."""
+    words[count] = shift_right_logical(words[count - 1], 16)
+    for k in range(count - 1, 0, -1):
+        words[k] = words[k] << 16 | shift_right_logical(words[k - 1], 16)
+    words[0] = words[0] << 16 | half

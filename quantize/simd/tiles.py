@@ -17,7 +17,7 @@ from numba.core import cgutils, types
 from numba.extending import overload
 
 from quantize.simd.half import from_bfloat_bits, from_half_bits
-from quantize.simd.kernel import inlinable
+from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_items import lowest_bit, mask_word
 from quantize.simd.lane_memory import FloatTile, IntTile, TileType, item_pointer, load, store
 from quantize.simd.lanes import INTS, LANES, Floats, Mask, any_lane, bits, maximum, operation, splat
@@ -198,3 +198,10 @@ def _copy_bytes(_context: Any, words: Any, index: Any, out: Any, byte: Any, size
         return context.get_dummy_value()
 
     return types.void(words, types.intp, out, types.intp, types.intp), emit
+
+
+@kernel
+def widen(source: npt.NDArray[Any], widened: npt.NDArray[np.float32]) -> None:
+    """Fill `widened` with the values of a flat array made by `base.as_source`, exactly."""
+    for i in range(source.size):
+        widened[i] = read_item(source, i)

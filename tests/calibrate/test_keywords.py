@@ -13,25 +13,19 @@ import calibrate
 pytest.importorskip("torch")
 
 import quality
-from calibrate.sensitivities.measure import SensitivityChoices
-from forward.options import ForwardChoices, ForwardOptions
-from forward.text.tokens import Cut, CutChoices
-from quality.options import EvaluateChoices
+from forward.options import ForwardOptions
+from forward.text.tokens import Cut
+from gguf_tools.choices import with_choices
 
 
 @pytest.mark.parametrize(
-    ("choices", "options"),
-    [
-        (CutChoices, [Cut()]),
-        (ForwardChoices, [ForwardOptions()]),
-        (EvaluateChoices, [quality.EvaluateOptions(), Cut(), ForwardOptions()]),
-        (SensitivityChoices, [calibrate.SensitivityOptions(), Cut(), ForwardOptions()]),
-    ],
+    "options", [quality.EvaluateOptions(), calibrate.SensitivityOptions()], ids=["evaluate", "sensitivity"]
 )
-def test_choices_are_all_fields(choices: Any, options: list[Any]) -> None:
-    fields = [name for value in options for name in value.__dataclass_fields__]
-    assert len(set(fields)) == len(fields)
-    assert choices.__annotations__.keys() == set(fields)
+def test_choices_are_all_fields(options: Any) -> None:
+    values = (options, Cut(), ForwardOptions())
+    fields = [(name, getattr(value, name)) for value in values for name in value.__dataclass_fields__]
+    assert len(dict(fields)) == len(fields)
+    assert with_choices(options, dict(fields)) == options
 
 
 def test_an_evaluation_takes_keywords(made: Callable[[str], Path], text: Path, tmp_path: Path) -> None:
@@ -43,6 +37,6 @@ def test_an_evaluation_takes_keywords(made: Callable[[str], Path], text: Path, t
 
 def test_unknown_keywords_are_refused_with_what_is_known(text: Path) -> None:
     with pytest.raises(TypeError, match=r"'chunks'; did you mean n_chunks\?; .*chunk_size, .*n_chunks"):
-        quality.evaluate("base", text, ["quant"], chunks=4)  # type: ignore[call-arg]
+        quality.evaluate("base", text, ["quant"], chunks=4)
     with pytest.raises(TypeError, match=r"'ctx_size'.*expected .*chunk_size"):
-        calibrate.sensitivity("base", text, "out", ctx_size=4)  # type: ignore[call-arg]
+        calibrate.sensitivity("base", text, "out", ctx_size=4)

@@ -16,6 +16,8 @@ import gguf_cli.main
 import gguf_cli.quantize
 import quantize
 from convert import architectures
+from convert.architectures import FamilyRow
+from convert.architectures.options import LatentOptions
 from forward.open import open_model
 from gguf_tools import open_gguf
 from gguf_tools.errors import MissingTensor, UnexpectedTensors, UnsupportedCheckpoint
@@ -24,7 +26,7 @@ from gguf_tools.format.shards import GGUFSet
 from quantize import Importance
 from tests.end_to_end.arch_models import model
 from tests.end_to_end.toy_family.checkpoint import CONFIG, toy_checkpoint
-from tests.end_to_end.toy_family.config import NAME
+from tests.end_to_end.toy_family.family import NAME, ToyOptions
 from tests.support.checkpoints import STYLES, edit_config, edit_tensors, micro_checkpoint, read_tensors
 from tests.support.tokenizer_files import copy_tokenizer
 
@@ -32,7 +34,7 @@ from tests.support.tokenizer_files import copy_tokenizer
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Add the family's row to the table; nothing else knows of it."""
-    row = {NAME: "tests.end_to_end.toy_family"}
+    row = {NAME: FamilyRow("tests.end_to_end.toy_family.family", ToyOptions)}
     monkeypatch.setattr(architectures, "ARCHITECTURES", {**architectures.ARCHITECTURES, **row})
 
 
@@ -178,34 +180,42 @@ def test_the_forward_pass_says_which_families_it_knows(toy: Path) -> None:
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-family.md"
 
 
-def code_of_the_page() -> dict[str, str]:
-    """Return file -> the code that the page shows of it."""
+def code_of_the_page() -> list[tuple[str, str]]:
+    """Return the pieces of code that the page shows, each with the file that it is of."""
     block = r"^`(\S+\.py)`:\n\n```python\n(.*?)```$"
-    return dict(re.findall(block, PAGE.read_text(), re.DOTALL | re.MULTILINE))
+    return re.findall(block, PAGE.read_text(), re.DOTALL | re.MULTILINE)
 
 
 def test_the_code_of_the_page_is_the_code() -> None:
     code = code_of_the_page()
     assert len(code) == PAGE.read_text().count("```python") == 4
-    for name, text in code.items():
+    for name, text in code:
         assert text in (PAGE.parents[1] / name).read_text(), name
 
 
 def test_the_family_of_the_page_converts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Registered under another name, it makes of a Qwen 2 what the project does."""
-    package = tmp_path / "packages" / "family_of_the_page"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    for name, text in code_of_the_page().items():
-        if "/qwen2/" in name:
-            text = text.replace("Qwen2ForCausalLM", "PageForCausalLM")
-            (package / Path(name).name).write_text(
-                text.replace("convert.architectures.qwen2", "family_of_the_page")
-            )
-    monkeypatch.syspath_prepend(package.parent)
-    row = {"PageForCausalLM": "family_of_the_page"}
+    (text,) = (text for name, text in code_of_the_page() if name.endswith("/qwen2.py"))
+    (tmp_path / "family_of_the_page.py").write_text(text.replace("Qwen2ForCausalLM", "PageForCausalLM"))
+    monkeypatch.syspath_prepend(tmp_path)
+    row = {"PageForCausalLM": FamilyRow("family_of_the_page")}
     monkeypatch.setattr(architectures, "ARCHITECTURES", {**architectures.ARCHITECTURES, **row})
     folder = Path(shutil.copytree(model("qwen2-r1-distill"), tmp_path / "model"))
+    convert.convert(folder, tmp_path / "expected.gguf", outtype="bf16")
+    edit_config(folder, architectures=["PageForCausalLM"])
+    convert.convert(folder, tmp_path / "out.gguf", outtype="bf16")
+    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "expected.gguf").read_bytes()
+
+
+def test_the_relative_of_the_page_converts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registered under another name, it makes of a Youtu what the project does."""
+    (text,) = (text for name, text in code_of_the_page() if name.endswith("/youtu.py"))
+    (tmp_path / "relative_of_the_page.py").write_text(text.replace("YoutuForCausalLM", "PageForCausalLM"))
+    monkeypatch.syspath_prepend(tmp_path)
+    row = {"PageForCausalLM": FamilyRow("relative_of_the_page", LatentOptions)}
+    monkeypatch.setattr(architectures, "ARCHITECTURES", {**architectures.ARCHITECTURES, **row})
+    folder = copy_tokenizer("tiny", micro_checkpoint(tmp_path / "model", "v3", vocab_size=4096))
+    edit_config(folder, architectures=["YoutuForCausalLM"], routed_scaling_factor=None)
     convert.convert(folder, tmp_path / "expected.gguf", outtype="bf16")
     edit_config(folder, architectures=["PageForCausalLM"])
     convert.convert(folder, tmp_path / "out.gguf", outtype="bf16")
@@ -217,5 +227,11 @@ def test_its_lines_are_counted_right() -> None:
     rows = re.findall(r"`(\w+)`[^|]*\| (\d+) ", PAGE.read_text().split("## How many lines")[1])
     assert len(rows) == 14
     for family, lines in rows:
-        found = sum(len(path.read_text().splitlines()) for path in (folder / family).glob("*.py"))
+        relatives = {path.stem for path in folder.glob("deepseek2/*.py")} & {name for name, _ in rows}
+        files = [
+            path
+            for path in (*folder.glob(f"**/{family}.py"), *(folder / family).glob("*.py"))
+            if path.stem == family or path.stem not in relatives
+        ]
+        found = sum(len(path.read_text().splitlines()) for path in files)
         assert abs(found - int(lines)) <= 0.1 * found, (family, found)

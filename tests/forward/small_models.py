@@ -32,15 +32,15 @@ def run_all_layers(
     import torch
 
     from forward.hidden_states import MemoryStates
-    from forward.layer import Sweep, run_layer
     from forward.run import embed
+    from forward.sweep import Execution, LayerBuffers, Sweep, run_layer
     from forward.text.tokens import Text
 
     torch.set_num_threads(1)  # the models are so small that threads mostly wait for each other
     network = model.network
     load = model.loader(torch.device("cpu"), options.pop("dtype", torch.float32))
     rounds = options.pop("rounds", False)
-    load = replace(load, rounds=rounds, half_cache=rounds)
+    load = replace(load, llama_rounding=rounds, half_cache=rounds)
     rotate = network.rope.rotation(chunks.shape[1], load.device)
     sweep = Sweep(
         build=lambda number: network.build(load, number, rotate),
@@ -48,7 +48,6 @@ def run_all_layers(
         dtype=load.dtype,
         chunk_size=chunks.shape[1],
         all_experts=options.pop("all_experts", False),
-        advance=lambda share: None,
         tokens=torch.from_numpy(chunks).flatten(),
     )
     here, there = (MemoryStates(chunks.size, network.state_size) for _ in range(2))
@@ -57,7 +56,7 @@ def run_all_layers(
     sums: dict[str, Sums] = {}
     for layer in range(network.n_layers):
         observer = NaiveSums()
-        run_layer(sweep, layer, here, middle, there, observer)
+        run_layer(sweep, Execution(), layer, LayerBuffers(here, middle, there), observer)
         sums |= observer.sums
         here, there = there, here
     norm = network.load_end(load)

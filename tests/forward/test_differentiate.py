@@ -20,9 +20,9 @@ pytest.importorskip("transformers")
 
 from forward.gradients.differentiate import BackwardStates, differentiate_layer  # noqa: E402
 from forward.hidden_states import MemoryStates  # noqa: E402
-from forward.layer import Sweep, run_layer  # noqa: E402
 from forward.observe import ObservesGradients, Silent  # noqa: E402
 from forward.run import embed  # noqa: E402
+from forward.sweep import Execution, LayerBuffers, Sweep, run_layer  # noqa: E402
 from forward.text.tokens import Text  # noqa: E402
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -100,9 +100,10 @@ def differentiate(
     shares: list[float] = []
     sweep = Sweep(
         build=lambda number: network.build(load, number, rotate), device=load.device, dtype=load.dtype,
-        chunk_size=chunks.shape[1], all_experts=False, advance=shares.append, n_workers=n_workers,
+        chunk_size=chunks.shape[1], all_experts=False,
         tokens=torch.from_numpy(chunks).flatten(),
     )  # fmt: skip
+    execution = Execution(n_workers, shares.append)
 
     def states(n_cols: int = network.state_size) -> MemoryStates:
         return MemoryStates(n_tokens, n_cols)
@@ -113,7 +114,8 @@ def differentiate(
     borders = [states() for _ in range(network.n_layers + 1)]
     embed(load, Text(chunks, chunks), borders[0], network.n_handed)
     for layer in range(network.n_layers):
-        run_layer(sweep, layer, borders[layer], scratch(), borders[layer + 1], Silent())
+        rows = LayerBuffers(borders[layer], scratch(), borders[layer + 1])
+        run_layer(sweep, execution, layer, rows, Silent())
     above, below = states(), states()
     handed = torch.zeros((n_tokens, network.n_handed))
     own = directions(n_tokens, network.state_size - network.n_handed) if last is None else last
@@ -121,7 +123,7 @@ def differentiate(
     shares.clear()
     for layer in reversed(range(network.n_layers)):
         backward = BackwardStates(borders[layer], above, below, scratch(), scratch())
-        differentiate_layer(sweep, layer, backward, observer)
+        differentiate_layer(sweep, execution, layer, backward, observer)
         above, below = below, above
     assert sum(shares) == pytest.approx(network.n_layers)
     gradients: np.ndarray = network.at_embeddings(above.read(0, n_tokens)).numpy()

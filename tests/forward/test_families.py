@@ -16,10 +16,11 @@ torch = pytest.importorskip("torch")
 
 from forward.families import find_family  # noqa: E402
 from forward.hidden_states import MemoryStates  # noqa: E402
-from forward.layer import Layer, Sweep, run_layer  # noqa: E402
+from forward.layer import Layer  # noqa: E402
 from forward.layers.ffn import BlockNames, FeedForward  # noqa: E402
-from forward.layers.norm import RMSNorm  # noqa: E402
+from forward.layers.residual import RMSNorm  # noqa: E402
 from forward.observe import Observer, Silent  # noqa: E402
+from forward.sweep import Execution, LayerBuffers, Sweep, run_layer  # noqa: E402
 
 HIDDEN, WIDTH, CHUNK, N_CHUNKS = 8, 12, 5, 3
 
@@ -55,11 +56,12 @@ def compute(before: np.ndarray, observer: Any, **changes: Any) -> tuple[np.ndarr
     shares: list[float] = []
     sweep = Sweep(
         build=make_layer, device=torch.device("cpu"), dtype=torch.float32, chunk_size=CHUNK,
-        all_experts=False, advance=shares.append, **changes,
+        all_experts=False,
     )  # fmt: skip
     states, middle, after = (MemoryStates(N_CHUNKS * CHUNK, HIDDEN) for _ in range(3))
     states.write(0, torch.from_numpy(before))
-    run_layer(sweep, 0, states, middle, after, observer)
+    execution = Execution(advance=shares.append, **changes)
+    run_layer(sweep, execution, 0, LayerBuffers(states, middle, after), observer)
     return after.read(0, N_CHUNKS * CHUNK).numpy(), shares
 
 

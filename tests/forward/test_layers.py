@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convert.architectures.deepseek32.config import IndexedConfig
+from convert.architectures.deepseek2.glm_moe_dsa import ARCHITECTURE as GLM5
 from forward.families import FAMILIES
 from forward.open import open_model
 from gguf_tools.errors import UnsupportedCheckpoint
@@ -91,7 +91,7 @@ def test_the_older_spelling_and_fp8(tmp_path: Path) -> None:
 def test_a_first_layer_without_a_choice_is_refused() -> None:
     raw = INDEXED_STYLES["glm-5"] | SHARING | {"indexer_types": ["shared", "full", "full", "full"]}
     with pytest.raises(UnsupportedCheckpoint, match=r"^blk\.0: has no indexer"):
-        FAMILIES["glm-dsa"].build(IndexedConfig.from_dict(raw))
+        FAMILIES["glm-dsa"].build(GLM5.read_config(raw, Path("config.json")))
 
 
 def test_a_shared_choice_is_read_from_files_and_changes_what_is_computed(tmp_path: Path) -> None:

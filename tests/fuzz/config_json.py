@@ -8,7 +8,7 @@ from pathlib import Path
 
 from convert.architectures import find_architecture
 from convert.architectures.base import metadata_of
-from convert.architectures.deepseek2.options import Options
+from convert.architectures.options import LatentOptions
 from convert.checkpoint.checkpoint import read_config
 from gguf_tools.format.layout import FileLayout
 from tests.fuzz import mutate, scratch
@@ -35,7 +35,7 @@ def read(folder: Path) -> None:
     path = folder / "config.json"
     architecture = find_architecture(raw, path)
     config = architecture.read_config(raw, path)
-    for options in (Options("split", True), Options("none", False)):
+    for options in (LatentOptions("split", True), LatentOptions("none", False)):
         FileLayout.of(metadata_of(architecture, config, options), ())
 
 

@@ -7,8 +7,7 @@ import struct
 from pathlib import Path
 
 from imatrix.check import check
-from imatrix.describe import describe, description_lines
-from imatrix.stats import entry_stats
+from imatrix.stats import describe, description_lines, entry_stats
 from imatrix.store import load, not_held, save
 from tests.fuzz import mutate, scratch
 from tests.hostile.fields import head, number, strings, tensor, word

@@ -52,7 +52,7 @@ def test_a_file_that_is_neither_form_is_one_line(tmp_path: Path, capsys: pytest.
 def test_a_long_text_shows_few_running_perplexities(n_chunks: int) -> None:
     torch = pytest.importorskip("torch")
     from forward.perplexity import Perplexity
-    from imatrix.progress import perplexity_lines
+    from imatrix.options import perplexity_lines
 
     perplexity = Perplexity()
     for _ in range(n_chunks):

@@ -10,11 +10,11 @@ from gguf_tools.format.scales import SCALES, count_nonfinite
 from tests.support import oracle
 
 NAN = {
-    "e": b"\x00\x7e",
-    "f": b"\x00\x00\xc0\x7f",
-    "d": b"\0\0\0\0\0\0\xf8\x7f",
-    "b": b"\xc0\x7f",
-    "x": b"\xff",
+    "f2": b"\x00\x7e",
+    "f4": b"\x00\x00\xc0\x7f",
+    "f8": b"\0\0\0\0\0\0\xf8\x7f",
+    "b2": b"\xc0\x7f",
+    "e1": b"\xff",
 }
 N_BLOCKS = 2
 

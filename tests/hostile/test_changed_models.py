@@ -111,7 +111,7 @@ def test_a_calibration(model: Path, weights: Path, tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"in\.gguf: was changed while it was read"):
         quantize.quantize(
             source, tmp_path / "out.gguf", "Q4_0", n_threads=1,
-            calibration=Calibration(TEXT, cut=CUT, sequential=False, two_sided=False, embedding=False),
+            calibration=Calibration(TEXT, cut=CUT, sequential=False, method="one-sided", embedding=False),
             progress=after_chunks(12, lambda: change(source, 0.5)),
         )  # fmt: skip
     assert not (tmp_path / "out.gguf").exists()

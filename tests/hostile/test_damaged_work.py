@@ -93,7 +93,9 @@ def gradients(models: Models, place: Path) -> Path:
 
 def make_calibrated(models: Models, place: Path) -> Path:
     """A calibration of one tensor, which follows the model."""
-    calibration = calibrate.Calibration(models.text, CUT, two_sided=False, embedding=False, forward=IN_MEMORY)
+    calibration = calibrate.Calibration(
+        models.text, CUT, method="one-sided", embedding=False, forward=IN_MEMORY
+    )
     overrides = parse_overrides(("attn_output=q4_0", "weight=f16"))
     types = quantize.PlanOptions(overrides=overrides)
     options = quantize.QuantizeOptions(types=types, calibration=calibration)

@@ -131,7 +131,7 @@ def test_moments_that_little_or_nothing_proves_are_trusted_less() -> None:
     much = trust(words, 32)
     little, one_chunk, nonsense = trust(words[:640], 32), trust(words, 10000), trust([7] * 10000, 32)
     assert much == Trust()
-    assert (little.makes_up, one_chunk.makes_up, nonsense.makes_up) == (True, False, False)
+    assert (little.corrects_drift, one_chunk.corrects_drift, nonsense.corrects_drift) == (True, False, False)
     for each in (little, one_chunk, nonsense):
         assert each.input_damp > much.input_damp
         assert each.output_damp > much.output_damp

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep to one thread, and out of inference mode, which does not know such tensors."""
     from forward import logits, perplexity, run
-    from tests.support.elsewhere import AtOnce
+    from tests.support.pretended_device import AtOnce
 
     for module in ("forward.workers", "forward.run", "forward.layers.experts"):
         monkeypatch.setattr(f"{module}.ThreadPoolExecutor", AtOnce)
@@ -47,7 +47,7 @@ def test_another_device_computes_deepseek_v4(calibration: Path, tmp_path: Path) 
 
 
 def assert_same_elsewhere(words: list[str], tmp_path: Path) -> None:
-    from tests.support.elsewhere import pretended
+    from tests.support.pretended_device import pretended
 
     assert main([*words, "-o", str(tmp_path / "here.gguf"), "--device", "cpu"]) == 0
     with pretended() as device:
@@ -61,7 +61,7 @@ def assert_same_elsewhere(words: list[str], tmp_path: Path) -> None:
 
 
 def test_tensors_elsewhere_do_not_mix_with_those_of_the_cpu() -> None:
-    from tests.support.elsewhere import pretended
+    from tests.support.pretended_device import pretended
 
     with pretended() as device:
         there = torch.ones(2, 2, device=device)

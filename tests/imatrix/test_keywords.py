@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 import imatrix
-from imatrix.options import CollectChoices
+from gguf_tools.choices import with_choices
 
 
 def test_choices_are_all_fields() -> None:
-    options = (imatrix.CollectOptions, imatrix.Cut, imatrix.ForwardOptions)
-    fields = [name for each in options for name in each.__dataclass_fields__]
-    assert len(set(fields)) == len(fields)
-    assert CollectChoices.__annotations__.keys() == set(fields)
+    options = (imatrix.CollectOptions(), imatrix.Cut(), imatrix.ForwardOptions())
+    fields = [(name, getattr(each, name)) for each in options for name in each.__dataclass_fields__]
+    assert len(dict(fields)) == len(fields)
+    assert with_choices(imatrix.CollectOptions(), dict(fields)) == imatrix.CollectOptions()
 
 
 def test_unknown_keywords_are_refused_with_what_is_known() -> None:
     with pytest.raises(TypeError, match=r"'chunks'; did you mean n_chunks\?; .*chunk_size, .*n_chunks"):
-        imatrix.collect("model", "text.txt", chunks=4)  # type: ignore[call-arg]
+        imatrix.collect("model", "text.txt", chunks=4)

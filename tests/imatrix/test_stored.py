@@ -20,10 +20,9 @@ from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
 from imatrix.check import as_text, check
-from imatrix.describe import description_lines
 from imatrix.merge import merge
 from imatrix.repair import repair
-from imatrix.stats import stats_lines
+from imatrix.stats import description_lines, stats_lines
 from imatrix.store import load, save
 from quantize.importances.entries import Importance, ImportanceFile, refuse_nonfinite, resolve
 from quantize.importances.stored import OpenFile, StoredImportance

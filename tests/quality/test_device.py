@@ -24,14 +24,14 @@ Made = Callable[[str], Path]
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep to one thread, and out of inference mode, which does not know such tensors."""
-    from forward import logits
-    from quality.bases import base, logits_file
-    from tests.support.elsewhere import AtOnce
+    from forward import logits, run
+    from quality.bases import logits_file
+    from tests.support.pretended_device import AtOnce
 
     for module in ("forward.workers", "forward.layers.experts"):
         monkeypatch.setattr(f"{module}.ThreadPoolExecutor", AtOnce)
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
-    monkeypatch.setattr(base, "run_layer", torch.no_grad()(base.run_layer.__wrapped__))
+    monkeypatch.setattr(run, "run_layer", torch.no_grad()(run.run_layer.__wrapped__))
     sweep = torch.no_grad()(logits.sweep_vocabulary.__wrapped__)
     monkeypatch.setattr(logits, "sweep_vocabulary", sweep)
     monkeypatch.setattr(logits_file, "sweep_vocabulary", sweep)
@@ -58,7 +58,7 @@ def same(found: Evaluation, expected: Evaluation) -> None:
     "memory", [4 << 30, pytest.param(0, marks=pytest.mark.slow)], ids=["memory", "files"]
 )
 def test_another_device_gives_the_same(memory: int, made: Made, text: Path, tmp_path: Path) -> None:
-    from tests.support.elsewhere import pretended
+    from tests.support.pretended_device import pretended
 
     forward = replace(OPTIONS.forward, memory_bytes=memory)
     options = replace(OPTIONS, forward=forward, keep=tmp_path / "kept")

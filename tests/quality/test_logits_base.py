@@ -22,8 +22,11 @@ from forward import logits  # noqa: E402
 from forward.logits import sweep_vocabulary  # noqa: E402
 from forward.options import ForwardOptions  # noqa: E402
 from forward.text.tokens import Cut, Text  # noqa: E402
-from quality.bases.logits_base import SMALLEST_LOG_PROB, FileLogits  # noqa: E402
-from quality.bases.logits_file import write_logits  # noqa: E402
+from quality.bases.logits_file import (  # noqa: E402
+    SMALLEST_LOG_PROB,
+    FileLogits,
+    write_logits,
+)
 from quality.visitor import DivergenceVisitor  # noqa: E402
 from tests.quality.test_logits_file import random_head  # noqa: E402
 

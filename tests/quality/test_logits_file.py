@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 from forward import logits  # noqa: E402
 from forward.hidden_states import MemoryStates  # noqa: E402
 from forward.layers.load import Loader  # noqa: E402
-from forward.layers.norm import RMSNorm  # noqa: E402
+from forward.layers.residual import RMSNorm  # noqa: E402
 from forward.logits import Head  # noqa: E402
 from forward.text.tokens import Cut, Text  # noqa: E402
 from gguf_tools.format.ggml_types import F32  # noqa: E402

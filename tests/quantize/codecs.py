@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import GGMLType, by_name
-from quantize.formats import available, get_format
-from quantize.formats.codecs import CODECS
+from quantize.formats import available, base, get_format
 from quantize.importances.weighting import ColumnWeights, Weighting
 
 Floats = npt.NDArray[np.float32]
@@ -48,5 +46,4 @@ def decode(type_: str | GGMLType, data: npt.NDArray[np.uint8]) -> Floats:
 
 def block_dtype(name: str) -> np.dtype[Any]:
     """Return the dtype of a type's block."""
-    block: np.dtype[Any] = import_module(CODECS[name].module, "quantize.formats").BLOCK
-    return block
+    return base.block_dtype(by_name(name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +23,11 @@ from quantize.fill.sources import GGUFTensor
 from quantize.formats import available, get_format
 from quantize.formats.codecs import CODECS, DECODERS, REGROUPED
 from quantize.importances.entries import Importance
+from quantize.plan import recipes, rules
 from quantize.plan.decide import PlanOptions
 from quantize.plan.overrides import parse_overrides
+from quantize.plan.recipe import Recipe
+from quantize.roles import Role
 from tests.quantize import toy_codec
 from tests.quantize.codecs import decode, encode
 
@@ -141,3 +145,39 @@ def test_what_it_refuses_is_named() -> None:
     rows[3, 5] = np.nan
     with pytest.raises(BadWeights, match=f"{NAME}: row 3, column 5"):
         encode(NAME, rows, None)
+
+
+# ---- the pages that say how to add a type and a file type
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def code_of(page: str) -> str:
+    """Return the one block of code of a page."""
+    (code,) = re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
+    return str(code)
+
+
+def test_the_code_of_the_page_is_the_toy() -> None:
+    assert code_of("add-a-type.md") in Path(toy_codec.__file__).read_text()
+
+
+def test_the_file_type_of_the_page_is_planned(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = eval(code_of("add-a-file-type.md"), vars(rules) | {"Recipe": Recipe, "Role": Role})
+    monkeypatch.setitem(recipes._BY_NAME, recipe.name, recipe)
+    assert main(["--dry-run", str(model), recipe.name]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    types = {line.split()[1]: line.split("-> ")[1].split()[0] for line in lines[:3]}
+    assert types == {STACK.name: "Q5_1", MATRIX.name: "Q8_0", ODD_ROWS.name: "Q4_0"}
+
+
+@pytest.mark.parametrize("page", ["add-a-type.md", "add-a-file-type.md"])
+def test_what_the_pages_name_is_there(page: str) -> None:
+    text = (DOCS / page).read_text()
+    root = DOCS.parent
+    for path in re.findall(r"`((?:quantize|gguf_tools|tests|scripts|calibrate)/[\w/.]*)`", text):
+        assert (root / path).exists(), path
+    for name, path in re.findall(r"`(_?[A-Z_]{4,})` in `([\w/]+/[\w/.]+\.py)`", text):
+        assert re.search(rf"^{name}\b", (root / path).read_text(), re.MULTILINE), (name, path)

@@ -1,4 +1,4 @@
-"""The kernels: blocks of 256 rounded octet by octet, LANES rows at a time, with the scales that cost least.
+"""Blocks of 256 rounded octet by octet, LANES rows at a time, with the scales that cost least.
 
 For each sub-block, the integer scales around a given one are tried. The whole sub-block is rounded under
 each, with feedback inside; the cheapest stays, and its errors are taken off the rest of the block.
@@ -11,25 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.rounding.grids.octets import (
-    INFINITY,
-    OCTET,
-    Choice,
-    Lattice,
-    Octet,
-    round_either_shift,
-    round_even_4,
-    round_even_8,
-    round_free_4,
-    round_free_8,
-    round_shifted,
-)
+from calibrate.rounding.grids.octets import INFINITY, OCTET, Choice, Lattice, Octet
 from calibrate.rounding.grids.walks import STRIDE
 from quantize.formats.base import Floats32
-from quantize.formats.search import ZERO
-from quantize.simd.kernel import inlined, kernel
+from quantize.simd.constants import ZERO
+from quantize.simd.kernel import inlined
 from quantize.simd.lane_memory import FloatTile, float_tile, int_tile, load, store, tail
-from quantize.simd.lanes import LANES, Floats, Ints, any_lane, maximum, minimum, select, splat, to_float
+from quantize.simd.lanes import LANES, Floats, Ints, Mask, any_lane, maximum, minimum, select, splat, to_float
 from quantize.simd.tiles import load_blocks
 
 ELEMS = 256
@@ -55,6 +43,19 @@ class Form(NamedTuple):
     top: int
 
 
+class Terms(NamedTuple):
+    """What all sub-blocks of a block share.
+
+    inverses  float32 (256,), 1 / U[i, i]
+    window    how many steps a scale may leave the one given
+    """
+
+    form: Form
+    lattice: Lattice
+    inverses: Floats32
+    window: int
+
+
 class Choices(NamedTuple):
     """What the kernels choose for rows, whose number is padded to a multiple of LANES: flat arrays.
 
@@ -73,6 +74,21 @@ class Choices(NamedTuple):
     signs: npt.NDArray[np.int32]
     costs: Floats32
     factors: Floats32
+
+
+class Start(NamedTuple):
+    """What the search for a sub-block's scale starts from.
+
+    at     the sub-block's first element
+    d      of the block
+    scale  the one around which to look
+    limit  the cost below which a trial counts
+    """
+
+    at: int
+    d: Floats
+    scale: Ints
+    limit: Floats
 
 
 class Work(NamedTuple):
@@ -109,106 +125,96 @@ def take_off(
 
 @inlined
 def _round_sub_block(
-    round_octet: Any, form: Form, lattice: Lattice, at: int, attempt: int, limit: Floats, work: Work
+    round_octet: Any, terms: Terms, at: int, attempt: int, limit: Floats, work: Work
 ) -> Floats:
-    """Return what a sub-block costs.
+    """Round a sub-block and compute what that costs.
 
     It is left unfinished when no lane costs less than `limit`, but not while its variants are tried: what one
     row is rounded to later must not depend on the rows beside it.
     """
-    now = work.now
+    form, now = terms.form, work.now
     cost = splat(ZERO)
     for k in range(form.sub_elems // OCTET):
         place = OCTET * k
         codes, signs = tail(now.codes, form.codes * k), tail(now.signs, k)
         choice = Choice(codes, signs, tail(now.errors, place), tail(now.levels, place))
         octet = Octet(tail(work.left, place), tail(work.units, place), at + place)
-        cost += round_octet(lattice, octet, attempt, choice)
+        cost += round_octet(terms.lattice, octet, attempt, choice)
         if attempt >= form.variants and not any_lane(cost < limit):
             break
         first = at + place
-        take_off(lattice, now.errors, work.left, at, first, first + OCTET, at + form.sub_elems)
+        take_off(terms.lattice, now.errors, work.left, at, first, first + OCTET, at + form.sub_elems)
     return cost
 
 
 @inlined
-def try_scales(
-    round_octet: Any,
-    form: Form,
-    lattice: Lattice,
-    inverses: Floats32,
-    at: int,
-    d: Floats,
-    start: Ints,
-    window: int,
-    limit: Floats,
-    work: Work,
-) -> tuple[Floats, Ints]:
-    """Return the least cost of a sub-block and its scale; `work.best` is what it is rounded to.
+def _keep(form: Form, better: Mask, now: Choice, best: Choice) -> None:
+    """Replace the best of a sub-block where the present trial is better."""
+    for i in range(form.sub_elems):
+        best.errors[i] = select(better, now.errors[i], best.errors[i])
+        best.levels[i] = select(better, now.levels[i], best.levels[i])
+    for k in range(form.sub_elems // OCTET):
+        best.signs[k] = select(better, now.signs[k], best.signs[k])
+    for k in range(form.codes * form.sub_elems // OCTET):
+        best.codes[k] = select(better, now.codes[k], best.codes[k])
 
-    All three stay as they come where nothing costs less than `limit`, the cost that is returned then.
 
-    at      the first element of the sub-block
-    start   the scale around which to look, up to `window` away
+@inlined
+def try_scales(round_octet: Any, terms: Terms, start: Start, work: Work) -> tuple[Floats, Ints]:
+    """Find the scale of a sub-block that costs least; `work.best` gets what it is rounded to.
+
+    Cost, scale and `work.best` stay those of `start` where nothing costs less than its limit.
+
+    returns  the least cost and its scale
     """
-    size, now, best = form.sub_elems, work.now, work.best
-    best_cost, best_scale = limit, start
-    last_cost = limit
-    for attempt in range(2 * window + form.variants):
+    form, now, at = terms.form, work.now, start.at
+    best_cost, best_scale = start.limit, start.scale
+    last_cost = start.limit
+    for attempt in range(2 * terms.window + form.variants):
         step = max(attempt - form.variants + 1, 0)
         change = (step + 1) // 2 if step % 2 else -(step // 2)
-        scale = maximum(minimum(start + change, form.top), 0)
-        unit = d * (form.offset + form.slope * to_float(scale))
-        for i in range(size):
+        scale = maximum(minimum(start.scale + change, form.top), 0)
+        unit = start.d * (form.offset + form.slope * to_float(scale))
+        for i in range(form.sub_elems):
             work.left[i] = work.rests[i]
-            work.units[i] = unit * inverses[at + i]
-        cost = _round_sub_block(round_octet, form, lattice, at, attempt, best_cost, work)
+            work.units[i] = unit * terms.inverses[at + i]
+        cost = _round_sub_block(round_octet, terms, at, attempt, best_cost, work)
         if attempt == 1 and form.variants == 2:
-            for k in range(size // OCTET):
+            for k in range(form.sub_elems // OCTET):
                 now.signs[k] = select(cost < last_cost, splat(-1), 0)
         last_cost = cost
         better = cost < best_cost
         best_cost = select(better, cost, best_cost)
         best_scale = select(better, scale, best_scale)
-        for i in range(size):
-            best.errors[i] = select(better, now.errors[i], best.errors[i])
-            best.levels[i] = select(better, now.levels[i], best.levels[i])
-        for k in range(size // OCTET):
-            best.signs[k] = select(better, now.signs[k], best.signs[k])
-        for k in range(form.codes * size // OCTET):
-            best.codes[k] = select(better, now.codes[k], best.codes[k])
+        _keep(form, better, now, work.best)
     return best_cost, best_scale
 
 
 @inlined
-def _round_rows(
-    round_octet: Any,
-    form: Form,
-    lattice: Lattice,
-    inverses: Floats32,
-    window: int,
-    source: Floats32,
-    choices: Choices,
-) -> None:
+def round_rows(round_octet: Any, terms: Terms, source: Floats32, choices: Choices) -> None:
+    """Fill `choices` for a block of each row.
+
+    source  float32 (n * 256,), the weights with the feedback of earlier columns; where `choices` has more
+            than n rows, these repeat the last one
+    """
     rests, plain, left, units = float_tile(256), float_tile(256), float_tile(32), float_tile(32)
     now = Choice(int_tile(8), int_tile(4), float_tile(32), float_tile(32))
     best = Choice(int_tile(8), int_tile(4), float_tile(32), float_tile(32))
+    form, lattice = terms.form, terms.lattice
     n_rows, size = choices.d.size, form.sub_elems
     for first in range(0, n_rows, LANES):
         load_blocks(source, first, ELEMS, rests)
         for i in range(ELEMS):
-            rests[i] = rests[i] * inverses[i]
+            rests[i] = rests[i] * terms.inverses[i]
             plain[i] = rests[i]
         d = load(choices.d, first)
         total = splat(ZERO)
         along, across = splat(ZERO), splat(ZERO)
         for j in range(ELEMS // size):
             at = size * j
-            start = load(choices.scales, j * n_rows + first)
+            start = Start(at, d, load(choices.scales, j * n_rows + first), splat(INFINITY))
             work = Work(tail(rests, at), now, best, left, units)
-            cost, scale = try_scales(
-                round_octet, form, lattice, inverses, at, d, start, window, splat(INFINITY), work
-            )
+            cost, scale = try_scales(round_octet, terms, start, work)
             total += cost
             store(choices.scales, j * n_rows + first, scale)
             for k in range(size // OCTET):
@@ -227,57 +233,3 @@ def _round_rows(
             take_off(lattice, tail(plain, at), tail(plain, at), at, at, at + size, ELEMS)
         store(choices.costs, first, total)
         store(choices.factors, first, along / across)
-
-
-@kernel
-def round_eights(
-    form: Form, lattice: Lattice, inverses: Floats32, window: int, source: Floats32, choices: Choices
-) -> None:
-    """Fill `choices` for rows of IQ2_S.
-
-    inverses  float32 (256,), 1 / U[i, i]
-    window    how many steps a scale may leave the one given
-    source    float32 (n * 256,), the weights with the feedback of earlier columns; where `choices` has
-              more than n rows, these repeat the last one
-    """
-    _round_rows(round_free_8, form, lattice, inverses, window, source, choices)
-
-
-@kernel
-def round_even_eights(
-    form: Form, lattice: Lattice, inverses: Floats32, window: int, source: Floats32, choices: Choices
-) -> None:
-    """Fill `choices` for rows of IQ2_XXS or IQ2_XS; arguments as for `round_eights`."""
-    _round_rows(round_even_8, form, lattice, inverses, window, source, choices)
-
-
-@kernel
-def round_fours(
-    form: Form, lattice: Lattice, inverses: Floats32, window: int, source: Floats32, choices: Choices
-) -> None:
-    """Fill `choices` for rows of IQ3_S; arguments as for `round_eights`."""
-    _round_rows(round_free_4, form, lattice, inverses, window, source, choices)
-
-
-@kernel
-def round_even_fours(
-    form: Form, lattice: Lattice, inverses: Floats32, window: int, source: Floats32, choices: Choices
-) -> None:
-    """Fill `choices` for rows of IQ3_XXS; arguments as for `round_eights`."""
-    _round_rows(round_even_4, form, lattice, inverses, window, source, choices)
-
-
-@kernel
-def round_shifted_eights(
-    form: Form, lattice: Lattice, inverses: Floats32, window: int, source: Floats32, choices: Choices
-) -> None:
-    """Fill `choices` for rows of IQ1_S, whose two variants are shifts; arguments as for `round_eights`."""
-    _round_rows(round_shifted, form, lattice, inverses, window, source, choices)
-
-
-@kernel
-def round_eights_by_shift(
-    form: Form, lattice: Lattice, inverses: Floats32, window: int, source: Floats32, choices: Choices
-) -> None:
-    """Fill `choices` for rows of IQ1_M; arguments as for `round_eights`."""
-    _round_rows(round_either_shift, form, lattice, inverses, window, source, choices)

@@ -20,6 +20,11 @@ from quantize.simd.half import halves_to_float32
 
 Array = npt.NDArray[Any]
 
+Block = np.dtype[Any]
+
+Path = tuple[str, ...]
+"""Names of fields, each in the one before it."""
+
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
@@ -51,8 +56,15 @@ class Layout:
     write: Callable[[Blocks], Bytes]
 
 
-def _blocks(data: Bytes, block: np.dtype[Any]) -> Array:
+def _blocks(data: Bytes, block: Block) -> Array:
     return np.ascontiguousarray(data).view(block)[:, 0]
+
+
+def _at(blocks: Array, path: Path) -> Array:
+    """Show a field of blocks, to read or to write."""
+    for name in path:
+        blocks = blocks[name]
+    return blocks
 
 
 def _bytes(blocks: Array) -> Bytes:
@@ -74,7 +86,7 @@ def _halves(d: Floats32) -> npt.NDArray[np.uint16]:
 
 
 def _nibbles(packed: Array) -> Array:
-    """Return the two halves of each byte, the lower one first: (n, 2 * bytes)."""
+    """Split each byte in halves, the lower one first: (n, 2 * bytes)."""
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
 
 
@@ -83,32 +95,60 @@ def _to_nibbles(codes: Array) -> Array:
 
 
 def _bits(values: Array, width: int, count: int) -> Array:
-    """Return `count` numbers of `width` bits out of each value, the lowest first: one more axis."""
+    """Take `count` numbers of `width` bits out of each value, the lowest first: one more axis."""
     return values[..., None].astype(np.int64) >> width * np.arange(count) & (1 << width) - 1
 
 
 def _to_bits(numbers: Array, width: int) -> Array:
-    """Return the numbers of the last axis side by side in one, the first one lowest: int64."""
+    """Put the numbers of the last axis side by side in one, the first one lowest: int64."""
     return (numbers.astype(np.int64) << width * np.arange(numbers.shape[-1])).sum(axis=-1)
 
 
-# ---- IQ2
+# ---- IQ2 and IQ3
 
 
-def _read_iq2_xxs(data: Bytes) -> Blocks:
-    blocks = _blocks(data, iq2_xxs.BLOCK)
-    words = blocks["qs"]["signs_scale"]
-    signs = with_even_signs(_bits(words, 7, 4))
-    return _fields(blocks["d"], words >> 28, blocks["qs"]["indices"], signs)
+def _with_packed_signs(type_: GGMLType, block: Block, indices: Path, words: Path) -> Layout:
+    """The layout of IQ2_XXS and IQ3_XXS: 32 bits for 32 weights, seven signs of each eight and the scale.
+
+    indices  where the indices are in a block
+    words    where the 32 bits are
+    """
+
+    def read(data: Bytes) -> Blocks:
+        blocks = _blocks(data, block)
+        bits = _at(blocks, words)
+        return _fields(blocks["d"], bits >> 28, _at(blocks, indices), with_even_signs(_bits(bits, 7, 4)))
+
+    def write(parts: Blocks) -> Bytes:
+        blocks = np.empty(len(parts.d), block)
+        blocks["d"] = _halves(parts.d)
+        to = _at(blocks, indices)
+        to[...] = parts.indices.reshape(to.shape)
+        _at(blocks, words)[...] = _to_bits(parts.signs.reshape(-1, 8, 4) & 127, 7) | parts.scales << 28
+        return _bytes(blocks)
+
+    return Layout(type_, read, write)
 
 
-def _write_iq2_xxs(parts: Blocks) -> Bytes:
-    n = len(parts.d)
-    blocks = np.empty(n, iq2_xxs.BLOCK)
-    blocks["d"] = _halves(parts.d)
-    blocks["qs"]["indices"] = parts.indices.reshape(n, 8, 4)
-    blocks["qs"]["signs_scale"] = _to_bits(parts.signs.reshape(n, 8, 4) & 127, 7) | parts.scales << 28
-    return _bytes(blocks)
+def _with_whole_signs(type_: GGMLType, block: Block, width: int) -> Layout:
+    """The layout of IQ2_S and IQ3_S: eight signs of each eight weights, and `width` high bits of an index."""
+    count = 8 // width
+
+    def read(data: Bytes) -> Blocks:
+        blocks = _blocks(data, block)
+        high = _bits(blocks["qh"], width, count).reshape(blocks["qs"].shape)
+        return _fields(blocks["d"], _nibbles(blocks["scales"]), blocks["qs"] | high << 8, blocks["signs"])
+
+    def write(parts: Blocks) -> Bytes:
+        blocks = np.empty(len(parts.d), block)
+        blocks["d"] = _halves(parts.d)
+        blocks["qs"] = parts.indices & 255
+        blocks["qh"] = _to_bits(parts.indices.reshape(-1, 8, count) >> 8, width)
+        blocks["signs"] = parts.signs
+        blocks["scales"] = _to_nibbles(parts.scales)
+        return _bytes(blocks)
+
+    return Layout(type_, read, write)
 
 
 def _read_iq2_xs(data: Bytes) -> Blocks:
@@ -121,56 +161,6 @@ def _write_iq2_xs(parts: Blocks) -> Bytes:
     blocks = np.empty(len(parts.d), iq2_xs.BLOCK)
     blocks["d"] = _halves(parts.d)
     blocks["qs"] = parts.indices | (parts.signs & 127).astype(np.int64) << 9
-    blocks["scales"] = _to_nibbles(parts.scales)
-    return _bytes(blocks)
-
-
-def _read_iq2_s(data: Bytes) -> Blocks:
-    blocks = _blocks(data, iq2_s.BLOCK)
-    indices = blocks["qs"] | _bits(blocks["qh"], 2, 4).reshape(-1, 32) << 8
-    return _fields(blocks["d"], _nibbles(blocks["scales"]), indices, blocks["signs"])
-
-
-def _write_iq2_s(parts: Blocks) -> Bytes:
-    blocks = np.empty(len(parts.d), iq2_s.BLOCK)
-    blocks["d"] = _halves(parts.d)
-    blocks["qs"] = parts.indices & 255
-    blocks["qh"] = _to_bits(parts.indices.reshape(-1, 8, 4) >> 8, 2)
-    blocks["signs"] = parts.signs
-    blocks["scales"] = _to_nibbles(parts.scales)
-    return _bytes(blocks)
-
-
-# ---- IQ3
-
-
-def _read_iq3_xxs(data: Bytes) -> Blocks:
-    blocks = _blocks(data, iq3_xxs.BLOCK)
-    signs = with_even_signs(_bits(blocks["words"], 7, 4))
-    return _fields(blocks["d"], blocks["words"] >> 28, blocks["qs"], signs)
-
-
-def _write_iq3_xxs(parts: Blocks) -> Bytes:
-    n = len(parts.d)
-    blocks = np.empty(n, iq3_xxs.BLOCK)
-    blocks["d"] = _halves(parts.d)
-    blocks["qs"] = parts.indices
-    blocks["words"] = _to_bits(parts.signs.reshape(n, 8, 4) & 127, 7) | parts.scales << 28
-    return _bytes(blocks)
-
-
-def _read_iq3_s(data: Bytes) -> Blocks:
-    blocks = _blocks(data, iq3_s.BLOCK)
-    indices = blocks["qs"] | _bits(blocks["qh"], 1, 8).reshape(-1, 64) << 8
-    return _fields(blocks["d"], _nibbles(blocks["scales"]), indices, blocks["signs"])
-
-
-def _write_iq3_s(parts: Blocks) -> Bytes:
-    blocks = np.empty(len(parts.d), iq3_s.BLOCK)
-    blocks["d"] = _halves(parts.d)
-    blocks["qs"] = parts.indices & 255
-    blocks["qh"] = _to_bits(parts.indices.reshape(-1, 8, 8) >> 8, 1)
-    blocks["signs"] = parts.signs
     blocks["scales"] = _to_nibbles(parts.scales)
     return _bytes(blocks)
 
@@ -214,11 +204,11 @@ def _write_iq1_m(parts: Blocks) -> Bytes:
 LAYOUTS = {
     layout.type.name: layout
     for layout in (
-        Layout(IQ2_XXS, _read_iq2_xxs, _write_iq2_xxs),
+        _with_packed_signs(IQ2_XXS, iq2_xxs.BLOCK, ("qs", "indices"), ("qs", "signs_scale")),
         Layout(IQ2_XS, _read_iq2_xs, _write_iq2_xs),
-        Layout(IQ2_S, _read_iq2_s, _write_iq2_s),
-        Layout(IQ3_XXS, _read_iq3_xxs, _write_iq3_xxs),
-        Layout(IQ3_S, _read_iq3_s, _write_iq3_s),
+        _with_whole_signs(IQ2_S, iq2_s.BLOCK, 2),
+        _with_packed_signs(IQ3_XXS, iq3_xxs.BLOCK, ("qs",), ("words",)),
+        _with_whole_signs(IQ3_S, iq3_s.BLOCK, 1),
         Layout(IQ1_S, _read_iq1_s, _write_iq1_s),
         Layout(IQ1_M, _read_iq1_m, _write_iq1_m),
     )

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.rounding.grids.trees import Tree
 from calibrate.rounding.grids.walks import (
     LEVELS,
     STRIDE,
     Best,
     Group,
+    Tree,
     Way,
     even_walk_of_4,
     even_walk_of_8,
@@ -27,7 +27,7 @@ from calibrate.rounding.grids.walks import (
     plain_walk_of_8,
     with_sign_of,
 )
-from quantize.formats.search import ZERO
+from quantize.simd.constants import ZERO
 from quantize.simd.kernel import inlined
 from quantize.simd.lane_items import look_up
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, load, tail
@@ -99,13 +99,13 @@ def _group(lattice: Lattice, octet: Octet, start: int, steps: FloatTile) -> Grou
 
 @inlined
 def _level(lattice: Lattice, octet: Octet, i: int, code: Ints) -> Floats:
-    """Return the magnitude that the lowest level of a code gives element i, in units of U[i, i]."""
+    """Look up the magnitude that the lowest level of a code gives element i, in units of U[i, i]."""
     return look_up(load(lattice.values, 0), code) * octet.units[i]
 
 
 @inlined
 def _settle(lattice: Lattice, octet: Octet, i: int, level: Floats, choice: Choice) -> Floats:
-    """Return what element i costs at a level; note its error, and take it off what is left of the others."""
+    """Compute what element i costs at a level; note its error, and take it off what is left of the others."""
     error = octet.rests[i] - level
     choice.errors[i], choice.levels[i] = error, level
     for k in range(i + 1, OCTET):
@@ -127,6 +127,16 @@ def _reset(best: Best) -> None:
     best.codes[0] = splat(0)
 
 
+@inlined
+def _search_8(walk: Any, lattice: Lattice, octet: Octet, shift: Any, best: Best) -> None:
+    """Find the best point of a group of 8 by one of the walks that go one way."""
+    steps, way = float_tile(64), Way(float_tile(64), float_tile(8))
+    _fill_steps(lattice, octet, 0, 8, 3, shift, steps)
+    _reset(best)
+    _start(octet.rests, 8, ZERO, way)
+    walk(_group(lattice, octet, 0, steps), way, best, 0)
+
+
 # ---- any signs
 
 
@@ -134,7 +144,7 @@ def _reset(best: Best) -> None:
 def _settle_free(
     lattice: Lattice, octet: Octet, start: int, size: int, code_bits: int, code: Ints, choice: Choice
 ) -> Floats:
-    """Return what a group costs at a point, and settle its elements."""
+    """Compute what a group costs at a point, and settle its elements."""
     cost = splat(ZERO)
     for i in range(start, start + size):
         level = with_sign_of(octet.rests[i], _level(lattice, octet, i, code >> code_bits * (i - start)))
@@ -145,19 +155,16 @@ def _settle_free(
 
 @inlined
 def round_free_8(lattice: Lattice, octet: Octet, attempt: int, choice: Choice) -> Floats:
-    """Return what the best group of 8 costs; fill the choice."""
-    steps, way, best = float_tile(64), Way(float_tile(64), float_tile(8)), Best(float_tile(1), int_tile(1))
-    _fill_steps(lattice, octet, 0, 8, 3, ZERO, steps)
-    _reset(best)
-    _start(octet.rests, 8, ZERO, way)
-    free_walk_of_8(_group(lattice, octet, 0, steps), way, best, 0)
+    """Compute what the best group of 8 costs; fill the choice."""
+    best = Best(float_tile(1), int_tile(1))
+    _search_8(free_walk_of_8, lattice, octet, ZERO, best)
     choice.codes[0], choice.signs[0] = best.codes[0], splat(0)
     return _settle_free(lattice, octet, 0, 8, 2, best.codes[0], choice)
 
 
 @inlined
 def round_free_4(lattice: Lattice, octet: Octet, attempt: int, choice: Choice) -> Floats:
-    """Return what the best group of 4, and then the best second one, cost; fill the choice."""
+    """Compute what the best group of 4, and then the best second one, cost; fill the choice."""
     steps, way, best = float_tile(32), Way(float_tile(32), float_tile(4)), Best(float_tile(1), int_tile(1))
     choice.signs[0] = splat(0)
     cost = splat(ZERO)
@@ -207,7 +214,7 @@ def _go_both(
 def _settle_signed(
     lattice: Lattice, octet: Octet, start: int, size: int, code_bits: int, code: Ints, choice: Choice
 ) -> Floats:
-    """Return what a group costs at a point with the signs of the choice, and settle its elements."""
+    """Compute what a group costs at a point with the signs of the choice, and settle its elements."""
     cost = splat(ZERO)
     for i in range(start, start + size):
         level = _level(lattice, octet, i, code >> code_bits * (i - start))
@@ -218,7 +225,7 @@ def _settle_signed(
 
 @inlined
 def round_even_8(lattice: Lattice, octet: Octet, attempt: int, choice: Choice) -> Floats:
-    """Return what the best group of 8 costs; fill the choice."""
+    """Compute what the best group of 8 costs; fill the choice."""
     steps, best = float_tile(64), Best(float_tile(1), int_tile(1))
     even = Signed(Way(float_tile(72), float_tile(9)), int_tile(1), int_tile(1))
     odd = Signed(Way(float_tile(72), float_tile(9)), int_tile(1), int_tile(1))
@@ -262,7 +269,7 @@ def _begin(
 
 @inlined
 def round_even_4(lattice: Lattice, octet: Octet, attempt: int, choice: Choice) -> Floats:
-    """Return what the best two groups of 4 cost; fill the choice."""
+    """Compute what the best two groups of 4 cost; fill the choice."""
     steps, best = float_tile(64), Best(float_tile(1), int_tile(1))
     even = Signed(Way(float_tile(72), float_tile(9)), int_tile(1), int_tile(1))
     odd = Signed(Way(float_tile(72), float_tile(9)), int_tile(1), int_tile(1))
@@ -297,12 +304,9 @@ def round_even_4(lattice: Lattice, octet: Octet, attempt: int, choice: Choice) -
 
 @inlined
 def _round_shifted(lattice: Lattice, octet: Octet, shift: Floats, choice: Choice) -> Floats:
-    """Return what the best group of 8 of the grid IQ1 costs with levels shifted; fill codes and errors."""
-    steps, way, best = float_tile(64), Way(float_tile(64), float_tile(8)), Best(float_tile(1), int_tile(1))
-    _fill_steps(lattice, octet, 0, 8, 3, shift, steps)
-    _reset(best)
-    _start(octet.rests, 8, ZERO, way)
-    plain_walk_of_8(_group(lattice, octet, 0, steps), way, best, 0)
+    """Compute what the best group of 8 of the grid IQ1 costs with levels shifted; fill codes and errors."""
+    best = Best(float_tile(1), int_tile(1))
+    _search_8(plain_walk_of_8, lattice, octet, shift, best)
     choice.codes[0] = best.codes[0]
     cost = splat(ZERO)
     values = load(lattice.values, 0)
@@ -319,7 +323,7 @@ def _shift(choice: Choice) -> Floats:
 
 @inlined
 def round_shifted(lattice: Lattice, octet: Octet, attempt: int, choice: Choice) -> Floats:
-    """Return what the best group costs, with the shift 1/8 (attempt 0), -1/8 (1) or that of the choice."""
+    """Compute what the best group costs, with the shift 1/8 (attempt 0), -1/8 (1) or that of the choice."""
     if attempt < 2:
         choice.signs[0] = splat(-attempt)
     return _round_shifted(lattice, octet, _shift(choice), choice)
@@ -327,7 +331,7 @@ def round_shifted(lattice: Lattice, octet: Octet, attempt: int, choice: Choice) 
 
 @inlined
 def round_either_shift(lattice: Lattice, octet: Octet, attempt: int, choice: Choice) -> Floats:
-    """Return what the best group costs, with either shift (attempt 0) or that of the choice; fill it."""
+    """Compute what the best group costs, with either shift (attempt 0) or that of the choice; fill it."""
     rests = float_tile(8)
     other = Choice(int_tile(1), int_tile(1), float_tile(8), float_tile(8))
     other_cost = splat(INFINITY)

@@ -1,4 +1,4 @@
-"""The kernels that choose sub-blocks anew, one after the other, with all other columns as they are.
+"""Sub-blocks chosen anew, one after the other, with all other columns as they are.
 
 The pull of a row's errors e on its columns is p = e H. With the other columns fixed, the best values of a
 sub-block would be v + p S^-1, where S are its own moments, and others cost their distance from these under S.
@@ -14,24 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.rounding.grids.blocks import ELEMS, Form, Work, try_scales
-from calibrate.rounding.grids.octets import (
-    INFINITY,
-    OCTET,
-    Choice,
-    Lattice,
-    round_either_shift,
-    round_even_4,
-    round_even_8,
-    round_free_4,
-    round_free_8,
-    round_shifted,
-)
+from calibrate.rounding.grids.blocks import ELEMS, Start, Terms, Work, try_scales
+from calibrate.rounding.grids.octets import INFINITY, OCTET, Choice
 from calibrate.rounding.grids.walks import STRIDE
 from quantize.formats.base import Floats32
-from quantize.formats.search import ONE, ZERO
+from quantize.simd.constants import ONE, ZERO
 from quantize.simd.half import from_half_bits, to_half_bits
-from quantize.simd.kernel import inlined, kernel
+from quantize.simd.kernel import inlined
 from quantize.simd.lane_memory import FloatTile, float_tile, int_tile, load, store
 from quantize.simd.lanes import LANES, Floats, any_lane, select, splat
 from quantize.simd.tiles import load_blocks
@@ -48,27 +37,29 @@ _LEAST_GAIN = np.float32(1e-6)
 class Ground(NamedTuple):
     """What the columns of a block cost: flat arrays.
 
+    It goes with Terms of the factors of the sub-blocks by themselves, whose ratios are 1 on the diagonal.
+
     hessian   float32 (256 * 256,), their moments
-    lattice   with the ratios of the factors of the sub-blocks by themselves, 1 on the diagonal
     diagonal  float32 (256,), U[i, i] of these factors
-    inverses  float32 (256,), 1 / U[i, i]
     """
 
     hessian: Floats32
-    lattice: Lattice
     diagonal: Floats32
-    inverses: Floats32
 
 
 class State(NamedTuple):
-    """What a block of each row is: flat arrays, the number of rows padded to a multiple of LANES.
+    """What a block of each row is: flat arrays. All but the first two are replaced.
 
-    d       float32 (n_rows,)
+    pulls   float32 (n * 256,), the pulls on the columns of the block
+    values  float32 (n * 256,), what the block stands for
+    d       float32 (n_rows,), n_rows a multiple of LANES; where it is more than n, these repeat the last row
     scales  int32 (n_subs * n_rows,)
     codes   int32 (n_groups * n_rows,), of points
     signs   int32 (32 * n_rows,), as `Choice` has them
     """
 
+    pulls: Floats32
+    values: Floats32
     d: Floats32
     scales: npt.NDArray[np.int32]
     codes: npt.NDArray[np.int32]
@@ -76,22 +67,27 @@ class State(NamedTuple):
 
 
 @inlined
-def _follow(ground: Ground, first: int, count: int, moves: FloatTile, pulls: FloatTile) -> None:
-    """Change the pulls of a block as `count` of its values move, from element `first` on."""
+def _follow(hessian: Floats32, count: int, moves: FloatTile, pulls: FloatTile) -> None:
+    """Change the pulls of a block as `count` of its values move.
+
+    hessian  (count * 256,), the rows of these values: an index from 0 on takes LLVM no check of its sign
+    """
     for k in range(ELEMS):
         pull = pulls[k]
         for i in range(count):
-            pull = pull - moves[i] * ground.hessian[ELEMS * (first + i) + k]
+            pull = pull - moves[i] * hessian[ELEMS * i + k]
         pulls[k] = pull
 
 
 @inlined
-def _aim(ground: Ground, at: int, size: int, values: FloatTile, pulls: FloatTile, rests: FloatTile) -> Floats:
-    """Return what a sub-block costs as it is; fill `rests` with its best values, in units of U[i, i]."""
-    ratios = ground.lattice.ratios
+def _aim(
+    terms: Terms, ground: Ground, at: int, values: FloatTile, pulls: FloatTile, rests: FloatTile
+) -> Floats:
+    """Compute what a sub-block costs as it is; fill `rests` with its best values, in units of U[i, i]."""
+    ratios, size = terms.lattice.ratios, terms.form.sub_elems
     cost = splat(ZERO)
     for i in range(size):
-        rests[i] = values[at + i] * ground.inverses[at + i]
+        rests[i] = values[at + i] * terms.inverses[at + i]
     for i in range(size):
         error = splat(ZERO)
         for k in range(i, size):
@@ -104,7 +100,7 @@ def _aim(ground: Ground, at: int, size: int, values: FloatTile, pulls: FloatTile
 
 @inlined
 def _fit_d(ground: Ground, d: Floats, values: FloatTile, pulls: FloatTile) -> Floats:
-    """Return the d that fits a block best with all else as it is."""
+    """Find the d that fits a block best with all else as it is."""
     along, across = splat(ZERO), splat(ZERO)
     for i in range(ELEMS):
         along += values[i] * pulls[i]
@@ -120,40 +116,24 @@ def _fit_d(ground: Ground, d: Floats, values: FloatTile, pulls: FloatTile) -> Fl
 
 
 @inlined
-def _refine_rows(
-    round_octet: Any,
-    form: Form,
-    ground: Ground,
-    window: int,
-    pulls_of: Floats32,
-    values_of: Floats32,
-    state: State,
-) -> None:
+def refine_rows(round_octet: Any, terms: Terms, ground: Ground, state: State) -> None:
+    """Change a block of each row for the better."""
     pulls, values, moves = float_tile(256), float_tile(256), float_tile(32)
     now = Choice(int_tile(8), int_tile(4), float_tile(32), float_tile(32))
     best = Choice(int_tile(8), int_tile(4), float_tile(32), float_tile(32))
     work = Work(float_tile(32), now, best, float_tile(32), float_tile(32))
+    form = terms.form
     n_rows, size = state.d.size, form.sub_elems
     for first in range(0, n_rows, LANES):
-        load_blocks(pulls_of, first, ELEMS, pulls)
-        load_blocks(values_of, first, ELEMS, values)
+        load_blocks(state.pulls, first, ELEMS, pulls)
+        load_blocks(state.values, first, ELEMS, values)
         d = load(state.d, first)
         for j in range(ELEMS // size):
             at = size * j
             place = j * n_rows + first
-            limit = _aim(ground, at, size, values, pulls, work.rests) * _ENOUGH
-            cost, scale = try_scales(
-                round_octet,
-                form,
-                ground.lattice,
-                ground.inverses,
-                at,
-                d,
-                load(state.scales, place),
-                window,
-                limit,
-                work,
-            )
+            limit = _aim(terms, ground, at, values, pulls, work.rests) * _ENOUGH
+            start = Start(at, d, load(state.scales, place), limit)
+            cost, scale = try_scales(round_octet, terms, start, work)
             better = cost < limit
             if not any_lane(better):
                 continue
@@ -168,90 +148,5 @@ def _refine_rows(
                 value = select(better, best.levels[i] * ground.diagonal[at + i], values[at + i])
                 moves[i] = value - values[at + i]
                 values[at + i] = value
-            _follow(ground, at, size, moves, pulls)
+            _follow(ground.hessian[ELEMS * at : ELEMS * (at + size)], size, moves, pulls)
         store(state.d, first, _fit_d(ground, d, values, pulls))
-
-
-@kernel
-def refine_eights(
-    form: Form,
-    ground: Ground,
-    window: int,
-    pulls: Floats32,
-    values: Floats32,
-    state: State,
-) -> None:
-    """Change blocks of IQ2_S for the better.
-
-    window  how many steps a scale may leave the present one
-    pulls   float32 (n * 256,), the pulls on the columns of the block; where `state` has more than n rows,
-            they repeat the last one
-    values  float32 (n * 256,), the values of `state`
-    state   replaced
-    """
-    _refine_rows(round_free_8, form, ground, window, pulls, values, state)
-
-
-@kernel
-def refine_even_eights(
-    form: Form,
-    ground: Ground,
-    window: int,
-    pulls: Floats32,
-    values: Floats32,
-    state: State,
-) -> None:
-    """Change blocks of IQ2_XXS or IQ2_XS for the better; arguments as for `refine_eights`."""
-    _refine_rows(round_even_8, form, ground, window, pulls, values, state)
-
-
-@kernel
-def refine_fours(
-    form: Form,
-    ground: Ground,
-    window: int,
-    pulls: Floats32,
-    values: Floats32,
-    state: State,
-) -> None:
-    """Change blocks of IQ3_S for the better; arguments as for `refine_eights`."""
-    _refine_rows(round_free_4, form, ground, window, pulls, values, state)
-
-
-@kernel
-def refine_even_fours(
-    form: Form,
-    ground: Ground,
-    window: int,
-    pulls: Floats32,
-    values: Floats32,
-    state: State,
-) -> None:
-    """Change blocks of IQ3_XXS for the better; arguments as for `refine_eights`."""
-    _refine_rows(round_even_4, form, ground, window, pulls, values, state)
-
-
-@kernel
-def refine_shifted_eights(
-    form: Form,
-    ground: Ground,
-    window: int,
-    pulls: Floats32,
-    values: Floats32,
-    state: State,
-) -> None:
-    """Change blocks of IQ1_S for the better; arguments as for `refine_eights`."""
-    _refine_rows(round_shifted, form, ground, window, pulls, values, state)
-
-
-@kernel
-def refine_eights_by_shift(
-    form: Form,
-    ground: Ground,
-    window: int,
-    pulls: Floats32,
-    values: Floats32,
-    state: State,
-) -> None:
-    """Change blocks of IQ1_M for the better; arguments as for `refine_eights`."""
-    _refine_rows(round_either_shift, form, ground, window, pulls, values, state)

@@ -1,4 +1,6 @@
-"""Walks through the tree of a grid: every point of it judged under feedback, LANES rows at a time.
+"""Grids as trees, and walks through them: every point judged under feedback, LANES rows at a time.
+
+Points that begin with the same levels share the nodes of that beginning, so what it costs is computed once.
 
 A walk rounds the elements of a group in order. The error of an element is taken off the later elements of the
 group, as feedback takes it off all later columns, so a point costs the sum of its squared errors. Everything
@@ -10,17 +12,18 @@ e * U[i, j] / U[j, j] off element j.
     even    as free, with an even count of minus signs: of the two ways to reach a node with either parity,
             a last plus sign or a last minus sign, the cheaper one goes on
 
-A walk tells the code of its best point; `trace` goes the way to that point again.
+A walk tells the code of its best point; octets.py goes the way to that point again.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.rounding.grids.trees import Tree
+from quantize.formats.iq.grids import Grid
 from quantize.simd.kernel import inlined
 from quantize.simd.lane_memory import FloatTile, IntTile
 from quantize.simd.lanes import Floats, Mask, absolute, any_lane, bits, from_bits, minimum, select
@@ -32,6 +35,43 @@ STRIDE = 256
 """The length of a row of ratios: the columns of a block."""
 
 _SIGN = -0x80000000
+
+
+class Tree(NamedTuple):
+    """The nodes of a grid's points, those of each depth together, the root first.
+
+    starts  int32 (n_nodes + 1,): the children of node n are starts[n] .. starts[n + 1] - 1; a leaf has none
+    levels  int32 (n_nodes,): the level of the element that a node adds to its parent's; 0 for the root
+    codes   int32 (n_nodes,): the code (see `Grid`) of all levels from the root; of a leaf, that of its point
+    """
+
+    starts: npt.NDArray[np.int32]
+    levels: npt.NDArray[np.int32]
+    codes: npt.NDArray[np.int32]
+
+
+@cache
+def tree(grid: Grid) -> Tree:
+    """Build the tree of a grid: a node at depth k stands for the first k levels of some of its points."""
+    points = grid.levels.astype(np.int64)
+    depths = [np.zeros((1, 0), np.int64)]
+    starts = []
+    end = 1
+    for depth in range(1, grid.size + 1):
+        nodes = np.unique(points[:, :depth], axis=0)  # in ascending order, so siblings are together
+        is_first = np.ones(len(nodes), bool)
+        is_first[1:] = (nodes[1:, :-1] != nodes[:-1, :-1]).any(axis=1)
+        starts.append(end + np.flatnonzero(is_first))
+        depths.append(nodes)
+        end += len(nodes)
+    starts.append(np.full(len(points) + 1, end))
+    levels = [nodes[:, -1] for nodes in depths[1:]]
+    codes = [(nodes << grid.code_bits * np.arange(nodes.shape[1])).sum(axis=1) for nodes in depths]
+    return Tree(
+        starts=np.concatenate(starts).astype(np.int32),
+        levels=np.concatenate([[0], *levels]).astype(np.int32),
+        codes=np.concatenate(codes).astype(np.int32),
+    )
 
 
 class Group(NamedTuple):
@@ -68,7 +108,7 @@ class Best(NamedTuple):
 
 @inlined
 def with_sign_of(signed: Floats, magnitude: Floats) -> Floats:
-    """Return a magnitude with the sign of another number."""
+    """Give a magnitude the sign of another number."""
     return from_bits(bits(magnitude) | bits(signed) & _SIGN)
 
 
@@ -123,7 +163,7 @@ def _one_way_step(size: int, depth: int, signed: bool, deeper: Any) -> Any:
 
 
 def _one_way(size: int, signed: bool) -> Any:
-    """Return walk(group, way, best, 0), free or plain; `way` comes with what is left at depth 0."""
+    """Make walk(group, way, best, 0), free or plain; `way` comes with what is left at depth 0."""
     walk = _one_way_leaf(size, signed)
     for depth in range(size - 2, -1, -1):
         walk = _one_way_step(size, depth, signed, walk)
@@ -188,7 +228,7 @@ def _even_step(size: int, depth: int, deeper: Any) -> Any:
 
 
 def _even(size: int) -> Any:
-    """Return walk(group, even, odd, best, 0), of which `even` ends with an even count of minus signs.
+    """Make walk(group, even, odd, best, 0), of which `even` ends with an even count of minus signs.
 
     even, odd  the ways to the first element with either count, and what they cost; one may cost infinity,
                with rests that are finite numbers

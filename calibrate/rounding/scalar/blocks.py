@@ -59,26 +59,26 @@ class Layout(Protocol):
     def is_refitted(self) -> bool: ...
 
     def read(self, data: Bytes) -> Blocks:
-        """Return the blocks of n rows, uint8 (n, bytes), as arrays."""
+        """Take the blocks of n rows, uint8 (n, bytes), apart into arrays."""
         ...
 
     def write(self, blocks: Blocks) -> Bytes:
-        """Return blocks as uint8 (n, bytes): the inverse of `read`."""
+        """Pack blocks into uint8 (n, bytes): the inverse of `read`."""
         ...
 
     def lines(self, blocks: Blocks) -> tuple[Floats32, Floats32]:
-        """Return slope and low of each sub-block, float32 (n, sub-blocks): a value is slope * level - low.
+        """Compute slope and low of each sub-block, float32 (n, sub-blocks): a value is slope * level - low.
 
         The product and the difference are each rounded to float32, as in the decoder.
         """
         ...
 
     def begin(self, stock: Blocks) -> Blocks:
-        """Return the scales and minimums that a search begins with, given those of the stock encoder."""
+        """Give the scales and minimums that a search begins with, from the stock encoder's blocks."""
         ...
 
     def neighbours(self, blocks: Blocks, window: int) -> Blocks:
-        """Return what blocks become with scales and minimums up to `window` steps away, themselves first.
+        """List what blocks become with scales and minimums up to `window` steps away, themselves first.
 
         All fields but the codes, which stay, have one axis more, the first: the number of the neighbour, or 1
         where neighbours are the same. Each sub-block may take scale and minimum from another neighbour.
@@ -88,7 +88,7 @@ class Layout(Protocol):
 
 @cache
 def moves(of_scale: int, of_low: int) -> tuple[Integers, Integers]:
-    """Return the steps, up to so many, that scales and minimums can take together, the nearest first.
+    """List the steps that scales and minimums can take together, up to so many each, the nearest first.
 
     Both are int32 (count, 1, 1), count an even number: kernels try two at a time.
     """
@@ -101,12 +101,12 @@ def moves(of_scale: int, of_low: int) -> tuple[Integers, Integers]:
 
 
 def within(numbers: Integers, lowest: int, highest: int) -> Integers:
-    """Return integers limited to lowest .. highest; np.clip takes ten times as long for a few of them."""
+    """Limit integers to lowest .. highest; np.clip takes ten times as long for a few of them."""
     return np.minimum(np.maximum(numbers, np.int32(lowest)), np.int32(highest))
 
 
 def chosen(neighbours: Blocks, choices: Integers, codes: Codes) -> Blocks:
-    """Return, for each sub-block, the scale and minimum of one neighbour.
+    """Take, for each sub-block, the scale and minimum of one neighbour.
 
     choices  int32 (n, sub-blocks), numbers of neighbours
     codes    those that go with the choice
@@ -123,11 +123,16 @@ def chosen(neighbours: Blocks, choices: Integers, codes: Codes) -> Blocks:
 
 
 def halves(values: Floats32) -> npt.NDArray[np.uint16]:
-    """Return float32 as float16 bits, rounded to nearest even."""
+    """Round float32 to float16 bits, to nearest even."""
     return values.astype(np.float16).view(np.uint16)
 
 
 def as_half(values: npt.NDArray[np.floating[Any]]) -> Floats32:
-    """Return values as a reader finds them, once they are stored as float16; beyond its range the largest."""
+    """Round values to what float16 holds; beyond its range, to the largest there is."""
     largest = np.finfo(np.float16).max
     return np.clip(values, -largest, largest).astype(np.float16).astype(np.float32)
+
+
+def integers(lowest: int, highest: int) -> Floats32:
+    """List lowest .. highest as levels."""
+    return np.arange(lowest, highest + 1, dtype=np.float32)

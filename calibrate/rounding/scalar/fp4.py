@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from calibrate.rounding.base import Rounder
-from calibrate.rounding.scalar.blocks import Blocks, Codes, Integers, moves, within
+from calibrate.rounding.scalar.blocks import Blocks, Integers, moves, within
 from calibrate.rounding.scalar.rounder import ScalarRounder
 from gguf_tools.format.ggml_types import MXFP4, NVFP4, GGMLType
 from quantize.formats.base import Bytes, Floats32
@@ -26,47 +27,21 @@ _LEVEL_OF = np.array([7 + code if code < 8 else 15 - code for code in range(16)]
 
 
 @dataclass(frozen=True)
-class _Exponents:
-    """MXFP4: a power of two for 32 weights."""
+class SmallFloats:
+    """A layout (scalar.blocks.Layout) of 4-bit floats; and
 
-    type: GGMLType = MXFP4
-    sub_elems: int = 32
+    block   the dtype of a block
+    scale   the field of its scales, one byte for each sub-block
+    slopes  turns these bytes into slopes
+    top     the largest of them
+    """
 
-    @property
-    def levels(self) -> Floats32:
-        return LEVELS
-
-    @property
-    def is_refitted(self) -> bool:
-        return False
-
-    def read(self, data: Bytes) -> Blocks:
-        fields = np.ascontiguousarray(data).reshape(-1).view(mxfp4.BLOCK)
-        return _blocks(len(data), fields["e"].astype(np.int32), unpack(fields["qs"], 4, 16))
-
-    def write(self, blocks: Blocks) -> Bytes:
-        fields = np.zeros(blocks.scales.size, mxfp4.BLOCK)
-        fields["e"] = blocks.scales.reshape(-1)
-        fields["qs"] = packed(_STORED[blocks.codes].reshape(-1, 32), 4, 16)
-        return fields.view(np.uint8).reshape(len(blocks.scales), -1)
-
-    def lines(self, blocks: Blocks) -> tuple[Floats32, Floats32]:
-        slopes = np.ldexp(np.float32(1), blocks.scales - 128)
-        return slopes, np.zeros_like(slopes)
-
-    def begin(self, stock: Blocks) -> Blocks:
-        return stock
-
-    def neighbours(self, blocks: Blocks, window: int) -> Blocks:
-        return _scaled(blocks, window, 255)
-
-
-@dataclass(frozen=True)
-class _SmallFloats:
-    """NVFP4: a float of 8 bits for 16 weights."""
-
-    type: GGMLType = NVFP4
-    sub_elems: int = 16
+    type: GGMLType
+    sub_elems: int
+    block: np.dtype[Any]
+    scale: str
+    slopes: Callable[[Integers], Floats32]
+    top: int
 
     @property
     def levels(self) -> Floats32:
@@ -77,39 +52,41 @@ class _SmallFloats:
         return False
 
     def read(self, data: Bytes) -> Blocks:
-        fields = np.ascontiguousarray(data).reshape(-1).view(nvfp4.BLOCK)
-        return _blocks(len(data), fields["d"].astype(np.int32), unpack(fields["qs"], 4, 8))
+        n_rows = len(data)
+        fields = np.ascontiguousarray(data).reshape(-1).view(self.block)
+        scales = fields[self.scale].astype(np.int32).reshape(n_rows, -1)
+        ones = np.ones((n_rows, 1), np.float32)
+        levels = _LEVEL_OF[unpack(fields["qs"], 4, self.sub_elems // 2)].reshape(n_rows, -1)
+        return Blocks(ones, np.zeros_like(ones), scales, np.zeros_like(scales), levels)
 
     def write(self, blocks: Blocks) -> Bytes:
-        fields = np.zeros(blocks.scales.size // 4, nvfp4.BLOCK)
-        fields["d"] = blocks.scales.reshape(-1, 4)
-        fields["qs"] = packed(_STORED[blocks.codes].reshape(-1, 64), 4, 8)
-        return fields.view(np.uint8).reshape(len(blocks.scales), -1)
+        n_rows = len(blocks.scales)
+        fields = np.zeros(blocks.codes.size // self.type.block_elems, self.block)
+        fields[self.scale] = blocks.scales.reshape(fields[self.scale].shape)
+        codes = _STORED[blocks.codes].reshape(len(fields), -1)
+        fields["qs"] = packed(codes, 4, self.sub_elems // 2)
+        return fields.view(np.uint8).reshape(n_rows, -1)
 
     def lines(self, blocks: Blocks) -> tuple[Floats32, Floats32]:
-        slopes = nvfp4.half_scales(blocks.scales)
+        slopes = self.slopes(blocks.scales)
         return slopes, np.zeros_like(slopes)
 
     def begin(self, stock: Blocks) -> Blocks:
         return stock
 
     def neighbours(self, blocks: Blocks, window: int) -> Blocks:
-        return _scaled(blocks, window, nvfp4.LARGEST_BYTE)
+        scales = within(blocks.scales + moves(window, 0)[0], 0, self.top)
+        return Blocks(blocks.d[None], blocks.dmin[None], scales, blocks.lows[None], blocks.codes)
 
 
-def _blocks(n_rows: int, scales: Integers, codes: Codes) -> Blocks:
-    """Return the blocks of rows with integer scales, with the numbers of levels for stored codes."""
-    scales = scales.reshape(n_rows, -1)
-    ones = np.ones((n_rows, 1), np.float32)
-    levels = _LEVEL_OF[codes].reshape(n_rows, -1)
-    return Blocks(ones, np.zeros_like(ones), scales, np.zeros_like(scales), levels)
+def _powers_of_two(exponents: Integers) -> Floats32:
+    powers: Floats32 = np.ldexp(np.float32(1), exponents - 128)
+    return powers
 
 
-def _scaled(blocks: Blocks, window: int, top: int) -> Blocks:
-    scales = within(blocks.scales + moves(window, 0)[0], 0, top)
-    return Blocks(blocks.d[None], blocks.dmin[None], scales, blocks.lows[None], blocks.codes)
-
-
-LAYOUTS = (_Exponents(), _SmallFloats())
+LAYOUTS = (
+    SmallFloats(MXFP4, 32, mxfp4.BLOCK, "e", _powers_of_two, 255),
+    SmallFloats(NVFP4, 16, nvfp4.BLOCK, "d", nvfp4.half_scales, nvfp4.LARGEST_BYTE),
+)
 
 ROUNDERS: Mapping[str, Rounder] = {layout.type.name: ScalarRounder(layout) for layout in LAYOUTS}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from calibrate.rounding.base import Rounder
-from calibrate.rounding.scalar.blocks import Blocks, Codes, Fields, Integers, halves, moves, within
+from calibrate.rounding.scalar.blocks import Blocks, Codes, Fields, Integers, halves, integers, moves, within
 from calibrate.rounding.scalar.rounder import ScalarRounder
 from gguf_tools.format.ggml_types import IQ4_XS, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, GGMLType
 from quantize.formats.base import Bytes, Floats32
@@ -24,10 +24,10 @@ Rest = tuple[Integers, Integers, Codes]
 
 @dataclass(frozen=True, eq=False)
 class SuperBlocks:
-    """A layout (compensate.scalar.blocks.Layout) with integer scales; and
+    """A layout (scalar.blocks.Layout) with integer scales; and
 
     block        the dtype of a block
-    read_rest    returns scales, minimums and codes of blocks
+    read_rest    takes scales, minimums and codes out of blocks
     write_rest   puts them there
     scale_range  the least and the largest integer scale
     low_top      the largest integer minimum; 0 where there are none
@@ -148,16 +148,12 @@ def _write_iq4_xs(fields: Fields, blocks: Blocks) -> None:
     fields["qs"] = packed(blocks.codes, 4, 16)
 
 
-def _range(lowest: int, highest: int) -> Floats32:
-    return np.arange(lowest, highest + 1, dtype=np.float32)
-
-
 LAYOUTS = (
-    SuperBlocks(Q2_K, 16, _range(0, 3), (0, 15), 15, q2_k.BLOCK, _read_q2_k, _write_q2_k),
-    SuperBlocks(Q3_K, 16, _range(-4, 3), (-32, 31), 0, q3_k.BLOCK, _read_q3_k, _write_q3_k),
-    SuperBlocks(Q4_K, 32, _range(0, 15), (0, 63), 63, q4_k.BLOCK, _read_q4_k, _write_q4_k),
-    SuperBlocks(Q5_K, 32, _range(0, 31), (0, 63), 63, q5_k.BLOCK, _read_q5_k, _write_q5_k),
-    SuperBlocks(Q6_K, 16, _range(-32, 31), (-128, 127), 0, q6_k.BLOCK, _read_q6_k, _write_q6_k),
+    SuperBlocks(Q2_K, 16, integers(0, 3), (0, 15), 15, q2_k.BLOCK, _read_q2_k, _write_q2_k),
+    SuperBlocks(Q3_K, 16, integers(-4, 3), (-32, 31), 0, q3_k.BLOCK, _read_q3_k, _write_q3_k),
+    SuperBlocks(Q4_K, 32, integers(0, 15), (0, 63), 63, q4_k.BLOCK, _read_q4_k, _write_q4_k),
+    SuperBlocks(Q5_K, 32, integers(0, 31), (0, 63), 63, q5_k.BLOCK, _read_q5_k, _write_q5_k),
+    SuperBlocks(Q6_K, 16, integers(-32, 31), (-128, 127), 0, q6_k.BLOCK, _read_q6_k, _write_q6_k),
     SuperBlocks(IQ4_XS, 32, iq4.LEVELS, (-32, 31), 0, iq4_xs.BLOCK, _read_iq4_xs, _write_iq4_xs),
 )
 

@@ -8,11 +8,10 @@ from functools import cached_property
 import numpy as np
 
 from calibrate.rounding.base import Effort
-from calibrate.rounding.factor import Factor
-from calibrate.rounding.scalar.blocks import Layout, chosen
-from calibrate.rounding.scalar.refinement import refine_evenly, refine_unevenly
-from calibrate.rounding.scalar.refit import refit
-from calibrate.rounding.scalar.rounding import round_evenly, round_unevenly
+from calibrate.rounding.factor import Panel
+from calibrate.rounding.scalar.blocks import Blocks, Codes, Integers, Layout, chosen
+from calibrate.rounding.scalar.refinement import Ground, State, refine_blocks, refit
+from calibrate.rounding.scalar.rounding import Levels, Lines, Picks, round_blocks
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats import get_format
 from quantize.formats.base import Bytes, Floats32, as_source
@@ -30,88 +29,69 @@ class ScalarRounder:
     def type(self) -> GGMLType:
         return self.layout.type
 
-    def round_block(
-        self, rows: Floats32, upper: Floats32, importances: Floats32, effort: Effort
-    ) -> tuple[Bytes, Floats32]:
-        """Return the bytes of some columns of each row and their values; see compensate.base.Rounder."""
+    def round_block(self, rows: Floats32, panel: Panel, effort: Effort) -> tuple[Bytes, Floats32]:
+        """Round some columns of each row to bytes, and decode them; see base.Rounder."""
         layout, codec = self.layout, get_format(self.type)
-        n_rows, n = rows.shape
-        start = layout.begin(layout.read(codec.encode(rows, ColumnWeights(importances))))
+        n = rows.shape[1]
+        start = layout.begin(layout.read(codec.encode(rows, ColumnWeights(panel.importances))))
         neighbours = layout.neighbours(start, effort.scale_window)
-        slopes, lows = _candidates(*layout.lines(neighbours))
-        n_subs, n_candidates, padded = slopes.shape
-        codes = np.empty((n_rows, n), np.uint8)
-        choices = np.empty((n_subs, padded), np.int32)
-        round_blocks = round_evenly if self._is_even else round_unevenly
-        round_blocks(
-            as_source(rows),
-            as_source(upper),
-            n,
-            layout.sub_elems,
-            as_source(layout.levels),
-            as_source(slopes),
-            as_source(lows),
-            n_candidates,
-            codes.reshape(-1),
-            choices.reshape(-1),
-        )
-        numbers = choices[:, :n_rows].T
+        lines, picks = self._lines(neighbours), _room(start)
+        round_blocks(as_source(rows), as_source(panel.upper), n, layout.sub_elems, self._levels, lines, picks)
+        codes, numbers = _by_row(picks, start)
         data = layout.write(chosen(neighbours, numbers, codes))
         return data, codec.decode(data, n)
 
     def refine_block(
-        self, data: Bytes, pulls: Floats32, factor: Factor, first: int, effort: Effort
+        self, data: Bytes, pulls: Floats32, panel: Panel, effort: Effort
     ) -> tuple[Bytes, Floats32]:
-        """Return better bytes and how far the values move; see compensate.base.Refiner."""
+        """Find better bytes, and how far the values move; see base.Refiner."""
         layout, decode = self.layout, get_format(self.type).decode
-        n_rows, n = pulls.shape
-        own = slice(first, first + n)
+        n = pulls.shape[1]
         blocks, values = layout.read(data), decode(data, n)
-        hessian = np.ascontiguousarray(factor.hessian[own, own])
         neighbours = layout.neighbours(blocks, 1)
-        slopes, lows = _candidates(*layout.lines(neighbours))
-        n_subs, n_candidates, padded = slopes.shape
-        codes = np.empty((n_rows, n), np.uint8)
-        choices = np.empty((n_subs, padded), np.int32)
-        moves = np.empty_like(pulls)
-        pulls = pulls.copy()
-        refine_blocks = refine_evenly if self._is_even else refine_unevenly
+        lines, picks = self._lines(neighbours), _room(blocks)
+        uppers = as_source(panel.local_uppers(layout.sub_elems))
+        pulls, moves = pulls.copy(), np.empty_like(pulls)
         refine_blocks(
-            as_source(values),
-            as_source(hessian),
-            as_source(factor.local_uppers(layout.sub_elems)[own]),
-            n,
-            layout.sub_elems,
-            as_source(layout.levels),
-            as_source(slopes),
-            as_source(lows),
-            n_candidates,
-            pulls.reshape(-1),
-            moves.reshape(-1),
-            codes.reshape(-1),
-            choices.reshape(-1),
+            Ground(as_source(panel.hessian), uppers, n, layout.sub_elems),
+            State(as_source(values), pulls.reshape(-1), moves.reshape(-1)),
+            self._levels,
+            lines,
+            picks,
         )
-        numbers = choices[:, :n_rows].T
+        codes, numbers = _by_row(picks, blocks)
         stays = np.repeat(numbers < 0, layout.sub_elems, axis=1)
-        codes = np.where(stays, blocks.codes, codes)
-        blocks = chosen(neighbours, np.maximum(numbers, 0), codes)
+        better = chosen(neighbours, np.maximum(numbers, 0), np.where(stays, blocks.codes, codes))
         if not layout.is_refitted:
-            return layout.write(blocks), moves
-        data = layout.write(refit(layout, blocks, pulls, hessian))
+            return layout.write(better), moves
+        data = layout.write(refit(layout, better, pulls, panel.hessian))
         return data, decode(data, n) - values
 
     @cached_property
-    def _is_even(self) -> bool:
-        return bool((np.diff(self.layout.levels) == 1).all())
+    def _levels(self) -> Levels:
+        return Levels.of(self.layout.levels)
+
+    def _lines(self, neighbours: Blocks) -> Lines:
+        """Arrange the lines of neighbours as kernels read them, rows filled up to a multiple of LANES."""
+        slopes, lows = self.layout.lines(neighbours)  # (candidates, rows, sub-blocks); lows perhaps (1, ...)
+        count, n_rows, n_subs = slopes.shape
+        padded = np.zeros((2, n_subs, count, _padded(n_rows)), np.float32)
+        padded[0, :, :, :n_rows] = slopes.transpose(2, 0, 1)
+        padded[1, :, :, :n_rows] = lows.transpose(2, 0, 1)
+        return Lines(as_source(padded[0]), as_source(padded[1]), count, _padded(n_rows))
 
 
-def _candidates(slopes: Floats32, lows: Floats32) -> tuple[Floats32, Floats32]:
-    """Return lines as the kernels read them, float32 (sub-blocks, candidates, padded rows).
+def _padded(n_rows: int) -> int:
+    return -(-n_rows // LANES) * LANES
 
-    slopes, lows  float32 (candidates, rows, sub-blocks); lows may have one candidate for all
-    """
-    n_candidates, n_rows, n_subs = slopes.shape
-    padded = np.zeros((2, n_subs, n_candidates, -(-n_rows // LANES) * LANES), np.float32)
-    padded[0, :, :, :n_rows] = slopes.transpose(2, 0, 1)
-    padded[1, :, :, :n_rows] = lows.transpose(2, 0, 1)
-    return padded[0], padded[1]
+
+def _room(blocks: Blocks) -> Picks:
+    """Make room for what kernels choose for blocks."""
+    n_rows, n_subs = blocks.scales.shape
+    return Picks(np.empty(blocks.codes.size, np.uint8), np.empty(n_subs * _padded(n_rows), np.int32))
+
+
+def _by_row(picks: Picks, blocks: Blocks) -> tuple[Codes, Integers]:
+    """Take codes and numbers apart by row: (n_rows, n), (n_rows, sub-blocks)."""
+    n_rows, n_subs = blocks.scales.shape
+    return picks.codes.reshape(n_rows, -1), picks.numbers.reshape(n_subs, -1).T[:n_rows]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from calibrate.rounding.base import Rounder
-from calibrate.rounding.scalar.blocks import Blocks, Codes, Fields, Integers, as_half, halves, moves
+from calibrate.rounding.scalar.blocks import Blocks, Codes, Fields, Integers, as_half, halves, integers, moves
 from calibrate.rounding.scalar.rounder import ScalarRounder
 from gguf_tools.format.ggml_types import IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, TQ1_0, TQ2_0, GGMLType
 from quantize.formats.base import Bytes, Floats32
@@ -26,10 +26,10 @@ from quantize.simd.packing import packed, unpack
 
 @dataclass(frozen=True, eq=False)
 class SingleScales:
-    """A layout (compensate.scalar.blocks.Layout) with a float16 scale; and
+    """A layout (scalar.blocks.Layout) with a float16 scale; and
 
     block        the dtype of a block
-    read_codes   returns the codes of blocks
+    read_codes   takes the codes out of blocks
     write_codes  puts them there
     step         a step, as a share of the scale
     shrink       what the stock encoder's scale is multiplied by to begin with: in ternary types it is the
@@ -155,19 +155,15 @@ def _write_tq1_0(fields: Fields, codes: Codes) -> None:
     fields["qs"], fields["qh"] = data[:, :48], data[:, 48:]
 
 
-def _range(lowest: int, highest: int) -> Floats32:
-    return np.arange(lowest, highest + 1, dtype=np.float32)
-
-
 LAYOUTS = (
-    SingleScales(Q4_0, _range(-8, 7), q4_0.BLOCK, _read_4_bits, _write_4_bits, 0.02),
-    SingleScales(Q4_1, _range(0, 15), q4_1.BLOCK, _read_4_bits, _write_4_bits, 0.04),
-    SingleScales(Q5_0, _range(-16, 15), q5_0.BLOCK, _read_5_bits, _write_5_bits, 0.01),
-    SingleScales(Q5_1, _range(0, 31), q5_1.BLOCK, _read_5_bits, _write_5_bits, 0.02),
-    SingleScales(Q8_0, _range(-128, 127), q8_0.BLOCK, _read_q8_0, _write_q8_0, 0.003),
+    SingleScales(Q4_0, integers(-8, 7), q4_0.BLOCK, _read_4_bits, _write_4_bits, 0.02),
+    SingleScales(Q4_1, integers(0, 15), q4_1.BLOCK, _read_4_bits, _write_4_bits, 0.04),
+    SingleScales(Q5_0, integers(-16, 15), q5_0.BLOCK, _read_5_bits, _write_5_bits, 0.01),
+    SingleScales(Q5_1, integers(0, 31), q5_1.BLOCK, _read_5_bits, _write_5_bits, 0.02),
+    SingleScales(Q8_0, integers(-128, 127), q8_0.BLOCK, _read_q8_0, _write_q8_0, 0.003),
     SingleScales(IQ4_NL, iq4.LEVELS, iq4_nl.BLOCK, _read_4_bits, _write_4_bits, 0.02),
-    SingleScales(TQ1_0, _range(-1, 1), tq1_0.BLOCK, _read_tq1_0, _write_tq1_0, 0.1, 0.5),
-    SingleScales(TQ2_0, _range(-1, 1), tq2_0.BLOCK, _read_tq2_0, _write_tq2_0, 0.1, 0.5),
+    SingleScales(TQ1_0, integers(-1, 1), tq1_0.BLOCK, _read_tq1_0, _write_tq1_0, 0.1, 0.5),
+    SingleScales(TQ2_0, integers(-1, 1), tq2_0.BLOCK, _read_tq2_0, _write_tq2_0, 0.1, 0.5),
 )
 
 ROUNDERS: Mapping[str, Rounder] = {layout.type.name: ScalarRounder(layout) for layout in LAYOUTS}

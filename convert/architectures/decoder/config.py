@@ -158,3 +158,12 @@ def expert_fields(read: ConfigReader) -> dict[str, Any]:
 def with_defaults(raw: Mapping[str, Any], path: str | Path, defaults: Mapping[str, Any]) -> ConfigReader:
     """Return a reader of config.json in which `defaults` stand for the keys that it lacks."""
     return ConfigReader({**defaults, **raw}, path)
+
+
+def window_fields(read: ConfigReader) -> dict[str, Any]:
+    """Return sliding_window and sliding_layers, which are those from max_window_layers on."""
+    if not read.flag("use_sliding_window", False):
+        return {}
+    window = read.size_or_null("sliding_window", 4096)
+    first = read.size("max_window_layers", 28, least=0)
+    return {"sliding_window": window, "sliding_layers": tuple(range(first, read.size("num_hidden_layers")))}

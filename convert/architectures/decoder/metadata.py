@@ -1,20 +1,34 @@
 """The keys that all decoders have, in the order of llama.cpp's converter: COMMON writes them.
 
-What a configuration lacks is left out: a dense model has no keys about experts.
+What a configuration lacks is left out: a dense model has no keys about experts. `read_decoder` is the inverse
+of COMMON. Keys and tensors can't say everything that config.json says; What
+they leave open is read as what llama.cpp computes:
+
+    norm_topk_prob   true, but for glm4moe, whose files say it, and deepseek, which never does
+    scoring_func     by expert_gating_func; without one, sigmoid for glm4moe and minimax-m2, softmax otherwise
+    sliding layers   the even ones of gpt-oss; other families have no window in their files
+    truncate         false for gpt-oss, all of whose models say so
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from convert.architectures.base import Key
 from convert.architectures.decoder.config import DecoderConfig
-from convert.architectures.decoder.places import layers
-from convert.architectures.gating import GATING_FUNCTIONS
+from convert.architectures.decoder.layer_ranges import layers
+from convert.architectures.decoder.rope import RopeConfig
+from gguf_tools.errors import FormatError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.format import keys
-from gguf_tools.format.values import Value
+from gguf_tools.format.hparams import HParams, read_hparams
+from gguf_tools.format.values import Metadata, Value
 
 _u32, _f32, _bool, _string = Value.u32, Value.f32, Value.bool_, Value.string
+
+GATING_FUNCTIONS: Mapping[str, int] = {"softmax": 1, "sigmoid": 2}
+"""Number in expert_gating_func for each scoring function that most families have."""
 
 _SCALING_KEYS = ("linear", "yarn", "longrope")
 """Kinds of RoPE that have keys; of the last, its name alone."""
@@ -30,13 +44,15 @@ def _yarn(name: str) -> Any:
 
 GATING = Key(keys.EXPERT_GATING_FUNC, _u32, lambda c, o: c.scoring_func and GATING_FUNCTIONS[c.scoring_func])
 
-COMMON: tuple[Key, ...] = (
-    Key(keys.BLOCK_COUNT, _u32, lambda c, o: len(layers(c, o))),
+SIZES: tuple[Key, ...] = (
     Key(keys.CONTEXT_LENGTH, _u32, lambda c, o: c.max_position_embeddings),
     Key(keys.EMBEDDING_LENGTH, _u32, lambda c, o: c.hidden_size),
     Key(keys.FEED_FORWARD_LENGTH, _u32, lambda c, o: c.intermediate_size),
     Key(keys.HEAD_COUNT, _u32, lambda c, o: c.num_attention_heads),
-    Key(keys.HEAD_COUNT_KV, _u32, lambda c, o: c.num_key_value_heads),
+)
+"""Sizes that have the same names in every family's configuration."""
+
+ROTATION: tuple[Key, ...] = (
     Key(keys.ROPE_SCALING_TYPE, _string, _scaling),
     Key(keys.ROPE_SCALING_FACTOR, _f32,
         lambda c, o: c.rope.factor if c.rope.kind in ("linear", "yarn") else None),
@@ -47,6 +63,14 @@ COMMON: tuple[Key, ...] = (
     Key(keys.ROPE_SCALING_YARN_BETA_SLOW, _f32, _yarn("beta_slow")),
     Key(keys.ROPE_FREQ_BASE, _f32, lambda c, o: c.rope.theta),
     Key(keys.LAYERNORM_RMS_EPS, _f32, lambda c, o: c.rms_norm_eps),
+)  # fmt: skip
+"""How columns are rotated, and the epsilon of norms."""
+
+COMMON: tuple[Key, ...] = (
+    Key(keys.BLOCK_COUNT, _u32, lambda c, o: len(layers(c, o))),
+    *SIZES,
+    Key(keys.HEAD_COUNT_KV, _u32, lambda c, o: c.num_key_value_heads),
+    *ROTATION,
     Key(keys.EXPERT_COUNT, _u32, lambda c, o: c.num_experts or None),
     Key(keys.EXPERT_USED_COUNT, _u32, lambda c, o: c.num_experts_per_tok or None),
     Key(keys.EXPERT_GROUP_COUNT, _u32, lambda c, o: c.n_group),
@@ -64,3 +88,137 @@ EXPERT_SCALE = Key(keys.EXPERT_WEIGHTS_SCALE, _f32, lambda c, o: c.routed_scalin
 EXPERT_NORM = Key(keys.EXPERT_WEIGHTS_NORM, _bool, lambda c, o: c.norm_topk_prob)
 SLIDING_WINDOW = Key(keys.SLIDING_WINDOW, _u32, lambda c, o: c.sliding_window)
 VOCAB_SIZE = Key(keys.VOCAB_SIZE, _u32, lambda c, o: c.vocab_size)
+
+
+_SIGMOID = ("glm4moe", "minimax-m2")
+"""Architectures whose routers have sigmoids where no key says otherwise."""
+
+_SAY_NORM = ("glm4moe", "deepseek")
+"""Architectures that normalise the weights of experts where expert_weights_norm says so."""
+
+
+def read_decoder(
+    architecture: str, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
+) -> DecoderConfig:
+    """Read the configuration out of the keys and tensors of a GGUF file.
+
+    architecture  what general.architecture says
+    shapes        tensor name -> shape, rows first
+    path          the file, for messages
+    raises        FormatError, MissingTensor, UnsupportedCheckpoint, naming the file and the key
+    """
+    hparams = read_hparams(metadata, architecture, path)
+    size = hparams.size
+    n_mtp = size("nextn_predict_layers", 0)
+    n_layers = size("block_count") - n_mtp
+    if not size("head_count") or not size("embedding_length") or n_layers < 1:
+        raise FormatError(
+            f"{path}: {n_layers} layers of {size('embedding_length')} columns and {size('head_count')} heads:"
+            f" expected a {architecture} model"
+        )
+    if "token_embd.weight" not in shapes:
+        raise MissingTensor(f"{path}: no tensor token_embd.weight")
+    is_gpt_oss = architecture == "gpt-oss"
+    return DecoderConfig(
+        architecture=architecture,
+        vocab_size=shapes["token_embd.weight"][0],
+        hidden_size=size("embedding_length"),
+        intermediate_size=size("feed_forward_length", 0),
+        num_hidden_layers=n_layers,
+        **_attention_fields(hparams, shapes),
+        max_position_embeddings=size("context_length", 0),
+        rms_norm_eps=hparams.number("layer_norm_rms_epsilon", 1e-6),
+        rope=read_rotation(hparams, truncate=not is_gpt_oss),
+        tie_word_embeddings="output.weight" not in shapes,
+        mlp_bias="blk.0.ffn_up.bias" in shapes,
+        sliding_window=size("sliding_window", 0) or None if is_gpt_oss else None,
+        sliding_layers=tuple(range(0, n_layers, 2)) if is_gpt_oss else (),
+        **_expert_fields(hparams),
+        num_nextn_predict_layers=n_mtp,
+    )
+
+
+def _attention_fields(hparams: HParams, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    size = hparams.size
+    heads = size("head_count")
+    kv_heads = size("head_count_kv", heads) or heads
+    head_dim = size("key_length", size("embedding_length") // heads)
+    if heads % kv_heads or head_dim < 2 or head_dim % 2:
+        raise FormatError(f"{hparams.path}: {heads} heads with {kv_heads} keys of {head_dim} columns")
+    q_norm = shapes.get("blk.0.attn_q_norm.weight")
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "stated_head_dim": hparams.first("key_length"),
+        "rotated_cols": size("rope_dimension_count", head_dim),
+        "attention_bias": "blk.0.attn_q.bias" in shapes,
+        "output_bias": "blk.0.attn_output.bias" in shapes,
+        "qk_norm": q_norm is not None,
+        "norms_all_heads": q_norm is not None and q_norm[-1] != head_dim,
+    }
+
+
+def _expert_fields(hparams: HParams) -> dict[str, Any]:
+    size, architecture = hparams.size, hparams.architecture
+    n_experts = size("expert_count", 0)
+    unset = "sigmoid" if architecture in _SIGMOID else "softmax"
+    return {
+        "num_experts": n_experts,
+        "num_experts_per_tok": size("expert_used_count", 0),
+        "moe_intermediate_size": size("expert_feed_forward_length", size("feed_forward_length", 0)),
+        "num_shared_experts": size("expert_shared_count", 0),
+        "first_k_dense_replace": size("leading_dense_block_count", 0),
+        "n_group": size("expert_group_count", 1) or 1,
+        "topk_group": size("expert_group_used_count", 1) or 1,
+        "scoring_func": scoring_function(hparams, GATING_FUNCTIONS, unset) if n_experts else None,
+        "norm_topk_prob": bool(hparams.expert_weights_norm) if architecture in _SAY_NORM else True,
+        # llama.cpp takes 0 for "no scaling" too.
+        "routed_scaling_factor": hparams.number("expert_weights_scale", 1.0) or 1.0,
+    }
+
+
+def read_rotation(
+    hparams: HParams, kinds: Sequence[str] = ("linear", "yarn", "longrope", "none"), *, truncate: bool = True
+) -> RopeConfig:
+    """Read the rotation back. Llama 3's is a tensor, and no key tells of it.
+
+    yarn_attn_factor is left out: config.json calls it attn_factor, and neither program computes with it.
+
+    kinds   values of rope.scaling.type that the family may have
+    raises  UnsupportedCheckpoint for another one
+    """
+    kind = hparams.rope_scaling_type or "none"
+    if kind not in kinds:
+        raise UnsupportedCheckpoint(
+            f"{hparams.path}: RoPE scaled by {kind!r:.40}, expected {', '.join(kinds)}"
+        )
+    context = hparams.size("context_length", 4096)
+    return RopeConfig(
+        hparams.number("rope_freq_base", 10000.0),
+        "default" if kind == "none" else kind,
+        factor=hparams.rope_scaling_factor,
+        original_context=hparams.size("rope_scaling_original_context_length", context) or context,
+        beta_fast=hparams.rope_scaling_yarn_beta_fast,
+        beta_slow=hparams.rope_scaling_yarn_beta_slow,
+        truncate=truncate,
+    )
+
+
+def scoring_function(hparams: HParams, functions: Mapping[str, int], unset: str | None = None) -> str:
+    """Return the scoring function that the keys name.
+
+    functions  the number of each that the family has
+    unset      the function where the key is 0 or missing; None: there must be one
+    raises     UnsupportedCheckpoint for another number
+    """
+    number = hparams.size("expert_gating_func", 0)
+    if not number and unset is not None:
+        return unset
+    for name, known in functions.items():
+        if number == known:
+            return name
+    raise UnsupportedCheckpoint(
+        f"{hparams.path}: {hparams.key('expert_gating_func')} is {number},"
+        f" expected {' or '.join(f'{known} ({name})' for name, known in functions.items())}"
+    )

@@ -1,4 +1,4 @@
-"""RopeConfig: how a model scales its rotation, from either spelling in config.json.
+"""RopeConfig: how a model scales its rotation, from either spelling in config.json. Yarn: the same for YaRN.
 
     rope_scaling     `rope_type` or `type`; `rope_theta` stands beside it (the published models)
     rope_parameters  `rope_type`, with `rope_theta` inside (transformers 5)
@@ -8,6 +8,7 @@ Where both stand, rope_scaling counts. A type that isn't in KINDS is an error: n
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,41 @@ KINDS = ("default", "none", "linear", "dynamic", "yarn", "llama3", "longrope", "
 """Values of rope_type that are read; "su" is an older name of "longrope", "none" of "default"."""
 
 _NEED_FACTOR = ("linear", "dynamic", "yarn")
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """RoPE scaled by YaRN (arXiv 2309.00071).
+
+    factor                how much longer the context has become
+    original_context      its length before, in tokens
+    beta_fast, beta_slow  turns within the original context: above the first a frequency stays, below the
+                          second it is slowed down by the whole factor
+    mscale, mscale_all_dim, attention_factor  None where config.json has none
+    truncate              whether the ramp between the two begins and ends at whole pairs
+    """
+
+    factor: float
+    original_context: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    attention_factor: float | None = None
+    truncate: bool = True
+
+    @property
+    def rotary_factor(self) -> float:
+        """What transformers multiplies the rotated part of queries and of keys by."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return self.sharpness(self.mscale) / self.sharpness(self.mscale_all_dim)
+        return self.sharpness(1.0)
+
+    def sharpness(self, weight: float) -> float:
+        """Return how much sharper attention gets: 0.1 * weight * ln(factor) + 1, never below 1."""
+        return 1.0 if self.factor <= 1 else 0.1 * weight * math.log(self.factor) + 1.0
 
 
 @dataclass(frozen=True)
@@ -49,12 +85,31 @@ class RopeConfig:
     truncate: bool = True
     partial: float | None = None
 
+    @property
+    def yarn(self) -> Yarn | None:
+        """YaRN with its defaults; None where the rotation is of another kind."""
+        if self.kind != "yarn" or self.factor is None or self.original_context is None:
+            return None
+        return Yarn(
+            self.factor,
+            self.original_context,
+            self.beta_fast or 32.0,
+            self.beta_slow or 1.0,
+            self.mscale,
+            self.mscale_all_dim,
+            self.attention_factor,
+            self.truncate,
+        )
 
-def read_rope(read: ConfigReader, context: int, default_theta: float = 10000.0) -> RopeConfig:
+
+def read_rope(
+    read: ConfigReader, context: int, default_theta: float = 10000.0, *, kinds: tuple[str, ...] = KINDS
+) -> RopeConfig:
     """Return the rotation that config.json describes.
 
     context  max_position_embeddings, the original context where nothing else says it
-    raises   UnsupportedCheckpoint for a rope_type that nobody knows, BadConfig for an impossible value
+    kinds    values of rope_type that the model may have
+    raises   UnsupportedCheckpoint for another rope_type, BadConfig for an impossible value
     """
     raw, path = read.raw, read.path
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
@@ -64,9 +119,9 @@ def read_rope(read: ConfigReader, context: int, default_theta: float = 10000.0) 
     inside = ConfigReader(values, path, prefix=f"{key}.")
     theta = inside.number("rope_theta", read.number("rope_theta", default_theta))
     kind = values.get("rope_type") or values.get("type") or "default"
-    if kind not in KINDS:
+    if kind not in kinds:
         raise UnsupportedCheckpoint(
-            f"{path}: {key}: RoPE of type {shown(kind)}, expected one of {', '.join(KINDS)}"
+            f"{path}: {key}: RoPE of type {shown(kind)}, expected {' or '.join(map(repr, kinds))}"
         )
     kind = {"none": "default", "su": "longrope"}.get(kind, kind)
     partial = inside.number_or_null("partial_rotary_factor")
@@ -83,8 +138,8 @@ def read_rope(read: ConfigReader, context: int, default_theta: float = 10000.0) 
         extrapolation_factor=inside.number_or_null("extrapolation_factor"),
         attention_factor=attention,
         written_factor=inside.number_or_null("attn_factor") if attention is None else attention,
-        beta_fast=inside.number_or_null("beta_fast"),
-        beta_slow=inside.number_or_null("beta_slow"),
+        beta_fast=_turns(inside, "beta_fast"),
+        beta_slow=_turns(inside, "beta_slow"),
         mscale=inside.number_or_null("mscale"),
         mscale_all_dim=inside.number_or_null("mscale_all_dim"),
         low_freq_factor=inside.number("low_freq_factor", 1.0),
@@ -92,6 +147,10 @@ def read_rope(read: ConfigReader, context: int, default_theta: float = 10000.0) 
         truncate=inside.flag("truncate", True),
         partial=partial,
     )
+
+
+def _turns(inside: ConfigReader, key: str) -> float | None:
+    return None if inside.raw.get(key) is None else inside.number(key)
 
 
 def _factor(inside: ConfigReader, kind: str) -> float | None:
@@ -109,7 +168,7 @@ def _original_context(inside: ConfigReader, kind: str, context: int) -> int:
 
 
 def llama3_divisors(rope: RopeConfig, n_cols: int) -> np.ndarray:
-    """Return what the frequency of each pair of rotated columns is divided by, float32 (n_cols / 2,).
+    """Return the divisors of the frequencies of all pairs of rotated columns, float32 (n_cols / 2,).
 
     Long waves are stretched by the factor, short ones stay, and those in between are blended. Computed in
     float32 like the tensor of llama.cpp's converter (LlamaModel.generate_extra_tensors), step by step: torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from convert.architectures.decoder.places import (
+from convert.architectures.decoder.layer_ranges import (
     dense_layers,
     layers,
     layers_if,
@@ -55,9 +55,11 @@ def attention(rotated: Arrange = renamed) -> tuple[Rule, ...]:
     )
 
 
-def dense_blocks() -> tuple[Rule, ...]:
-    """Return the rules of the feed-forward blocks of layers without experts."""
-    biased = layers_if("mlp_bias", dense_layers)
+def dense_blocks(bias: str = "") -> tuple[Rule, ...]:
+    """Return the rules of the feed-forward blocks of layers without experts.
+
+    bias  attribute of the configuration that says whether they have biases; "" where none has
+    """
     rules = []
     for part, rows, cols in (
         ("gate", "intermediate_size", "hidden_size"),
@@ -66,7 +68,9 @@ def dense_blocks() -> tuple[Rule, ...]:
     ):
         source = f"mlp.{part}_proj"
         rules.append(in_layer(dense_layers, f"ffn_{part}.weight", f"{source}.weight", f"{rows} {cols}"))
-        rules.append(in_layer(biased, f"ffn_{part}.bias", f"{source}.bias", rows))
+        if bias:
+            biased = layers_if(bias, dense_layers)
+            rules.append(in_layer(biased, f"ffn_{part}.bias", f"{source}.bias", rows))
     return tuple(rules)
 
 

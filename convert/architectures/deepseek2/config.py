@@ -1,38 +1,27 @@
 """DeepseekConfig: what config.json says about a DeepSeek V2 or V3 model or a relative, checked and complete.
 
-Two spellings are read: `rope_scaling` with `type` and `rope_theta` beside it (the published models), and
-`rope_parameters` with `rope_type` and `rope_theta` inside it (transformers 5). Where both stand,
-transformers takes `rope_scaling`, and so do we.
-
 A missing size is an error. Where config.json doesn't say how the model computes, it computes as
-transformers does for that architecture: SILENCES. A value that the architecture doesn't compute with
+transformers does for that architecture: Defaults. A value that the architecture doesn't compute with
 (softmax for V3, say) is an error: transformers would ignore it, and no GGUF key can express what was meant.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from convert.architectures.config_reader import MAX_EXPERTS, MAX_LAYERS, ConfigReader, shown
-from convert.checkpoint.model_config import MISTRAL_LARGE_3
-from gguf_tools.errors import BadConfig, UnsupportedCheckpoint
+from convert.architectures.config_reader import MAX_EXPERTS, MAX_LAYERS, ConfigReader
+from convert.architectures.decoder.rope import Yarn, read_rope
 
 V2 = "DeepseekV2ForCausalLM"
 V3 = "DeepseekV3ForCausalLM"
-GLM_LITE = "Glm4MoeLiteForCausalLM"
-YOUTU = "YoutuForCausalLM"
-KIMI_VL = "KimiVLForConditionalGeneration"
-KIMI_K25 = "KimiK25ForConditionalGeneration"
-V32 = "DeepseekV32ForCausalLM"
-GLM_DSA = "GlmMoeDsaForCausalLM"
 
 
 @dataclass(frozen=True)
-class Silence:
+class Defaults:
     """How an architecture computes where config.json doesn't say.
 
     scoring, methods  possible values of scoring_func and topk_method, the default first. noaux_tc: a bias
@@ -57,20 +46,11 @@ class Silence:
     tied: bool = False
 
 
-SILENCES: Mapping[str, Silence] = {
-    V2: Silence(("softmax",), ("greedy", "group_limited_greedy"), False, 1.0, None, 0),
-    V3: Silence(),
-    KIMI_VL: Silence(),
-    KIMI_K25: Silence(),
-    GLM_LITE: Silence(scale=1.8, groups=(1, 1), dense=1, eps=1e-5),
-    YOUTU: Silence(experts=False, tied=True),
-    V32: Silence(),
-    GLM_DSA: Silence(groups=(1, 1), eps=1e-5),
-    MISTRAL_LARGE_3: Silence(
-        ("softmax",), ("greedy", "group_limited_greedy"), scale=1.0, groups=(1, 1), dense=0
-    ),
-}
-"""Architecture -> its defaults: those of transformers' classes (5.23), and for Kimi, which has none, V3's."""
+DEFAULTS: Mapping[str, Defaults] = MappingProxyType({
+    V2: Defaults(("softmax",), ("greedy", "group_limited_greedy"), False, 1.0, None, 0),
+    V3: Defaults(),
+})
+"""Architecture -> its defaults: those of transformers' classes (5.23)."""
 
 _FIXED: Mapping[str, tuple[Any, str]] = {
     "hidden_act": ("silu", "llama.cpp's deepseek2 has no other activation"),
@@ -84,41 +64,10 @@ _FIXED: Mapping[str, tuple[Any, str]] = {
 
 
 @dataclass(frozen=True)
-class Yarn:
-    """RoPE scaled by YaRN.
-
-    factor            how much longer the context has become
-    original_context  the length before
-    mscale, mscale_all_dim, attention_factor  None where config.json has none
-    """
-
-    factor: float
-    original_context: int
-    beta_fast: float
-    beta_slow: float
-    mscale: float | None
-    mscale_all_dim: float | None
-    attention_factor: float | None
-
-    @property
-    def rotary_factor(self) -> float:
-        """What transformers multiplies the rotated part of queries and of keys with."""
-        if self.attention_factor is not None:
-            return self.attention_factor
-        if self.mscale and self.mscale_all_dim:
-            return _mscale(self.factor, self.mscale) / _mscale(self.factor, self.mscale_all_dim)
-        return _mscale(self.factor, 1.0)
-
-
-def _mscale(factor: float, weight: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-
-@dataclass(frozen=True)
 class DeepseekConfig:
     """What a model is made of and how it computes; names as in config.json.
 
-    architecture     one of SILENCES
+    architecture     what config.json calls it
     q_lora_rank      None when queries are not compressed
     n_routed_experts 0 for a model whose layers are all dense
     n_group          None when experts are not grouped
@@ -161,76 +110,27 @@ class DeepseekConfig:
     lengths_first: bool = True
 
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any], path: str | Path = "config.json") -> DeepseekConfig:
+    def from_dict(
+        cls,
+        raw: Mapping[str, Any],
+        path: str | Path = "config.json",
+        defaults_of: Mapping[str, Defaults] = DEFAULTS,
+    ) -> DeepseekConfig:
         """Return the configuration in `raw`, the content of `path`.
 
-        raises  BadConfig naming file and key for a missing or impossible value,
-                UnsupportedCheckpoint for what llama.cpp's deepseek2 does not compute
+        defaults_of  architecture -> what holds where config.json says nothing; one of them it must be
+        raises       BadConfig naming file and key for a missing or impossible value,
+                     UnsupportedCheckpoint for what llama.cpp's deepseek2 does not compute
         """
-        read = ConfigReader(raw, path)
-        architecture = read.architecture(SILENCES)
-        silence = SILENCES[architecture]
-        for key, (value, why) in _FIXED.items():
-            read.fixed(key, value, why)
-        heads = read.size("num_attention_heads")
-        if raw.get("num_key_value_heads") not in (None, heads):
-            raise read.bad(
-                "num_key_value_heads", f"{heads} (num_attention_heads): every head has keys of its own"
-            )
-        has_experts = silence.experts or raw.get("n_routed_experts") is not None
-        n_experts = read.size("n_routed_experts", most=MAX_EXPERTS) if has_experts else 0
-        norm_requested = has_experts and read.flag("norm_topk_prob", silence.normalises)
-        context = read.size("max_position_embeddings")
-        theta, yarn = _read_rope(raw, path, context)
-        n_layers = read.size("num_hidden_layers", most=MAX_LAYERS)
-        width = read.size("intermediate_size")
-        topk_method = read.choice("topk_method", silence.methods)
-        n_group, topk_group = None, None
-        if has_experts:
-            n_group, topk_group = _read_groups(read, n_experts, topk_method, silence)
-        return cls(
-            architecture=architecture,
-            vocab_size=read.size("vocab_size"),
-            hidden_size=read.size("hidden_size"),
-            intermediate_size=width,
-            moe_intermediate_size=read.size("moe_intermediate_size") if has_experts else width,
-            num_hidden_layers=n_layers,
-            num_attention_heads=heads,
-            q_lora_rank=read.size_or_null("q_lora_rank"),
-            kv_lora_rank=read.size("kv_lora_rank"),
-            qk_nope_head_dim=read.size("qk_nope_head_dim"),
-            qk_rope_head_dim=read.size("qk_rope_head_dim"),
-            v_head_dim=read.size("v_head_dim"),
-            n_routed_experts=n_experts,
-            n_shared_experts=read.size("n_shared_experts") if has_experts else 0,
-            num_experts_per_tok=read.size("num_experts_per_tok", most=n_experts) if has_experts else 0,
-            first_k_dense_replace=_n_dense(read, n_layers, silence) if has_experts else n_layers,
-            n_group=n_group,
-            topk_group=topk_group,
-            topk_method=topk_method,
-            scoring_func=read.choice("scoring_func", silence.scoring),
-            norm_topk_prob=silence.normalises and norm_requested,
-            norm_requested=norm_requested,
-            routed_scaling_factor=read.number("routed_scaling_factor", silence.scale),
-            rms_norm_eps=read.number("rms_norm_eps", silence.eps),
-            max_position_embeddings=context,
-            rope_theta=theta,
-            yarn=yarn,
-            tie_word_embeddings=read.flag("tie_word_embeddings", silence.tied),
-            num_nextn_predict_layers=read.size(
-                "num_mtp_layers" if "num_mtp_layers" in raw else "num_nextn_predict_layers",
-                0,
-                least=0,
-                most=MAX_LAYERS,
-            ),
-            # transformers 4.57, which that converter reads config.json with, knows these two alone.
-            lengths_first="head_dim" in raw
-            or (architecture in (V2, V3) and raw.get("model_type") in ("deepseek_v2", "deepseek_v3")),
-        )
+        return cls(**deepseek_fields(ConfigReader(raw, path), defaults_of))
 
     @property
     def is_v3(self) -> bool:
         return self.architecture == V3
+
+    @property
+    def num_experts(self) -> int:
+        return self.n_routed_experts
 
     @property
     def qk_head_dim(self) -> int:
@@ -267,6 +167,16 @@ class DeepseekConfig:
         return 2 * self.hidden_size
 
     @property
+    def indexer(self) -> Indexer | None:
+        """What chooses the positions that tokens attend to; None where they attend to all."""
+        return None
+
+    @property
+    def sharpness(self) -> tuple[float, int] | None:
+        """s and n: scores of position p are multiplied by 1 + s ln(1 + floor(p / n)); None where not."""
+        return None
+
+    @property
     def expert_groups(self) -> tuple[int, int] | None:
         """How many groups of experts, and how many may be used; (1, 1) where the choice isn't restricted."""
         if self.n_group is None or self.topk_group is None:
@@ -276,11 +186,112 @@ class DeepseekConfig:
         return self.n_group, self.topk_group
 
 
-def _n_dense(read: ConfigReader, n_layers: int, silence: Silence) -> int:
+@dataclass(frozen=True)
+class Indexer:
+    """What chooses the positions that tokens attend to.
+
+    n_chosen  how many it chooses
+    layers    per layer whether it has an indexer of its own; others use the choice of a layer before them
+    """
+
+    n_heads: int
+    head_dim: int
+    n_chosen: int
+    layers: tuple[bool, ...]
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether a layer attends to what an earlier one has chosen."""
+        return not all(self.layers)
+
+    def is_in(self, layer: int) -> bool:
+        """Return whether a layer has one of its own."""
+        return self.layers[layer]
+
+
+def deepseek_fields(read: ConfigReader, defaults_of: Mapping[str, Defaults]) -> dict[str, Any]:
+    """Return the fields of DeepseekConfig; see its `from_dict`."""
+    architecture = read.architecture(defaults_of)
+    defaults = defaults_of[architecture]
+    for key, (value, why) in _FIXED.items():
+        read.fixed(key, value, why)
+    heads = read.size("num_attention_heads")
+    if read.raw.get("num_key_value_heads") not in (None, heads):
+        raise read.bad(
+            "num_key_value_heads", f"{heads} (num_attention_heads): every head has keys of its own"
+        )
+    context = read.size("max_position_embeddings")
+    theta, yarn = _read_rope(read, context)
+    mtp_key = "num_mtp_layers" if "num_mtp_layers" in read.raw else "num_nextn_predict_layers"
+    return {
+        "architecture": architecture,
+        "vocab_size": read.size("vocab_size"),
+        "hidden_size": read.size("hidden_size"),
+        "intermediate_size": read.size("intermediate_size"),
+        "num_hidden_layers": read.size("num_hidden_layers", most=MAX_LAYERS),
+        "num_attention_heads": heads,
+        "q_lora_rank": read.size_or_null("q_lora_rank"),
+        "kv_lora_rank": read.size("kv_lora_rank"),
+        "qk_nope_head_dim": read.size("qk_nope_head_dim"),
+        "qk_rope_head_dim": read.size("qk_rope_head_dim"),
+        "v_head_dim": read.size("v_head_dim"),
+        **_expert_fields(read, defaults),
+        "rms_norm_eps": read.number("rms_norm_eps", defaults.eps),
+        "max_position_embeddings": context,
+        "rope_theta": theta,
+        "yarn": yarn,
+        "tie_word_embeddings": read.flag("tie_word_embeddings", defaults.tied),
+        "num_nextn_predict_layers": read.size(mtp_key, 0, least=0, most=MAX_LAYERS),
+        # transformers 4.57, which that converter reads config.json with, knows these two alone.
+        "lengths_first": "head_dim" in read.raw
+        or (architecture in (V2, V3) and read.raw.get("model_type") in ("deepseek_v2", "deepseek_v3")),
+    }
+
+
+def _expert_fields(read: ConfigReader, defaults: Defaults) -> dict[str, Any]:
+    """Return the fields of DeepseekConfig about experts, of which a model may have none."""
+    n_layers = read.size("num_hidden_layers", most=MAX_LAYERS)
+    method = read.choice("topk_method", defaults.methods)
+    stated = {
+        "topk_method": method,
+        "scoring_func": read.choice("scoring_func", defaults.scoring),
+        "routed_scaling_factor": read.number("routed_scaling_factor", defaults.scale),
+    }
+    if not defaults.experts and read.raw.get("n_routed_experts") is None:
+        return {
+            **stated,
+            "n_routed_experts": 0,
+            "n_shared_experts": 0,
+            "num_experts_per_tok": 0,
+            "moe_intermediate_size": read.size("intermediate_size"),
+            "first_k_dense_replace": n_layers,
+            "n_group": None,
+            "topk_group": None,
+            "norm_topk_prob": False,
+            "norm_requested": False,
+        }
+    n_experts = read.size("n_routed_experts", most=MAX_EXPERTS)
+    norm_requested = read.flag("norm_topk_prob", defaults.normalises)
+    n_group, topk_group = _read_groups(read, n_experts, method, defaults)
+    return {
+        **stated,
+        "n_routed_experts": n_experts,
+        "n_shared_experts": read.size("n_shared_experts"),
+        "num_experts_per_tok": read.size("num_experts_per_tok", most=n_experts),
+        "moe_intermediate_size": read.size("moe_intermediate_size"),
+        "first_k_dense_replace": _n_dense(read, n_layers, defaults),
+        "n_group": n_group,
+        "topk_group": topk_group,
+        "norm_topk_prob": defaults.normalises and norm_requested,
+        "norm_requested": norm_requested,
+    }
+
+
+def _n_dense(read: ConfigReader, n_layers: int, defaults: Defaults) -> int:
     """Return how many leading layers are dense, from either spelling."""
     kinds = read.raw.get("mlp_layer_types")
     if kinds is None or read.raw.get("first_k_dense_replace") is not None:
-        return read.size("first_k_dense_replace", silence.dense, least=0)
+        return read.size("first_k_dense_replace", defaults.dense, least=0)
     n_dense = kinds.count("dense") if isinstance(kinds, list) else 0
     if kinds != ["dense"] * n_dense + ["sparse"] * (n_layers - n_dense):
         raise read.bad("mlp_layer_types", f"'dense' for the first layers, then 'sparse', {n_layers} in all")
@@ -288,10 +299,10 @@ def _n_dense(read: ConfigReader, n_layers: int, silence: Silence) -> int:
 
 
 def _read_groups(
-    read: ConfigReader, n_experts: int, method: str, silence: Silence
+    read: ConfigReader, n_experts: int, method: str, defaults: Defaults
 ) -> tuple[int | None, int | None]:
     """Return n_group and topk_group, both or neither, after checking that experts divide into them."""
-    default_group, default_topk = silence.groups or (None, None)
+    default_group, default_topk = defaults.groups or (None, None)
     n_group = read.size_or_null("n_group", default_group)
     topk_group = read.size_or_null("topk_group", default_topk)
     if method == "greedy":
@@ -307,30 +318,9 @@ def _read_groups(
     return n_group, topk_group
 
 
-def _read_rope(raw: Mapping[str, Any], path: str | Path, context: int) -> tuple[float, Yarn | None]:
+def _read_rope(read: ConfigReader, context: int) -> tuple[float, Yarn | None]:
     """Return the base frequency and the scaling, from either spelling."""
-    key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
-    rope = raw.get(key) or {}
-    if not isinstance(rope, dict):
-        raise BadConfig(f"{path}: {key} is {shown(rope)}, expected an object or null")
-    beside = ConfigReader(raw, path)
-    read = ConfigReader(rope, path, prefix=f"{key}.")
-    theta = read.number("rope_theta", beside.number("rope_theta", 10000.0))
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return theta, None
-    if kind != "yarn":
-        raise UnsupportedCheckpoint(
-            f"{path}: {key}: RoPE of type {shown(kind)}, expected 'default' or 'yarn'"
-        )
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+    rope = read_rope(read, context, kinds=("default", "yarn"))
+    if rope.kind == "yarn" and rope.partial not in (None, 1.0):
         raise read.bad("partial_rotary_factor", "1.0")
-    return theta, Yarn(
-        factor=read.number("factor"),
-        original_context=read.size("original_max_position_embeddings", context),
-        beta_fast=read.number("beta_fast", 32.0),
-        beta_slow=read.number("beta_slow", 1.0),
-        mscale=read.number_or_null("mscale"),
-        mscale_all_dim=read.number_or_null("mscale_all_dim"),
-        attention_factor=read.number_or_null("attention_factor"),
-    )
+    return rope.theta, rope.yarn

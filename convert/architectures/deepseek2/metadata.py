@@ -33,12 +33,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from convert.architectures.base import Key
-from convert.architectures.deepseek2.config import V2, V3, DeepseekConfig, Yarn
-from convert.architectures.deepseek2.options import Options
-from convert.architectures.deepseek2.places import layers, mtp_layers
-from convert.architectures.gating import GATING_FUNCTIONS, scoring_function
+from convert.architectures.decoder.layer_ranges import layers, mtp_layers
+from convert.architectures.decoder.metadata import GATING_FUNCTIONS, SIZES, scoring_function
+from convert.architectures.decoder.rope import Yarn
+from convert.architectures.deepseek2.config import V2, V3, DeepseekConfig
+from convert.architectures.options import LatentOptions
 from gguf_tools.errors import BadRequest, FormatError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import HParams, read_hparams
@@ -48,33 +50,33 @@ GGUF_NAME = "deepseek2"
 """Name of the family in general.architecture."""
 
 
-def _uncompressed(options: Options) -> bool:
+def _uncompressed(options: LatentOptions) -> bool:
     """Return whether the file describes the heads as they are before compression, as for plain attention."""
     return options.mla != "split"
 
 
-def _norm(config: DeepseekConfig, options: Options) -> bool | None:
+def _norm(config: DeepseekConfig, options: LatentOptions) -> bool | None:
     """Return true, else None to leave the key out; with "both" false, as ik_llama.cpp's converter does."""
     return config.norm_topk_prob or (False if options.mla == "both" else None)
 
 
-def _key_length(config: DeepseekConfig, options: Options) -> int:
+def _key_length(config: DeepseekConfig, options: LatentOptions) -> int:
     return config.qk_head_dim if _uncompressed(options) else config.kv_a_rows
 
 
-def _value_length(config: DeepseekConfig, options: Options) -> int:
+def _value_length(config: DeepseekConfig, options: LatentOptions) -> int:
     return config.v_head_dim if _uncompressed(options) else config.kv_lora_rank
 
 
-def _gating(config: DeepseekConfig, options: Options) -> int | None:
+def _gating(config: DeepseekConfig, options: LatentOptions) -> int | None:
     return GATING_FUNCTIONS[config.scoring_func] if config.n_routed_experts else None
 
 
-def _scale(config: DeepseekConfig, options: Options) -> float | None:
+def _scale(config: DeepseekConfig, options: LatentOptions) -> float | None:
     return config.routed_scaling_factor if config.n_routed_experts else None
 
 
-def _log_multiplier(config: DeepseekConfig, options: Options) -> float | None:
+def _log_multiplier(config: DeepseekConfig, options: LatentOptions) -> float | None:
     """Return a tenth of mscale_all_dim; the loader multiplies by ten again."""
     if config.yarn is None or config.yarn.mscale_all_dim is None:
         return None
@@ -85,10 +87,7 @@ _u32, _f32, _bool, _string = Value.u32, Value.f32, Value.bool_, Value.string
 
 METADATA: tuple[Key, ...] = (
     Key(keys.BLOCK_COUNT, _u32, lambda c, o: len(layers(c, o))),
-    Key(keys.CONTEXT_LENGTH, _u32, lambda c, o: c.max_position_embeddings),
-    Key(keys.EMBEDDING_LENGTH, _u32, lambda c, o: c.hidden_size),
-    Key(keys.FEED_FORWARD_LENGTH, _u32, lambda c, o: c.intermediate_size),
-    Key(keys.HEAD_COUNT, _u32, lambda c, o: c.num_attention_heads),
+    *SIZES,
     Key(keys.HEAD_COUNT_KV, _u32, lambda c, o: c.num_attention_heads if _uncompressed(o) else 1),
     Key(keys.ROPE_SCALING_TYPE, _string, lambda c, o: c.yarn and "yarn"),
     Key(keys.ROPE_SCALING_FACTOR, _f32, lambda c, o: c.yarn and c.yarn.factor),
@@ -134,7 +133,7 @@ def read_metadata(
     *,
     gguf_name: str = GGUF_NAME,
 ) -> DeepseekConfig:
-    """Return what the keys and tensors of a GGUF file say about the model.
+    """Read the configuration out of the keys and tensors of a GGUF file.
 
     shapes  tensor name -> shape, rows first
     path    the file, for messages
@@ -145,50 +144,18 @@ def read_metadata(
     size = hparams.size
     n_mtp = size("nextn_predict_layers", 0)
     n_layers = size("block_count") - n_mtp
-    heads = size("head_count")
-    rope = size("rope_dimension_count")
-    qk_head = size("key_length_mla", 0) or size("key_length")
-    value_head = size("value_length_mla", 0) or size("value_length")
-    if min(n_layers, heads, rope, value_head) < 1 or qk_head <= rope:
-        raise FormatError(
-            f"{path}: {n_layers} layers, {heads} heads, {rope} of {qk_head} key columns rotated,"
-            f" {value_head} value columns: expected a {gguf_name} model"
-        )
-    is_v3 = any(name.endswith("exp_probs_b.bias") for name in shapes)
-    groups = size("expert_group_count", 1) or 1
-    used_groups = size("expert_group_used_count", groups) or groups
-    experts = size("expert_count", 0)
-    if experts % groups or used_groups > groups:
-        raise FormatError(f"{path}: {experts} experts in {groups} groups of which {used_groups} are used")
     if "token_embd.weight" not in shapes:
         raise MissingTensor(f"{path}: no tensor token_embd.weight")
-    normalised = bool(hparams.expert_weights_norm)
     has_q_lora = any(name.endswith("attn_q_a.weight") for name in shapes)
     return DeepseekConfig(
-        architecture=V3 if is_v3 else V2,
         vocab_size=shapes["token_embd.weight"][0],
         hidden_size=size("embedding_length"),
         intermediate_size=size("feed_forward_length", 0),
-        moe_intermediate_size=size("expert_feed_forward_length", 0),
         num_hidden_layers=n_layers,
-        num_attention_heads=heads,
+        **_head_fields(hparams, n_layers),
         q_lora_rank=size("q_lora_rank") if has_q_lora else None,
         kv_lora_rank=size("kv_lora_rank"),
-        qk_nope_head_dim=qk_head - rope,
-        qk_rope_head_dim=rope,
-        v_head_dim=value_head,
-        n_routed_experts=experts,
-        n_shared_experts=size("expert_shared_count", 0),
-        num_experts_per_tok=size("expert_used_count", 0),
-        first_k_dense_replace=size("leading_dense_block_count", 0),
-        n_group=groups,
-        topk_group=used_groups,
-        topk_method="noaux_tc" if is_v3 else "group_limited_greedy",
-        scoring_func=scoring_function(hparams, GATING_FUNCTIONS, unset="softmax"),
-        norm_topk_prob=normalised,
-        norm_requested=normalised,
-        # llama.cpp takes 0 for "no scaling" too.
-        routed_scaling_factor=hparams.number("expert_weights_scale", 1.0) or 1.0,
+        **_expert_fields(hparams, has_bias=any(name.endswith("exp_probs_b.bias") for name in shapes)),
         rms_norm_eps=hparams.number("layer_norm_rms_epsilon", 1e-6),
         max_position_embeddings=size("context_length", 0),
         rope_theta=hparams.number("rope_freq_base", 10000.0),
@@ -196,6 +163,53 @@ def read_metadata(
         tie_word_embeddings="output.weight" not in shapes,
         num_nextn_predict_layers=n_mtp,
     )
+
+
+def _head_fields(hparams: HParams, n_layers: int) -> dict[str, Any]:
+    size = hparams.size
+    heads, rope = size("head_count"), size("rope_dimension_count")
+    qk_head = size("key_length_mla", 0) or size("key_length")
+    value_head = size("value_length_mla", 0) or size("value_length")
+    if min(n_layers, heads, rope, value_head) < 1 or qk_head <= rope:
+        raise FormatError(
+            f"{hparams.path}: {n_layers} layers, {heads} heads, {rope} of {qk_head} key columns rotated,"
+            f" {value_head} value columns: expected a {hparams.architecture} model"
+        )
+    return {
+        "num_attention_heads": heads,
+        "qk_nope_head_dim": qk_head - rope,
+        "qk_rope_head_dim": rope,
+        "v_head_dim": value_head,
+    }
+
+
+def _expert_fields(hparams: HParams, *, has_bias: bool) -> dict[str, Any]:
+    """Return the fields about experts. A bias for their choice tells V3 from V2."""
+    size = hparams.size
+    groups = size("expert_group_count", 1) or 1
+    used_groups = size("expert_group_used_count", groups) or groups
+    experts = size("expert_count", 0)
+    if experts % groups or used_groups > groups:
+        raise FormatError(
+            f"{hparams.path}: {experts} experts in {groups} groups of which {used_groups} are used"
+        )
+    normalised = bool(hparams.expert_weights_norm)
+    return {
+        "architecture": V3 if has_bias else V2,
+        "topk_method": "noaux_tc" if has_bias else "group_limited_greedy",
+        "moe_intermediate_size": size("expert_feed_forward_length", 0),
+        "n_routed_experts": experts,
+        "n_shared_experts": size("expert_shared_count", 0),
+        "num_experts_per_tok": size("expert_used_count", 0),
+        "first_k_dense_replace": size("leading_dense_block_count", 0),
+        "n_group": groups,
+        "topk_group": used_groups,
+        "scoring_func": scoring_function(hparams, GATING_FUNCTIONS, unset="softmax"),
+        "norm_topk_prob": normalised,
+        "norm_requested": normalised,
+        # llama.cpp takes 0 for "no scaling" too.
+        "routed_scaling_factor": hparams.number("expert_weights_scale", 1.0) or 1.0,
+    }
 
 
 def _read_yarn(hparams: HParams) -> Yarn | None:

@@ -18,27 +18,30 @@ The layouts of attention, tensors as (mats, rows, cols):
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from convert.architectures.arrange import HeadRows, OutputTensor, TransposedHeadRows
-from convert.architectures.deepseek2.config import DeepseekConfig
-from convert.architectures.deepseek2.options import Options
-from convert.architectures.deepseek2.places import (
-    biased_moe_layers,
-    dense_layers,
-    full_q_layers,
+from convert.architectures.decoder.layer_ranges import (
+    drop_mtp,
     layers,
-    layers_with,
-    lora_q_layers,
     moe_layers,
-    mtp_layers,
     once,
     untied,
 )
-from convert.architectures.rules import Drop, Output, Rule, Where, renamed, stacked
+from convert.architectures.decoder.rules import (
+    INV_FREQ,
+    dense_blocks,
+    expert_stacks,
+    in_layer,
+    mtp,
+    one,
+    shared_experts,
+)
+from convert.architectures.deepseek2.config import DeepseekConfig
+from convert.architectures.options import LatentOptions
+from convert.architectures.rules import Drop, Output, Rule, Where, renamed
 from convert.weights.base import Weight
 
 # ---- what becomes of kv_b_proj
@@ -77,99 +80,69 @@ def _flat(tensor: HeadRows | TransposedHeadRows) -> OutputTensor:
 # ---- the rules
 
 
-def _one(where: Where, name: str, source: str, sizes: str) -> Rule:
-    return Rule(where, (Output(name, source, sizes),))
+def _with_layout(mla: str) -> Where:
+    return lambda config, options: layers(config, options) if options.mla == mla else ()
 
 
-def _in_layer(where: Where, name: str, source: str, sizes: str) -> Rule:
-    return _one(where, f"blk.{{layer}}.{name}", f"model.layers.{{layer}}.{source}", sizes)
+def _compressed(config: DeepseekConfig, options: LatentOptions) -> Iterable[int | None]:
+    return () if config.q_lora_rank is None else layers(config, options)
 
 
-def _of_model(name: str, source: str) -> Rule:
-    """Return the rule of a matrix of the model that MTP layers may have again, or not (GLM-4.6)."""
-    return replace(_in_layer(mtp_layers, name, source, "vocab_size hidden_size"), optional=True)
+def _uncompressed(config: DeepseekConfig, options: LatentOptions) -> Iterable[int | None]:
+    return layers(config, options) if config.q_lora_rank is None else ()
 
 
-def _experts(where: Where, *parts: tuple[str, str, str]) -> Rule:
-    """Return a rule that stacks the experts of a layer; its stacks are complete at the same moment."""
-    prefix = "model.layers.{layer}.mlp.experts.{expert}"
-    return Rule(where, tuple(
-        Output(f"blk.{{layer}}.{name}", f"{prefix}.{source}", sizes, stacked) for name, source, sizes in parts
-    ))  # fmt: skip
+def _biased(config: DeepseekConfig, options: LatentOptions) -> Iterable[int | None]:
+    """Return the layers where a bias takes part in the choice of experts."""
+    return moe_layers(config, options) if config.topk_method == "noaux_tc" else ()
 
 
 def _kv_b(mla: str, *parts: tuple[str, Any]) -> Rule:
     source = "model.layers.{layer}.self_attn.kv_b_proj.weight"
-    return Rule(layers_with(mla), tuple(
+    return Rule(_with_layout(mla), tuple(
         Output(f"blk.{{layer}}.{name}", source, "kv_b_rows kv_lora_rank", arrange) for name, arrange in parts
     ))  # fmt: skip
 
 
 RULES: tuple[Rule, ...] = (
-    _one(once, "token_embd.weight", "model.embed_tokens.weight", "vocab_size hidden_size"),
-    _one(once, "output_norm.weight", "model.norm.weight", "hidden_size"),
-    _one(untied, "output.weight", "lm_head.weight", "vocab_size hidden_size"),
+    one(once, "token_embd.weight", "model.embed_tokens.weight", "vocab_size hidden_size"),
+    one(once, "output_norm.weight", "model.norm.weight", "hidden_size"),
+    one(untied, "output.weight", "lm_head.weight", "vocab_size hidden_size"),
 
-    _in_layer(layers, "attn_norm.weight", "input_layernorm.weight", "hidden_size"),
-    _in_layer(full_q_layers, "attn_q.weight", "self_attn.q_proj.weight", "q_rows hidden_size"),
-    _in_layer(lora_q_layers, "attn_q_a.weight", "self_attn.q_a_proj.weight", "q_lora_rank hidden_size"),
-    _in_layer(lora_q_layers, "attn_q_a_norm.weight", "self_attn.q_a_layernorm.weight", "q_lora_rank"),
-    _in_layer(lora_q_layers, "attn_q_b.weight", "self_attn.q_b_proj.weight", "q_rows q_lora_rank"),
-    _in_layer(layers, "attn_kv_a_mqa.weight", "self_attn.kv_a_proj_with_mqa.weight",
+    in_layer(layers, "attn_norm.weight", "input_layernorm.weight", "hidden_size"),
+    in_layer(_uncompressed, "attn_q.weight", "self_attn.q_proj.weight", "q_rows hidden_size"),
+    in_layer(_compressed, "attn_q_a.weight", "self_attn.q_a_proj.weight", "q_lora_rank hidden_size"),
+    in_layer(_compressed, "attn_q_a_norm.weight", "self_attn.q_a_layernorm.weight", "q_lora_rank"),
+    in_layer(_compressed, "attn_q_b.weight", "self_attn.q_b_proj.weight", "q_rows q_lora_rank"),
+    in_layer(layers, "attn_kv_a_mqa.weight", "self_attn.kv_a_proj_with_mqa.weight",
               "kv_a_rows hidden_size"),
-    _in_layer(layers, "attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight", "kv_lora_rank"),
+    in_layer(layers, "attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight", "kv_lora_rank"),
     _kv_b("split", ("attn_k_b.weight", _keys), ("attn_v_b.weight", _values)),
     _kv_b("both", ("attn_kv_b.weight", renamed), ("attn_k_b.weight", _flat_keys),
           ("attn_v_b.weight", _flat_values)),
     _kv_b("none", ("attn_kv_b.weight", renamed)),
-    _in_layer(layers, "attn_output.weight", "self_attn.o_proj.weight", "hidden_size attention_cols"),
+    in_layer(layers, "attn_output.weight", "self_attn.o_proj.weight", "hidden_size attention_cols"),
 
-    _in_layer(layers, "ffn_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
-    _in_layer(dense_layers, "ffn_gate.weight", "mlp.gate_proj.weight", "intermediate_size hidden_size"),
-    _in_layer(dense_layers, "ffn_up.weight", "mlp.up_proj.weight", "intermediate_size hidden_size"),
-    _in_layer(dense_layers, "ffn_down.weight", "mlp.down_proj.weight", "hidden_size intermediate_size"),
+    in_layer(layers, "ffn_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
+    *dense_blocks(),
 
-    _in_layer(moe_layers, "ffn_gate_inp.weight", "mlp.gate.weight", "n_routed_experts hidden_size"),
-    _in_layer(biased_moe_layers, "exp_probs_b.bias", "mlp.gate.e_score_correction_bias",
+    in_layer(moe_layers, "ffn_gate_inp.weight", "mlp.gate.weight", "n_routed_experts hidden_size"),
+    in_layer(_biased, "exp_probs_b.bias", "mlp.gate.e_score_correction_bias",
               "n_routed_experts"),
-    _experts(
-        moe_layers,
-        ("ffn_down_exps.weight", "down_proj.weight", "hidden_size moe_intermediate_size"),
-        ("ffn_gate_exps.weight", "gate_proj.weight", "moe_intermediate_size hidden_size"),
-        ("ffn_up_exps.weight", "up_proj.weight", "moe_intermediate_size hidden_size"),
-    ),
-    _in_layer(moe_layers, "ffn_gate_shexp.weight", "mlp.shared_experts.gate_proj.weight",
-              "shared_intermediate_size hidden_size"),
-    _in_layer(moe_layers, "ffn_up_shexp.weight", "mlp.shared_experts.up_proj.weight",
-              "shared_intermediate_size hidden_size"),
-    _in_layer(moe_layers, "ffn_down_shexp.weight", "mlp.shared_experts.down_proj.weight",
-              "hidden_size shared_intermediate_size"),
-
-    _of_model("nextn.embed_tokens.weight", "embed_tokens.weight"),
-    _in_layer(mtp_layers, "nextn.enorm.weight", "enorm.weight", "hidden_size"),
-    _in_layer(mtp_layers, "nextn.hnorm.weight", "hnorm.weight", "hidden_size"),
-    _in_layer(mtp_layers, "nextn.eh_proj.weight", "eh_proj.weight", "hidden_size concat_size"),
-    _in_layer(mtp_layers, "nextn.shared_head_norm.weight", "shared_head.norm.weight", "hidden_size"),
-    _of_model("nextn.shared_head_head.weight", "shared_head.head.weight"),
+    expert_stacks(moe_layers, "mlp.experts.{expert}", down="down_proj", gate="gate_proj", up="up_proj",
+                  order="down gate up"),
+    *shared_experts(moe_layers),
+    *mtp(),
 )  # fmt: skip
 
 
-def drops(config: DeepseekConfig, options: Options) -> tuple[Drop, ...]:
-    """Return what this model's checkpoint may hold that the file does not need."""
-    left_out = [Drop(lambda name: name.endswith(".rotary_emb.inv_freq"), "computed from rope_theta")]
+def drops(config: DeepseekConfig, options: LatentOptions) -> tuple[Drop, ...]:
+    """Return the weights that this model's checkpoint may hold and the file does not need."""
+    left_out = [INV_FREQ]
     if config.tie_word_embeddings:
         left_out.append(
             Drop(lambda name: name == "lm_head.weight", "tied: the token embedding is the output layer")
         )
     if not options.mtp:
-        left_out.append(Drop(
-            lambda name: _layer_of(name) >= config.num_hidden_layers,
-            "multi-token prediction layer; kept with --mtp",
-        ))  # fmt: skip
+        left_out.append(drop_mtp(config, "with --mtp"))
     return tuple(left_out)
-
-
-def _layer_of(name: str) -> int:
-    """Return the layer that a weight belongs to, -1 for none."""
-    match = re.match(r"model\.layers\.(\d{1,9})\.", name)
-    return int(match[1]) if match else -1

@@ -88,10 +88,6 @@ class V4Config:
             raise UnsupportedCheckpoint(
                 f"{path}: rope_scaling: RoPE of type {rope.kind!r}, expected 'default' or 'yarn'"
             )
-        ratios, of_mtp = _ratios(raw, path, n_layers)
-        heavy = sorted({ratio for ratio in ratios if ratio not in (0, OVERLAPPING)})
-        if len(heavy) > 1:
-            raise read.bad("compress_ratios", f"0, {OVERLAPPING} and at most one other ratio")
         return cls(
             vocab_size=read.size("vocab_size"),
             hidden_size=read.size("hidden_size"),
@@ -110,8 +106,7 @@ class V4Config:
             rms_norm_eps=read.number("rms_norm_eps", 1e-6),
             rope=rope,
             compress_rope_theta=read.number("compress_rope_theta", 160000.0),
-            compress_ratios=ratios,
-            heavy_ratio=heavy[0] if heavy else 1,
+            **_ratios(read, n_layers),
             n_routed_experts=n_experts,
             n_shared_experts=read.size("n_shared_experts", 1),
             num_experts_per_tok=read.size("num_experts_per_tok", most=n_experts),
@@ -127,7 +122,6 @@ class V4Config:
             hc_sinkhorn_iters=read.size("hc_sinkhorn_iters", 20),
             hc_eps=read.number("hc_eps", 1e-6),
             tie_word_embeddings=read.flag("tie_word_embeddings", False),
-            mtp_ratios=of_mtp,
         )
 
     @property
@@ -172,15 +166,21 @@ class V4Config:
         return self.n_shared_experts * self.moe_intermediate_size
 
 
-def _ratios(
-    raw: Mapping[str, Any], path: str | Path, n_layers: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return compress_ratios of the model's own layers, and those of MTP layers, which may follow."""
-    ratios = raw.get("compress_ratios")
+def _ratios(read: ConfigReader, n_layers: int) -> dict[str, Any]:
+    """Return compress_ratios of the model's layers, the heavy one among them, and those of MTP layers."""
+    ratios = read.raw.get("compress_ratios")
     are_numbers = isinstance(ratios, list) and all(type(ratio) is int and ratio >= 0 for ratio in ratios)
     if not isinstance(ratios, list) or not are_numbers or len(ratios) < n_layers:
         found = str(ratios)[:80]
         raise BadConfig(
-            f"{path}: compress_ratios is {found}, expected a number for each of {n_layers} layers"
+            f"{read.path}: compress_ratios is {found}, expected a number for each of {n_layers} layers"
         )
-    return tuple(ratios[:n_layers]), tuple(ratios[n_layers:])
+    own = tuple(ratios[:n_layers])
+    heavy = {ratio for ratio in own if ratio not in (0, OVERLAPPING)}
+    if len(heavy) > 1:
+        raise read.bad("compress_ratios", f"0, {OVERLAPPING} and at most one other ratio")
+    return {
+        "compress_ratios": own,
+        "heavy_ratio": heavy.pop() if heavy else 1,
+        "mtp_ratios": tuple(ratios[n_layers:]),
+    }

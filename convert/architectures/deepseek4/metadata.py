@@ -7,9 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from convert.architectures.base import Key
-from convert.architectures.decoder.rope import RopeConfig
+from convert.architectures.decoder.metadata import (
+    GATING_FUNCTIONS,
+    ROTATION,
+    SIZES,
+    read_rotation,
+    scoring_function,
+)
 from convert.architectures.deepseek4.config import OVERLAPPING, V4Config
-from convert.architectures.gating import GATING_FUNCTIONS, scoring_function
 from gguf_tools.errors import FormatError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import HParams, read_hparams
@@ -20,30 +25,15 @@ _GATING_FUNCTIONS: Mapping[str, int] = {**GATING_FUNCTIONS, "sqrtsoftplus": 4}
 _u32, _f32, _f32s = Value.u32, Value.f32, Value.f32s
 
 
-def _yarn(name: str) -> Any:
-    return lambda c, o: getattr(c.rope, name) if c.rope.kind == "yarn" else None
-
-
 def _limits(config: Any, options: Any) -> tuple[float, ...]:
     return (config.swiglu_limit,) * config.num_hidden_layers
 
 
 METADATA: tuple[Key, ...] = (
     Key(keys.BLOCK_COUNT, _u32, lambda c, o: c.num_hidden_layers),
-    Key(keys.CONTEXT_LENGTH, _u32, lambda c, o: c.max_position_embeddings),
-    Key(keys.EMBEDDING_LENGTH, _u32, lambda c, o: c.hidden_size),
-    Key(keys.FEED_FORWARD_LENGTH, _u32, lambda c, o: c.intermediate_size),
-    Key(keys.HEAD_COUNT, _u32, lambda c, o: c.num_attention_heads),
+    *SIZES,
     Key(keys.HEAD_COUNT_KV, _u32, lambda c, o: c.num_key_value_heads),
-    Key(keys.ROPE_SCALING_TYPE, Value.string, lambda c, o: "yarn" if c.rope.kind == "yarn" else None),
-    Key(keys.ROPE_SCALING_FACTOR, _f32, _yarn("factor")),
-    Key(keys.ROPE_SCALING_ORIG_CTX_LEN, _u32, _yarn("original_context")),
-    Key(keys.ROPE_SCALING_YARN_EXT_FACTOR, _f32, _yarn("extrapolation_factor")),
-    Key(keys.ROPE_SCALING_YARN_ATTN_FACTOR, _f32, _yarn("written_factor")),
-    Key(keys.ROPE_SCALING_YARN_BETA_FAST, _f32, _yarn("beta_fast")),
-    Key(keys.ROPE_SCALING_YARN_BETA_SLOW, _f32, _yarn("beta_slow")),
-    Key(keys.ROPE_FREQ_BASE, _f32, lambda c, o: c.rope.theta),
-    Key(keys.LAYERNORM_RMS_EPS, _f32, lambda c, o: c.rms_norm_eps),
+    *ROTATION,
     Key(keys.EXPERT_COUNT, _u32, lambda c, o: c.n_routed_experts),
     Key(keys.EXPERT_USED_COUNT, _u32, lambda c, o: c.num_experts_per_tok),
     Key(keys.EXPERT_GATING_FUNC, _u32, lambda c, o: _GATING_FUNCTIONS[c.scoring_func]),
@@ -74,7 +64,7 @@ METADATA: tuple[Key, ...] = (
 
 
 def read_metadata(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path) -> V4Config:
-    """Return what the keys and tensors of a GGUF file say about the model.
+    """Read the configuration out of the keys and tensors of a GGUF file.
 
     shapes  tensor name -> shape, rows first
     raises  FormatError, MissingTensor, UnsupportedCheckpoint, naming the file and the key
@@ -108,7 +98,7 @@ def read_metadata(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], pat
         max_position_embeddings=size("context_length", 0),
         sliding_window=size("sliding_window"),
         rms_norm_eps=hparams.number("layer_norm_rms_epsilon", 1e-6),
-        rope=_rope(hparams),
+        rope=read_rotation(hparams, ("yarn", "none")),
         compress_rope_theta=hparams.number("compress_rope_freq_base", 160000.0),
         compress_ratios=ratios,
         heavy_ratio=next((ratio for ratio in ratios if ratio not in (0, OVERLAPPING)), 1),
@@ -141,7 +131,7 @@ def _ratios(hparams: HParams) -> tuple[int, ...]:
 
 
 def _limit(hparams: HParams) -> float:
-    """Return what gate and up are clamped to, which has to be the same in all layers; 0 for nothing."""
+    """Return the limit of gate and up, which has to be the same in all layers; 0 for none."""
     limits: set[float] = set()
     for stated in (hparams.swiglu_clamp_exp, hparams.swiglu_clamp_shexp):
         if stated is not None:
@@ -152,21 +142,3 @@ def _limit(hparams: HParams) -> float:
             " expected one for all experts and layers"
         )
     return limits.pop() if limits else 0.0
-
-
-def _rope(hparams: HParams) -> RopeConfig:
-    """Return the rotation that the keys describe; as llama.cpp does, yarn_attn_factor is passed over."""
-    kind = {"none": "default"}.get(hparams.rope_scaling_type or "none", hparams.rope_scaling_type or "")
-    if kind not in ("default", "yarn"):
-        raise UnsupportedCheckpoint(
-            f"{hparams.path}: {hparams.key('rope_scaling_type')} is {kind!r:.40}, expected 'none' or 'yarn'"
-        )
-    context = hparams.size("context_length", 4096)
-    return RopeConfig(
-        hparams.number("rope_freq_base", 10000.0),
-        kind,
-        factor=hparams.rope_scaling_factor,
-        original_context=hparams.size("rope_scaling_original_context_length", context) or context,
-        beta_fast=hparams.rope_scaling_yarn_beta_fast,
-        beta_slow=hparams.rope_scaling_yarn_beta_slow,
-    )

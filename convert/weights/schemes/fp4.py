@@ -119,7 +119,7 @@ class Fp4Weight:
 
 
 def _row_range(raw: RawTensor, shape: tuple[int, ...], start: int, stop: int) -> np.ndarray:
-    """Return what `raw` stores for rows `start` to `stop` of a weight of `shape`, one line per row."""
+    """Read what `raw` stores for rows `start` to `stop` of a weight of `shape`, one line per row."""
     n_rows, _ = rows_and_cols(shape)
     lines = raw.n_rows // n_rows
     return raw.read_rows(start * lines, stop * lines).reshape(stop - start, lines * raw.n_cols)

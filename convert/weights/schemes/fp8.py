@@ -25,8 +25,7 @@ from math import prod
 import numpy as np
 
 from convert.checkpoint.safetensors_file import NUMPY_DTYPES, RawTensor
-from convert.weights.base import Decoded, Module, WeightsLoader
-from convert.weights.matrices import split_matrices
+from convert.weights.base import Decoded, Module, WeightsLoader, split_matrices
 from convert.weights.scales import Block, ScaleGrid, scale_grid
 from gguf_tools.errors import UnsupportedCheckpoint
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 import json
 
 from convert.weights.base import Module, Weight, WeightsLoader
-from convert.weights.integers import int8_weight
 from convert.weights.schemes.fp8 import fp8_weight
+from convert.weights.schemes.integers import int8_weight
 from gguf_tools.errors import UnsupportedCheckpoint
 
 _INTEGERS = ("Int8Tensor", "IntxUnpackedToInt8Tensor")

@@ -24,7 +24,7 @@ from torch.nn.functional import linear
 from forward.layers.attention.compressor import Compressor, WindowIndexer, not_counting, rotated_end
 from forward.layers.llama_rounding import round_f16
 from forward.layers.load import Loader
-from forward.layers.norm import RMSNorm, unit_rows
+from forward.layers.residual import RMSNorm, unit_rows
 from forward.layers.rope import Rotation
 from forward.observe import Observer, watch
 
@@ -44,6 +44,7 @@ class CompressedSizes:
     o_groups  groups of heads
     o_lora    columns of a group's low-rank output
     window    positions that are seen one by one, the token's own with them
+    eps       of all norms
     """
 
     hidden: int
@@ -53,6 +54,7 @@ class CompressedSizes:
     o_groups: int
     o_lora: int
     window: int
+    eps: float
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,6 @@ class CompressedAttention:
     """The attention of one layer.
 
     name        "blk.3", the beginning of its tensors' names
-    eps         of the norm of each query, which has no weight
     output_a    (o_groups, o_lora, n_heads / o_groups * head_dim)
     sinks       float32 (n_heads,)
     compress    None for a layer without windows
@@ -71,7 +72,6 @@ class CompressedAttention:
     name: str
     sizes: CompressedSizes
     rotate: Rotation
-    eps: float
     norm: RMSNorm
     q_a: torch.Tensor
     q_a_norm: RMSNorm
@@ -86,7 +86,7 @@ class CompressedAttention:
     half_cache: bool = False
 
     def work(self, n_tokens: int) -> int:
-        """Return about how many multiplications a token of a chunk of `n_tokens` takes."""
+        """Estimate the multiplications per token of a chunk of `n_tokens`."""
         sizes = self.sizes
         matrices = self.q_a, self.q_b, self.kv, self.output_a, self.output_b
         n_keys = min(n_tokens, sizes.window)
@@ -99,7 +99,7 @@ class CompressedAttention:
         return in_matrices + 2 * sizes.n_heads * sizes.head_dim * n_keys
 
     def __call__(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
-        """Return what attention makes of one chunk's hidden states, float32 (n_tokens, hidden)."""
+        """Attend within one chunk; return float32 (n_tokens, hidden)."""
         name, sizes, dtype = self.name, self.sizes, self.output_b.dtype
         x = self.norm(hidden).to(dtype)
         self._show(x, observer)
@@ -112,7 +112,7 @@ class CompressedAttention:
         observer.rows(query_names, compressed)
         query = linear(compressed, self.q_b).unflatten(-1, (sizes.n_heads, -1))
         watch(observer, f"{name}.attn_q_b.weight", compressed, query, 0, sizes.n_heads)
-        query = rotated_end(unit_rows(query, self.eps), self.rotate).to(dtype)
+        query = rotated_end(unit_rows(query, sizes.eps), self.rotate).to(dtype)
         key = linear(x, self.kv)
         watch(observer, f"{name}.attn_kv.weight", x, key)
         key = rotated_end(self.kv_norm(key)[:, None], self.rotate)[:, 0].to(dtype)
@@ -187,7 +187,7 @@ class CompressedAttention:
         return torch.cat(blocks)
 
     def _hidden(self, start: int, stop: int, first: int, device: torch.device) -> torch.Tensor:
-        """Return which positions from `first` on queries don't see, bool (stop - start, stop - first)."""
+        """Mark the positions from `first` on that queries don't see, bool (stop - start, stop - first)."""
         queries, keys = (torch.arange(begin, stop, device=device) for begin in (start, first))
         distances = queries[:, None] - keys
         return (distances < 0) | (distances >= self.sizes.window)
@@ -215,12 +215,10 @@ def load_compressed_attention(
     layer: int,
     sizes: CompressedSizes,
     rotate: Rotation,
-    *,
-    eps: float,
     compress: Compressor | None,
     indexer: WindowIndexer | None,
 ) -> CompressedAttention:
-    """Return the attention of a layer with its weights.
+    """Read the attention of a layer.
 
     compress, indexer  of the layer, see CompressedAttention
     """
@@ -228,13 +226,12 @@ def load_compressed_attention(
     n_cols = sizes.n_heads * sizes.head_dim
 
     def norm(part: str, n_cols: int) -> RMSNorm:
-        return RMSNorm(load.float32(f"{name}.{part}.weight", n_cols), eps)
+        return RMSNorm(load.float32(f"{name}.{part}.weight", n_cols), sizes.eps)
 
     return CompressedAttention(
         name=name,
         sizes=sizes,
         rotate=rotate,
-        eps=eps,
         norm=norm("attn_norm", sizes.hidden),
         q_a=load.matrix(f"{name}.attn_q_a.weight", sizes.q_lora, sizes.hidden),
         q_a_norm=norm("attn_q_a_norm", sizes.q_lora),

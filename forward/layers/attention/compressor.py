@@ -23,7 +23,7 @@ from torch.nn.functional import linear
 from forward.layers.attention.indexer import hadamard
 from forward.layers.llama_rounding import round_f16
 from forward.layers.load import Loader
-from forward.layers.norm import RMSNorm
+from forward.layers.residual import RMSNorm
 from forward.layers.rope import Rotation
 from forward.observe import Observer, Silent, watch
 
@@ -38,11 +38,15 @@ class CompressorSizes:
     ratio    positions of a window
     n_cols   of a key; its last ones are rotated
     overlap  whether windows overlap
+    hidden   columns of what it multiplies
+    eps      of the norm of its keys
     """
 
     ratio: int
     n_cols: int
     overlap: bool
+    hidden: int
+    eps: float
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class Compressor:
     norm: RMSNorm
 
     def work(self) -> int:
-        """Return how many multiplications a token takes."""
+        """Count the multiplications per token."""
         return self.kv.numel() + self.gate.numel()
 
     def __call__(self, x: torch.Tensor, observer: Observer) -> torch.Tensor:
@@ -98,6 +102,21 @@ class Compressor:
 
 
 @dataclass(frozen=True)
+class WindowIndexerSizes:
+    """Sizes of an indexer of windows.
+
+    keys      of the compressor that makes its keys
+    n_chosen  windows that a token attends to
+    q_lora    columns of the compressed query
+    """
+
+    keys: CompressorSizes
+    n_heads: int
+    n_chosen: int
+    q_lora: int
+
+
+@dataclass(frozen=True)
 class WindowIndexer:
     """What chooses windows in one layer.
 
@@ -109,8 +128,7 @@ class WindowIndexer:
               forward.layers.attention.indexer
     """
 
-    n_heads: int
-    n_chosen: int
+    sizes: WindowIndexerSizes
     compress: Compressor
     rotate: Rotation
     queries: torch.Tensor
@@ -119,7 +137,7 @@ class WindowIndexer:
 
     @torch.no_grad()
     def unseen(self, x: torch.Tensor, compressed: torch.Tensor) -> torch.Tensor | None:
-        """Return which windows each token of a chunk does not attend to, bool (n_tokens, n_windows).
+        """Mark the windows that each token of a chunk does not attend to, bool (n_tokens, n_windows).
 
         Windows that don't count yet may be either. None: every token attends to all that count.
         x           the normed hidden states, (n_tokens, hidden)
@@ -127,10 +145,10 @@ class WindowIndexer:
         """
         n_tokens, ratio = len(x), self.compress.sizes.ratio
         n_windows = n_tokens // ratio
-        if n_windows <= self.n_chosen:
+        if n_windows <= self.sizes.n_chosen:
             return None
         keys = self.compress(x, Silent())
-        queries = linear(compressed, self.queries).float().unflatten(-1, (self.n_heads, -1))
+        queries = linear(compressed, self.queries).float().unflatten(-1, (self.sizes.n_heads, -1))
         queries = rotated_end(queries, self.rotate)
         if self.turn is not None:
             keys, queries = round_f16(_turned(keys, self.turn)), _turned(queries, self.turn)
@@ -139,16 +157,16 @@ class WindowIndexer:
         for start in range(0, n_tokens, _QUERY_BLOCK):
             stop = min(n_tokens, start + _QUERY_BLOCK)
             scores = torch.zeros((stop - start, n_windows), device=x.device)
-            for head in range(self.n_heads):
+            for head in range(self.sizes.n_heads):
                 product = torch.relu(queries[start:stop, head] @ keys.T)
                 scores += product * shares[start:stop, head, None]
             scores.masked_fill_(not_counting(start, stop, n_windows, ratio, x.device), float("-inf"))
-            unseen[start:stop].scatter_(1, scores.topk(self.n_chosen, -1).indices, False)
+            unseen[start:stop].scatter_(1, scores.topk(self.sizes.n_chosen, -1).indices, False)
         return unseen
 
 
 def not_counting(start: int, stop: int, n_windows: int, ratio: int, device: torch.device) -> torch.Tensor:
-    """Return which windows don't count yet for tokens `start` to `stop`, bool (stop - start, n_windows)."""
+    """Mark windows that don't count yet for tokens `start` to `stop`, bool (stop - start, n_windows)."""
     n_whole = torch.arange(start + 1, stop + 1, device=device) // ratio
     return torch.arange(n_windows, device=device) >= n_whole[:, None]
 
@@ -164,10 +182,8 @@ def _turned(x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
     return (x.unflatten(-1, (-1, len(turn))) @ turn).flatten(-2)
 
 
-def load_compressor(
-    load: Loader, name: str, sizes: CompressorSizes, rotate: Rotation, *, hidden: int, eps: float
-) -> Compressor:
-    """Return the compressor whose tensors' names begin with `name`, "blk.3.attn_compressor".
+def load_compressor(load: Loader, name: str, sizes: CompressorSizes, rotate: Rotation) -> Compressor:
+    """Read the compressor whose tensors' names begin with `name`, "blk.3.attn_compressor".
 
     rotate  for all positions of a chunk
     """
@@ -177,33 +193,26 @@ def load_compressor(
         names=names,
         sizes=sizes,
         rotate=replace(rotate, turns=rotate.turns[:: sizes.ratio]),
-        kv=load.matrix(names[0], n_rows, hidden),
-        gate=load.matrix(names[1], n_rows, hidden),
-        ape=replace(load, rounds=False).float32(f"{name}_ape.weight", sizes.ratio, n_rows),
-        norm=RMSNorm(load.float32(f"{name}_norm.weight", sizes.n_cols), eps),
+        kv=load.matrix(names[0], n_rows, sizes.hidden),
+        gate=load.matrix(names[1], n_rows, sizes.hidden),
+        ape=replace(load, llama_rounding=False).float32(f"{name}_ape.weight", sizes.ratio, n_rows),
+        norm=RMSNorm(load.float32(f"{name}_norm.weight", sizes.n_cols), sizes.eps),
     )
 
 
 def load_window_indexer(
-    load: Loader,
-    layer: int,
-    sizes: CompressorSizes,
-    rotate: Rotation,
-    *,
-    n_heads: int,
-    n_chosen: int,
-    hidden: int,
-    q_lora: int,
-    eps: float,
+    load: Loader, layer: int, sizes: WindowIndexerSizes, rotate: Rotation
 ) -> WindowIndexer:
-    """Return the indexer of a layer with its weights; `sizes` are of its keys."""
-    name = f"blk.{layer}"
+    """Read the indexer of a layer.
+
+    rotate  for all positions of a chunk
+    """
+    name, keys = f"blk.{layer}", sizes.keys
     return WindowIndexer(
-        n_heads=n_heads,
-        n_chosen=n_chosen,
-        compress=load_compressor(load, f"{name}.indexer_compressor", sizes, rotate, hidden=hidden, eps=eps),
+        sizes=sizes,
+        compress=load_compressor(load, f"{name}.indexer_compressor", keys, rotate),
         rotate=rotate,
-        queries=load.matrix(f"{name}.indexer.attn_q_b.weight", n_heads * sizes.n_cols, q_lora),
-        shares=load.float32(f"{name}.indexer.proj.weight", n_heads, hidden),
-        turn=hadamard(sizes.n_cols).to(load.device) if load.half_cache else None,
+        queries=load.matrix(f"{name}.indexer.attn_q_b.weight", sizes.n_heads * keys.n_cols, sizes.q_lora),
+        shares=load.float32(f"{name}.indexer.proj.weight", sizes.n_heads, keys.hidden),
+        turn=hadamard(keys.n_cols).to(load.device) if load.half_cache else None,
     )

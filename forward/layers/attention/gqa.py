@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 
 from forward.layers.llama_rounding import round_f16
 from forward.layers.load import Loader
-from forward.layers.norm import RMSNorm
+from forward.layers.residual import RMSNorm
 from forward.layers.rope import Rotation
 from forward.observe import Observer, watch
 
@@ -33,6 +33,7 @@ class HeadSizes:
     n_heads, n_kv_heads  heads of queries, and heads of keys and values
     head_dim             columns of a head
     rotated              columns of a head that are rotated, the first ones
+    eps                  of all norms
     """
 
     hidden: int
@@ -40,6 +41,7 @@ class HeadSizes:
     n_kv_heads: int
     head_dim: int
     rotated: int
+    eps: float
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Projection:
     bias: torch.Tensor | None
 
     def __call__(self, x: torch.Tensor, observer: Observer) -> torch.Tensor:
-        """Return what the matrix makes of `x`, (n_tokens, n_rows)."""
+        """Multiply `x` by the matrix; return (n_tokens, n_rows)."""
         product = linear(x, self.weight, self.bias)
         watch(observer, self.name, x, product)
         return product
@@ -89,14 +91,14 @@ class SharedKeyAttention:
     half_cache: bool = False
 
     def work(self, n_tokens: int) -> int:
-        """Return about how many multiplications a token of a chunk of `n_tokens` takes."""
+        """Estimate the multiplications per token of a chunk of `n_tokens`."""
         sizes = self.sizes
         seen = n_tokens if self.window is None else min(n_tokens, self.window)
         matrices = 2 * sizes.hidden * sizes.head_dim * (sizes.n_heads + sizes.n_kv_heads)
         return matrices + sizes.n_heads * sizes.head_dim * seen
 
     def __call__(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
-        """Return what attention adds to one chunk's hidden states, float32 (n_tokens, hidden_size)."""
+        """Attend within one chunk; return what it adds, float32 (n_tokens, hidden_size)."""
         dtype, sizes = self.output.weight.dtype, self.sizes
         x = self.norm(hidden).to(dtype)
         observer.rows((self.q.name, self.k.name, self.v.name), x)
@@ -185,9 +187,9 @@ def _normed(heads: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
 
 
 def load_shared_key_attention(
-    load: Loader, layer: int, sizes: HeadSizes, rotate: Rotation, *, eps: float, window: int | None
+    load: Loader, layer: int, sizes: HeadSizes, rotate: Rotation, window: int | None
 ) -> SharedKeyAttention:
-    """Return the attention of a layer with its weights; biases, norms and sinks where the model has them."""
+    """Read the attention of a layer; biases, norms and sinks where the model has them."""
     name = f"blk.{layer}"
     q_rows, kv_rows = sizes.n_heads * sizes.head_dim, sizes.n_kv_heads * sizes.head_dim
 
@@ -200,13 +202,13 @@ def load_shared_key_attention(
         if not load.has(weight):
             return None
         n_cols = n_rows if load.tensor(weight).shape[-1] == n_rows else sizes.head_dim
-        return RMSNorm(load.float32(weight, n_cols), eps)
+        return RMSNorm(load.float32(weight, n_cols), sizes.eps)
 
     sinks = f"{name}.attn_sinks.weight"
     return SharedKeyAttention(
         sizes=sizes,
         rotate=rotate,
-        norm=RMSNorm(load.float32(f"{name}.attn_norm.weight", sizes.hidden), eps),
+        norm=RMSNorm(load.float32(f"{name}.attn_norm.weight", sizes.hidden), sizes.eps),
         q=projection("attn_q", q_rows, sizes.hidden),
         k=projection("attn_k", kv_rows, sizes.hidden),
         v=projection("attn_v", kv_rows, sizes.hidden),

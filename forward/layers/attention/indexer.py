@@ -40,6 +40,8 @@ class IndexerSizes:
     rotated   columns of a head that are rotated, the first ones
     halves    whether column i is rotated with column i + rotated / 2, not with its neighbour
     n_chosen  positions that a token attends to
+    hidden    columns of the hidden states
+    q_lora    columns of the compressed query
     """
 
     n_heads: int
@@ -47,6 +49,8 @@ class IndexerSizes:
     rotated: int
     halves: bool
     n_chosen: int
+    hidden: int
+    q_lora: int
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Indexer:
 
     @torch.no_grad()
     def choice(self, x: torch.Tensor, compressed: torch.Tensor) -> torch.Tensor | None:
-        """Return which positions each token of a chunk attends to, int64 (n_tokens, n_chosen).
+        """Choose the positions that each token of a chunk attends to, int64 (n_tokens, n_chosen).
 
         A position may stand there twice, and some may come after the token's own. None: every token attends
         to all up to its own.
@@ -118,7 +122,7 @@ class Indexer:
 
 
 def all_but(choice: torch.Tensor) -> torch.Tensor:
-    """Return which positions each token does not attend to, bool (n_tokens, n_tokens).
+    """Mark the positions that each token does not attend to, bool (n_tokens, n_tokens).
 
     choice  see `Indexer.choice`; positions after a token's own count as either
     """
@@ -135,18 +139,16 @@ def hadamard(n_cols: int) -> torch.Tensor:
     return turn / len(turn) ** 0.5
 
 
-def load_indexer(
-    load: Loader, layer: int, sizes: IndexerSizes, rotate: Rotation, *, hidden: int, q_lora: int
-) -> Indexer:
-    """Return the indexer of a layer with its weights."""
+def load_indexer(load: Loader, layer: int, sizes: IndexerSizes, rotate: Rotation) -> Indexer:
+    """Read the indexer of a layer."""
     name = f"blk.{layer}.indexer"
     return Indexer(
         sizes=sizes,
         rotate=rotate,
-        queries=load.matrix(f"{name}.attn_q_b.weight", sizes.n_heads * sizes.n_cols, q_lora),
-        keys=load.matrix(f"{name}.attn_k.weight", sizes.n_cols, hidden),
+        queries=load.matrix(f"{name}.attn_q_b.weight", sizes.n_heads * sizes.n_cols, sizes.q_lora),
+        keys=load.matrix(f"{name}.attn_k.weight", sizes.n_cols, sizes.hidden),
         weight=load.float32(f"{name}.k_norm.weight", sizes.n_cols),
         bias=load.float32(f"{name}.k_norm.bias", sizes.n_cols),
-        shares=load.float32(f"{name}.proj.weight", sizes.n_heads, hidden),
+        shares=load.float32(f"{name}.proj.weight", sizes.n_heads, sizes.hidden),
         turn=hadamard(sizes.n_cols).to(load.device) if load.half_cache else None,
     )

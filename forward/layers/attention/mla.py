@@ -11,7 +11,7 @@ input of every matrix of both forms:
     attn_v_b    the attended latent, per head
 
 Where the layer has an indexer, tokens attend to the positions that it chooses alone. A layer may hand this
-choice on to those after it: then it stands beside the hidden states (residual.Apart), as numbers.
+choice on to those after it: then it stands beside the hidden states (residual.WithSidecar), as numbers.
 
 A differentiated pass expands the values, too: the gradients at all products of the expanded form come with
 it, and those of the absorbed form follow from the gradients at scores and attended values. A pass that rounds
@@ -28,9 +28,9 @@ import torch
 from torch.nn.functional import linear
 
 from forward.layers.attention.indexer import Indexer, all_but
-from forward.layers.llama_rounding import AttentionRounding, round_f16
+from forward.layers.llama_rounding import AttentionRounding, round_f16, without_rounding
 from forward.layers.load import Loader
-from forward.layers.norm import RMSNorm
+from forward.layers.residual import RMSNorm
 from forward.layers.rope import Rotation
 from forward.observe import Observer, ObservesGradients, watch, watch_gradient
 
@@ -43,12 +43,19 @@ given back to the system and asked for again."""
 
 
 @dataclass(frozen=True)
-class LatentSizes:
-    """Sizes of a model's latent attention.
+class LatentModel:
+    """What the latent attention of all layers of a model has in common.
 
     nope, rope  columns of a head's key that are not rotated, and that are
     value       columns of a head's value
     q_lora      columns of the compressed query; None where queries are not compressed
+    scale       what scores are multiplied by before the softmax
+    eps         of the norm of hidden states
+    latent_eps  of the norms of compressed queries and of latents
+    n_handed    columns beside the hidden states: the positions that a layer has chosen for those after it.
+                A layer with an indexer puts its choice there, one without takes it from there
+    sharpness   s and n: the scores of the token at position p are multiplied by 1 + s ln(1 + floor(p / n)),
+                too; None for nothing
     """
 
     hidden: int
@@ -58,6 +65,11 @@ class LatentSizes:
     value: int
     kv_lora: int
     q_lora: int | None
+    scale: float
+    eps: float
+    latent_eps: float
+    n_handed: int = 0
+    sharpness: tuple[float, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -65,23 +77,18 @@ class LatentAttention:
     """The attention of one layer.
 
     name           "blk.3", the beginning of its tensors' names
-    scale          what scores are multiplied by before the softmax
     norm           of the hidden states
     q_a, q_a_norm  None where queries are not compressed; then q_b is attn_q
     keys           (n_heads, nope, kv_lora): the key rows of attn_kv_b
     values         (n_heads, value, kv_lora): its value rows
     indexer        chooses the positions that are attended to; None where all are
-    n_handed       columns beside the hidden states: the positions that a layer has chosen for those after it.
-                   A layer with an indexer puts its choice there, one without takes it from there
     rounding       None where activations stay as they are
-    sharpness      float32 (n_positions,): what the scores of a token at each position are multiplied by, too;
-                   None for nothing
+    sharpness      float32 (n_positions,): what scores are multiplied by, too; None for nothing
     """
 
     name: str
-    sizes: LatentSizes
+    model: LatentModel
     rotate: Rotation
-    scale: float
     norm: RMSNorm
     q_a: torch.Tensor | None
     q_a_norm: RMSNorm | None
@@ -92,59 +99,58 @@ class LatentAttention:
     values: torch.Tensor
     output: torch.Tensor
     indexer: Indexer | None = None
-    n_handed: int = 0
     rounding: AttentionRounding | None = None
     sharpness: torch.Tensor | None = None
 
     def work(self, n_tokens: int) -> int:
-        """Return about how many multiplications a token of a chunk of `n_tokens` takes."""
-        sizes = self.sizes
-        attended = sizes.kv_lora * sizes.n_heads * (sizes.nope + sizes.value + n_tokens)
-        query_cols = sizes.n_heads * (sizes.nope + sizes.rope)
-        return attended + sizes.hidden * (sizes.n_heads * sizes.value + query_cols // 2)
+        """Estimate the multiplications per token of a chunk of `n_tokens`."""
+        model = self.model
+        attended = model.kv_lora * model.n_heads * (model.nope + model.value + n_tokens)
+        query_cols = model.n_heads * (model.nope + model.rope)
+        return attended + model.hidden * (model.n_heads * model.value + query_cols // 2)
 
     def __call__(self, hidden: torch.Tensor, observer: Observer) -> torch.Tensor:
-        """Return what attention adds to one chunk's hidden states, float32 (n_tokens, hidden_size).
+        """Attend within one chunk; return its change of the hidden states, float32 (n_tokens, hidden_size).
 
         Where a choice is handed on, hidden states have n_handed more columns for it, and what is returned has
         as many, with what changes there.
         """
-        name, sizes, dtype = self.name, self.sizes, self.output.dtype
-        hidden, handed = hidden.split((sizes.hidden, self.n_handed), -1)
+        name, model, dtype = self.name, self.model, self.output.dtype
+        hidden, handed = hidden.split((model.hidden, self.model.n_handed), -1)
         x = self.norm(hidden).to(dtype)
         query, choice = self._query(x, observer)
         change = torch.zeros_like(handed)
-        if choice is not None and self.n_handed:
+        if choice is not None and self.model.n_handed:
             change = choice.float() - handed
-        elif self.indexer is None and len(x) > self.n_handed > 0:
+        elif self.indexer is None and len(x) > self.model.n_handed > 0:
             choice = handed.detach().long()
         unseen = None if choice is None else all_but(choice)
         compressed = linear(x, self.kv_a)
         watch(observer, f"{name}.attn_kv_a_mqa.weight", x, compressed)
-        latent, shared_key = compressed.split((sizes.kv_lora, sizes.rope), -1)
+        latent, shared_key = compressed.split((model.kv_lora, model.rope), -1)
         latent = self.kv_a_norm(latent).to(dtype)
         observer.rows((f"{name}.attn_kv_b.weight",), latent)
-        observer.heads(f"{name}.attn_k_b.weight", 0, sizes.n_heads, query[..., : sizes.nope])
+        observer.heads(f"{name}.attn_k_b.weight", 0, model.n_heads, query[..., : model.nope])
         shared_key = self.rotate(shared_key[:, None])[:, 0].to(dtype)
         if query.requires_grad or (self.rounding is not None and self.rounding.expands):
-            query = torch.cat((query[..., : sizes.nope], self.rotate(query[..., sizes.nope :]).to(dtype)), -1)
+            query = torch.cat((query[..., : model.nope], self.rotate(query[..., model.nope :]).to(dtype)), -1)
             values = self._attend_expanded(query, latent, shared_key, unseen, observer)
         else:
-            query[..., sizes.nope :] = self.rotate(query[..., sizes.nope :])
+            query[..., model.nope :] = self.rotate(query[..., model.nope :])
             if self.rounding is not None:
                 query, latent, shared_key = self.rounding.absorbed(query, latent, shared_key)
             values = self._attend(query, latent, shared_key, unseen, observer)
         observer.rows((f"{name}.attn_output.weight",), values)
         output = linear(values, self.output)
         watch(observer, f"{name}.attn_output.weight", values, output)
-        return torch.cat((output.float(), change), -1) if self.n_handed else output.float()
+        return torch.cat((output.float(), change), -1) if self.model.n_handed else output.float()
 
     def _query(self, x: torch.Tensor, observer: Observer) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the queries of all heads before rotation, (n_tokens, n_heads, nope + rope).
 
         The second is which positions they attend to, see `Indexer.choice`; None without an indexer, too.
         """
-        name, n_heads = self.name, self.sizes.n_heads
+        name, n_heads = self.name, self.model.n_heads
         if self.q_a is None or self.q_a_norm is None:
             observer.rows((f"{name}.attn_kv_a_mqa.weight", f"{name}.attn_q.weight"), x)
             query = linear(x, self.q_b).unflatten(-1, (n_heads, -1))
@@ -174,18 +180,18 @@ class LatentAttention:
     ) -> torch.Tensor:
         """Return the values that the queries of all heads attend to, (n_tokens, n_heads * value)."""
         n_tokens, n_heads = query.shape[:2]
-        values = latent.new_empty((n_tokens, n_heads, self.sizes.value))
+        values = latent.new_empty((n_tokens, n_heads, self.model.value))
         n_query = min(n_tokens, _QUERY_BLOCK)
         step = max(1, _SCORES_BYTES // (4 * n_query * n_tokens))
         for head in range(0, n_heads, step):
             heads = slice(head, min(n_heads, head + step))
-            keys = linear(latent, self.keys[heads].flatten(0, 1)).unflatten(-1, (-1, self.sizes.nope))
+            keys = linear(latent, self.keys[heads].flatten(0, 1)).unflatten(-1, (-1, self.model.nope))
             keys = torch.cat((keys.transpose(0, 1), shared_key.expand(keys.shape[1], -1, -1)), -1)
             for start in range(0, n_tokens, n_query):
                 stop = min(n_tokens, start + n_query)
                 later = _hidden_from(latent, start, stop, unseen)
                 block = self._sharpened(query[start:stop, heads], start).transpose(0, 1)
-                scores = torch.baddbmm(later, block, keys[:, :stop].transpose(1, 2), alpha=self.scale)
+                scores = torch.baddbmm(later, block, keys[:, :stop].transpose(1, 2), alpha=self.model.scale)
                 attended = torch.matmul(torch.softmax(scores, -1), latent[:stop])
                 observer.heads(f"{self.name}.attn_v_b.weight", head, n_heads, attended.transpose(0, 1))
                 attended = torch.bmm(attended, self.values[heads].transpose(1, 2))
@@ -200,12 +206,12 @@ class LatentAttention:
         unseen: torch.Tensor | None,
         observer: Observer,
     ) -> torch.Tensor:
-        """Return what `_attend` returns, in the expanded form, so that it can be differentiated."""
-        name, sizes, (n_tokens, n_heads) = self.name, self.sizes, query.shape[:2]
+        """Do what `_attend` does in the expanded form, which can be differentiated."""
+        name, model, (n_tokens, n_heads) = self.name, self.model, query.shape[:2]
         rows = torch.cat((self.keys, self.values), 1).flatten(0, 1)
         expanded = linear(latent, rows).unflatten(-1, (n_heads, -1))
         watch(observer, f"{name}.attn_kv_b.weight", latent, expanded, 0, n_heads)
-        keys, values = expanded.transpose(0, 1).split((sizes.nope, sizes.value), -1)
+        keys, values = expanded.transpose(0, 1).split((model.nope, model.value), -1)
         keys = torch.cat((keys, shared_key.expand(n_heads, -1, -1)), -1)
         if self.rounding is not None:
             keys, values = round_f16(keys), round_f16(values)
@@ -214,16 +220,16 @@ class LatentAttention:
             stop = min(n_tokens, start + _QUERY_BLOCK)
             later = _hidden_from(latent, start, stop, unseen)
             block = self._sharpened(query[start:stop], start).transpose(0, 1)
-            scores = torch.baddbmm(later, block, keys[:, :stop].transpose(1, 2), alpha=self.scale)
+            scores = torch.baddbmm(later, block, keys[:, :stop].transpose(1, 2), alpha=self.model.scale)
             shares = torch.softmax(scores, -1)
             attended = torch.bmm(shares, values[:, :stop])
-            unrotated = query[start:stop, :, : sizes.nope]
+            unrotated = query[start:stop, :, : model.nope]
             self._watch_absorbed(observer, unrotated, scores, shares, attended, latent[:stop], start)
             blocks.append(attended.transpose(0, 1))
         return torch.cat(blocks).flatten(1)
 
     def _sharpened(self, queries: torch.Tensor, start: int) -> torch.Tensor:
-        """Return what queries from position `start` on, (n_queries, n_heads, n_cols), are compared as."""
+        """Sharpen queries from position `start` on, (n_queries, n_heads, n_cols)."""
         if self.sharpness is None:
             return queries
         return queries * self.sharpness[start : start + len(queries), None, None].to(queries.dtype)
@@ -250,7 +256,8 @@ class LatentAttention:
         unrotated, shares, latent = unrotated.detach(), shares.detach(), latent.detach()
 
         def show_keys(observer: ObservesGradients, gradient: torch.Tensor) -> None:
-            gradient = self._sharpened(torch.matmul(gradient, latent).mul_(self.scale).transpose(0, 1), start)
+            of_queries = torch.matmul(gradient, latent).mul_(self.model.scale).transpose(0, 1)
+            gradient = self._sharpened(of_queries, start)
             observer.gradient(f"{self.name}.attn_k_b.weight", 0, n_heads, unrotated, gradient)
 
         def show_values(observer: ObservesGradients, gradient: torch.Tensor) -> None:
@@ -262,7 +269,7 @@ class LatentAttention:
 
 
 def _hidden_from(like: torch.Tensor, start: int, stop: int, unseen: torch.Tensor | None) -> torch.Tensor:
-    """Return what is added to the scores of queries `start` to `stop`: -inf where they don't attend."""
+    """Make what is added to the scores of queries `start` to `stop`: -inf where they don't attend."""
     hidden = like.new_full((stop - start, stop), float("-inf")).triu_(start + 1)
     if unseen is not None:
         hidden.masked_fill_(unseen[start:stop, :stop], float("-inf"))
@@ -270,75 +277,64 @@ def _hidden_from(like: torch.Tensor, start: int, stop: int, unseen: torch.Tensor
 
 
 def load_latent_attention(
-    load: Loader,
-    layer: int,
-    sizes: LatentSizes,
-    rotate: Rotation,
-    *,
-    scale: float,
-    eps: float,
-    latent_eps: float,
-    indexer: Indexer | None = None,
-    n_handed: int = 0,
-    sharpness: torch.Tensor | None = None,
+    load: Loader, layer: int, model: LatentModel, rotate: Rotation, indexer: Indexer | None
 ) -> LatentAttention:
-    """Return the attention of a layer with its weights.
-
-    eps         epsilon of the norm of hidden states
-    latent_eps  epsilon of the norms of compressed queries and of latents
-    indexer     of the layer; see LatentAttention for it, n_handed and sharpness
-    """
-    name, hidden, latent, q_lora = f"blk.{layer}", sizes.hidden, sizes.kv_lora, sizes.q_lora
-    q_rows = sizes.n_heads * (sizes.nope + sizes.rope)
-    keys, values = _load_heads(load, name, sizes)
+    """Read the attention of a layer; `indexer` is the layer's own."""
+    name, hidden, latent, q_lora = f"blk.{layer}", model.hidden, model.kv_lora, model.q_lora
+    q_rows = model.n_heads * (model.nope + model.rope)
+    keys, values = _load_heads(load, name, model)
 
     def norm(part: str, n_cols: int, eps: float) -> RMSNorm:
         return RMSNorm(load.float32(f"{name}.{part}.weight", n_cols), eps)
 
     return LatentAttention(
         name=name,
-        sizes=sizes,
+        model=model,
         rotate=rotate,
-        scale=scale,
-        norm=norm("attn_norm", hidden, eps),
+        norm=norm("attn_norm", hidden, model.eps),
         q_a=None if q_lora is None else load.matrix(f"{name}.attn_q_a.weight", q_lora, hidden),
-        q_a_norm=None if q_lora is None else norm("attn_q_a_norm", q_lora, latent_eps),
+        q_a_norm=None if q_lora is None else norm("attn_q_a_norm", q_lora, model.latent_eps),
         q_b=load.matrix(f"{name}.attn_q.weight", q_rows, hidden)
         if q_lora is None
         else load.matrix(f"{name}.attn_q_b.weight", q_rows, q_lora),
-        kv_a=load.matrix(f"{name}.attn_kv_a_mqa.weight", latent + sizes.rope, hidden),
-        kv_a_norm=norm("attn_kv_a_norm", latent, latent_eps),
+        kv_a=load.matrix(f"{name}.attn_kv_a_mqa.weight", latent + model.rope, hidden),
+        kv_a_norm=norm("attn_kv_a_norm", latent, model.latent_eps),
         keys=keys,
         values=values,
-        output=load.matrix(f"{name}.attn_output.weight", hidden, sizes.n_heads * sizes.value),
+        output=load.matrix(f"{name}.attn_output.weight", hidden, model.n_heads * model.value),
         indexer=indexer,
-        n_handed=n_handed,
         rounding=_rounding(load, name) if load.half_cache else None,
-        sharpness=sharpness,
+        sharpness=_sharpness(model, rotate),
     )
 
 
-def _rounding(load: Loader, name: str) -> AttentionRounding:
-    """Return how attention rounds where the loader's does.
+def _sharpness(model: LatentModel, rotate: Rotation) -> torch.Tensor | None:
+    """Compute what the scores of every position are multiplied by; None for a model that doesn't do so."""
+    if model.sharpness is None:
+        return None
+    scale, length = model.sharpness
+    whole = torch.arange(len(rotate.turns), device=rotate.turns.device) // length
+    return 1 + scale * torch.log1p(whole.float())
 
-    A folder has attn_kv_b, and is taken as the file that is made of it by default, which has not.
-    """
+
+def _rounding(load: Loader, name: str) -> AttentionRounding:
+    """Find how attention rounds where the loader's matrices do."""
     whole = f"{name}.attn_kv_b.weight"
     if not load.has(whole):
         return AttentionRounding(False, load.rounding(load.tensor(f"{name}.attn_k_b.weight")))
-    if load.path.is_dir():
+    if load.splits_kv_b:
         return AttentionRounding(False, load.rounding(load.tensor(whole)))
     return AttentionRounding(expands=True)
 
 
-def _load_heads(load: Loader, name: str, sizes: LatentSizes) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the key and the value rows of all heads, from whichever layout the model has."""
-    heads, latent, nope, value = sizes.n_heads, sizes.kv_lora, sizes.nope, sizes.value
+def _load_heads(load: Loader, name: str, model: LatentModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """Read the key and the value rows of all heads, from whichever layout the model has."""
+    # What attn_k_b multiplies are queries; latents, which its transpose multiplies, are not rounded for it.
+    heads, latent, nope, value = model.n_heads, model.kv_lora, model.nope, model.value
     if load.has(f"{name}.attn_kv_b.weight"):
         both = load.matrix(f"{name}.attn_kv_b.weight", heads, nope + value, latent)
         keys, values = both[:, :nope].contiguous(), both[:, nope:].contiguous()
-        return (keys.as_subclass(torch.Tensor) if load.path.is_dir() else keys), values
-    # What attn_k_b multiplies are queries; latents, which its transpose does, are not rounded for it.
-    keys = replace(load, rounds=False).matrix(f"{name}.attn_k_b.weight", heads, latent, nope)
+        return (without_rounding(keys) if load.splits_kv_b else keys), values
+    keys = replace(load, llama_rounding=False).matrix(f"{name}.attn_k_b.weight", heads, latent, nope)
     values = load.matrix(f"{name}.attn_v_b.weight", heads, value, latent)
     return keys.transpose(1, 2).contiguous(), values

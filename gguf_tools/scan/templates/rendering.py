@@ -114,7 +114,7 @@ class Outcome:
     errors: dict[str, str] = field(default_factory=dict)
 
     def summary(self, special: Mapping[str, str]) -> dict[str, Any]:
-        """Return what a check of the vocabulary needs: number of prompts, first error, apparent tokens."""
+        """Return the facts for a check of the vocabulary: number of prompts, first error, apparent tokens."""
         bos = special.get("bos_token", "")
         spelled = (token for prompt in self.prompts.values() for token in _TOKEN_LIKE.findall(prompt))
         return {

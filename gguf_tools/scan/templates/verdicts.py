@@ -136,7 +136,7 @@ def _check_tokens(key: str, answer: Answer, metadata: Metadata) -> Iterator[Find
 
 
 def special_tokens(metadata: Metadata) -> dict[str, str]:
-    """Return what templates are given beside the conversation: bos_token and the like, "" for none."""
+    """Return the variables of templates beside the conversation: bos_token and the like, "" for none."""
     tokens = items_of(metadata, keys.TOKENIZER_TOKENS, Kind.STRING)
     variables = {}
     for name, key in (

@@ -14,18 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q4_1
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.blocks_of_32.scales import (
     ELEMS,
     add_minimum,
     fit_range,
-    float_at,
     load_weighted,
     row_mean_squares,
 )
 from quantize.formats.search import search_affine
-from quantize.importances.weighting import Weighting
-from quantize.simd.half import to_half_bits
+from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, Floats, to_float
@@ -33,19 +31,7 @@ from quantize.simd.packing import pack
 from quantize.simd.rounding import clamp, nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
-BLOCK = np.dtype([("d", "<u2"), ("m", "<u2"), ("qs", "u1", 16)])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as Q4_1, the bytes of ggml's quantize_q4_1."""
-    return encode_blocks(rows, weighting, Q4_1, _quantize_plain, _quantize_weighted)
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of Q4_1."""
-    return decode_blocks(data, n_cols, Q4_1, _decode)
-
-
+BLOCK = block_dtype(Q4_1)
 _TOP = 15
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
@@ -100,4 +86,4 @@ def _store(
     store_blocks(words, out, first, _BYTES)
 
 
-FORMAT = QuantFormat(Q4_1, encode, decode)
+FORMAT = block_format(Q4_1, _decode, _quantize_plain, _quantize_weighted)

@@ -14,41 +14,26 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q5_0
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.blocks_of_32.scales import (
     ELEMS,
-    ZERO,
     fifth_bits,
     fifth_bits_at,
     fit_symmetric,
-    float_at,
     load_weighted,
-    prepend_half,
     row_mean_squares,
 )
 from quantize.formats.search import search_symmetric
-from quantize.importances.weighting import Weighting
-from quantize.simd.half import to_half_bits
+from quantize.simd.constants import ZERO
+from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, Floats, select, to_float
-from quantize.simd.packing import pack
+from quantize.simd.packing import pack, prepend_half
 from quantize.simd.rounding import clamp, nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
-BLOCK = np.dtype([("d", "<u2"), ("qh", "<u4"), ("qs", "u1", 16)])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as Q5_0, the bytes of ggml's quantize_q5_0."""
-    return encode_blocks(rows, weighting, Q5_0, _quantize_plain, _quantize_weighted)
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of Q5_0."""
-    return decode_blocks(data, n_cols, Q5_0, _decode)
-
-
+BLOCK = block_dtype(Q5_0)
 _HALF = 16
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
@@ -102,4 +87,4 @@ def _store(d: Floats, codes: IntTile, words: IntTile, out: npt.NDArray[np.uint8]
     store_blocks(words, out, first, _BYTES)
 
 
-FORMAT = QuantFormat(Q5_0, encode, decode)
+FORMAT = block_format(Q5_0, _decode, _quantize_plain, _quantize_weighted)

@@ -13,29 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q8_0
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import ELEMS, INFINITY, ONE, ZERO, float_at, prepend_half
-from quantize.importances.weighting import Weighting
-from quantize.simd.half import to_half_bits
+from quantize.formats.base import Rows, block_dtype, block_format
+from quantize.formats.blocks_of_32.scales import ELEMS
+from quantize.simd.constants import INFINITY, ONE, ZERO
+from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import kernel
 from quantize.simd.lane_memory import float_tile, int_tile, load, store
 from quantize.simd.lanes import LANES, absolute, bits, from_bits, maximum, select, splat, to_float, to_int
-from quantize.simd.packing import pack
+from quantize.simd.packing import pack, prepend_half
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
-BLOCK = np.dtype([("d", "<u2"), ("qs", "i1", 32)])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as Q8_0, the bytes of ggml's quantize_q8_0."""
-    return encode_blocks(rows, weighting, Q8_0, _quantize)
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of Q8_0."""
-    return decode_blocks(data, n_cols, Q8_0, _decode, item=np.int8)
-
-
+BLOCK = block_dtype(Q8_0)
 _TOP = np.float32(127)
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
@@ -77,4 +65,4 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     return -1
 
 
-FORMAT = QuantFormat(Q8_0, encode, decode)
+FORMAT = block_format(Q8_0, _decode, _quantize, item=np.int8)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quantize.simd.half import from_half_bits
+from quantize.simd.constants import HALF, INFINITY, ONE, ZERO
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, load, store
 from quantize.simd.lanes import (
@@ -25,7 +25,6 @@ from quantize.simd.lanes import (
     maximum,
     minimum,
     select,
-    shift_right_logical,
     splat,
     square_root,
     to_int,
@@ -33,11 +32,6 @@ from quantize.simd.lanes import (
 from quantize.simd.tiles import load_blocks, load_columns, load_importances
 
 ELEMS = 32
-
-ZERO = np.float32(0)
-ONE = np.float32(1)
-HALF = np.float32(0.5)
-INFINITY = np.float32(np.inf)
 
 
 @inlinable
@@ -133,21 +127,6 @@ def fifth_bits(codes: IntTile) -> Ints:
     for i in range(ELEMS):
         word |= (codes[i] >> 4 & 1) << i
     return word
-
-
-@inlinable
-def prepend_half(half: Ints, words: IntTile, count: int) -> None:
-    """Put 16 bits before the bytes of words[0] .. words[count - 1], which end in words[count] then."""
-    words[count] = shift_right_logical(words[count - 1], 16)
-    for k in range(count - 1, 0, -1):
-        words[k] = words[k] << 16 | shift_right_logical(words[k - 1], 16)
-    words[0] = words[0] << 16 | half
-
-
-@inlinable
-def float_at(data: npt.NDArray[Any], offset: int) -> np.float32:
-    """Return the float16 whose bytes, uint8 or int8, begin at data[offset]."""
-    return from_half_bits(data[offset] & 0xFF | (data[offset + 1] & 0xFF) << 8)
 
 
 @inlinable

@@ -13,30 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q1_0
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import ZERO, float_at, prepend_half
-from quantize.importances.weighting import Weighting
-from quantize.simd.half import to_half_bits
+from quantize.formats.base import Rows, block_format
+from quantize.simd.constants import ZERO
+from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import float_tile, int_tile, store
 from quantize.simd.lanes import LANES, absolute, bits, from_bits, lane_numbers, select, splat
+from quantize.simd.packing import prepend_half
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
-BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 16)])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as Q1_0, the bytes of ggml's quantize_q1_0."""
-    return encode_blocks(rows, weighting, Q1_0, _quantize)
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of Q1_0."""
-    return decode_blocks(data, n_cols, Q1_0, _decode)
-
-
 _ELEMS = 128
-_BYTES = BLOCK.itemsize
+_BYTES = Q1_0.block_bytes
 _WORDS = padded_words(_BYTES)
 _QUIET = 0x00400000
 
@@ -78,4 +65,4 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     return -1
 
 
-FORMAT = QuantFormat(Q1_0, encode, decode)
+FORMAT = block_format(Q1_0, _decode, _quantize)

@@ -18,28 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import TQ1_0
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import float_at
-from quantize.formats.few_bits.ternary import ELEMS, ternary_codes
-from quantize.importances.weighting import Weighting
+from quantize.formats.base import Rows, block_dtype, block_format
+from quantize.formats.few_bits.tq2_0 import ternary_codes
+from quantize.simd.half import float_at
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, Floats, Ints, lane_numbers, select, splat, to_float
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
-BLOCK = np.dtype([("qs", "u1", 48), ("qh", "u1", 4), ("d", "<u2")])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as TQ1_0, the bytes of ggml's quantize_tq1_0."""
-    return encode_blocks(rows, weighting, TQ1_0, _quantize)
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of TQ1_0."""
-    return decode_blocks(data, n_cols, TQ1_0, _decode)
-
-
+BLOCK = block_dtype(TQ1_0)
+_ELEMS = 256
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
 _DIGITS = 5
@@ -50,7 +38,7 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
     lane = lane_numbers()
     for k in range(data.size // _BYTES):
         start = k * _BYTES
-        first = k * ELEMS
+        first = k * _ELEMS
         d = float_at(data, start + 52)
         for half in range(0, 32, LANES):
             packed = load(data, start + half)
@@ -77,11 +65,11 @@ def _weight(packed: Ints) -> Floats:
 
 @kernel
 def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
-    x = float_tile(ELEMS)
-    codes, words = int_tile(ELEMS), int_tile(_WORDS)
+    x = float_tile(_ELEMS)
+    codes, words = int_tile(_ELEMS), int_tile(_WORDS)
     for first in range(0, out.size // _BYTES, LANES):
-        if not load_blocks(source, first, ELEMS, x):
-            return first_not_finite(x, ELEMS, first, out.size // _BYTES)
+        if not load_blocks(source, first, _ELEMS, x):
+            return first_not_finite(x, _ELEMS, first, out.size // _BYTES)
         words[13] = ternary_codes(x, codes)
         _pack_digits(codes, 5, 32, words)
         _pack_digits(tail(codes, 160), 5, 16, tail(words, 8))
@@ -111,4 +99,4 @@ def _round_up(number: Ints) -> Ints:
     return number + ((13 * number + 242) * 270 >> 16)
 
 
-FORMAT = QuantFormat(TQ1_0, encode, decode)
+FORMAT = block_format(TQ1_0, _decode, _quantize)

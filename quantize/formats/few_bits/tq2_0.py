@@ -15,29 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import TQ2_0
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import float_at
-from quantize.formats.few_bits.ternary import ternary_codes
-from quantize.importances.weighting import Weighting
-from quantize.simd.kernel import kernel
-from quantize.simd.lane_memory import float_tile, int_tile, load, store
-from quantize.simd.lanes import LANES, to_float
+from quantize.formats.base import Rows, block_dtype, block_format
+from quantize.simd.constants import HALF, INFINITY, ONE, ZERO
+from quantize.simd.half import float_at, to_half_bits
+from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, load, store
+from quantize.simd.lanes import LANES, Ints, absolute, maximum, select, splat, to_float
 from quantize.simd.packing import pack
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
-BLOCK = np.dtype([("qs", "u1", 64), ("d", "<u2")])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as TQ2_0, the bytes of ggml's quantize_tq2_0."""
-    return encode_blocks(rows, weighting, TQ2_0, _quantize)
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of TQ2_0."""
-    return decode_blocks(data, n_cols, TQ2_0, _decode)
-
-
+BLOCK = block_dtype(TQ2_0)
 _ELEMS = 256
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
@@ -55,6 +42,24 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
                 store(out, first + 32 * n, d * to_float((packed >> 2 * n & 3) - 1))
 
 
+@inlinable
+def ternary_codes(x: FloatTile, codes: IntTile) -> Ints:
+    """Fill 256 codes, 0 .. 2, and return the bits of d; a half of d and more counts as d.
+
+    Where 1 / d overflows, the reference converts infinities and NaN to integers and gets code 1.
+    """
+    d = splat(ZERO)
+    for i in range(_ELEMS):
+        d = maximum(d, absolute(x[i]))
+    inverse = ONE / d
+    inverse = select(inverse == INFINITY, ZERO, inverse)
+    for i in range(_ELEMS):
+        scaled = x[i] * inverse
+        code = select(scaled >= HALF, splat(2), 1)
+        codes[i] = select(scaled <= -HALF, 0, code)
+    return to_half_bits(d)
+
+
 @kernel
 def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     x = float_tile(_ELEMS)
@@ -68,4 +73,4 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     return -1
 
 
-FORMAT = QuantFormat(TQ2_0, encode, decode)
+FORMAT = block_format(TQ2_0, _decode, _quantize)

@@ -13,7 +13,7 @@ import numpy as np
 from gguf_tools.format.ggml_types import F32
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_source, check_data, check_rows
 from quantize.importances.weighting import Weighting
-from quantize.simd.widening import widen as widen_items
+from quantize.simd.tiles import widen as widen_items
 
 BLOCK = np.dtype(np.float32)
 

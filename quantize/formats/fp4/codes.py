@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from quantize.simd.constants import HALF, ZERO
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile
 from quantize.simd.lanes import Floats, Ints, absolute, from_bits, select, splat, to_float
-
-ZERO = np.float32(0)
-HALF = np.float32(0.5)
 
 DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.float32)
 """Twice the values of codes 0 .. 7."""

@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import MXFP4
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.blocks_of_32.scales import ELEMS
-from quantize.formats.fp4.codes import ZERO, doubled_values, nearest_codes
-from quantize.importances.weighting import Weighting
+from quantize.formats.fp4.codes import doubled_values, nearest_codes
+from quantize.simd.constants import ZERO
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import float_tile, gather, int_tile, load, store
 from quantize.simd.lanes import (
@@ -42,19 +42,7 @@ from quantize.simd.lanes import (
 from quantize.simd.packing import pack
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
-BLOCK = np.dtype([("e", "u1"), ("qs", "u1", 16)])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as MXFP4, the bytes of ggml's quantize_mxfp4."""
-    return encode_blocks(rows, weighting, MXFP4, _quantize, tables=(_STEPS_BELOW,))
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of MXFP4."""
-    return decode_blocks(data, n_cols, MXFP4, _decode)
-
-
+BLOCK = block_dtype(MXFP4)
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
 
@@ -126,4 +114,4 @@ def _quantize(source: Rows, steps_below: npt.NDArray[np.int32], out: npt.NDArray
     return -1
 
 
-FORMAT = QuantFormat(MXFP4, encode, decode)
+FORMAT = block_format(MXFP4, _decode, _quantize, tables=lambda: (_STEPS_BELOW,))

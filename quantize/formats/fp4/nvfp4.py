@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import NVFP4
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.fp4.codes import HALF, ZERO, doubled_values, first_best_codes, nearest_codes
-from quantize.importances.weighting import Weighting
+from quantize.formats.base import Floats32, Rows, block_dtype, block_format
+from quantize.formats.fp4.codes import doubled_values, first_best_codes, nearest_codes
+from quantize.simd.constants import HALF, INFINITY, ZERO
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import float_tile, int_tile, store, tail
 from quantize.simd.lanes import (
@@ -44,19 +44,7 @@ from quantize.simd.lanes import (
 from quantize.simd.packing import pack
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
-BLOCK = np.dtype([("d", "u1", 4), ("qs", "u1", 32)])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as NVFP4, the bytes of ggml's quantize_nvfp4."""
-    return encode_blocks(rows, weighting, NVFP4, _quantize)
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of NVFP4."""
-    return decode_blocks(data, n_cols, NVFP4, _decode, item=np.int32)
-
-
+BLOCK = block_dtype(NVFP4)
 _ELEMS = 64
 _SUB_ELEMS = 16
 _BYTES = BLOCK.itemsize
@@ -71,7 +59,6 @@ _TOP_EXPONENT = 15
 LARGEST_BYTE = 0x7E
 _HALF_SUBNORMAL = np.float32(2.0**-10)
 _NEAR = np.float32(32)
-_INFINITY = np.float32(np.inf)
 
 
 @kernel
@@ -135,7 +122,7 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
             scales |= scale << 8 * j
             d = _half_scale(scale)
             if all_lanes((largest <= _NEAR * d) | (d == ZERO)):
-                nearest_codes(x, start, _SUB_ELEMS, select(d == ZERO, _INFINITY, d), codes)
+                nearest_codes(x, start, _SUB_ELEMS, select(d == ZERO, INFINITY, d), codes)
             else:
                 first_best_codes(x, start, _SUB_ELEMS, d, codes)
         words[0] = scales
@@ -144,4 +131,4 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     return -1
 
 
-FORMAT = QuantFormat(NVFP4, encode, decode)
+FORMAT = block_format(NVFP4, _decode, _quantize, item=np.int32)

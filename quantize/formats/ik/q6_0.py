@@ -17,34 +17,21 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q6_0
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks
-from quantize.formats.blocks_of_32.scales import ELEMS, ZERO, float_at, prepend_half
+from quantize.formats.base import Rows
+from quantize.formats.blocks_of_32.scales import ELEMS
 from quantize.formats.ik.levels.scale_search import inverse_of, power_of
-from quantize.formats.ik.rows import encode_rows, first_infinite
+from quantize.formats.ik.rows import first_infinite, ik_format
 from quantize.formats.search import farthest_from_zero
-from quantize.importances.weighting import Weighting
-from quantize.simd.half import from_half_bits, to_half_bits
+from quantize.simd.constants import ZERO
+from quantize.simd.half import float_at, from_half_bits, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, float_tile, int_tile, tail
 from quantize.simd.lanes import LANES, Floats, select, splat
-from quantize.simd.packing import pack
+from quantize.simd.packing import pack, prepend_half
 from quantize.simd.rounding import clamp, nearest_float, nearest_int
 from quantize.simd.tiles import load_blocks, load_importances, padded_words, store_blocks
 
-BLOCK = np.dtype([("d", "<u2"), ("qh", "u1", 8), ("qs", "u1", 16)])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as Q6_0."""
-    return encode_rows(rows, weighting, Q6_0, ELEMS, _quantize)
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of Q6_0."""
-    return decode_blocks(data, n_cols, Q6_0, _decode)
-
-
-_BYTES = BLOCK.itemsize
+_BYTES = Q6_0.block_bytes
 _WORDS = padded_words(_BYTES)
 _HALF = 32
 
@@ -134,4 +121,4 @@ def _search(x: FloatTile, weights: FloatTile, extreme: Floats) -> Floats:
     return scale
 
 
-FORMAT = QuantFormat(Q6_0, encode, decode)
+FORMAT = ik_format(Q6_0, ELEMS, _quantize, _decode)

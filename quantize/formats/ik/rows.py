@@ -13,14 +13,47 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import GGMLType
-from quantize.formats.base import BlockRefused, Bytes, Floats32, Rows, as_source, check_rows
-from quantize.formats.blocks_of_32.scales import INFINITY
+from quantize.formats.base import (
+    BlockRefused,
+    Bytes,
+    Floats32,
+    QuantFormat,
+    Rows,
+    as_floats,
+    as_source,
+    check_data,
+    check_rows,
+    decode_blocks,
+)
 from quantize.importances.weighting import Weighting
+from quantize.simd.constants import INFINITY
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_items import lowest_bit, mask_word
 from quantize.simd.lane_memory import IntTile
 from quantize.simd.lanes import LANES, Floats, absolute, any_lane
 from quantize.simd.tiles import store_blocks
+
+
+def ik_format(
+    type_: GGMLType, sub_elems: int, quantize: Callable[..., int], decode: Callable[..., None]
+) -> QuantFormat:
+    """Return the codec of a type of ik_llama.cpp, from its kernels.
+
+    sub_elems  weights of a sub-block
+    quantize   the kernel of `encode_rows`, or of `encode_scaled_rows` where a row starts with its scale
+    decode     the kernel of `base.decode_blocks`, or of `decode_scaled_rows`
+    """
+
+    def encode_type(rows: Rows, weighting: Weighting | None) -> Bytes:
+        encode = encode_scaled_rows if type_.row_meta_bytes else encode_rows
+        return encode(rows, weighting, type_, sub_elems, quantize)
+
+    def decode_type(data: Bytes, n_cols: int) -> Floats32:
+        if type_.row_meta_bytes:
+            return decode_scaled_rows(data, n_cols, type_, decode)
+        return decode_blocks(data, n_cols, type_, decode)
+
+    return QuantFormat(type_, encode_type, decode_type)
 
 
 def encode_rows(
@@ -51,27 +84,65 @@ def encode_scaled_rows(
     type_: GGMLType,
     sub_elems: int,
     kernel: Callable[..., int],
-    scale: str,
 ) -> Bytes:
     """Return `rows` as a type that has a scale in front of each row, as `encode_rows` does.
 
     kernel  called as kernel(source, importances, scales, out); it fills scales, float32 (n_rows,), too
-    scale   dtype of that scale, the first number of a row
     """
-    _check(rows, weighting, type_)
-    data = np.zeros((len(rows), type_.row_bytes(rows.shape[1])), np.uint8)
-    if rows.size:
-        importances = costs(weighting, rows.shape[1], sub_elems)
-        scales = np.zeros(len(rows), np.float32)
-        _refuse(kernel(as_floats(rows), importances, scales, data.reshape(-1)), rows, type_)
-        with np.errstate(over="ignore"):  # an infinite one is found by QuantFormat.encode
-            data[:, : np.dtype(scale).itemsize] = scales.astype(scale).reshape(-1, 1).view(np.uint8)
+    scales = np.zeros(len(rows), np.float32)
+
+    def scaled(source: Floats32, importances: Floats32, out: Bytes) -> int:
+        return kernel(source, importances, scales, out)
+
+    data = encode_rows(rows, weighting, type_, sub_elems, scaled)
+    with np.errstate(over="ignore"):  # an infinite one is found by QuantFormat.encode
+        data[:, : type_.row_meta_bytes] = scales.astype(_scale_of(type_)).reshape(-1, 1).view(np.uint8)
     return data
 
 
-def as_floats(rows: Rows) -> Floats32:
-    """Return rows as the flat float32 array that kernels read."""
-    return as_source(rows.astype(np.float32, copy=False))
+def decode_scaled_rows(data: Bytes, n_cols: int, type_: GGMLType, kernel: Callable[..., None]) -> Floats32:
+    """Return the rows of a type that has a scale, and nothing else, in front of each row.
+
+    kernel  called as kernel(blocks, scales, out): blocks are uint8 (n_rows, bytes of a row behind its scale),
+            scales float32 (n_rows,), out float32 (n_rows, n_cols)
+    """
+    check_data(data, n_cols, type_)
+    size = type_.row_meta_bytes
+    scales = np.ascontiguousarray(data[:, :size]).view(_scale_of(type_)).astype(np.float32).reshape(-1)
+    rows = np.empty((len(data), n_cols), np.float32)
+    kernel(read_only(np.ascontiguousarray(data[:, size:])), scales, rows)
+    return rows
+
+
+def _scale_of(type_: GGMLType) -> str:
+    """Return the dtype of the scale in front of each row: float16 or float32."""
+    return f"<f{type_.row_meta_bytes}"
+
+
+def decode_groups(
+    data: Bytes, n_cols: int, type_: GGMLType, kernel: Callable[..., None], tables: tuple[Any, ...]
+) -> Floats32:
+    """Return the rows of an interleaved type.
+
+    kernel  called as kernel(groups, *tables, out): groups are those of `as_groups`, out is float32
+            (n_rows, n_cols)
+    """
+    check_data(data, n_cols, type_)
+    rows = np.empty((len(data), n_cols), np.float32)
+    kernel(read_only(as_groups(data, type_)), *tables, rows)
+    return rows
+
+
+def as_groups(data: Bytes, type_: GGMLType) -> Bytes:
+    """Return rows of an interleaved type as its groups, (n_groups, bytes of a group)."""
+    return np.ascontiguousarray(data).reshape(-1, type_.rows_interleaved * data.shape[1])
+
+
+def read_only(data: Bytes) -> Bytes:
+    """Return a view that can't be written to, so that a kernel is compiled for one type of array."""
+    view = data.view()
+    view.flags.writeable = False
+    return view
 
 
 def _refuse(row: int, rows: Rows, type_: GGMLType) -> None:
@@ -94,9 +165,7 @@ def _check(rows: Rows, weighting: Weighting | None, type_: GGMLType) -> None:
         first = column // type_.block_elems * type_.block_elems
         is_finite = bool(np.isfinite(rows[row, column]))
         reason = f"a weight beyond {_LARGEST:.3g}" if is_finite else "a weight is not a finite number"
-        raise BlockRefused(
-            type_.name, row, f", columns {first} to {first + type_.block_elems - 1}: {reason}"
-        )
+        raise BlockRefused(type_.name, row, f", columns {first} to {first + type_.block_elems - 1}: {reason}")
 
 
 _LARGEST = 2.0**126

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quantize.formats.search import ONE, ZERO
+from quantize.simd.constants import HALF, ONE, ZERO
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, IntTile, tail
 from quantize.simd.lanes import Floats, Ints, Mask, maximum, select, splat, square_root
@@ -23,8 +23,6 @@ SIGNS = 8
 
 _SCALE_TOP = np.float32(31)
 """The divisor of the largest scale: codes 0 .. 15 stand for 1, 3 .. 31."""
-
-_HALF = np.float32(0.5)
 
 
 class SubBlock(NamedTuple):
@@ -94,7 +92,7 @@ def code_scales(scales: FloatTile, count: int, codes: IntTile) -> tuple[Floats, 
     d = largest / _SCALE_TOP
     inverse = ONE / d
     for j in range(count):
-        code = clamp(nearest_int(_HALF * (inverse * scales[j] - ONE)), 0, 15)
+        code = clamp(nearest_int(HALF * (inverse * scales[j] - ONE)), 0, 15)
         codes[j] = select(nothing, 0, code)
     return select(nothing, ZERO, d), nothing
 

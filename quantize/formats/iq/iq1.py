@@ -22,19 +22,10 @@ import numpy.typing as npt
 from quantize.formats.iq import grids
 from quantize.formats.iq.grids.neighbours import NOWHERE
 from quantize.formats.iq.iq1_search import CODE_BITS, GROUP, PointTables, nearest_points
-from quantize.formats.search import ONE, ZERO
+from quantize.simd.constants import HALF, INFINITY, ONE, ZERO
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, IntTile, gather, pick, tail
-from quantize.simd.lanes import (
-    Floats,
-    Ints,
-    Mask,
-    absolute,
-    maximum,
-    select,
-    splat,
-    to_float,
-)
+from quantize.simd.lanes import Floats, Ints, Mask, absolute, maximum, select, splat, to_float
 from quantize.simd.rounding import clamp, nearest_int
 
 SCALE_TOP = np.float32(15)
@@ -48,8 +39,6 @@ WORST = np.float32(-3.4028234663852886e38)
 NO_CUT = -1
 
 _SHIFT = np.float32(0.125)
-_HALF = np.float32(0.5)
-_INFINITY = np.float32(np.inf)
 
 
 class Groups(NamedTuple):
@@ -91,7 +80,7 @@ def codes_of_cuts(
 
     keys, order  x sorted and where they came from, Tiles of size + 1
     """
-    keys[size], order[size] = splat(_INFINITY), splat(size)
+    keys[size], order[size] = splat(INFINITY), splat(size)
     first_key, first_order = pick(keys, first), pick(order, first)
     second_key, second_order = pick(keys, second), pick(order, second)
     for i in range(size):
@@ -165,6 +154,6 @@ def code_scales(scales: FloatTile, count: int, codes: IntTile) -> tuple[Floats, 
     d = largest / SCALE_TOP
     inverse = ONE / d
     for j in range(count):
-        code = clamp(nearest_int(_HALF * (inverse * scales[j] - ONE)), 0, 7)
+        code = clamp(nearest_int(HALF * (inverse * scales[j] - ONE)), 0, 7)
         codes[j] = select(nothing, 0, code)
     return select(nothing, ZERO, d), nothing

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ1_M
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.iq.grid_blocks import ELEMS
 from quantize.formats.iq.iq1 import (
     MINUS_HIGH,
@@ -47,8 +47,7 @@ from quantize.formats.iq.iq1 import (
 )
 from quantize.formats.iq.iq1_search import GROUP, PointTables, point_tables
 from quantize.formats.k_quants.super_block import mean_square, weigh
-from quantize.formats.search import ZERO
-from quantize.importances.weighting import Weighting
+from quantize.simd.constants import ZERO
 from quantize.simd.half import from_half_bits, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, gather, int_tile, tail
@@ -63,19 +62,7 @@ from quantize.simd.tiles import (
     store_blocks,
 )
 
-BLOCK = np.dtype([("qs", "u1", 32), ("qh", "u1", 16), ("scales", "<u2", 4)])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as IQ1_M, the bytes of ggml's quantize_iq1_m."""
-    return encode_blocks(rows, weighting, IQ1_M, _quantize_plain, _quantize_weighted, (point_tables(),))
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of IQ1_M."""
-    return decode_blocks(data, n_cols, IQ1_M, _decode, (point_values(),))
-
-
+BLOCK = block_dtype(IQ1_M)
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
 _SIZE = 16
@@ -304,4 +291,11 @@ def _refit(x: FloatTile, weights: FloatTile, found: Found, scale_codes: IntTile,
     return select(sum_qq > ZERO, sum_xq / sum_qq, d)
 
 
-FORMAT = QuantFormat(IQ1_M, encode, decode)
+FORMAT = block_format(
+    IQ1_M,
+    _decode,
+    _quantize_plain,
+    _quantize_weighted,
+    tables=lambda: (point_tables(),),
+    decode_tables=lambda: (point_values(),),
+)

@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ1_S
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import float_at
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.iq.grid_blocks import ELEMS, join_halves
 from quantize.formats.iq.iq1 import (
     MINUS_HIGH,
@@ -43,9 +42,8 @@ from quantize.formats.iq.iq1 import (
 )
 from quantize.formats.iq.iq1_search import GROUP, PointTables, point_tables
 from quantize.formats.k_quants.super_block import mean_square, weigh
-from quantize.formats.search import ZERO
-from quantize.importances.weighting import Weighting
-from quantize.simd.half import to_half_bits
+from quantize.simd.constants import ZERO
+from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, gather, int_tile, tail
 from quantize.simd.lanes import LANES, Floats, Ints, Mask, any_lane, select, splat
@@ -59,19 +57,7 @@ from quantize.simd.tiles import (
     store_blocks,
 )
 
-BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 32), ("qh", "<u2", 8)])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as IQ1_S, the bytes of ggml's quantize_iq1_s."""
-    return encode_blocks(rows, weighting, IQ1_S, weighted=_quantize, tables=(point_tables(),))
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of IQ1_S."""
-    return decode_blocks(data, n_cols, IQ1_S, _decode, (point_values(),))
-
-
+BLOCK = block_dtype(IQ1_S)
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
 _HALVES = _BYTES // 2
@@ -204,4 +190,10 @@ def _search_cuts(x: FloatTile, weights: FloatTile) -> tuple[Floats, Ints]:
     return scale, cuts
 
 
-FORMAT = QuantFormat(IQ1_S, encode, decode)
+FORMAT = block_format(
+    IQ1_S,
+    _decode,
+    weighted=_quantize,
+    tables=lambda: (point_tables(),),
+    decode_tables=lambda: (point_values(),),
+)

@@ -20,28 +20,17 @@ import numpy.typing as npt
 
 from quantize.formats.iq import grids
 from quantize.formats.iq.grids.neighbours import COUNT_BITS, NOWHERE, tables
-from quantize.formats.search import ONE, ZERO
+from quantize.simd.constants import ONE, TWO, ZERO
 from quantize.simd.kernel import inlined
 from quantize.simd.lane_items import item, least, look_up, lowest_bit, mask_word, put_item
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, load
-from quantize.simd.lanes import (
-    LANES,
-    Floats,
-    Ints,
-    lane_numbers,
-    maximum,
-    minimum,
-    select,
-    splat,
-    to_float,
-)
+from quantize.simd.lanes import LANES, Floats, Ints, lane_numbers, maximum, minimum, select, splat, to_float
 
 GROUP = 8
 CODE_BITS = 2
 FARTHEST = 4
 """The largest squared distance between a point and one of its neighbours."""
 
-_TWO = np.float32(2)
 _LARGEST = np.float32(3.4028234663852886e38)
 _MARGIN = np.float32(2.0**-16)
 _LEAST_MARGIN = np.float32(1e-40)
@@ -113,7 +102,7 @@ def _bound(
     regrets = float_tile(FARTHEST)  # the smallest ones, ascending
     for k in range(FARTHEST):
         regrets[k] = splat(_LARGEST)
-    level_0, level_1, level_2 = scale * low, scale * (low + ONE), scale * (low + _TWO)
+    level_0, level_1, level_2 = scale * low, scale * (low + ONE), scale * (low + TWO)
     for i in range(GROUP):
         error_0 = _error(level_0, x[i], weights[i])
         error_1 = _error(level_1, x[i], weights[i])

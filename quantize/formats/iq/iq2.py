@@ -21,7 +21,7 @@ from quantize.formats.iq.grids import Grid
 from quantize.formats.iq.grids.cached_search_4 import Answers, prepare_once
 from quantize.formats.iq.grids.cached_search_8 import answer, prepare
 from quantize.formats.iq.grids.neighbours import NOWHERE, GridTables
-from quantize.formats.search import ONE, ZERO
+from quantize.simd.constants import HALF, ONE, ZERO
 from quantize.simd.half import halves_to_float32
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_items import look_up
@@ -43,7 +43,6 @@ from quantize.simd.lanes import (
 GROUP = 8
 CODE_BITS = 2
 
-_HALF = np.float32(0.5)
 _FIVE = np.float32(5)
 _STEP = np.float32(0.1)
 _BELOW = np.float32(0.875)
@@ -242,7 +241,7 @@ def decode_points(
     signs    uint8 (n_blocks, 32): bit i set where element i of the group is negative
     """
     with np.errstate(all="ignore"):  # an infinite or NaN scale decodes to what IEEE arithmetic makes of it
-        factors = halves_to_float32(d)[:, None] * (_HALF + scales) * np.float32(0.25)
+        factors = halves_to_float32(d)[:, None] * (HALF + scales) * np.float32(0.25)
     weights = np.empty((len(d), ELEMS), np.float32)
     values = grid.points.astype(np.float32).reshape(-1)
     flat_indices = indices.astype(np.int64).reshape(-1)

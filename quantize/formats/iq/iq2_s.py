@@ -21,23 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ2_S
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_blocks, encode_blocks
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_blocks, block_dtype, encode_blocks
 from quantize.formats.iq import grids
-from quantize.formats.iq.grid_blocks import (
-    SubBlock,
-    code_scales,
-    join_halves,
-    load_sub_block,
-)
+from quantize.formats.iq.grid_blocks import SubBlock, code_scales, join_halves, load_sub_block
 from quantize.formats.iq.grids.cached_search_4 import Answers
 from quantize.formats.iq.grids.neighbours import GridTables, tables
-from quantize.formats.iq.iq2 import (
-    decode_points,
-    pack_nibbles,
-    search_16,
-)
+from quantize.formats.iq.iq2 import decode_points, pack_nibbles, search_16
 from quantize.formats.k_quants.super_block import mean_square, weigh
 from quantize.importances.weighting import Weighting
+from quantize.simd.constants import QUARTER
 from quantize.simd.half import to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, float_tile, int_tile, tail
@@ -53,7 +45,7 @@ from quantize.simd.tiles import (
     store_blocks,
 )
 
-BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 32), ("signs", "u1", 32), ("qh", "u1", 8), ("scales", "u1", 8)])
+BLOCK = block_dtype(IQ2_S)
 
 
 def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
@@ -77,7 +69,6 @@ _WORDS = padded_words(_BYTES)
 _HALVES = _BYTES // 2
 _PADDED_HALVES = _HALVES + 1
 _EMPTY = np.float32(1e-8)
-_QUARTER = np.float32(0.25)
 _SHRINK = np.float32(0.9875)  # the stored scale is a little smaller than the one that codes the scales
 _SIGNS = 0xFF
 
@@ -104,7 +95,7 @@ def _quantize_plain(source: Rows, grid: GridTables, out: npt.NDArray[np.uint8]) 
     for first in range(0, out.size // _BYTES, LANES):
         if not load_blocks(source, first, 256, x):
             return first_not_finite(x, 256, first, out.size // _BYTES)
-        spread = _QUARTER * mean_square(x, np.float32(2))
+        spread = QUARTER * mean_square(x, np.float32(2))
         for i in range(256):
             weights[i] = spread + x[i] * x[i]
         failed = _encode(x, weights, grid, out, first)

@@ -21,22 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ2_XS
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_blocks, encode_blocks
+from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_blocks, block_dtype, encode_blocks
 from quantize.formats.iq import grids
-from quantize.formats.iq.grid_blocks import (
-    SubBlock,
-    code_scales,
-    join_halves,
-    load_sub_block,
-)
+from quantize.formats.iq.grid_blocks import SubBlock, code_scales, join_halves, load_sub_block
 from quantize.formats.iq.grids.cached_search_4 import Answers
 from quantize.formats.iq.grids.neighbours import GridTables, tables
-from quantize.formats.iq.iq2 import (
-    decode_points,
-    pack_nibbles,
-    search_16,
-    with_even_signs,
-)
+from quantize.formats.iq.iq2 import decode_points, pack_nibbles, search_16, with_even_signs
 from quantize.formats.k_quants.super_block import mean_square, weigh
 from quantize.formats.search import EMPTY
 from quantize.importances.weighting import Weighting
@@ -55,7 +45,7 @@ from quantize.simd.tiles import (
     store_blocks,
 )
 
-BLOCK = np.dtype([("d", "<u2"), ("qs", "<u2", 32), ("scales", "u1", 8)])
+BLOCK = block_dtype(IQ2_XS)
 
 
 def encode(rows: Rows, weighting: Weighting | None) -> Bytes:

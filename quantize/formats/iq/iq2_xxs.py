@@ -24,12 +24,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import IQ2_XXS
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_blocks, encode_blocks
 from quantize.formats.iq import grids
-from quantize.formats.iq.grid_blocks import (
-    SubBlock,
-    code_scales,
-    join_halves,
-    load_sub_block,
-)
+from quantize.formats.iq.grid_blocks import SubBlock, code_scales, join_halves, load_sub_block
 from quantize.formats.iq.grids.cached_search_4 import Answers
 from quantize.formats.iq.grids.neighbours import GridTables, tables
 from quantize.formats.iq.iq2 import (
@@ -41,8 +36,9 @@ from quantize.formats.iq.iq2 import (
     with_even_signs,
 )
 from quantize.formats.k_quants.super_block import mean_square, weigh
-from quantize.formats.search import EMPTY, ZERO, search_positive
+from quantize.formats.search import EMPTY, search_positive
 from quantize.importances.weighting import Weighting
+from quantize.simd.constants import ZERO
 from quantize.simd.half import to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, float_tile, int_tile, tail

@@ -25,16 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ3_S
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import float_at
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.iq import grids
-from quantize.formats.iq.grid_blocks import (
-    ELEMS,
-    SubBlock,
-    code_scales,
-    join_halves,
-    load_sub_block,
-)
+from quantize.formats.iq.grid_blocks import ELEMS, SubBlock, code_scales, join_halves, load_sub_block
 from quantize.formats.iq.grids.cached_search_4 import Answers
 from quantize.formats.iq.grids.neighbours import GridTables, tables
 from quantize.formats.iq.iq3 import (
@@ -49,9 +42,8 @@ from quantize.formats.iq.iq3 import (
     weigh_by_square,
 )
 from quantize.formats.k_quants.super_block import mean_square, weigh
-from quantize.formats.search import ZERO
-from quantize.importances.weighting import Weighting
-from quantize.simd.half import to_half_bits
+from quantize.simd.constants import ZERO
+from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, tail
 from quantize.simd.lanes import LANES, Floats, Mask, any_lane, select, splat
@@ -65,21 +57,7 @@ from quantize.simd.tiles import (
     store_blocks,
 )
 
-BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 64), ("qh", "u1", 8), ("signs", "u1", 32), ("scales", "u1", 4)])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as IQ3_S, the bytes of ggml's quantize_iq3_s."""
-    return encode_blocks(
-        rows, weighting, IQ3_S, _quantize_plain, _quantize_weighted, (tables(grids.IQ3_S, EIGHT),)
-    )
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of IQ3_S."""
-    return decode_blocks(data, n_cols, IQ3_S, _decode, (point_values(grids.IQ3_S),))
-
-
+BLOCK = block_dtype(IQ3_S)
 _FUDGE = np.float32(1.033)
 _REACH = 9
 _SIGNS = 0xFF
@@ -222,4 +200,11 @@ def _search_sub_block(
     return scale, active, failed
 
 
-FORMAT = QuantFormat(IQ3_S, encode, decode)
+FORMAT = block_format(
+    IQ3_S,
+    _decode,
+    _quantize_plain,
+    _quantize_weighted,
+    tables=lambda: (tables(grids.IQ3_S, EIGHT),),
+    decode_tables=lambda: (point_values(grids.IQ3_S),),
+)

@@ -23,16 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ3_XXS
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import float_at
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.iq import grids
-from quantize.formats.iq.grid_blocks import (
-    ELEMS,
-    SubBlock,
-    code_scales,
-    join_halves,
-    load_sub_block,
-)
+from quantize.formats.iq.grid_blocks import ELEMS, SubBlock, code_scales, join_halves, load_sub_block
 from quantize.formats.iq.grids.cached_search_4 import Answers
 from quantize.formats.iq.grids.neighbours import GridTables, tables
 from quantize.formats.iq.iq3 import (
@@ -47,8 +40,8 @@ from quantize.formats.iq.iq3 import (
     weigh_by_square,
 )
 from quantize.formats.k_quants.super_block import mean_square, weigh
-from quantize.importances.weighting import Weighting
-from quantize.simd.half import to_half_bits
+from quantize.simd.constants import HALF
+from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, tail
 from quantize.simd.lanes import LANES, Floats, Mask, any_lane, select, shift_right_logical, splat
@@ -62,22 +55,7 @@ from quantize.simd.tiles import (
     store_blocks,
 )
 
-BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 64), ("words", "<u4", 8)])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as IQ3_XXS, the bytes of ggml's quantize_iq3_xxs."""
-    return encode_blocks(
-        rows, weighting, IQ3_XXS, _quantize_plain, _quantize_weighted, (tables(grids.IQ3_XXS, EIGHT),)
-    )
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of IQ3_XXS."""
-    return decode_blocks(data, n_cols, IQ3_XXS, _decode, (point_values(grids.IQ3_XXS),))
-
-
-_HALF = np.float32(0.5)
+BLOCK = block_dtype(IQ3_XXS)
 _EMPTY = np.float32(1e-8)  # ggml's GROUP_MAX_EPS_IQ3_XXS
 _FUDGE = np.float32(1.0125)
 _REACH = 15
@@ -98,7 +76,7 @@ def _decode(
         for j in range(8):
             at = start + 66 + 4 * j
             word = data[at] | data[at + 1] << 8 | data[at + 2] << 16 | data[at + 3] << 24
-            scale = d * (_HALF + np.float32(word >> 28)) * _HALF
+            scale = d * (HALF + np.float32(word >> 28)) * HALF
             for n in range(4):
                 signs = word >> 7 * n & _SIGNS
                 odd = signs ^ signs >> 4
@@ -191,4 +169,11 @@ def _search_sub_block(
     return finish(grid, search, scale, active, failed | failed_again, _SIGNS, signs, indices)
 
 
-FORMAT = QuantFormat(IQ3_XXS, encode, decode)
+FORMAT = block_format(
+    IQ3_XXS,
+    _decode,
+    _quantize_plain,
+    _quantize_weighted,
+    tables=lambda: (tables(grids.IQ3_XXS, EIGHT),),
+    decode_tables=lambda: (point_values(grids.IQ3_XXS),),
+)

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quantize.formats.search import EMPTY, ONE, ZERO, farthest_from_zero
+from quantize.formats.search import EMPTY, farthest_from_zero
+from quantize.simd.constants import INFINITY, ONE, ZERO
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, beside, float_tile, tail, zero_like
 from quantize.simd.lanes import Floats, Ints, Mask, absolute, select, splat
@@ -30,14 +31,13 @@ LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 
 EDGES = (LEVELS[:-1] + LEVELS[1:]) / np.float32(2)
 """The values at which the nearest level changes: from EDGES[k] on it is LEVELS[k + 1]."""
 
-_INFINITY = np.float32(np.inf)
 _INNERMOST = LEVELS[8]  # the level of zero
 # the levels beyond it on either side, from inside out, and the magnitudes from which on each is nearest;
 # what lies on a negative edge belongs inside
 _LEVELS_ABOVE = np.append(LEVELS[9:], LEVELS[15])
-_EDGES_ABOVE = np.append(EDGES[8:], _INFINITY)
+_EDGES_ABOVE = np.append(EDGES[8:], INFINITY)
 _LEVELS_BELOW = LEVELS[7::-1].copy()
-_EDGES_BELOW = np.nextafter(-EDGES[7::-1], _INFINITY)
+_EDGES_BELOW = np.nextafter(-EDGES[7::-1], INFINITY)
 
 _TOP = np.float32(127)
 _TRIALS = 15
@@ -99,7 +99,7 @@ def _split(x: FloatTile, weights: FloatTile, widest: Floats, flipped: Mask, spli
         magnitude = absolute(x[i])
         reach = widest * magnitude
         below = flipped ^ (x[i] < ZERO)
-        edge = splat(_INFINITY)
+        edge = splat(INFINITY)
         inner = splat(_INNERMOST)
         outer = inner
         for k in range(8):

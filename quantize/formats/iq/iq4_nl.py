@@ -15,31 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ4_NL
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import ELEMS, float_at, prepend_half
+from quantize.formats.base import Rows, block_dtype, block_format
+from quantize.formats.blocks_of_32.scales import ELEMS
 from quantize.formats.iq.iq4 import levels_of, nearest_code, search_levels
-from quantize.formats.search import ONE, ZERO
-from quantize.importances.weighting import Weighting
-from quantize.simd.half import to_half_bits
+from quantize.simd.constants import ONE, ZERO
+from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, load, store
 from quantize.simd.lanes import LANES, Floats, select, splat, square_root
-from quantize.simd.packing import pack
+from quantize.simd.packing import pack, prepend_half
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
-BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 16)])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as IQ4_NL, the bytes of ggml's quantize_iq4_nl."""
-    return encode_blocks(rows, weighting, IQ4_NL, _quantize_plain, _quantize_weighted)
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of IQ4_NL."""
-    return decode_blocks(data, n_cols, IQ4_NL, _decode)
-
-
+BLOCK = block_dtype(IQ4_NL)
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
 _TWICE_MEAN = np.float32(2 / ELEMS)
@@ -99,4 +86,4 @@ def _encode(x: FloatTile, d: Floats, words: IntTile) -> None:
     prepend_half(to_half_bits(d), words, 4)
 
 
-FORMAT = QuantFormat(IQ4_NL, encode, decode)
+FORMAT = block_format(IQ4_NL, _decode, _quantize_plain, _quantize_weighted)

@@ -20,12 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ4_XS
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import float_at
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.iq.iq4 import ELEMS, levels_of, nearest_code, search_levels
-from quantize.formats.search import ONE, ZERO, farthest_from_zero
-from quantize.importances.weighting import Weighting
-from quantize.simd.half import to_half_bits
+from quantize.formats.search import farthest_from_zero
+from quantize.simd.constants import ONE, ZERO
+from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, select, splat, square_root, to_float
@@ -33,19 +32,7 @@ from quantize.simd.packing import pack
 from quantize.simd.rounding import clamp, nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
-BLOCK = np.dtype([("d", "<u2"), ("scales_h", "<u2"), ("scales_l", "u1", 4), ("qs", "u1", 128)])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as IQ4_XS, the bytes of ggml's quantize_iq4_xs."""
-    return encode_blocks(rows, weighting, IQ4_XS, _quantize_plain, _quantize_weighted)
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of IQ4_XS."""
-    return decode_blocks(data, n_cols, IQ4_XS, _decode)
-
-
+BLOCK = block_dtype(IQ4_XS)
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
 _SUPER_ELEMS = 256
@@ -126,4 +113,4 @@ def _encode(x: FloatTile, weights: FloatTile, words: IntTile) -> None:
     pack(codes, 0, 4, 16, 128, tail(words, 2))
 
 
-FORMAT = QuantFormat(IQ4_XS, encode, decode)
+FORMAT = block_format(IQ4_XS, _decode, _quantize_plain, _quantize_weighted)

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q2_K
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import float_at
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.k_quants.super_block import (
     ELEMS,
     AffineFit,
@@ -29,27 +28,14 @@ from quantize.formats.k_quants.super_block import (
     weigh,
 )
 from quantize.formats.search import affine_codes, search_positive
-from quantize.importances.weighting import Weighting
-from quantize.simd.half import from_half_bits, to_half_bits
+from quantize.simd.half import float_at, from_half_bits, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, store, tail
 from quantize.simd.lanes import LANES, absolute, shift_right_logical, to_float
 from quantize.simd.packing import codes_at, pack
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
-BLOCK = np.dtype([("scales", "u1", 16), ("qs", "u1", 64), ("d", "<u2"), ("dmin", "<u2")])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as Q2_K, the bytes of ggml's quantize_q2_K."""
-    return encode_blocks(rows, weighting, Q2_K, _quantize_plain, _quantize_weighted)
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of Q2_K."""
-    return decode_blocks(data, n_cols, Q2_K, _decode)
-
-
+BLOCK = block_dtype(Q2_K)
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
 _D_WORD = 20
@@ -128,4 +114,4 @@ def _pack_rest(
     pack(codes, 0, 2, 32, 64, tail(words, 4))
 
 
-FORMAT = QuantFormat(Q2_K, encode, decode)
+FORMAT = block_format(Q2_K, _decode, _quantize_plain, _quantize_weighted)

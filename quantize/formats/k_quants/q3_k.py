@@ -18,19 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q3_K
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import float_at
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.k_quants.super_block import ELEMS, fit_symmetric_sub_blocks, mean_square, weigh
-from quantize.formats.search import (
-    EMPTY,
-    ONE,
-    ZERO,
-    farthest_from_zero,
-    search_symmetric_of_any,
-    symmetric_codes,
-)
-from quantize.importances.weighting import Weighting
-from quantize.simd.half import from_half_bits, to_half_bits
+from quantize.formats.search import EMPTY, farthest_from_zero, search_symmetric_of_any, symmetric_codes
+from quantize.simd.constants import ONE, ZERO
+from quantize.simd.half import float_at, from_half_bits, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, store, tail
 from quantize.simd.lanes import LANES, Floats, Ints, any_lane, select, splat, to_float, to_int
@@ -38,19 +30,7 @@ from quantize.simd.packing import codes_at, pack
 from quantize.simd.rounding import clamp, nearest_float, nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
-BLOCK = np.dtype([("hmask", "u1", 32), ("qs", "u1", 64), ("scales", "u1", 12), ("d", "<u2")])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as Q3_K, the bytes of ggml's quantize_q3_K."""
-    return encode_blocks(rows, weighting, Q3_K, _quantize_plain, _quantize_weighted)
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of Q3_K."""
-    return decode_blocks(data, n_cols, Q3_K, _decode)
-
-
+BLOCK = block_dtype(Q3_K)
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
 _HALF = 4
@@ -184,4 +164,4 @@ def _pack(codes: IntTile, scale_codes: IntTile, half_d: Ints, words: IntTile) ->
     words[27] = half_d
 
 
-FORMAT = QuantFormat(Q3_K, encode, decode)
+FORMAT = block_format(Q3_K, _decode, _quantize_plain, _quantize_weighted)

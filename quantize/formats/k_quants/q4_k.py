@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q4_K
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import float_at
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.k_quants.super_block import (
     ELEMS,
     AffineFit,
@@ -30,27 +29,14 @@ from quantize.formats.k_quants.super_block import (
     weigh_by_magnitude,
 )
 from quantize.formats.search import search_positive
-from quantize.importances.weighting import Weighting
-from quantize.simd.half import to_half_bits
+from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, store, tail
 from quantize.simd.lanes import LANES, minimum, to_float
 from quantize.simd.packing import codes_at, pack, pack_scales, scale_at
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
-BLOCK = np.dtype([("d", "<u2"), ("dmin", "<u2"), ("scales", "u1", 12), ("qs", "u1", 128)])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as Q4_K, the bytes of ggml's quantize_q4_K."""
-    return encode_blocks(rows, weighting, Q4_K, _quantize_plain, _quantize_weighted)
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of Q4_K."""
-    return decode_blocks(data, n_cols, Q4_K, _decode)
-
-
+BLOCK = block_dtype(Q4_K)
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
 _TOP = 15
@@ -122,4 +108,4 @@ def _pack_codes(x: FloatTile, fit: AffineFit, words: IntTile) -> None:
     pack(codes, 0, 4, 32, 128, tail(words, 4))
 
 
-FORMAT = QuantFormat(Q4_K, encode, decode)
+FORMAT = block_format(Q4_K, _decode, _quantize_plain, _quantize_weighted)

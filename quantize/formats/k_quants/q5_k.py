@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q5_K
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import float_at
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.k_quants.super_block import (
     ELEMS,
     AffineFit,
@@ -31,27 +30,14 @@ from quantize.formats.k_quants.super_block import (
     weigh_by_magnitude,
 )
 from quantize.formats.search import search_positive
-from quantize.importances.weighting import Weighting
-from quantize.simd.half import to_half_bits
+from quantize.simd.half import float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, store, tail
 from quantize.simd.lanes import LANES, minimum, to_float
 from quantize.simd.packing import codes_at, pack, pack_scales, scale_at
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
-BLOCK = np.dtype([("d", "<u2"), ("dmin", "<u2"), ("scales", "u1", 12), ("qh", "u1", 32), ("qs", "u1", 128)])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as Q5_K, the bytes of ggml's quantize_q5_K."""
-    return encode_blocks(rows, weighting, Q5_K, _quantize_plain, _quantize_weighted)
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of Q5_K."""
-    return decode_blocks(data, n_cols, Q5_K, _decode)
-
-
+BLOCK = block_dtype(Q5_K)
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
 _TOP = 31
@@ -125,4 +111,4 @@ def _pack_rest(
     pack(codes, 0, 4, 32, 128, tail(words, 12))
 
 
-FORMAT = QuantFormat(Q5_K, encode, decode)
+FORMAT = block_format(Q5_K, _decode, _quantize_plain, _quantize_weighted)

@@ -17,12 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q6_K
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import float_at
+from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.k_quants.super_block import ELEMS, fit_symmetric_sub_blocks
-from quantize.formats.search import EMPTY, ONE, farthest_from_zero, symmetric_codes
-from quantize.importances.weighting import Weighting
-from quantize.simd.half import from_half_bits, to_half_bits
+from quantize.formats.search import EMPTY, farthest_from_zero, symmetric_codes
+from quantize.simd.constants import ONE
+from quantize.simd.half import float_at, from_half_bits, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, store, tail
 from quantize.simd.lanes import LANES, any_lane, minimum, select, splat, to_float
@@ -30,19 +29,7 @@ from quantize.simd.packing import codes_at, pack
 from quantize.simd.rounding import nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
-BLOCK = np.dtype([("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", "<u2")])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as Q6_K, the bytes of ggml's quantize_q6_K."""
-    return encode_blocks(rows, weighting, Q6_K, _quantize_plain, _quantize_weighted)
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of Q6_K."""
-    return decode_blocks(data, n_cols, Q6_K, _decode)
-
-
+BLOCK = block_dtype(Q6_K)
 _BYTES = BLOCK.itemsize
 _WORDS = padded_words(_BYTES)
 _HALF = 32
@@ -110,4 +97,4 @@ def _encode(x: FloatTile, weights: FloatTile, words: IntTile) -> None:
             words[k] = select(empty, splat(0), words[k])
 
 
-FORMAT = QuantFormat(Q6_K, encode, decode)
+FORMAT = block_format(Q6_K, _decode, _quantize_plain, _quantize_weighted)

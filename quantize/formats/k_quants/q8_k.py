@@ -17,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q8_K
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks, encode_blocks
-from quantize.formats.blocks_of_32.scales import ONE, ZERO
+from quantize.formats.base import Rows, block_format
 from quantize.formats.search import farthest_from_zero
-from quantize.importances.weighting import Weighting
+from quantize.simd.constants import ONE, ZERO
 from quantize.simd.kernel import kernel
 from quantize.simd.lane_memory import float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, bits, from_bits, minimum, select, splat, to_float
@@ -28,21 +27,8 @@ from quantize.simd.packing import pack
 from quantize.simd.rounding import nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
-BLOCK = np.dtype([("d", "<f4"), ("qs", "i1", 256), ("bsums", "<i2", 16)])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as Q8_K, the bytes of ggml's quantize_row_q8_K_ref."""
-    return encode_blocks(rows, weighting, Q8_K, _quantize)
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of Q8_K."""
-    return decode_blocks(data, n_cols, Q8_K, _decode, item=np.int8)
-
-
 _ELEMS = 256
-_BYTES = BLOCK.itemsize
+_BYTES = Q8_K.block_bytes
 _WORDS = padded_words(_BYTES)
 _TOP = np.float32(127)
 
@@ -83,4 +69,4 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     return -1
 
 
-FORMAT = QuantFormat(Q8_K, encode, decode)
+FORMAT = block_format(Q8_K, _decode, _quantize, item=np.int8)

@@ -11,13 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from quantize.formats.search import (
-    ZERO,
-    affine_codes,
-    search_affine,
-    search_affine_absolute,
-    search_symmetric,
-)
+from quantize.formats.search import affine_codes, search_affine, search_affine_absolute, search_symmetric
+from quantize.simd.constants import ZERO
 from quantize.simd.half import from_half_bits
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, IntTile, beside, tail

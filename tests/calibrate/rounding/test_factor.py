@@ -36,6 +36,17 @@ def test_the_cost_of_a_row_is_the_sum_of_its_squared_errors_after_feedback() -> 
     assert (errors**2).sum() == pytest.approx(moves @ factor.hessian.astype(float) @ moves, rel=1e-4)
 
 
+def test_a_panel_is_the_factor_of_some_columns() -> None:
+    factor = Factor.of(correlated(96))
+    panel, own = factor.panel(32, 64), slice(32, 64)
+    np.testing.assert_array_equal(panel.upper, factor.upper[own, own])
+    np.testing.assert_array_equal(panel.hessian, factor.hessian[own, own])
+    np.testing.assert_array_equal(panel.importances, factor.importances[own])
+    np.testing.assert_array_equal(panel.local_uppers(16), factor.local_uppers(16)[own])
+    assert panel.upper.flags.c_contiguous
+    assert panel.hessian.flags.c_contiguous
+
+
 def test_a_dead_column_counts_as_the_mean_of_the_others() -> None:
     moments = correlated(48)
     moments[:, 7] = moments[7] = 0

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from calibrate.rounding.factor import Factor
-from calibrate.rounding.feedback import costs, encode_compensated
+from calibrate.rounding.feedback import encode_compensated
+from calibrate.rounding.judge import costs, encode_stock, is_kept
 from calibrate.rounding.products import errors_of, feed_back
 from gguf_tools.format.ggml_types import Q4_K
 from quantize.formats.base import as_source
@@ -36,6 +37,22 @@ def test_a_row_that_the_stock_encoder_does_better_keeps_its_bytes() -> None:
         True,
     ]
     assert (costs(rows, decode(Q4_K, data), FACTOR) <= costs(rows, decode(Q4_K, stock), FACTOR)).all()
+
+
+def test_stock_bytes_that_are_given_are_not_made_again() -> None:
+    rows = np.full((3, N_COLS), 0.37, np.float32)
+    rows[1] = weights(1, N_COLS)
+    stock, ours = encode_stock(rows, Q4_K, FACTOR), encode_compensated(rows, Q4_K, FACTOR)
+    np.testing.assert_array_equal(encode_compensated(rows, Q4_K, FACTOR, stock=stock), ours)
+    without = encode_compensated(rows, Q4_K, FACTOR, stock=np.zeros_like(stock))
+    assert [bool((a == b).all()) for a, b in zip(without, ours, strict=True)] == [False, True, False]
+
+
+def test_feedback_is_kept_where_it_costs_less() -> None:
+    ours, stock = np.array([1.0, 2.0, 3.0, np.nan]), np.full(4, 2.0)
+    assert is_kept(ours, stock, at_equal_cost=False).tolist() == [True, False, False, False]
+    assert is_kept(ours, stock, at_equal_cost=True).tolist() == [True, True, False, False]
+    assert not is_kept(float("nan"), 1.0, at_equal_cost=True)
 
 
 @pytest.mark.parametrize("n_rows", [1, 4, 7])

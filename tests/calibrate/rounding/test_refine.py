@@ -9,9 +9,11 @@ import pytest
 
 from calibrate.rounding.base import MOST_STEPS, PANEL, Effort, Refiner
 from calibrate.rounding.factor import Factor
-from calibrate.rounding.feedback import costs, encode_compensated
+from calibrate.rounding.feedback import encode_compensated
+from calibrate.rounding.judge import costs
 from calibrate.rounding.rounders import ROUNDERS, get_rounder
-from calibrate.rounding.scalar.refinement import refine_evenly
+from calibrate.rounding.scalar.refinement import Ground, State, refine_blocks
+from calibrate.rounding.scalar.rounding import Levels, Lines, Picks
 from quantize.formats.base import as_source
 from tests.calibrate.rounding.moments import correlated, weights
 from tests.calibrate.rounding.test_rounders import type_named
@@ -47,7 +49,7 @@ def test_a_block_moves_where_that_costs_less(name: str, first: int) -> None:
     data = encode(name, rows[:, own], FACTOR.hessian.diagonal()[own].copy())
     values[:, own] = decode(name, data)
     pulls = ((rows - values).astype(float) @ FACTOR.hessian)[:, own].astype(np.float32)
-    better, moves = refiner.refine_block(data, pulls, FACTOR, first, Effort())
+    better, moves = refiner.refine_block(data, pulls, FACTOR.panel(first, first + PANEL), Effort())
     np.testing.assert_allclose(decode(name, better) - decode(name, data), moves, atol=1e-8)
     gains = 2 * (pulls * moves).sum(1) - ((moves @ FACTOR.hessian[own, own]) * moves).sum(1)
     assert (gains > 0).all()
@@ -65,10 +67,13 @@ def test_a_choice_is_that_of_the_twin() -> None:
     moves, codes = np.empty_like(values), np.empty((n_rows, n), np.uint8)
     choices = np.empty((n // sub_elems, padded), np.int32)
     ours = pulls.copy()
-    sources = [as_source(a) for a in (values, factor.hessian, uppers)]
-    lines = [as_source(a) for a in (levels, slopes, lows)]
-    results = [a.reshape(-1) for a in (ours, moves, codes, choices)]
-    refine_evenly(*sources, n, sub_elems, *lines, n_candidates, *results)
+    refine_blocks(
+        Ground(as_source(factor.hessian), as_source(uppers), n, sub_elems),
+        State(as_source(values), ours.reshape(-1), moves.reshape(-1)),
+        Levels.of(levels),
+        Lines(as_source(slopes), as_source(lows), n_candidates, padded),
+        Picks(codes.reshape(-1), choices.reshape(-1)),
+    )
     stays = np.repeat(choices.T[:n_rows] < 0, sub_elems, axis=1)
     assert 0 < stays.mean() < 1
     for row in range(n_rows):

@@ -69,24 +69,18 @@ def test_a_row_is_encoded_the_same_whatever_stands_beside_it(name: str) -> None:
 @every_type
 def test_values_are_what_the_bytes_decode_to(name: str) -> None:
     rounder = get_rounder(type_named(name))
-    n = PANEL
-    data, values = rounder.round_block(
-        weights(21, n), np.ascontiguousarray(FACTOR.upper[:n, :n]), FACTOR.importances[:n], Effort()
-    )
-    assert data.shape == (21, rounder.type.row_bytes(n))
+    data, values = rounder.round_block(weights(21, PANEL), FACTOR.panel(0, PANEL), Effort())
+    assert data.shape == (21, rounder.type.row_bytes(PANEL))
     np.testing.assert_array_equal(values, decode(name, data))
 
 
 @every_type
 def test_errors_are_fed_back_from_block_to_block_as_by_the_twin(name: str) -> None:
     rounder = get_rounder(type_named(name))
-    importances = FACTOR.importances
     rows = weights(2, N_COLS)
 
     def round_block(w: np.ndarray, first: int) -> np.ndarray:
-        own = slice(first, first + len(w))
-        upper = np.ascontiguousarray(FACTOR.upper[own, own])
-        return rounder.round_block(w[None], upper, importances[own], Effort())[1][0]
+        return rounder.round_block(w[None], FACTOR.panel(first, first + len(w)), Effort())[1][0]
 
     twins = [naive.round_row(row, FACTOR.upper, round_block) for row in rows]
     ours = encode_compensated(rows, rounder.type, FACTOR, Effort(sweeps=0))

@@ -50,7 +50,7 @@ def other_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plainly(text: Path, cut: Cut = CUT) -> calibrate.Calibration:
     """Return a calibration under what the original multiplies, and nothing else."""
-    return calibrate.Calibration(text, cut, sequential=False, two_sided=False, embedding=False)
+    return calibrate.Calibration(text, cut, sequential=False, method="one-sided", embedding=False)
 
 
 def make_calibrated(
@@ -136,7 +136,7 @@ def test_the_model_errs_less_on_another_text_at_the_same_size(
 @pytest.mark.slow
 def test_the_run_tells_how_far_the_file_is_from_the_original(base: Path, text: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.gguf"
-    calibration = calibrate.Calibration(text, CUT, two_sided=False, embedding=False)
+    calibration = calibrate.Calibration(text, CUT, method="one-sided", embedding=False)
     result = quantize.quantize(base, output, "Q2_K", calibration=calibration)
     (line,) = (line for line in result.written.calibration if line.startswith("divergence"))
     summed, held = (float(number) for number in re.findall(r"([0-9.]+) \+/-", line))

@@ -16,8 +16,8 @@ import pytest
 pytest.importorskip("torch")
 
 import convert
-from calibrate.choices import Choices
 from calibrate.footprint import Shapes, memory_bytes
+from calibrate.options import CalibrationOptions
 from calibrate.statistics.moments import PAIR_BYTES
 from forward.layers.rope import Rope
 from forward.network import Network
@@ -65,10 +65,10 @@ def text_of(n_chunks: int) -> Text:
 
 
 def test_the_largest_model_takes_less_than_12_gigabytes(shapes: Shapes) -> None:
-    choices = Choices("text", forward=ForwardOptions(memory_bytes=0))
+    choices = CalibrationOptions("text", forward=ForwardOptions(memory_bytes=0))
     whole = memory_bytes(choices, shapes, text_of(165), 2)
     assert PAIR_BYTES * DENSE**2 < whole < 12 * GB
-    plain = replace(choices, two_sided=False, embedding=False)
+    plain = replace(choices, method="one-sided", embedding=False)
     assert memory_bytes(plain, shapes, text_of(165), 2) < whole
     assert memory_bytes(replace(plain, sequential=False), shapes, text_of(165), 2) <= whole
     assert whole < memory_bytes(choices, shapes, text_of(165), 16) < 16 * GB
@@ -84,7 +84,7 @@ def test_chunks_that_are_large_are_few(shapes: Shapes) -> None:
 def test_states_count_while_they_fit_into_the_budget(shapes: Shapes) -> None:
     def with_budget(memory: int) -> int:
         return memory_bytes(
-            Choices("text", forward=ForwardOptions(memory_bytes=memory)), shapes, text_of(8), 2
+            CalibrationOptions("text", forward=ForwardOptions(memory_bytes=memory)), shapes, text_of(8), 2
         )
 
     states = 2 * 8 * 512 * HIDDEN * 12

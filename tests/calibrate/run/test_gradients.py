@@ -322,10 +322,10 @@ def test_a_model_without_predictions_names_the_output(tmp_path: Path) -> None:
 
 
 def test_another_device_gives_the_same(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors that say they are elsewhere: see tests/support/elsewhere.py."""
+    """Tensors that say they are elsewhere: see tests/support/pretended_device.py."""
     from forward import logits, run
     from forward.gradients import drawn_labels
-    from tests.support.elsewhere import AtOnce, pretended
+    from tests.support.pretended_device import AtOnce, pretended
 
     expected = collect(model, tmp_path / "here")
     for module in ("forward.workers", "forward.run", "forward.layers.experts"):

@@ -20,8 +20,8 @@ PART = Record(
     n_cols=256,
     n_seen=400,
     has_factor=True,
-    loss=1.0,
-    stock_loss=2.0,
+    error=1.0,
+    stock_error=2.0,
     is_stock=False,
 )
 
@@ -31,7 +31,7 @@ def lines(*parts: Record) -> list[str]:
 
 
 def test_parts_that_keep_stock_bytes_are_counted() -> None:
-    worse = replace(PART, first=8, loss=3.0, is_stock=True)
+    worse = replace(PART, first=8, error=3.0, is_stock=True)
     counted, kept = lines(PART, worse)
     assert counted == "calibrated 1 of 2 matrices in 1 tensors"
     assert kept.endswith("keep stock's bytes: blk.1.ffn_down_exps.weight")
@@ -59,7 +59,7 @@ def test_records_outlive_a_run_that_is_killed_while_it_writes(tmp_path: Path) ->
     path = tmp_path / "records.jsonl"
     records = Records(path, "a")
     records.add(PART)
-    records.add(replace(PART, loss=0.5))
+    records.add(replace(PART, error=0.5))
     records.add_chunk(7, 2**63)
     records.close()
     with path.open("ab") as file:
@@ -68,7 +68,7 @@ def test_records_outlive_a_run_that_is_killed_while_it_writes(tmp_path: Path) ->
     again.add_chunk(8, 1)
     again.close()
     last = Records(path, "a")
-    assert last.of([PART.tensor]) == [replace(PART, loss=0.5)]
+    assert last.of([PART.tensor]) == [replace(PART, error=0.5)]
     assert last.of(["output.weight"]) == []
     assert last.chunks == {7: 2**63, 8: 1}
     assert Records(path, "b").chunks == {}

@@ -23,7 +23,7 @@ from tests.support.checkpoints import load_transformers, transformers_checkpoint
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from calibrate.sensitivities import measure  # noqa: E402
+from calibrate.sensitivities import run  # noqa: E402
 from calibrate.sensitivities.type_errors import spread  # noqa: E402
 from forward.text.tokens import Text  # noqa: E402
 from forward.work.work_folder import EMBEDDING  # noqa: E402
@@ -37,7 +37,7 @@ def random_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every text be the same random tokens: the models have no tokenizer."""
     import forward.open
 
-    monkeypatch.setattr(measure, "read_text", lambda *_: Text(CHUNKS, CHUNKS))
+    monkeypatch.setattr(run, "read_text", lambda *_: Text(CHUNKS, CHUNKS))
     monkeypatch.setattr(forward.open, "read_tokenizer", lambda *_, **__: SimpleNamespace(metadata=dict))
 
 

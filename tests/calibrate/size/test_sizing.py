@@ -14,9 +14,9 @@ import pytest
 
 from calibrate.size.choose_types import TypeRules
 from calibrate.size.export import custom_q, recipe_lines, rules_of, tensor_list_lines, tensor_type_lines
-from calibrate.size.map import map_lines
 from calibrate.size.parse import parse_size
-from calibrate.size.solve import SizeRequest, curve, size_mixture, sized_lines
+from calibrate.size.show import map_lines, sized_lines
+from calibrate.size.solve import SizeRequest, curve, size_mixture
 from gguf_cli.quantize import main
 from gguf_tools import open_gguf
 from gguf_tools.errors import BadRequest
@@ -182,7 +182,7 @@ def test_a_recipe_file_reads_as_what_was_chosen(tmp_path: Path) -> None:
     path.write_text("\n".join(recipe_lines("mine", "Q4_K_M", TYPES, ["for a test"])))
     mixture = read_recipe_file(path)
     assert (mixture.name, mixture.recipe.name) == ("mine", "Q4_K_M")
-    assert [override.text for override in mixture.options.overrides] == rules_of(TYPES)
+    assert [override.text for override in mixture.options.overrides] == list(rules_of(TYPES))
 
 
 def test_other_programs_notations() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from convert.architectures.deepseek4.config import V4Config
-from convert.architectures.deepseek4.rules import RULES
+from convert.architectures.deepseek4.family import RULES
 
 
 def weights_of(config: V4Config) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -14,9 +14,9 @@ import pytest
 import convert
 from convert.architectures import find_architecture
 from convert.architectures.base import Conversion, build
-from convert.architectures.deepseek2.config import GLM_DSA, V32
-from convert.architectures.deepseek32.config import IndexedConfig
-from convert.architectures.deepseek32.metadata import metadata_reader
+from convert.architectures.deepseek2.deepseek32 import V32, IndexedConfig, metadata_reader
+from convert.architectures.deepseek2.glm_moe_dsa import ARCHITECTURE as GLM5
+from convert.architectures.deepseek2.glm_moe_dsa import GLM_DSA
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights import open_weights
 from gguf_tools import open_gguf
@@ -50,7 +50,9 @@ def indexed(conversion: Conversion) -> set[int]:
 
 
 def read(**changes: Any) -> IndexedConfig:
-    return IndexedConfig.from_dict(read_config(V32_FOLDER) | {"architectures": [GLM_DSA]} | changes)
+    raw = read_config(V32_FOLDER) | {"architectures": [GLM_DSA]} | changes
+    config: IndexedConfig = GLM5.read_config(raw, Path("config.json"))
+    return config
 
 
 def test_layers_may_share_a_choice(tmp_path: Path) -> None:

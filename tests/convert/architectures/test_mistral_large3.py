@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import convert
-from convert.architectures.mistral_large3.names import logical
+from convert.architectures.deepseek2.mistral_large3 import canonical_name as deepseek_name
 from convert.tokenizer.pretokenizers import find_known
 from gguf_tools import open_gguf
 from gguf_tools.errors import BadConfig, BadTokenizer, MissingTensor, UnsupportedCheckpoint
@@ -85,11 +85,14 @@ def write(folder: Path, stored: dict[str, np.ndarray] | None = None, **changes: 
 
 
 def test_names_are_deepseek_s() -> None:
-    assert logical("layers.3.experts.12.w2.weight") == "model.layers.3.mlp.experts.12.down_proj.weight"
-    assert logical("layers.0.feed_forward.w1.weight") == "model.layers.0.mlp.gate_proj.weight"
-    assert logical("layers.1.shared_experts.w3.weight") == "model.layers.1.mlp.shared_experts.up_proj.weight"
-    assert logical("layers.1.other.w3.weight") == "layers.1.other.w3.weight"
-    assert logical("vision_encoder.ln_pre.weight") == "vision_encoder.ln_pre.weight"
+    assert deepseek_name("layers.3.experts.12.w2.weight") == "model.layers.3.mlp.experts.12.down_proj.weight"
+    assert deepseek_name("layers.0.feed_forward.w1.weight") == "model.layers.0.mlp.gate_proj.weight"
+    assert (
+        deepseek_name("layers.1.shared_experts.w3.weight")
+        == "model.layers.1.mlp.shared_experts.up_proj.weight"
+    )
+    assert deepseek_name("layers.1.other.w3.weight") == "layers.1.other.w3.weight"
+    assert deepseek_name("vision_encoder.ln_pre.weight") == "vision_encoder.ln_pre.weight"
 
 
 def test_tensors_and_keys(tmp_path: Path) -> None:

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convert.metadata.metadata import GeneralMetadata, general_metadata
+from convert.metadata.general import GeneralMetadata, general_metadata
 from convert.metadata.model_card import read_model_card
-from convert.metadata.model_names import parse_model_name, title
-from convert.metadata.naming import default_file_name, fill_outfile_template
+from convert.metadata.model_names import default_file_name, fill_outfile_template, parse_model_name, title
 from gguf_tools.errors import BadConfig, BadRequest
 from gguf_tools.format.values import Value
 from gguf_tools.look.model_size import ParameterCounts, count_parameters, rounded

@@ -1,4 +1,4 @@
-"""Tokens of a SentencePiece model in a tokenizer.json, and other habits of Llama's tokenizers."""
+"""Tokens of a SentencePiece model in a tokenizer.json, and other quirks of Llama's tokenizers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from convert.tokenizer.family_quirks import LLAMA, NO_HABITS, Habits
+from convert.tokenizer.family_quirks import LLAMA, NO_QUIRKS, Quirks
 from convert.tokenizer.tokenizer import Tokenizer, read_tokenizer
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.format import keys
@@ -37,8 +37,8 @@ def write(folder: Path, **config: Any) -> Path:
     return folder
 
 
-def read(folder: Path, habits: Habits = LLAMA, **config: Any) -> Tokenizer:
-    return read_tokenizer(folder, config, habits=habits)
+def read(folder: Path, quirks: Quirks = LLAMA, **config: Any) -> Tokenizer:
+    return read_tokenizer(folder, config, quirks=quirks)
 
 
 def test_types_scores_and_padding(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_types_scores_and_padding(tmp_path: Path) -> None:
 
 def test_other_families_want_a_tokenizer_model(tmp_path: Path) -> None:
     with pytest.raises(BadTokenizer, match="BPE with byte_fallback, expected a byte-level BPE"):
-        read(write(tmp_path), NO_HABITS)
+        read(write(tmp_path), NO_QUIRKS)
 
 
 def test_a_token_without_a_row(tmp_path: Path) -> None:

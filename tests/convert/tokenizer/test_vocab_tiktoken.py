@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from convert.tokenizer.byte_alphabet import ALPHABET, spelled
-from convert.tokenizer.family_quirks import Habits
+from convert.tokenizer.family_quirks import Quirks
+from convert.tokenizer.files import TokenizerFiles
 from convert.tokenizer.tokenizer import read_tokenizer
-from convert.tokenizer.vocab import TokenType, Vocab
+from convert.tokenizer.vocab import ALPHABET, TokenType, Vocab, spelled
 from convert.tokenizer.vocab_tiktoken import SPECIAL_TOKENS, merges_of, read_tiktoken_vocab
 from gguf_tools.errors import BadRequest, BadTokenizer
+from tests.convert.tokenizer.small_tokenizers import put
 
 BYTES = [bytes([byte]) for byte in range(256)]
 TOKENS = [*BYTES, b"ab", b"bc", b"abc", b"xyz", b" a"]
@@ -25,8 +26,14 @@ def write(folder: Path, tokens: list[bytes]) -> Path:
     return path
 
 
+def files(folder: Path, vocab_size: int | None = None, **tokenizer_config: Any) -> TokenizerFiles:
+    """Return the files of a folder, with tokenizer_config.json as given."""
+    put(folder, tokenizer_config_json=tokenizer_config)
+    return TokenizerFiles(folder, {"vocab_size": vocab_size})
+
+
 def read(folder: Path, vocab_size: int | None = None, **config: Any) -> Vocab:
-    return read_tiktoken_vocab(write(folder, TOKENS), config, vocab_size)
+    return read_tiktoken_vocab(write(folder, TOKENS), files(folder, vocab_size, **config))
 
 
 def test_tokens_are_spelled_in_the_byte_alphabet(tmp_path: Path) -> None:
@@ -69,7 +76,7 @@ def test_special_ids_are_config_json_s_alone(tmp_path: Path) -> None:
     write(tmp_path, TOKENS)
     (tmp_path / "tokenizer_config.json").write_text('{"unk_token": "ab", "bos_token": "ab"}')
     config = {"vocab_size": 261 + 256, "bos_token_id": 261}
-    tokenizer = read_tokenizer(tmp_path, config, habits=Habits(tiktoken=True))
+    tokenizer = read_tokenizer(tmp_path, config, quirks=Quirks(tiktoken=True))
     assert (tokenizer.model, tokenizer.pre) == ("gpt2", "kimi-k2")
     assert tokenizer.special.ids == {"bos": 261}
 
@@ -77,7 +84,7 @@ def test_special_ids_are_config_json_s_alone(tmp_path: Path) -> None:
 def test_another_pre_tokenizer_can_t_be_asked_for(tmp_path: Path) -> None:
     write(tmp_path, TOKENS)
     with pytest.raises(BadRequest, match=r"--pre-tokenizer qwen2: that of .*tiktoken\.model is kimi-k2"):
-        read_tokenizer(tmp_path, {}, pre_tokenizer="qwen2", habits=Habits(tiktoken=True))
+        read_tokenizer(tmp_path, {}, pre_tokenizer="qwen2", quirks=Quirks(tiktoken=True))
 
 
 @pytest.mark.parametrize(
@@ -94,13 +101,13 @@ def test_a_damaged_file_is_refused(data: bytes, words: str, tmp_path: Path) -> N
     path = tmp_path / "tiktoken.model"
     path.write_bytes(data)
     with pytest.raises(BadTokenizer, match=words) as caught:
-        read_tiktoken_vocab(path, {}, None)
+        read_tiktoken_vocab(path, files(tmp_path))
     assert "\n" not in str(caught.value)
 
 
 def test_tokens_that_stand_twice_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadTokenizer, match="1 tokens stand there twice"):
-        read_tiktoken_vocab(write(tmp_path, [*BYTES, b"a"]), {}, None)
+        read_tiktoken_vocab(write(tmp_path, [*BYTES, b"a"]), files(tmp_path))
 
 
 def test_another_program_s_file_is_refused(tmp_path: Path) -> None:

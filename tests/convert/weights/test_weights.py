@@ -13,9 +13,8 @@ import pytest
 
 import convert
 from convert.weights import MODULES, all_loaders
-from convert.weights.base import Weight, WeightsLoader
+from convert.weights.base import PlainWeight, Weight, WeightsLoader
 from convert.weights.model_weights import ModelWeights
-from convert.weights.plain import PlainWeight
 from convert.weights.schemes.fp8 import CODE_VALUES, Fp8Weight
 from gguf_tools.errors import BadConfig, CheckpointError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.format.ggml_types import BF16, F16, F32

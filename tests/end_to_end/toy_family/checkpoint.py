@@ -8,7 +8,7 @@ from typing import Any
 
 import ml_dtypes
 
-from tests.end_to_end.toy_family.config import NAME
+from tests.end_to_end.toy_family.family import NAME
 from tests.support.checkpoints import formula, write_checkpoint
 from tests.support.tokenizer_files import copy_tokenizer
 

@@ -22,7 +22,7 @@ from gguf_tools.edit.header_edits import (
 )
 from gguf_tools.errors import BadRequest
 from gguf_tools.format import keys
-from gguf_tools.format.key_kinds import expected_kinds
+from gguf_tools.format.keys import expected_kinds
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 METADATA = {
@@ -45,7 +45,7 @@ def set_(*arguments: str, metadata: dict[str, Value] = METADATA, force: bool = F
 def test_every_key_has_its_kinds() -> None:
     apart = {keys.SPLIT_NO, keys.SPLIT_COUNT, keys.SPLIT_TENSORS_COUNT}
     for name, key in vars(keys).items():
-        if name.isupper() and key not in apart and not name.startswith(("QUANTIZE_", "IMATRIX_")):
+        if name.isupper() and key not in apart and not name.startswith(("_", "QUANTIZE_", "IMATRIX_")):
             sample = key.format(arch="deepseek2", id=17, name="tool_use")
             assert expected_kinds(sample, "deepseek2"), key
 

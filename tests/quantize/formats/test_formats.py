@@ -7,6 +7,7 @@ from it (tests/golden/formats, made by scripts/make_golden.py) and with the naiv
 from __future__ import annotations
 
 import ast
+import re
 from importlib import import_module
 from pathlib import Path
 
@@ -19,8 +20,9 @@ from hypothesis import strategies as st
 
 import quantize.formats
 from gguf_tools.errors import BadWeights, NeedsImportance, QuantError, ShapeError
+from gguf_tools.format.block_layouts import LAYOUTS
 from gguf_tools.format.ggml_types import TYPES
-from gguf_tools.format.scales import SCALES, count_nonfinite
+from gguf_tools.format.scales import EXPONENTS, SCALES, count_nonfinite
 from quantize.formats import available, get_format
 from quantize.formats.base import QuantFormat
 from quantize.formats.codecs import CODECS, ignores_importances, requires_importances
@@ -74,23 +76,33 @@ def test_format_is_what_the_registry_says(name: str) -> None:
     assert codec.type.name == name
     assert codec.type in TYPES
     assert get_format(codec.type) is get_format(name.lower()) is codec
-    assert module.BLOCK.itemsize == codec.type.block_bytes
     assert module.__doc__.startswith(f"{name}: ")
 
 
-@pytest.mark.parametrize("name", [name for name in available() if name in SCALES])
-def test_the_scales_that_checks_look_at_are_those_of_the_block(name: str) -> None:
-    """Where a type keeps its floats, scales.py must know without the codecs, which know it too."""
-    block = block_dtype(name)
-    fields = dict(block.fields or {"x": (block, 0)})
-    floats = {key: offset for key, (_, offset) in fields.items() if key in ("x", "d", "dmin", "m", "e")}
-    if name == "IQ1_M":
-        floats = {"scales": fields["scales"][1]}
-    assert sorted(offset for _, offset in SCALES[name].block) == sorted(floats.values())
-    codes = {"e": "float16 <u2", "f": "float32 <f4", "b": "bfloat16", "x": "|u1", "m": "<u2"}
-    for (code, _), key in zip(SCALES[name].block, floats, strict=True):
-        base = fields[key][0].base
-        assert base.str in codes[code] or base.name in codes[code]
+DESCRIBED_FIELD = re.compile(r"^ *(\d+)(?: \.\. (\d+))? +([a-z_]+)  ?", re.MULTILINE)
+
+
+@every_format
+def test_the_docstring_has_the_fields_of_the_layout(name: str) -> None:
+    text = import_module(CODECS[name].module, "quantize.formats").__doc__
+    told = {(int(first), field): int(last or first) for first, last, field in DESCRIBED_FIELD.findall(text)}
+    if name in ("IQ4_KSS", "Q8_KV"):  # told in sentences
+        return
+    assert told.keys() >= {(field.offset, field.name) for field in LAYOUTS[name].block}
+    assert max(told.values()) + 1 == get_format(name).type.block_bytes
+
+
+@pytest.mark.parametrize("name", [name for name in available() if name in SCALES and name != "MXFP4"])
+def test_kernels_read_scales_where_the_layout_has_them(name: str) -> None:
+    """MXFP4's exponent 255 is a number to ggml."""
+    codec, scales = get_format(name), SCALES[name]
+    in_blocks = [(kind, codec.type.row_meta_bytes + offset) for kind, offset in scales.block]
+    for kind, place in [*([(scales.row, 0)] if scales.row else []), *in_blocks]:
+        data = np.zeros((1, codec.type.row_bytes(256)), np.uint8)
+        assert np.isfinite(decode(name, data)).all()
+        for byte, mask in EXPONENTS[kind]:
+            data[0, place + byte] |= mask
+        assert not np.isfinite(decode(name, data)).all()
 
 
 def test_unknown_type_is_named() -> None:

@@ -103,9 +103,9 @@ def test_help_says_which_file_types_need_importances() -> None:
         assert recipe.default in recipe.need_importances
 
 
-def test_the_readme_says_what_types_do_with_importances() -> None:
-    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+def test_the_page_says_what_types_do_with_importances() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "types.md").read_text(encoding="utf-8")
     row = re.compile(r"^\| (\w+) \| [\d.]+ \| (ignored|optional|needed|required) \|", re.MULTILINE)
-    rows = dict(row.findall(readme))
+    rows = dict(row.findall(page))
     assert len(rows) > 25
     assert rows == {name: CODECS[name].use.value for name in rows}

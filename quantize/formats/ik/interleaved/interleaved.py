@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,7 @@ from quantize.formats.base import (
 from quantize.formats.codecs import INTERLEAVED, REGROUPED
 from quantize.formats.ik.interleaved import q8_kv_r8
 from quantize.formats.ik.interleaved.group_layouts import GROUP_LAYOUTS
-from quantize.formats.ik.levels.levels import as_groups, read_only
+from quantize.formats.ik.rows import as_groups, read_only
 from quantize.importances.weighting import Weighting
 from quantize.simd.kernel import kernel
 
@@ -70,7 +71,7 @@ def to_base(type_: GGMLType, data: Bytes, n_cols: int) -> Bytes:
     moves = _moves(type_)
     base, interleaved = _places(type_, n_cols)
     orders = moves.to_base(base, interleaved)
-    _regroup(read_only(groups), *orders, n_cols // moves.cell_elems, moves.bits, out)
+    _regroup(read_only(groups), orders, n_cols // moves.cell_elems, moves.bits, out)
     return out.reshape(data.shape)
 
 
@@ -88,7 +89,7 @@ def from_base(type_: GGMLType, data: Bytes, n_cols: int) -> Bytes:
     moves = _moves(type_)
     base, interleaved = _places(type_, n_cols)
     orders = moves.from_base(base, interleaved)
-    _regroup(read_only(groups), *orders, n_cols // moves.cell_elems, moves.bits, out)
+    _regroup(read_only(groups), orders, n_cols // moves.cell_elems, moves.bits, out)
     return _recoded(type_, out, _CODED).reshape(data.shape)
 
 
@@ -190,8 +191,18 @@ def _cell_bytes(type_: GGMLType) -> int:
 
 Integers = npt.NDArray[np.int64]
 
-Orders = tuple[Integers, Integers, int, Integers, int]
-"""What tells `_regroup` where to read and write: see there."""
+
+class _Orders(NamedTuple):
+    """Byte places[i] of a cell gets the units u at byte picks[i, u], bit shifts[i, u].
+
+    read_step, write_step  bytes from a cell to the next
+    """
+
+    picks: Integers
+    shifts: Integers
+    read_step: int
+    places: Integers
+    write_step: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,14 +220,14 @@ class _Moves:
     forward: Integers
     backward: Integers
 
-    def to_base(self, base: _Places, interleaved: _Places) -> Orders:
+    def to_base(self, base: _Places, interleaved: _Places) -> _Orders:
         picks, shifts = self._picks(self.forward)
-        return interleaved.start + picks, shifts, interleaved.step, self._base_bytes(base), base.step
+        return _Orders(interleaved.start + picks, shifts, interleaved.step, self._base_bytes(base), base.step)
 
-    def from_base(self, base: _Places, interleaved: _Places) -> Orders:
+    def from_base(self, base: _Places, interleaved: _Places) -> _Orders:
         picks, shifts = self._picks(self.backward)
         places = interleaved.start + np.arange(len(picks))
-        return self._base_bytes(base)[picks], shifts, base.step, places, interleaved.step
+        return _Orders(self._base_bytes(base)[picks], shifts, base.step, places, interleaved.step)
 
     def _picks(self, order: Integers) -> tuple[Integers, Integers]:
         """Return the byte and the first bit in it of the units of each byte, (n_bytes, units of a byte)."""
@@ -249,18 +260,9 @@ def _moves_together(forward: Integers, bits: int) -> bool:
 
 
 @kernel
-def _regroup(
-    groups: Bytes,
-    picks: Integers,
-    shifts: Integers,
-    read_step: int,
-    places: Integers,
-    write_step: int,
-    n_cells: int,
-    bits: int,
-    out: Bytes,
-) -> None:
-    """Fill byte places[i] of each cell of `out` with the units at byte picks[i, u], bit shifts[i, u]."""
+def _regroup(groups: Bytes, orders: _Orders, n_cells: int, bits: int, out: Bytes) -> None:
+    """Fill `out` with units of so many bits."""
+    picks, shifts, read_step, places, write_step = orders
     mask = (1 << bits) - 1
     for group in range(len(groups)):
         for cell in range(n_cells):

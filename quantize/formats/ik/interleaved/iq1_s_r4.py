@@ -25,26 +25,20 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ1_S_R4
-from quantize.formats.base import Bytes, Floats32, check_data
-from quantize.formats.blocks_of_32.scales import float_at
-from quantize.formats.ik.levels.levels import as_groups, read_only
+from quantize.formats.base import Bytes, Floats32
+from quantize.formats.ik.rows import decode_groups
 from quantize.formats.iq.iq1 import decode_group, point_values
+from quantize.simd.half import float_at
 from quantize.simd.kernel import kernel
-
-BLOCK = np.dtype([("qs", "u1", (4, 4)), ("qh", "<u2", 4)])
-"""Of a group."""
 
 
 def decode(data: Bytes, n_cols: int) -> Floats32:
     """Return the weights of rows of IQ1_S_R4."""
-    check_data(data, n_cols, IQ1_S_R4)
-    rows = np.empty((len(data), n_cols), np.float32)
-    _decode(read_only(as_groups(data, IQ1_S_R4)), point_values(), rows)
-    return rows
+    return decode_groups(data, n_cols, IQ1_S_R4, _decode, (point_values(),))
 
 
 _ROWS = IQ1_S_R4.rows_interleaved
-_BYTES = BLOCK.itemsize
+_BYTES = _ROWS * IQ1_S_R4.block_bytes
 _ELEMS = 32
 _META = 2 * _ROWS
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from gguf_tools.format.ggml_types import Q8_KV, Q8_KV_R8
 from quantize.formats.base import Bytes, Floats32, check_data
-from quantize.formats.ik.levels.levels import as_groups
+from quantize.formats.ik.rows import as_groups
 
 _ROWS = Q8_KV_R8.rows_interleaved
 

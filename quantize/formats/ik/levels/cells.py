@@ -1,4 +1,4 @@
-"""The nearest of 4 to 64 levels: a number's cell says which two levels it lies between.
+"""Sub-blocks whose weights each take the nearest of 4 to 64 levels: its cell says which two it lies between.
 
 The range of the levels is cut into cells of one width, so narrow that none holds two of the edges at which
 the nearest level changes. Numbers are measured in cells: number t, rounded down, is the number of its cell,
@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from quantize.formats.ik.levels.scale_search import Coding
+from quantize.simd.constants import ZERO
 from quantize.simd.kernel import inlinable
+from quantize.simd.lane_memory import FloatTile, IntTile
 from quantize.simd.lanes import Floats, Ints, maximum, minimum, select, splat, to_int
 from quantize.simd.wide_tables import look_up_in
 
 Table = npt.NDArray[np.float32]
-
-_ZERO = np.float32(0)
 
 
 class Cells(NamedTuple):
@@ -89,7 +90,7 @@ def nearest_of(cells: Cells) -> Nearest:
 
     @inlinable
     def cell_of(number: Floats) -> Ints:
-        return to_int(maximum(minimum(number, last), _ZERO))
+        return to_int(maximum(minimum(number, last), ZERO))
 
     @inlinable
     def square(number: Floats) -> Floats:
@@ -139,3 +140,60 @@ def nearest_of_four(cells: Cells) -> Nearest:
         return select(number < middle, low, high)
 
     return Nearest(square, level, code)
+
+
+def level_coding(levels: Table, size: int) -> Coding:
+    """Return how sub-blocks of `size` weights are coded on one of two sets of levels.
+
+    levels  both sets, the second higher than the first by the same everywhere
+    """
+    n_levels = len(levels) // 2
+    cells, shift = cut(levels[:n_levels]), float(levels[n_levels] - levels[0])
+    square, level_of, code_of = nearest_of_four(cells) if n_levels == 4 else nearest_of(cells)
+    density = np.float32(cells.density)
+    unit = np.float32(1 / cells.density)
+    origin = np.float32(-cells.start * cells.density)
+    step = np.float32(shift * cells.density)
+
+    @inlinable
+    def error_of(
+        x: FloatTile, importances: npt.NDArray[np.float32], column: int, scale: Floats, second: np.float32
+    ) -> Floats:
+        inverse = density / scale
+        start = splat(origin - second * step)
+        total = splat(ZERO)
+        for i in range(size):
+            total += importances[column + i] * square(x[i] * inverse + start)
+        cell = scale * unit
+        return total * (cell * cell)
+
+    @inlinable
+    def sums_of(
+        x: FloatTile, importances: npt.NDArray[np.float32], column: int, scale: Floats, second: Floats
+    ) -> tuple[Floats, Floats]:
+        inverse = density / scale
+        start = origin - second * step
+        sum_lx = splat(ZERO)
+        sum_l2 = splat(ZERO)
+        for i in range(size):
+            level = (level_of(x[i] * inverse + start) - start) * unit
+            weighted = importances[column + i] * level
+            sum_lx += weighted * x[i]
+            sum_l2 += weighted * level
+        return sum_lx, sum_l2
+
+    @inlinable
+    def codes_of(
+        x: FloatTile,
+        importances: npt.NDArray[np.float32],
+        column: int,
+        scale: Floats,
+        second: Floats,
+        codes: IntTile,
+    ) -> None:
+        inverse = density / scale
+        start = origin - second * step
+        for i in range(size):
+            codes[i] = code_of(x[i] * inverse + start)
+
+    return Coding(error_of, sums_of, codes_of)

@@ -21,32 +21,19 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ2_KL
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows
-from quantize.formats.blocks_of_32.scales import prepend_half
-from quantize.formats.ik.levels.iq2_kl_coding import PAIR_CODING, SIZE
+from quantize.formats.base import Bytes, Floats32, Rows
 from quantize.formats.ik.levels.kernels import in_order, row_quantizer
-from quantize.formats.ik.levels.levels import LEVEL_PAIRS, SUPER_ELEMS, decode_scaled_rows
-from quantize.formats.ik.levels.scale_search import Integers, Search
-from quantize.formats.ik.rows import encode_scaled_rows
-from quantize.importances.weighting import Weighting
+from quantize.formats.ik.levels.levels import LEVEL_PAIRS, LEVELS_3, SUPER_ELEMS
+from quantize.formats.ik.levels.scale_search import Coding, Integers, Search
+from quantize.formats.ik.rows import ik_format
+from quantize.simd.constants import INFINITY, ONE, ZERO
 from quantize.simd.kernel import inlinable, kernel
-from quantize.simd.lane_memory import IntTile, tail
-from quantize.simd.packing import pack
+from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, tail
+from quantize.simd.lanes import Floats, minimum, select, splat
+from quantize.simd.packing import pack, prepend_half
+from quantize.simd.wide_tables import look_up_in
 
-BLOCK = np.dtype([("scales_h", "<u2"), ("scales_l", "u1", 4), ("qs", "u1", 64), ("qh", "u1", 16)])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as IQ2_KL."""
-    return encode_scaled_rows(rows, weighting, IQ2_KL, SIZE, _quantize, "<f2")
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of IQ2_KL."""
-    return decode_scaled_rows(data, n_cols, IQ2_KL, "<f2", _decode)
-
-
-_BYTES = BLOCK.itemsize
+_BYTES = IQ2_KL.block_bytes
 
 
 @kernel
@@ -69,8 +56,90 @@ def _decode(
                     weights[2 * i + 1] = scale * LEVEL_PAIRS[2 * code + 1]
 
 
+# ---- how sub-blocks are coded: in pairs, each the nearest of 32 pairs of levels
+
+_SIZE = 32
+
+_LEVELS = LEVELS_3[:8]
+_FIRSTS = np.searchsorted(_LEVELS, LEVEL_PAIRS[::2]).astype(np.int32)
+_SECONDS = np.searchsorted(_LEVELS, LEVEL_PAIRS[1::2]).astype(np.int32)
+_FIRST_LEVELS = np.ascontiguousarray(LEVEL_PAIRS[::2])
+_SECOND_LEVELS = np.ascontiguousarray(LEVEL_PAIRS[1::2])
+
+
+@inlinable
+def _errors_of(number: Floats, cost: np.float32, errors: FloatTile) -> None:
+    """Fill `errors`, Floats (8), with what each level costs."""
+    for k in range(8):
+        distance = number - _LEVELS[k]
+        errors[k] = cost * (distance * distance)
+
+
+@inlinable
+def _error_of(x: FloatTile, importances: Floats32, column: int, scale: Floats, _second: np.float32) -> Floats:
+    inverse = ONE / scale
+    firsts, seconds = float_tile(8), float_tile(8)
+    total = splat(ZERO)
+    for i in range(0, _SIZE, 2):
+        _errors_of(x[i] * inverse, importances[column + i], firsts)
+        _errors_of(x[i + 1] * inverse, importances[column + i + 1], seconds)
+        least = splat(INFINITY)
+        for code in range(32):
+            least = minimum(firsts[_FIRSTS[code]] + seconds[_SECONDS[code]], least)
+        total += least
+    return total * (scale * scale)
+
+
+@inlinable
+def _choose(x: FloatTile, importances: Floats32, column: int, scale: Floats, codes: IntTile) -> None:
+    """Fill `codes`, Ints (16)."""
+    inverse = ONE / scale
+    firsts, seconds = float_tile(8), float_tile(8)
+    for i in range(0, _SIZE, 2):
+        _errors_of(x[i] * inverse, importances[column + i], firsts)
+        _errors_of(x[i + 1] * inverse, importances[column + i + 1], seconds)
+        least = splat(INFINITY)
+        chosen = splat(0)
+        for code in range(32):
+            error = firsts[_FIRSTS[code]] + seconds[_SECONDS[code]]
+            better = error < least
+            least = select(better, error, least)
+            chosen = select(better, splat(code), chosen)
+        codes[i >> 1] = chosen
+
+
+@inlinable
+def _sums_of(
+    x: FloatTile, importances: Floats32, column: int, scale: Floats, _second: Floats
+) -> tuple[Floats, Floats]:
+    codes = int_tile(16)
+    _choose(x, importances, column, scale, codes)
+    sum_lx = splat(ZERO)
+    sum_l2 = splat(ZERO)
+    for i in range(_SIZE):
+        levels = _SECOND_LEVELS if i & 1 else _FIRST_LEVELS
+        level = look_up_in(levels, 32, codes[i >> 1])
+        weighted = importances[column + i] * level
+        sum_lx += weighted * x[i]
+        sum_l2 += weighted * level
+    return sum_lx, sum_l2
+
+
+@inlinable
+def _codes_of(
+    x: FloatTile, importances: Floats32, column: int, scale: Floats, _second: Floats, codes: IntTile
+) -> None:
+    """Fill the first 16 of the sub-block's codes."""
+    _choose(x, importances, column, scale, codes)
+
+
+_CODING = Coding(_error_of, _sums_of, _codes_of)
+
+
+# ---- rows
+
 _SEARCH = Search(
-    size=SIZE,
+    size=_SIZE,
     sets=1,
     integers=Integers(-32, 31, 1),
     reach=63,
@@ -86,14 +155,14 @@ def _pack_block(codes: IntTile, integers: IntTile, _seconds: IntTile, words: Int
     for j in range(8):
         integers[j] = integers[j] + 32
         for i in range(16):  # sixteen codes a sub-block, one after the other
-            codes[16 * j + i] = codes[SIZE * j + i]
+            codes[16 * j + i] = codes[_SIZE * j + i]
     pack(integers, 0, 4, 4, 4, words)
     pack(codes, 0, 4, 16, 64, tail(words, 1))
     pack(codes, 4, 1, 16, 16, tail(words, 17))
     prepend_half(in_order(integers, 0, 8, 4, 2), words, 21)
 
 
-_quantize_rows = row_quantizer(_SEARCH, PAIR_CODING, _BYTES, IQ2_KL.row_meta_bytes, _pack_block)
+_quantize_rows = row_quantizer(_SEARCH, _CODING, IQ2_KL, _pack_block)
 
 
 @kernel
@@ -101,4 +170,4 @@ def _quantize(source: Rows, importances: Floats32, scales: Floats32, out: Bytes)
     return _quantize_rows(source, importances, scales, out)
 
 
-FORMAT = QuantFormat(IQ2_KL, encode, decode)
+FORMAT = ik_format(IQ2_KL, _SIZE, _quantize, _decode)

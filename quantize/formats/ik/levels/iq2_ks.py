@@ -21,33 +21,17 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ2_KS
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows
-from quantize.formats.blocks_of_32.scales import prepend_half
-from quantize.formats.ik.levels.cells import cut, nearest_of_four
+from quantize.formats.base import Bytes, Floats32, Rows
+from quantize.formats.ik.levels.cells import level_coding
 from quantize.formats.ik.levels.kernels import in_order, row_quantizer
-from quantize.formats.ik.levels.level_coding import level_coding
-from quantize.formats.ik.levels.levels import LEVELS_2, SUPER_ELEMS, decode_scaled_rows
+from quantize.formats.ik.levels.levels import LEVELS_2, SUPER_ELEMS
 from quantize.formats.ik.levels.scale_search import Integers, Search
-from quantize.formats.ik.rows import encode_scaled_rows
-from quantize.importances.weighting import Weighting
+from quantize.formats.ik.rows import ik_format
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, tail
-from quantize.simd.packing import pack
+from quantize.simd.packing import pack, prepend_half
 
-BLOCK = np.dtype([("extra", "<u2"), ("scales", "u1", 4), ("qs", "u1", 64)])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as IQ2_KS."""
-    return encode_scaled_rows(rows, weighting, IQ2_KS, 32, _quantize, "<f2")
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of IQ2_KS."""
-    return decode_scaled_rows(data, n_cols, IQ2_KS, "<f2", _decode)
-
-
-_BYTES = BLOCK.itemsize
+_BYTES = IQ2_KS.block_bytes
 
 
 @kernel
@@ -67,9 +51,7 @@ def _decode(
                     weights[i] = scale * LEVELS_2[4 * second + (codes[i] >> 2 * (j % 4) & 3)]
 
 
-_SHIFT = 5
-_CELLS = cut(LEVELS_2[:4])
-_CODING = level_coding(_CELLS, nearest_of_four(_CELLS), _SHIFT, 32)
+_CODING = level_coding(LEVELS_2, 32)
 _SEARCH = Search(
     size=32,
     sets=2,
@@ -91,7 +73,7 @@ def _pack_block(codes: IntTile, integers: IntTile, seconds: IntTile, words: IntT
     prepend_half(in_order(seconds, 0, 8, 0, 1) | in_order(integers, 0, 8, 4, 1) << 8, words, 17)
 
 
-_quantize_rows = row_quantizer(_SEARCH, _CODING, _BYTES, IQ2_KS.row_meta_bytes, _pack_block)
+_quantize_rows = row_quantizer(_SEARCH, _CODING, IQ2_KS, _pack_block)
 
 
 @kernel
@@ -99,4 +81,4 @@ def _quantize(source: Rows, importances: Floats32, scales: Floats32, out: Bytes)
     return _quantize_rows(source, importances, scales, out)
 
 
-FORMAT = QuantFormat(IQ2_KS, encode, decode)
+FORMAT = ik_format(IQ2_KS, _SEARCH.size, _quantize, _decode)

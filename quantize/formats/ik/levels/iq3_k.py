@@ -22,43 +22,19 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ3_K
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks
-from quantize.formats.blocks_of_32.scales import float_at, prepend_half
-from quantize.formats.ik.levels.cells import cut, nearest_of
+from quantize.formats.base import Bytes, Floats32, Rows
+from quantize.formats.ik.levels.cells import level_coding
 from quantize.formats.ik.levels.kernels import block_quantizer, in_order
-from quantize.formats.ik.levels.level_coding import level_coding
 from quantize.formats.ik.levels.levels import LEVELS_3, SUPER_ELEMS
 from quantize.formats.ik.levels.scale_search import Integers, Search
-from quantize.formats.ik.rows import encode_rows
-from quantize.importances.weighting import Weighting
+from quantize.formats.ik.rows import ik_format
+from quantize.simd.half import float_at
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, tail
 from quantize.simd.lanes import Ints, maximum, select, splat
-from quantize.simd.packing import pack
+from quantize.simd.packing import pack, prepend_half
 
-BLOCK = np.dtype(
-    [
-        ("d", "<u2"),
-        ("extra", "<u2"),
-        ("scales_h", "<u2"),
-        ("scales_l", "u1", 8),
-        ("qs", "u1", 64),
-        ("qh", "u1", 32),
-    ]
-)
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as IQ3_K."""
-    return encode_rows(rows, weighting, IQ3_K, 16, _quantize)
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of IQ3_K."""
-    return decode_blocks(data, n_cols, IQ3_K, _decode)
-
-
-_BYTES = BLOCK.itemsize
+_BYTES = IQ3_K.block_bytes
 
 
 @kernel
@@ -78,9 +54,7 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
                 weights[i] = scale * LEVELS_3[8 * second + code]
 
 
-_SHIFT = 4
-_CELLS = cut(LEVELS_3[:8])
-_CODING = level_coding(_CELLS, nearest_of(_CELLS), _SHIFT, 16)
+_CODING = level_coding(LEVELS_3, 16)
 _SEARCH = Search(
     size=16,
     sets=2,
@@ -107,7 +81,7 @@ def _pack_block(half_d: Ints, codes: IntTile, integers: IntTile, seconds: IntTil
     prepend_half(half_d, words, 27)
 
 
-_quantize_blocks = block_quantizer(_SEARCH, _CODING, _BYTES, _pack_block)
+_quantize_blocks = block_quantizer(_SEARCH, _CODING, IQ3_K, _pack_block)
 
 
 @kernel
@@ -115,4 +89,4 @@ def _quantize(source: Rows, importances: Floats32, out: Bytes) -> int:
     return _quantize_blocks(source, importances, out)
 
 
-FORMAT = QuantFormat(IQ3_K, encode, decode)
+FORMAT = ik_format(IQ3_K, _SEARCH.size, _quantize, _decode)

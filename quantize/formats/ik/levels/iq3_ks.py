@@ -22,33 +22,17 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ3_KS
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows
-from quantize.formats.blocks_of_32.scales import prepend_half
-from quantize.formats.ik.levels.cells import cut, nearest_of
+from quantize.formats.base import Bytes, Floats32, Rows
+from quantize.formats.ik.levels.cells import level_coding
 from quantize.formats.ik.levels.kernels import in_order, row_quantizer
-from quantize.formats.ik.levels.level_coding import level_coding
-from quantize.formats.ik.levels.levels import LEVELS_3, SUPER_ELEMS, decode_scaled_rows
+from quantize.formats.ik.levels.levels import LEVELS_3, SUPER_ELEMS
 from quantize.formats.ik.levels.scale_search import Integers, Search
-from quantize.formats.ik.rows import encode_scaled_rows
-from quantize.importances.weighting import Weighting
+from quantize.formats.ik.rows import ik_format
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, tail
-from quantize.simd.packing import pack
+from quantize.simd.packing import pack, prepend_half
 
-BLOCK = np.dtype([("extra", "<u2"), ("scales", "u1", 4), ("qs", "u1", 64), ("qh", "u1", 32)])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as IQ3_KS."""
-    return encode_scaled_rows(rows, weighting, IQ3_KS, 32, _quantize, "<f2")
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of IQ3_KS."""
-    return decode_scaled_rows(data, n_cols, IQ3_KS, "<f2", _decode)
-
-
-_BYTES = BLOCK.itemsize
+_BYTES = IQ3_KS.block_bytes
 
 
 @kernel
@@ -70,9 +54,7 @@ def _decode(
                     weights[i] = scale * LEVELS_3[8 * second + code]
 
 
-_SHIFT = 4
-_CELLS = cut(LEVELS_3[:8])
-_CODING = level_coding(_CELLS, nearest_of(_CELLS), _SHIFT, 32)
+_CODING = level_coding(LEVELS_3, 32)
 _SEARCH = Search(
     size=32,
     sets=2,
@@ -95,7 +77,7 @@ def _pack_block(codes: IntTile, integers: IntTile, seconds: IntTile, words: IntT
     prepend_half(in_order(integers, 0, 8, 4, 1) | in_order(seconds, 0, 8, 0, 1) << 8, words, 25)
 
 
-_quantize_rows = row_quantizer(_SEARCH, _CODING, _BYTES, IQ3_KS.row_meta_bytes, _pack_block)
+_quantize_rows = row_quantizer(_SEARCH, _CODING, IQ3_KS, _pack_block)
 
 
 @kernel
@@ -103,4 +85,4 @@ def _quantize(source: Rows, importances: Floats32, scales: Floats32, out: Bytes)
     return _quantize_rows(source, importances, scales, out)
 
 
-FORMAT = QuantFormat(IQ3_KS, encode, decode)
+FORMAT = ik_format(IQ3_KS, _SEARCH.size, _quantize, _decode)

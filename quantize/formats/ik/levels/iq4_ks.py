@@ -20,32 +20,17 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ4_KS
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows
-from quantize.formats.ik.levels.cells import cut, nearest_of
+from quantize.formats.base import Bytes, Floats32, Rows
+from quantize.formats.ik.levels.cells import level_coding
 from quantize.formats.ik.levels.kernels import row_quantizer
-from quantize.formats.ik.levels.level_coding import level_coding
-from quantize.formats.ik.levels.levels import LEVELS_4, SUPER_ELEMS, decode_scaled_rows
+from quantize.formats.ik.levels.levels import LEVELS_4, SUPER_ELEMS
 from quantize.formats.ik.levels.scale_search import Integers, Search
-from quantize.formats.ik.rows import encode_scaled_rows
-from quantize.importances.weighting import Weighting
+from quantize.formats.ik.rows import ik_format
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, tail
 from quantize.simd.packing import pack
 
-BLOCK = np.dtype([("scales", "u1", 8), ("qs", "u1", 128)])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as IQ4_KS."""
-    return encode_scaled_rows(rows, weighting, IQ4_KS, 32, _quantize, "<f4")
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of IQ4_KS."""
-    return decode_scaled_rows(data, n_cols, IQ4_KS, "<f4", _decode)
-
-
-_BYTES = BLOCK.itemsize
+_BYTES = IQ4_KS.block_bytes
 
 
 @kernel
@@ -65,9 +50,7 @@ def _decode(
                     weights[i + 16] = scale * LEVELS_4[first + (codes[i] >> 4)]
 
 
-_SHIFT = 4
-_CELLS = cut(LEVELS_4[:16])
-_CODING = level_coding(_CELLS, nearest_of(_CELLS), _SHIFT, 32)
+_CODING = level_coding(LEVELS_4, 32)
 _SEARCH = Search(
     size=32,
     sets=2,
@@ -88,7 +71,7 @@ def _pack_block(codes: IntTile, integers: IntTile, seconds: IntTile, words: IntT
     pack(codes, 0, 4, 16, 128, tail(words, 2))
 
 
-_quantize_rows = row_quantizer(_SEARCH, _CODING, _BYTES, IQ4_KS.row_meta_bytes, _pack_block)
+_quantize_rows = row_quantizer(_SEARCH, _CODING, IQ4_KS, _pack_block)
 
 
 @kernel
@@ -96,4 +79,4 @@ def _quantize(source: Rows, importances: Floats32, scales: Floats32, out: Bytes)
     return _quantize_rows(source, importances, scales, out)
 
 
-FORMAT = QuantFormat(IQ4_KS, encode, decode)
+FORMAT = ik_format(IQ4_KS, _SEARCH.size, _quantize, _decode)

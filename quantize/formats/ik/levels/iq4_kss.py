@@ -15,33 +15,23 @@ Source: block_iq4_kss and dequantize_row_iq4_kss of ik_llama.cpp 8337e4c.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ4_KSS
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows
-from quantize.formats.ik.levels.iq4_kss_coding import EVEN_CODING, SIZE, place_in_four
+from quantize.formats.base import Bytes, Floats32, Rows
+from quantize.formats.ik.levels.cells import Cells, cut_into, nearest_of
 from quantize.formats.ik.levels.kernels import row_quantizer
-from quantize.formats.ik.levels.levels import LEVELS_4, decode_scaled_rows
-from quantize.formats.ik.levels.scale_search import Integers, Search
-from quantize.formats.ik.rows import encode_scaled_rows
-from quantize.importances.weighting import Weighting
+from quantize.formats.ik.levels.levels import LEVELS_4
+from quantize.formats.ik.levels.scale_search import Coding, Integers, Search
+from quantize.formats.ik.rows import ik_format
+from quantize.simd.constants import INFINITY, ZERO
 from quantize.simd.kernel import inlinable, kernel
-from quantize.simd.lane_memory import IntTile, tail
-from quantize.simd.lanes import Ints, splat
-
-BLOCK = np.dtype([("qs", "<u2", (8, 8))])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as IQ4_KSS."""
-    return encode_scaled_rows(rows, weighting, IQ4_KSS, SIZE, _quantize, "<f4")
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of IQ4_KSS."""
-    return decode_scaled_rows(data, n_cols, IQ4_KSS, "<f4", _decode)
-
+from quantize.simd.lane_memory import FloatTile, IntTile, int_tile, tail
+from quantize.simd.lanes import Floats, Ints, absolute, minimum, select, splat, to_int
+from quantize.simd.wide_tables import look_up_in
 
 _BYTES = 16  # of a sub-block
 
@@ -68,8 +58,141 @@ def _decode(
                     weights[2 * k + i + 16] = scale * LEVELS_4[first + (packed >> 4 & 0xF)]
 
 
+# ---- how sub-blocks are coded
+#
+# A four is a word of 16 bits, of which one is free, so the bits of its codes that are ones must be even in
+# number. Each weight has a nearest level among the codes with an even number of ones and another among the
+# rest. Where the ones of a four's nearest codes are odd in number, one code is exchanged for the other: the
+# one for which that costs least.
+
+SHIFT = 4
+"""Distance of the second set of levels from the first."""
+
+_SIZE = 32
+
+_LEVELS = LEVELS_4[:16]
+_CELLS = 32
+
+
+class _Part(NamedTuple):
+    """The codes that have an even number of ones, or an odd number, and the cells of their levels."""
+
+    codes: Floats32
+    cells: Cells
+
+
+def _part(parity: int) -> _Part:
+    chosen = [code for code in range(16) if code.bit_count() % 2 == parity]
+    cells = cut_into(_CELLS, _LEVELS[chosen], _LEVELS)
+    if cells is None:
+        raise ValueError(f"{_CELLS} cells are too few for {len(chosen)} of sixteen levels")
+    return _Part(np.array(chosen + chosen, np.float32), cells)
+
+
+_EVEN, _ODD = _part(0), _part(1)
+_EVEN_CODES, _ODD_CODES = _EVEN.codes, _ODD.codes
+_even_square, _even_level, _even_code = nearest_of(_EVEN.cells)
+_odd_square, _odd_level, _odd_code = nearest_of(_ODD.cells)
+
+_DENSITY = np.float32(_EVEN.cells.density)
+_UNIT = np.float32(1 / _EVEN.cells.density)
+_ORIGIN = np.float32(-_EVEN.cells.start * _EVEN.cells.density)
+_STEP = np.float32(SHIFT * _EVEN.cells.density)
+
+
+@inlinable
+def place_in_four(four: int, i: int) -> int:
+    """Return which weight of a sub-block is number i of a four, from the lowest bits of its word on."""
+    return 2 * four + (i >> 1) + 16 * (i & 1)
+
+
+@inlinable
+def _error_of(x: FloatTile, importances: Floats32, column: int, scale: Floats, second: np.float32) -> Floats:
+    inverse = _DENSITY / scale
+    start = splat(_ORIGIN - second * _STEP)
+    total = splat(ZERO)
+    for four in range(_SIZE // 4):
+        is_odd = total != total
+        least = splat(INFINITY)
+        for i in range(4):
+            place = place_in_four(four, i)
+            number = x[place] * inverse + start
+            cost = importances[column + place]
+            even, odd = cost * _even_square(number), cost * _odd_square(number)
+            total += minimum(even, odd)
+            least = minimum(least, absolute(even - odd))
+            is_odd ^= odd < even
+        total += select(is_odd, least, ZERO)
+    cell = scale * _UNIT
+    return total * (cell * cell)
+
+
+@inlinable
+def _choose(
+    x: FloatTile, importances: Floats32, column: int, inverse: Floats, start: Floats, are_odd: IntTile
+) -> None:
+    """Fill `are_odd`, Ints (32), with 1 for the weights whose codes have an odd number of ones."""
+    for four in range(_SIZE // 4):
+        is_odd = inverse != inverse
+        least = splat(INFINITY)
+        exchanged = splat(0)
+        for i in range(4):
+            place = place_in_four(four, i)
+            number = x[place] * inverse + start
+            cost = importances[column + place]
+            even, odd = cost * _even_square(number), cost * _odd_square(number)
+            difference = absolute(even - odd)
+            exchanged = select(difference < least, splat(i), exchanged)
+            least = minimum(least, difference)
+            are_odd[place] = select(odd < even, splat(1), 0)
+            is_odd ^= odd < even
+        for i in range(4):
+            place = place_in_four(four, i)
+            are_odd[place] = select(is_odd & (exchanged == i), are_odd[place] ^ 1, are_odd[place])
+
+
+@inlinable
+def _sums_of(
+    x: FloatTile, importances: Floats32, column: int, scale: Floats, second: Floats
+) -> tuple[Floats, Floats]:
+    inverse = _DENSITY / scale
+    start = _ORIGIN - second * _STEP
+    are_odd = int_tile(32)
+    _choose(x, importances, column, inverse, start, are_odd)
+    sum_lx = splat(ZERO)
+    sum_l2 = splat(ZERO)
+    for i in range(_SIZE):
+        number = x[i] * inverse + start
+        nearest = select(are_odd[i] != 0, _odd_level(number), _even_level(number))
+        level = (nearest - start) * _UNIT
+        weighted = importances[column + i] * level
+        sum_lx += weighted * x[i]
+        sum_l2 += weighted * level
+    return sum_lx, sum_l2
+
+
+@inlinable
+def _codes_of(
+    x: FloatTile, importances: Floats32, column: int, scale: Floats, second: Floats, codes: IntTile
+) -> None:
+    inverse = _DENSITY / scale
+    start = _ORIGIN - second * _STEP
+    are_odd = int_tile(32)
+    _choose(x, importances, column, inverse, start, are_odd)
+    for i in range(_SIZE):
+        number = x[i] * inverse + start
+        even = look_up_in(_EVEN_CODES, 16, _even_code(number))
+        odd = look_up_in(_ODD_CODES, 16, _odd_code(number))
+        codes[i] = to_int(select(are_odd[i] != 0, odd, even))
+
+
+_CODING = Coding(_error_of, _sums_of, _codes_of)
+
+
+# ---- rows
+
 _SEARCH = Search(
-    size=SIZE,
+    size=_SIZE,
     sets=2,
     integers=Integers(-127, 127, 2),
     reach=127,
@@ -99,11 +222,11 @@ def _pack_block(codes: IntTile, integers: IntTile, seconds: IntTile, words: IntT
             word = splat(0)
             for half in range(2):
                 k = 2 * pair + half
-                word |= (_word_of(tail(codes, SIZE * j), k) | scale >> k & 1) << 16 * half
+                word |= (_word_of(tail(codes, _SIZE * j), k) | scale >> k & 1) << 16 * half
             words[4 * j + pair] = word
 
 
-_quantize_rows = row_quantizer(_SEARCH, EVEN_CODING, BLOCK.itemsize, IQ4_KSS.row_meta_bytes, _pack_block)
+_quantize_rows = row_quantizer(_SEARCH, _CODING, IQ4_KSS, _pack_block)
 
 
 @kernel
@@ -111,4 +234,4 @@ def _quantize(source: Rows, importances: Floats32, scales: Floats32, out: Bytes)
     return _quantize_rows(source, importances, scales, out)
 
 
-FORMAT = QuantFormat(IQ4_KSS, encode, decode)
+FORMAT = ik_format(IQ4_KSS, _SIZE, _quantize, _decode)

@@ -22,43 +22,19 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ5_K
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, decode_blocks
-from quantize.formats.blocks_of_32.scales import float_at
-from quantize.formats.ik.levels.cells import cut, nearest_of
+from quantize.formats.base import Bytes, Floats32, Rows
+from quantize.formats.ik.levels.cells import level_coding
 from quantize.formats.ik.levels.kernels import block_quantizer, in_order
-from quantize.formats.ik.levels.level_coding import level_coding
 from quantize.formats.ik.levels.levels import LEVELS_5, SUPER_ELEMS
 from quantize.formats.ik.levels.scale_search import Integers, Search
-from quantize.formats.ik.rows import encode_rows
-from quantize.importances.weighting import Weighting
+from quantize.formats.ik.rows import ik_format
+from quantize.simd.half import float_at
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, tail
 from quantize.simd.lanes import Ints
 from quantize.simd.packing import pack
 
-BLOCK = np.dtype(
-    [
-        ("d", "<u2"),
-        ("extra", "<u2"),
-        ("scales_h", "u1", 4),
-        ("scales_l", "u1", 8),
-        ("qs", "u1", 128),
-        ("qh", "u1", 32),
-    ]
-)
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as IQ5_K."""
-    return encode_rows(rows, weighting, IQ5_K, 16, _quantize)
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of IQ5_K."""
-    return decode_blocks(data, n_cols, IQ5_K, _decode)
-
-
-_BYTES = BLOCK.itemsize
+_BYTES = IQ5_K.block_bytes
 
 
 @kernel
@@ -78,9 +54,7 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
                 weights[i] = scale * LEVELS_5[32 * second + code]
 
 
-_SHIFT = 2
-_CELLS = cut(LEVELS_5[:32])
-_CODING = level_coding(_CELLS, nearest_of(_CELLS), _SHIFT, 16)
+_CODING = level_coding(LEVELS_5, 16)
 _SEARCH = Search(
     size=16,
     sets=2,
@@ -105,7 +79,7 @@ def _pack_block(half_d: Ints, codes: IntTile, integers: IntTile, seconds: IntTil
     pack(codes, 4, 1, 32, 32, tail(words, 36))
 
 
-_quantize_blocks = block_quantizer(_SEARCH, _CODING, _BYTES, _pack_block)
+_quantize_blocks = block_quantizer(_SEARCH, _CODING, IQ5_K, _pack_block)
 
 
 @kernel
@@ -113,4 +87,4 @@ def _quantize(source: Rows, importances: Floats32, out: Bytes) -> int:
     return _quantize_blocks(source, importances, out)
 
 
-FORMAT = QuantFormat(IQ5_K, encode, decode)
+FORMAT = ik_format(IQ5_K, _SEARCH.size, _quantize, _decode)

@@ -21,32 +21,17 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ5_KS
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows
-from quantize.formats.ik.levels.cells import cut, nearest_of
+from quantize.formats.base import Bytes, Floats32, Rows
+from quantize.formats.ik.levels.cells import level_coding
 from quantize.formats.ik.levels.kernels import row_quantizer
-from quantize.formats.ik.levels.level_coding import level_coding
-from quantize.formats.ik.levels.levels import LEVELS_5, SUPER_ELEMS, decode_scaled_rows
+from quantize.formats.ik.levels.levels import LEVELS_5, SUPER_ELEMS
 from quantize.formats.ik.levels.scale_search import Integers, Search
-from quantize.formats.ik.rows import encode_scaled_rows
-from quantize.importances.weighting import Weighting
+from quantize.formats.ik.rows import ik_format
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, tail
 from quantize.simd.packing import pack
 
-BLOCK = np.dtype([("scales", "u1", 8), ("qs", "u1", 128), ("qh", "u1", 32)])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as IQ5_KS."""
-    return encode_scaled_rows(rows, weighting, IQ5_KS, 32, _quantize, "<f4")
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of IQ5_KS."""
-    return decode_scaled_rows(data, n_cols, IQ5_KS, "<f4", _decode)
-
-
-_BYTES = BLOCK.itemsize
+_BYTES = IQ5_KS.block_bytes
 
 
 @kernel
@@ -67,9 +52,7 @@ def _decode(
                     weights[i] = scale * LEVELS_5[first + code]
 
 
-_SHIFT = 2
-_CELLS = cut(LEVELS_5[:32])
-_CODING = level_coding(_CELLS, nearest_of(_CELLS), _SHIFT, 32)
+_CODING = level_coding(LEVELS_5, 32)
 _SEARCH = Search(
     size=32,
     sets=2,
@@ -91,7 +74,7 @@ def _pack_block(codes: IntTile, integers: IntTile, seconds: IntTile, words: IntT
     pack(codes, 4, 1, 32, 32, tail(words, 34))
 
 
-_quantize_rows = row_quantizer(_SEARCH, _CODING, _BYTES, IQ5_KS.row_meta_bytes, _pack_block)
+_quantize_rows = row_quantizer(_SEARCH, _CODING, IQ5_KS, _pack_block)
 
 
 @kernel
@@ -99,4 +82,4 @@ def _quantize(source: Rows, importances: Floats32, scales: Floats32, out: Bytes)
     return _quantize_rows(source, importances, scales, out)
 
 
-FORMAT = QuantFormat(IQ5_KS, encode, decode)
+FORMAT = ik_format(IQ5_KS, _SEARCH.size, _quantize, _decode)

@@ -7,14 +7,14 @@ all.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from quantize.formats.base import Floats32, Rows
+from gguf_tools.format.ggml_types import GGMLType
+from quantize.formats.base import Bytes, Floats32
 from quantize.formats.ik.levels.levels import SUPER_ELEMS
-from quantize.formats.ik.levels.scale_search import Coding, Group, Search, fitting
+from quantize.formats.ik.levels.scale_search import Coding, Fitted, Group, LaneRows, Search, fitting
 from quantize.formats.ik.rows import first_infinite, store_in_rows
 from quantize.simd.half import to_half_bits
 from quantize.simd.kernel import inlinable
@@ -23,31 +23,36 @@ from quantize.simd.lanes import LANES, Ints, splat, to_int
 from quantize.simd.tiles import load_columns, padded_words
 
 
-def row_quantizer(
-    search: Search, coding: Coding, block_bytes: int, meta_bytes: int, pack_block: Callable[..., None]
-) -> Any:
+class SuperBlock(NamedTuple):
+    """Codes of LANES rows, Ints (256), and for each sub-block its integer and its set, Ints (16)."""
+
+    codes: IntTile
+    integers: IntTile
+    seconds: IntTile
+
+
+def row_quantizer(search: Search, coding: Coding, type_: GGMLType, pack_block: Callable[..., None]) -> Any:
     """Return the function of kernels that encodes rows, each with a scale of its own.
 
         quantize_rows(source, importances, scales, out) -> int, as `rows.encode_scaled_rows` has it
 
-    meta_bytes  bytes in front of a row
     pack_block  called as pack_block(codes, integers, seconds, words), to fill `words` with a super-block
     """
     fit_group, code_super_block = fitting(search, coding), _super_block_coder(search, coding)
+    block_bytes, meta_bytes = type_.block_bytes, type_.row_meta_bytes
     n_words, size = padded_words(block_bytes), search.size
 
     @inlinable
-    def quantize_rows(
-        source: Rows, importances: Floats32, scales: Floats32, out: npt.NDArray[np.uint8]
-    ) -> int:
+    def quantize_rows(source: Floats32, importances: Floats32, scales: Floats32, out: Bytes) -> int:
         n_cols, n_rows = importances.size, scales.size
-        codes, integers, seconds = int_tile(SUPER_ELEMS), int_tile(16), int_tile(16)
+        block = SuperBlock(int_tile(SUPER_ELEMS), int_tile(16), int_tile(16))
         words = int_tile(n_words)
-        fitted = np.empty(n_cols // size * LANES, np.float32)
-        sets = np.empty(n_cols // size * LANES, np.float32)
+        n_fitted = n_cols // size * LANES
+        fitted = Fitted(np.empty(n_fitted, np.float32), np.empty(n_fitted, np.float32))
         of_rows = np.empty(LANES, np.float32)
         for first in range(0, n_rows, LANES):
-            group = fit_group(source, n_cols, importances, first, 0, n_cols, fitted, sets)
+            rows = LaneRows(source, importances, first)
+            group = fit_group(rows, 0, n_cols, fitted)
             failure = first_infinite(group.d, first)
             if failure >= 0:
                 return failure
@@ -56,18 +61,15 @@ def row_quantizer(
                 scales[row] = of_rows[row - first]
             for k in range(n_cols // SUPER_ELEMS):
                 column = k * SUPER_ELEMS
-                sub = column // size
-                code_super_block(
-                    source, importances, first, column, group, fitted, sets, sub, codes, integers, seconds
-                )
-                pack_block(codes, integers, seconds, words)
+                code_super_block(rows, column, group, fitted, column // size, block)
+                pack_block(block.codes, block.integers, block.seconds, words)
                 store_in_rows(words, block_bytes, meta_bytes + k * block_bytes, first, out, n_rows)
         return -1
 
     return quantize_rows
 
 
-def block_quantizer(search: Search, coding: Coding, block_bytes: int, pack_block: Callable[..., None]) -> Any:
+def block_quantizer(search: Search, coding: Coding, type_: GGMLType, pack_block: Callable[..., None]) -> Any:
     """Return the function of kernels that encodes super-blocks, each with a float16 of its own.
 
         quantize_blocks(source, importances, out) -> int, as `rows.encode_rows` has it
@@ -75,26 +77,26 @@ def block_quantizer(search: Search, coding: Coding, block_bytes: int, pack_block
     pack_block  called as pack_block(half_d, codes, integers, seconds, words)
     """
     fit_group, code_super_block = fitting(search, coding), _super_block_coder(search, coding)
-    n_words, n_subs = padded_words(block_bytes), SUPER_ELEMS // search.size
+    block_bytes, n_fitted = type_.block_bytes, SUPER_ELEMS // search.size * LANES
+    n_words = padded_words(block_bytes)
 
     @inlinable
-    def quantize_blocks(source: Rows, importances: Floats32, out: npt.NDArray[np.uint8]) -> int:
+    def quantize_blocks(source: Floats32, importances: Floats32, out: Bytes) -> int:
         n_cols = importances.size
         n_rows = source.size // n_cols
-        codes, integers, seconds = int_tile(SUPER_ELEMS), int_tile(16), int_tile(16)
+        block = SuperBlock(int_tile(SUPER_ELEMS), int_tile(16), int_tile(16))
         words = int_tile(n_words)
-        fitted, sets = np.empty(n_subs * LANES, np.float32), np.empty(n_subs * LANES, np.float32)
+        fitted = Fitted(np.empty(n_fitted, np.float32), np.empty(n_fitted, np.float32))
         for first in range(0, n_rows, LANES):
+            rows = LaneRows(source, importances, first)
             for k in range(n_cols // SUPER_ELEMS):
                 column = k * SUPER_ELEMS
-                group = fit_group(source, n_cols, importances, first, column, SUPER_ELEMS, fitted, sets)
+                group = fit_group(rows, column, SUPER_ELEMS, fitted)
                 failure = first_infinite(group.d, first)
                 if failure >= 0:
                     return failure
-                code_super_block(
-                    source, importances, first, column, group, fitted, sets, 0, codes, integers, seconds
-                )
-                pack_block(to_half_bits(group.d), codes, integers, seconds, words)
+                code_super_block(rows, column, group, fitted, 0, block)
+                pack_block(to_half_bits(group.d), block.codes, block.integers, block.seconds, words)
                 store_in_rows(words, block_bytes, k * block_bytes, first, out, n_rows)
         return -1
 
@@ -104,42 +106,32 @@ def block_quantizer(search: Search, coding: Coding, block_bytes: int, pack_block
 def _super_block_coder(search: Search, coding: Coding) -> Any:
     """Return the function of kernels that codes one super-block of LANES rows.
 
-        code_super_block(source, importances, first, column, group, fitted, sets, sub, codes, integers,
-                         seconds)
+        code_super_block(rows, column, group, fitted, sub, block)
 
-    It fills Tiles of Ints: `codes` (256) and, for each sub-block, `integers` and `seconds`, its set.
+    It fills `block`.
 
-    column  where the super-block begins
-    group   what `fit_group` returned for the group that it is in; fitted and sets are what it filled
-    sub     number of the super-block's first sub-block in that group
+    column         where the super-block begins
+    group, fitted  what `fit_group` returned and filled for the group that it is in
+    sub            number of the super-block's first sub-block in that group
     """
     codes_of, size = coding.codes_of, search.size
 
     @inlinable
     def code_super_block(
-        source: Rows,
-        importances: Floats32,
-        first: int,
-        column: int,
-        group: Group,
-        fitted: Floats32,
-        sets: Floats32,
-        sub: int,
-        codes: IntTile,
-        integers: IntTile,
-        seconds: IntTile,
+        rows: LaneRows, column: int, group: Group, fitted: Fitted, sub: int, block: SuperBlock
     ) -> None:
-        x = float_tile(32)
+        x, importances = float_tile(32), rows.importances
         d = group.d * group.power
         for j in range(SUPER_ELEMS // size):
             start = column + size * j
-            load_columns(source, importances.size, first, start, size, x)
+            load_columns(rows.source, importances.size, rows.first, start, size, x)
             for i in range(size):
                 x[i] = x[i] * group.power
-            integer, second = load(fitted, (sub + j) * LANES), load(sets, (sub + j) * LANES)
-            codes_of(x, importances, start, d * integer, second, tail(codes, size * j))
-            integers[j] = to_int(integer)
-            seconds[j] = to_int(second)
+            at = (sub + j) * LANES
+            integer, second = load(fitted.scales, at), load(fitted.sets, at)
+            codes_of(x, importances, start, d * integer, second, tail(block.codes, size * j))
+            block.integers[j] = to_int(integer)
+            block.seconds[j] = to_int(second)
 
     return code_super_block
 

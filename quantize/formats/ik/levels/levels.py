@@ -1,4 +1,4 @@
-"""The levels that ik_llama.cpp's non-linear types choose from, and how their kernels are called.
+"""The levels that ik_llama.cpp's non-linear types choose from.
 
 A sub-block of such a type picks one of two sets of levels, the second a little above the first. Here a table
 is both sets, one after the other, so that a code of set s of n levels stands for TABLE[n * s + code].
@@ -9,13 +9,8 @@ as of ik_llama.cpp 8337e4c (2026-08-15).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
-
-from gguf_tools.format.ggml_types import GGMLType
-from quantize.formats.base import Bytes, Floats32, check_data
 
 Levels = npt.NDArray[np.float32]
 
@@ -60,33 +55,3 @@ LEVEL_PAIRS: Levels = (
     np.array([int(pair, 16) for pair in _PAIRS.split()], "<u2").view(np.int8).astype(np.float32)
 )
 """IQ2_KL's: thirty-two pairs of levels; code q stands for LEVEL_PAIRS[2 * q] and LEVEL_PAIRS[2 * q + 1]."""
-
-
-def decode_scaled_rows(
-    data: Bytes, n_cols: int, type_: GGMLType, scale: str, kernel: Callable[..., None]
-) -> Floats32:
-    """Return the rows of a type that has a scale in front of each row.
-
-    scale   dtype of that scale, the first number of the row
-    kernel  called as kernel(blocks, scales, out): blocks are uint8 (n_rows, bytes of a row without what is in
-            front of its blocks), scales float32 (n_rows,), out float32 (n_rows, n_cols)
-    """
-    check_data(data, n_cols, type_)
-    size = np.dtype(scale).itemsize
-    scales = np.ascontiguousarray(data[:, :size]).view(scale).astype(np.float32).reshape(-1)
-    blocks = np.ascontiguousarray(data[:, type_.row_meta_bytes :])
-    rows = np.empty((len(data), n_cols), np.float32)
-    kernel(read_only(blocks), scales, rows)
-    return rows
-
-
-def as_groups(data: Bytes, type_: GGMLType) -> Bytes:
-    """Return rows of an interleaved type as its groups, (n_groups, bytes of a group)."""
-    return np.ascontiguousarray(data).reshape(-1, type_.rows_interleaved * data.shape[1])
-
-
-def read_only(data: Bytes) -> Bytes:
-    """Return a view that can't be written to, so that a kernel is compiled for one type of array."""
-    view = data.view()
-    view.flags.writeable = False
-    return view

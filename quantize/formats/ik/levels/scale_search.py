@@ -22,25 +22,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from quantize.formats.blocks_of_32.scales import INFINITY, ONE, ZERO
+from quantize.formats.base import Floats32
+from quantize.simd.constants import INFINITY, ONE, ZERO
 from quantize.simd.half import from_half_bits, to_half_bits
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, float_tile, load, store
-from quantize.simd.lanes import (
-    LANES,
-    Floats,
-    absolute,
-    bits,
-    from_bits,
-    maximum,
-    minimum,
-    select,
-    splat,
-)
+from quantize.simd.lanes import LANES, Floats, absolute, bits, from_bits, maximum, minimum, select, splat
 from quantize.simd.rounding import MAGIC
 from quantize.simd.tiles import load_columns
-
-Rows = npt.NDArray[Any]
 
 
 class Integers(NamedTuple):
@@ -92,6 +81,25 @@ class Search(NamedTuple):
     has_half: bool
 
 
+class LaneRows(NamedTuple):
+    """Rows first .. first + LANES - 1, one to a lane.
+
+    source       float32, all rows
+    importances  float32 (n_cols,)
+    """
+
+    source: Floats32
+    importances: Floats32
+    first: int
+
+
+class Fitted(NamedTuple):
+    """Integers and sets of sub-blocks, float32: LANES of each for every sub-block."""
+
+    scales: Floats32
+    sets: Floats32
+
+
 class Group(NamedTuple):
     """What `fit_group` returns.
 
@@ -101,6 +109,14 @@ class Group(NamedTuple):
 
     d: Floats
     power: Floats
+
+
+class _Chosen(NamedTuple):
+    """The least error of a sub-block, and the integer and the set that have it."""
+
+    error: Floats
+    integer: Floats
+    second: Floats
 
 
 @inlinable
@@ -117,29 +133,153 @@ def inverse_of(power: Floats) -> Floats:
     return from_bits(select(exponent > 0, exponent << 23, 1 << 22))
 
 
-def fitting(search: Search, coding: Coding) -> Any:
-    """Return the function of kernels that fits the groups of LANES rows.
-
-        fit_group(source, n_cols, importances, first, column, count, scales, sets) -> Group
-
-    It fills `scales` and `sets`, float32 of at least count // size * LANES items, with the integers and sets
-    of the sub-blocks in columns column .. column + count - 1 of rows first .. first + LANES - 1.
-    """
-    error_of, sums_of, _codes_of = coding
-    size, n_sets, n_signs = search.size, search.sets, search.signs
-    low, high, step = (np.float32(number) for number in search.integers)
-    odd = np.float32(search.integers.low % search.integers.step)
-    has_zero = search.integers.step == 1
-    inverse_step = np.float32(1 / search.integers.step)
-    reach = np.float32(search.reach)
-    most = np.float32(search.reach * max(-search.integers.low, search.integers.high))
-    factors, spreads, has_half = search.factors, search.spreads, search.has_half
+def _nearest_of(integers: Integers) -> Any:
+    """Return the function of kernels that takes a number to the nearest integer that a scale can be."""
+    low, high, step = (np.float32(number) for number in integers)
+    odd, inverse_step = np.float32(integers.low % integers.step), np.float32(1 / integers.step)
 
     @inlinable
     def legal(value: Floats) -> Floats:
-        """Return the nearest integer that a scale can be."""
         near = (((value - odd) * inverse_step + MAGIC) - MAGIC) * step + odd
         return maximum(minimum(near, high), low)
+
+    return legal
+
+
+def _choosing(search: Search, coding: Coding) -> Any:
+    """Return two functions of kernels that choose integer and set of a sub-block x, given d.
+
+    choose(x, importances, column, d) -> _Chosen
+        of all that is tried
+    choose_near(x, importances, column, d, s) -> _Chosen
+        of s and its two neighbours
+    """
+    error_of, size, n_sets, factors = coding.error_of, search.size, search.sets, search.factors
+    legal, step = _nearest_of(search.integers), np.float32(search.integers.step)
+    has_zero, reach = search.integers.step == 1, np.float32(search.reach)
+
+    @inlinable
+    def untried(x: FloatTile, importances: Floats32, column: int) -> _Chosen:
+        """Return what is chosen before anything is tried: 0 where it is an integer."""
+        total = splat(ZERO)
+        if has_zero:
+            for i in range(size):
+                total += importances[column + i] * (x[i] * x[i])
+            return _Chosen(total, splat(ZERO), splat(ZERO))
+        return _Chosen(total + INFINITY, splat(ONE), splat(ZERO))
+
+    @inlinable
+    def better_of(
+        chosen: _Chosen, x: FloatTile, importances: Floats32, column: int, d: Floats, integer: Floats
+    ) -> _Chosen:
+        """Return what is chosen once an integer has been tried with every set."""
+        for number in range(n_sets):
+            second = np.float32(number)
+            error = error_of(x, importances, column, d * integer, second)
+            better = error < chosen.error
+            chosen = _Chosen(
+                select(better, error, chosen.error),
+                select(better, integer, chosen.integer),
+                select(better, second, chosen.second),
+            )
+        return chosen
+
+    @inlinable
+    def choose(x: FloatTile, importances: Floats32, column: int, d: Floats) -> _Chosen:
+        largest = splat(ZERO)
+        for i in range(size):
+            largest = maximum(largest, absolute(x[i]))
+        base = largest / (reach * d)
+        chosen = untried(x, importances, column)
+        for k in range(2 * factors.size):
+            factor = factors[k >> 1]
+            integer = legal(base * (-factor if k & 1 else factor))
+            chosen = better_of(chosen, x, importances, column, d, integer)
+        return chosen
+
+    @inlinable
+    def choose_near(x: FloatTile, importances: Floats32, column: int, d: Floats, s: Floats) -> _Chosen:
+        chosen = untried(x, importances, column)
+        for k in range(-1, 2):
+            chosen = better_of(chosen, x, importances, column, d, legal(s + np.float32(k) * step))
+        return chosen
+
+    return choose, choose_near
+
+
+def _passes(search: Search, coding: Coding) -> Any:
+    """Return two functions of kernels that choose for all sub-blocks of a group, given d.
+
+    try_spread(rows, column, n_subs, group, tried, sums) -> Floats, the error
+        fills `tried` with integers
+    choose_again(rows, column, n_subs, group, fitted, sums)
+        starts from the integers in `fitted`, and replaces them
+
+    group  d is that of weights times `power`
+    sums   two Floats to be filled: the best d for what was chosen is their quotient
+    """
+    sums_of, size = coding.sums_of, search.size
+    choose, choose_near = _choosing(search, coding)
+
+    @inlinable
+    def load_sub_block(rows: LaneRows, column: int, power: Floats, x: FloatTile) -> None:
+        load_columns(rows.source, rows.importances.size, rows.first, column, size, x)
+        for i in range(size):
+            x[i] = x[i] * power
+
+    @inlinable
+    def add_sums(
+        x: FloatTile, importances: Floats32, column: int, d: Floats, chosen: _Chosen, sums: FloatTile
+    ) -> None:
+        integer = chosen.integer
+        sum_lx, sum_l2 = sums_of(x, importances, column, d * integer, chosen.second)
+        counts = (integer != ZERO) & (d != ZERO)
+        sums[0] = sums[0] + select(counts, integer * sum_lx, ZERO)
+        sums[1] = sums[1] + select(counts, integer * integer * sum_l2, ZERO)
+
+    @inlinable
+    def try_spread(
+        rows: LaneRows, column: int, n_subs: int, group: Group, tried: Floats32, sums: FloatTile
+    ) -> Floats:
+        x, total = float_tile(32), splat(ZERO)
+        sums[0], sums[1] = splat(ZERO), splat(ZERO)
+        for j in range(n_subs):
+            start = column + size * j
+            load_sub_block(rows, start, group.power, x)
+            chosen = choose(x, rows.importances, start, group.d)
+            store(tried, j * LANES, chosen.integer)
+            total += chosen.error
+            add_sums(x, rows.importances, start, group.d, chosen, sums)
+        return total
+
+    @inlinable
+    def choose_again(
+        rows: LaneRows, column: int, n_subs: int, group: Group, fitted: Fitted, sums: FloatTile
+    ) -> None:
+        x = float_tile(32)
+        sums[0], sums[1] = splat(ZERO), splat(ZERO)
+        for j in range(n_subs):
+            start = column + size * j
+            load_sub_block(rows, start, group.power, x)
+            chosen = choose_near(x, rows.importances, start, group.d, load(fitted.scales, j * LANES))
+            store(fitted.scales, j * LANES, chosen.integer)
+            store(fitted.sets, j * LANES, chosen.second)
+            add_sums(x, rows.importances, start, group.d, chosen, sums)
+
+    return try_spread, choose_again
+
+
+def fitting(search: Search, coding: Coding) -> Any:
+    """Return the function of kernels that fits the groups of LANES rows.
+
+        fit_group(rows, column, count, fitted) -> Group
+
+    It fills `fitted`, of at least count // size sub-blocks, with the integers and sets of those in columns
+    column .. column + count - 1.
+    """
+    try_spread, choose_again = _passes(search, coding)
+    size, n_signs, spreads, has_half = search.size, search.signs, search.spreads, search.has_half
+    most = np.float32(search.reach * max(-search.integers.low, search.integers.high))
 
     @inlinable
     def stored(d: Floats, power: Floats) -> Floats:
@@ -149,138 +289,40 @@ def fitting(search: Search, coding: Coding) -> Any:
         return unscaled
 
     @inlinable
-    def start_of(x: FloatTile, importances: npt.NDArray[np.float32], column: int) -> tuple[Floats, Floats]:
-        """Return error and integer before anything is tried: those of 0 where it is an integer."""
-        total = splat(ZERO)
-        if has_zero:
-            for i in range(size):
-                total += importances[column + i] * (x[i] * x[i])
-            return total, splat(ZERO)
-        return total + INFINITY, splat(ONE)
-
-    @inlinable
-    def choose(
-        x: FloatTile, importances: npt.NDArray[np.float32], column: int, d: Floats
-    ) -> tuple[Floats, Floats, Floats]:
-        """Return the least error of a sub-block, and the integer and the set that have it."""
-        largest = splat(ZERO)
-        for i in range(size):
-            largest = maximum(largest, absolute(x[i]))
-        base = largest / (reach * d)
-        best, chosen = start_of(x, importances, column)
-        chosen_set = splat(ZERO)
-        for k in range(2 * factors.size):
-            factor = factors[k >> 1]
-            integer = legal(base * (-factor if k & 1 else factor))
-            for number in range(n_sets):
-                second = np.float32(number)
-                error = error_of(x, importances, column, d * integer, second)
-                better = error < best
-                best = select(better, error, best)
-                chosen = select(better, integer, chosen)
-                chosen_set = select(better, second, chosen_set)
-        return best, chosen, chosen_set
-
-    @inlinable
-    def choose_near(
-        x: FloatTile, importances: npt.NDArray[np.float32], column: int, d: Floats, s: Floats
-    ) -> tuple[Floats, Floats, Floats]:
-        """Return what `choose` does, of s and its two neighbours."""
-        best, chosen = start_of(x, importances, column)
-        chosen_set = splat(ZERO)
-        for k in range(-1, 2):
-            integer = legal(s + np.float32(k) * step)
-            for number in range(n_sets):
-                second = np.float32(number)
-                error = error_of(x, importances, column, d * integer, second)
-                better = error < best
-                best = select(better, error, best)
-                chosen = select(better, integer, chosen)
-                chosen_set = select(better, second, chosen_set)
-        return best, chosen, chosen_set
-
-    @inlinable
-    def load_sub_block(
-        source: Rows, n_cols: int, first: int, column: int, power: Floats, x: FloatTile
-    ) -> None:
-        load_columns(source, n_cols, first, column, size, x)
-        for i in range(size):
-            x[i] = x[i] * power
-
-    @inlinable
-    def add_sums(
-        x: FloatTile,
-        importances: npt.NDArray[np.float32],
-        column: int,
-        d: Floats,
-        integer: Floats,
-        second: Floats,
-        sums: FloatTile,
-    ) -> None:
-        """Add to `sums`, two Floats, what the best d is the quotient of."""
-        sum_lx, sum_l2 = sums_of(x, importances, column, d * integer, second)
-        counts = (integer != ZERO) & (d != ZERO)
-        sums[0] = sums[0] + select(counts, integer * sum_lx, ZERO)
-        sums[1] = sums[1] + select(counts, integer * integer * sum_l2, ZERO)
-
-    @inlinable
-    def fit_group(
-        source: Rows,
-        n_cols: int,
-        importances: npt.NDArray[np.float32],
-        first: int,
-        column: int,
-        count: int,
-        scales: npt.NDArray[np.float32],
-        sets: npt.NDArray[np.float32],
-    ) -> Group:
-        x, sums = float_tile(32), float_tile(2)
-        n_subs = count // size
-        largest = splat(ZERO)
+    def largest_of(rows: LaneRows, column: int, n_subs: int) -> Floats:
+        x, largest = float_tile(32), splat(ZERO)
         for j in range(n_subs):
-            load_columns(source, n_cols, first, column + size * j, size, x)
+            load_columns(rows.source, rows.importances.size, rows.first, column + size * j, size, x)
             for i in range(size):
                 largest = maximum(largest, absolute(x[i]))
+        return largest
+
+    @inlinable
+    def fit_group(rows: LaneRows, column: int, count: int, fitted: Fitted) -> Group:
+        n_subs, sums = count // size, float_tile(2)
+        largest = largest_of(rows, column, n_subs)
         power = power_of(largest)
         largest = largest * power
 
         tried = np.empty(n_subs * LANES, np.float32)
-        scales[: n_subs * LANES] = ZERO
-        least = splat(INFINITY)
-        best_d = splat(ZERO)
+        fitted.scales[: n_subs * LANES] = ZERO
+        least, best_d = splat(INFINITY), splat(ZERO)
         for trial in range(spreads.size * n_signs):
             d = largest * (spreads[trial // n_signs] / most)
             if trial % n_signs == 1:
                 d = -d
-            total = splat(ZERO)
-            sums[0] = splat(ZERO)
-            sums[1] = splat(ZERO)
-            for j in range(n_subs):
-                start = column + size * j
-                load_sub_block(source, n_cols, first, start, power, x)
-                error, integer, second = choose(x, importances, start, d)
-                store(tried, j * LANES, integer)
-                total += error
-                add_sums(x, importances, start, d, integer, second, sums)
+            total = try_spread(rows, column, n_subs, Group(d, power), tried, sums)
             better = (total < least) & (sums[1] > ZERO)
             least = select(better, total, least)
             best_d = select(better, sums[0] / sums[1], best_d)
             for j in range(0, n_subs * LANES, LANES):
-                store(scales, j, select(better, load(tried, j), load(scales, j)))
+                store(fitted.scales, j, select(better, load(tried, j), load(fitted.scales, j)))
 
         too_large = largest != largest
         for _ in range(2):
             d = stored(best_d, power) * power
             too_large |= absolute(d) == INFINITY
-            sums[0] = splat(ZERO)
-            sums[1] = splat(ZERO)
-            for j in range(n_subs):
-                start = column + size * j
-                load_sub_block(source, n_cols, first, start, power, x)
-                _error, integer, second = choose_near(x, importances, start, d, load(scales, j * LANES))
-                store(scales, j * LANES, integer)
-                store(sets, j * LANES, second)
-                add_sums(x, importances, start, d, integer, second, sums)
+            choose_again(rows, column, n_subs, Group(d, power), fitted, sums)
             best_d = select(sums[1] > ZERO, sums[0] / sums[1], ZERO)
         return Group(select(too_large, INFINITY, stored(best_d, power)), power)
 

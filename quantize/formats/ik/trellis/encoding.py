@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from quantize.formats.base import Bytes, Floats32, Rows
+from quantize.formats.base import Bytes, Floats32, QuantFormat
 from quantize.formats.ik.levels.levels import SUPER_ELEMS
-from quantize.formats.ik.rows import encode_scaled_rows
-from quantize.formats.ik.trellis.rows import BLOCK_ELEMS, REACH, Trellis
-from quantize.importances.weighting import Weighting
+from quantize.formats.ik.rows import ik_format
+from quantize.formats.ik.trellis.rows import BLOCK_ELEMS, REACH, Measured, Output, Task, Trellis, Trials
 from quantize.simd.lanes import LANES
 
 Integers = npt.NDArray[np.int64]
@@ -32,22 +31,21 @@ class Choices:
     indices: Integers
 
 
-def encode_trellis_rows(
-    rows: Rows,
-    weighting: Weighting | None,
+def trellis_format(
     trellis: Trellis,
     search: Callable[..., None],
     pack: Callable[[Choices, Floats32, Bytes], None],
-) -> Bytes:
-    """Return `rows` as a trellis type.
+    decode: Callable[..., None],
+) -> QuantFormat:
+    """Return the codec of a trellis type.
 
     search  a kernel that calls what `rows_of` returns
     pack    called as pack(choices, weights, out): weights float32 (n_blocks, 256); out, to be filled, uint8
             (n_blocks, bytes of a block)
-    raises  what the contract of codecs says
+    decode  the kernel of `decode_scaled_rows`
     """
 
-    def encode(source: Floats32, costs: Floats32, scales: Floats32, out: Bytes) -> int:
+    def quantize(source: Floats32, costs: Floats32, scales: Floats32, out: Bytes) -> int:
         sizes = np.abs(source.reshape(len(scales), -1)).max(axis=1)
         choices = _choose(source.reshape(len(scales), -1), sizes, costs, scales, trellis, search)
         scales *= sizes
@@ -57,7 +55,7 @@ def encode_trellis_rows(
         return -1
 
     type_ = trellis.type
-    return encode_scaled_rows(rows, weighting, type_, trellis.dim, encode, "<f4")
+    return ik_format(type_, trellis.dim, quantize, decode)
 
 
 def _choose(
@@ -71,25 +69,12 @@ def _choose(
     """Return the choices for rows of largest magnitudes `sizes`; fill scales with those of rows of size 1."""
     unit_rows = rows / np.where(sizes > 0, sizes, 1)[:, np.newaxis]
     weights = np.abs(unit_rows) if trellis.magnitudes else unit_rows
-    measure = _Measure.of(costs, trellis.dim)
-    n_rows, n_cols = rows.shape
-    codes, starts = (np.zeros(n_rows * n_cols // BLOCK_ELEMS, np.int32) for _ in range(2))
-    indices = np.zeros(n_rows * n_cols // trellis.dim, np.int32)
-    search(
-        _in_lanes(weights, trellis.dim),
-        _in_lanes(costs, trellis.dim),
-        measure.steps,
-        measure.roots,
-        measure.units,
-        trellis.levels,
-        np.array([factor for factor, _ in trellis.trials], np.float32),
-        np.array([start for _, start in trellis.trials], np.int32),
-        *trellis.tree().arrays(),
-        scales,
-        codes,
-        starts,
-        indices,
-    )
+    codes, starts = (np.zeros(rows.size // BLOCK_ELEMS, np.int32) for _ in range(2))
+    indices = np.zeros(rows.size // trellis.dim, np.int32)
+    factors, trees = zip(*trellis.trials, strict=True)
+    trials = Trials(trellis.levels, np.array(factors, np.float32), np.array(trees, np.int32))
+    output = Output(scales, codes, starts, indices)
+    search(Task(_measured(weights, costs, trellis.dim), trials, trellis.tree(), output))
     sub_blocks = SUPER_ELEMS // BLOCK_ELEMS
     return Choices(
         codes.reshape(-1, sub_blocks).astype(np.int64),
@@ -104,9 +89,8 @@ def _in_lanes(values: npt.NDArray[np.floating], dim: int) -> Floats32:
     return np.ascontiguousarray(chunks, np.float32).reshape(-1)
 
 
-@dataclass(frozen=True)
-class _Measure:
-    """How distances to points are measured in each group of columns.
+def _measured(weights: npt.NDArray[np.floating], costs: Floats32, dim: int) -> Measured:
+    """Return weights as the search reads them, with how distances to points are measured in each group.
 
     The root of a cost is multiplied by a number of its group, as large as 16 bits allow for weights that are
     REACH levels at most.
@@ -115,28 +99,23 @@ class _Measure:
     steps  float32 (n_cols,)       the roots, in the order of `_in_lanes`
     units  float32 (n_cols / dim,) what a squared distance of 1 is in costs
     """
-
-    roots: npt.NDArray[np.int32]
-    steps: Floats32
-    units: Floats32
-
-    @classmethod
-    def of(cls, costs: Floats32, dim: int) -> _Measure:
-        roots = np.sqrt(costs.reshape(-1, dim).astype(np.float64))
-        farthest = roots * (_LARGEST_LEVEL + float(REACH))
-        total = np.sqrt((farthest**2).sum(axis=1))
-        factors = np.minimum(
-            np.minimum(_LARGEST_DISTANCE / total, _LARGEST_HALF / farthest.max(axis=1)),
-            _LARGEST_ROOT / roots.max(axis=1),
-        )
-        integers = np.rint(256 * factors[:, np.newaxis] * roots).astype(np.int64)
-        fours = integers.reshape(-1, 4)
-        pairs = (fours[:, :2] | fours[:, 2:] << 16).astype(np.int32)
-        return cls(
-            pairs.reshape(-1),
-            _in_lanes(integers / 256, dim),
-            (1 / factors**2).astype(np.float32),
-        )
+    roots = np.sqrt(costs.reshape(-1, dim).astype(np.float64))
+    farthest = roots * (_LARGEST_LEVEL + float(REACH))
+    total = np.sqrt((farthest**2).sum(axis=1))
+    factors = np.minimum(
+        np.minimum(_LARGEST_DISTANCE / total, _LARGEST_HALF / farthest.max(axis=1)),
+        _LARGEST_ROOT / roots.max(axis=1),
+    )
+    integers = np.rint(256 * factors[:, np.newaxis] * roots).astype(np.int64)
+    fours = integers.reshape(-1, 4)
+    pairs = (fours[:, :2] | fours[:, 2:] << 16).astype(np.int32)
+    return Measured(
+        _in_lanes(weights, dim),
+        _in_lanes(costs, dim),
+        _in_lanes(integers / 256, dim),
+        pairs.reshape(-1),
+        (1 / factors**2).astype(np.float32),
+    )
 
 
 _LARGEST_LEVEL = 126

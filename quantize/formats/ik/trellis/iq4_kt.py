@@ -17,33 +17,18 @@ Source: block_iq4_kt and dequantize_row_iq4_kt of ik_llama.cpp 8337e4c.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ4_KT
-from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows
-from quantize.formats.ik.levels.levels import SUPER_ELEMS, decode_scaled_rows
-from quantize.formats.ik.trellis.encoding import Choices, encode_trellis_rows
-from quantize.formats.ik.trellis.rows import Trellis, rows_of
+from quantize.formats.base import Bytes, Floats32, block_dtype
+from quantize.formats.ik.levels.levels import SUPER_ELEMS
+from quantize.formats.ik.trellis.encoding import Choices, trellis_format
+from quantize.formats.ik.trellis.rows import Task, Trellis, rows_of
 from quantize.formats.ik.trellis.trellis import START, walk
-from quantize.importances.weighting import Weighting
 from quantize.simd.kernel import kernel
 
-BLOCK = np.dtype([("shb", "<u4", 8), ("ql", "u1", 64), ("qh", "u1", 32)])
-
-
-def encode(rows: Rows, weighting: Weighting | None) -> Bytes:
-    """Return `rows` as IQ4_KT."""
-    return encode_trellis_rows(rows, weighting, _TRELLIS, _search, _pack)
-
-
-def decode(data: Bytes, n_cols: int) -> Floats32:
-    """Return the weights of rows of IQ4_KT."""
-    return decode_scaled_rows(data, n_cols, IQ4_KT, "<f4", _decode)
-
-
+BLOCK = block_dtype(IQ4_KT)
 _BYTES = BLOCK.itemsize
 _GROUP = 4
 _SECOND_START = 1 << 15
@@ -69,8 +54,8 @@ _encode_rows = rows_of(_TRELLIS)
 
 
 @kernel
-def _search(*arrays: Any) -> None:
-    _encode_rows(*arrays)
+def _search(task: Task) -> None:
+    _encode_rows(task)
 
 
 def _pack(choices: Choices, _weights: Floats32, out: Bytes) -> None:
@@ -100,4 +85,4 @@ def _decode(
                     walk(index + start, scale, out[row, k * SUPER_ELEMS + _GROUP * g :], _GROUP)
 
 
-FORMAT = QuantFormat(IQ4_KT, encode, decode)
+FORMAT = trellis_format(_TRELLIS, _search, _pack, _decode)

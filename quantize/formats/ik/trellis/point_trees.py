@@ -11,8 +11,8 @@ the points of each leaf and each node.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,7 @@ from quantize.simd.lanes import LANES
 Int32s = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True)
-class PointTree:
+class PointTree(NamedTuple):
     """Points as a kernel reads them: n leaves of LANES points of `dim` coordinates, in int32 of four bytes.
 
     points      (n * LANES * dim / 4,)      by leaf, four dimensions, point: four coordinates with their sign
@@ -39,10 +38,6 @@ class PointTree:
     node_boxes: Int32s
     numbers: Int32s
 
-    def arrays(self) -> tuple[Int32s, ...]:
-        """Return the arrays in the order in which kernels take them."""
-        return self.points, self.leaf_boxes, self.node_boxes, self.numbers
-
 
 @cache
 def point_tree(
@@ -53,7 +48,7 @@ def point_tree(
     for start in starts:
         levels = walks(start, 1 << bits, dim)
         trees.append(_tree_of(np.abs(levels) if magnitudes else levels))
-    parts = zip(*(tree.arrays() for tree in trees), strict=True)
+    parts = zip(*trees, strict=True)
     return PointTree(*(np.concatenate(part) for part in parts))
 
 

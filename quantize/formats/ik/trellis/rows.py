@@ -7,42 +7,36 @@ the best of many trials loses much less than one. After a trial, the scale that 
 the one that they were searched with. The scale of the row is fitted at the end.
 
 A lane is a group of weights. Only the search of points takes one group at a time.
+
+Arrays travel in named tuples. Each function takes out those that its loops need before they begin: taking an
+array out of a tuple counts references, and inside the loops this cost a fifth of the speed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats.base import Floats32
-from quantize.formats.ik.trellis.nearest_point import search_of
-from quantize.formats.ik.trellis.point_trees import PointTree, point_tree
+from quantize.formats.ik.trellis.nearest_point import Targets, search_of
+from quantize.formats.ik.trellis.point_trees import Int32s, PointTree, point_tree
 from quantize.formats.ik.trellis.trellis import START, levels_of_lanes
+from quantize.simd.constants import HALF, QUARTER, ZERO
 from quantize.simd.kernel import inlined
 from quantize.simd.lane_memory import gather, int_tile, load, store
-from quantize.simd.lanes import (
-    LANES,
-    Floats,
-    Ints,
-    absolute,
-    maximum,
-    minimum,
-    select,
-    splat,
-    square_root,
-)
+from quantize.simd.lanes import LANES, Floats, Ints, absolute, maximum, minimum, select, splat, square_root
 from quantize.simd.rounding import nearest_int
+
+Floats64 = npt.NDArray[np.float64]
 
 BLOCK_ELEMS = 32
 """Weights of a sub-block."""
 
-_ZERO = np.float32(0)
-_HALF = np.float32(0.5)
-_QUARTER = np.float32(0.25)
 REACH = np.float32(200)
 """Levels beyond which a weight is not told from a larger one; those of points end at 126."""
 
@@ -99,33 +93,141 @@ def _nearest_level(levels: Floats32, value: np.float32) -> int:
     return low
 
 
-def rows_of(trellis: Trellis) -> Callable[..., None]:
-    """Return what a kernel calls to encode rows as a trellis type."""
-    dim, magnitudes, ends_again = trellis.dim, trellis.magnitudes, trellis.ends_again
-    nearest = search_of(dim, (1 << trellis.bits) // LANES**2, trellis.kept_nodes, trellis.kept_leaves)
-    fours, pairs = dim // 4, dim // 2
-    per_block = BLOCK_ELEMS // dim
-    blocks = LANES // per_block
-    size = LANES * dim
-    points_a_tree = 1 << trellis.bits
-    second_start = trellis.starts[-1] - trellis.starts[0]
-    goal_factor, reach = np.float32(trellis.goal), np.float32(trellis.reach)
+class Measured(NamedTuple):
+    """Weights in chunks of LANES groups: the first weight of each group, the second of each ...
+
+    x             by row, chunk, weight of the group, group; the largest magnitude of a row is 1 or 0
+    costs, steps  by chunk, weight of the group, group
+    roots, units  by group; `_measured` of encoding.py makes them
+    """
+
+    x: Floats32
+    costs: Floats32
+    steps: Floats32
+    roots: Int32s
+    units: Floats32
+
+
+class Trials(NamedTuple):
+    """What is tried for each sub-block: the level nearest to factor * goal, with the points of a tree."""
+
+    levels: Floats32
+    factors: Floats32
+    trees: Int32s
+
+
+class Output(NamedTuple):
+    """What a search fills.
+
+    scales         float32 (n_rows,)
+    codes, starts  int32 (n_rows * sub-blocks,): numbers of levels and of starts
+    indices        int32 (n_rows * groups,)
+    """
+
+    scales: Floats32
+    codes: Int32s
+    starts: Int32s
+    indices: Int32s
+
+
+class Task(NamedTuple):
+    """What `encode_rows` is called with."""
+
+    measured: Measured
+    trials: Trials
+    tree: PointTree
+    output: Output
+
+
+class _Chunk(NamedTuple):
+    """LANES groups of one row.
+
+    number  of the chunk in the row
+    at      where its weights begin
+    first   number of its first sub-block among all rows'
+    d       scale of the row, as it is assumed for the search
+    """
+
+    number: int
+    at: int
+    first: int
+    d: np.float32
+
+
+class _Trial(NamedTuple):
+    """A trial, by sub-block of a chunk.
+
+    code, tree         numbers of the level and of the start
+    loss               so far; infinite where the trial was given up
+    unit               what a squared distance of 1 costs
+    products, squares  sums of cost * x * level and of cost * level**2
+    gains              the best so far
+    """
+
+    code: npt.NDArray[np.int64]
+    tree: npt.NDArray[np.int64]
+    loss: Floats64
+    unit: Floats64
+    products: Floats32
+    squares: Floats32
+    gains: Floats32
+
+
+class _Lanes(NamedTuple):
+    """The same trial by group of a chunk.
+
+    inverse      1 / scale
+    slots, best  places of points: this trial's, and the best one's
+    spent        losses of the sub-block up to the group
+    limits       what these must stay below
+    sums         room for what is added up by sub-block
+    """
+
+    inverse: Floats32
+    slots: Int32s
+    best: Int32s
+    spent: Floats64
+    limits: Floats64
+    sums: Floats32
+
+
+class _State(NamedTuple):
+    """A row's goals and the sums of its best trials, by sub-block, and the present trial."""
+
+    goals: Floats32
+    products: Floats32
+    squares: Floats32
+    trial: _Trial
+    lanes: _Lanes
+
+
+def _sums_of(trellis: Trellis) -> Any:
+    """Return two functions of kernels that add up by sub-block.
+
+    set_goals(measured, row, state) -> float32
+        fills the goals of a row, and returns the largest
+    set_sums(measured, chunk, state, number)
+        fills the products and squares of a trial, given the numbers that its walks start from
+    """
+    dim, magnitudes, goal_factor = trellis.dim, trellis.magnitudes, np.float32(trellis.goal)
+    per_block, size, blocks = BLOCK_ELEMS // dim, LANES * dim, LANES * dim // BLOCK_ELEMS
 
     @inlined
     def block_sums(lanes: Floats32, sums: Floats32) -> None:
         """Add up the lanes of each sub-block."""
         for b in range(blocks):
-            total = _ZERO
+            total = ZERO
             for lane in range(b * per_block, (b + 1) * per_block):
                 total += lanes[lane]
             sums[b] = total
 
     @inlined
-    def set_goals(x: Any, costs: Any, row: int, n_chunks: int, goals: Any, lanes: Any, sums: Any) -> Any:
-        """Fill goals[:] with those of the sub-blocks of a row, and return the largest."""
-        largest = _ZERO
+    def set_goals(measured: Measured, row: int, state: _State) -> np.float32:
+        goals, sums, lanes = state.goals, state.trial.products, state.lanes.sums
+        x, costs = measured.x, measured.costs
+        largest, n_chunks = ZERO, costs.size // size
         for c in range(n_chunks):
-            power, total = splat(_ZERO), splat(_ZERO)
+            power, total = splat(ZERO), splat(ZERO)
             for j in range(dim):
                 square = load(x, (row * n_chunks + c) * size + LANES * j)
                 square = square * square
@@ -143,150 +245,219 @@ def rows_of(trellis: Trellis) -> Callable[..., None]:
         return largest
 
     @inlined
-    def set_targets(
-        x: Any, at: int, steps: Any, step_at: int, inverse: Floats, wholes: Any, targets: Any
-    ) -> None:
-        """Divide a chunk of weights by scales, as `nearest` takes them."""
-        exact, whole = int_tile(dim), int_tile(dim)
+    def set_sums(measured: Measured, chunk: _Chunk, state: _State, number: Ints) -> None:
+        x, costs, lanes = measured.x, measured.costs, state.lanes.sums
+        product, square = splat(ZERO), splat(ZERO)
         for j in range(dim):
-            value = load(x, at + LANES * j) * inverse
-            value = minimum(maximum(value, -REACH), REACH)
-            # products of points are rounded down, so half a unit is taken off
-            exact[j] = nearest_int(value * load(steps, step_at + LANES * j) - _HALF)
-            whole[j] = minimum(maximum(nearest_int(value * _HALF - _QUARTER) + 64, 0), 127)
-        for f in range(fours):
-            j = 4 * f
-            wholes[f] = whole[j] | whole[j + 1] << 8 | whole[j + 2] << 16 | whole[j + 3] << 24
-            targets[2 * f] = (exact[j] & 0xFFFF) | exact[j + 2] << 16
-            targets[2 * f + 1] = (exact[j + 1] & 0xFFFF) | exact[j + 3] << 16
+            number, level = levels_of_lanes(number)
+            if magnitudes:
+                level = absolute(level)
+            weighed = load(costs, chunk.number * size + LANES * j) * level
+            product = product + weighed * load(x, chunk.at + LANES * j)
+            square = square + weighed * level
+        store(lanes, 0, product)
+        block_sums(lanes, state.trial.products)
+        store(lanes, 0, square)
+        block_sums(lanes, state.trial.squares)
+
+    return set_goals, set_sums
+
+
+def _points_of(trellis: Trellis) -> Any:
+    """Return the function of kernels that finds the points of a chunk for the scales of a trial.
+
+        find_points(task, chunk, state) -> Ints, the numbers that their walks start from
+
+    A sub-block that falls behind its limit gets an infinite loss.
+    """
+    dim, size = trellis.dim, LANES * trellis.dim
+    fours, pairs, per_block = dim // 4, dim // 2, BLOCK_ELEMS // dim
+    nearest = search_of(dim, (1 << trellis.bits) // LANES**2, trellis.kept_nodes, trellis.kept_leaves)
+    points_a_tree, second_start = 1 << trellis.bits, trellis.starts[-1] - trellis.starts[0]
 
     @inlined
-    def numbers_of(slots: Ints, numbers: Any) -> Ints:
-        """Return where the walks of points start."""
+    def set_targets(measured: Measured, chunk: _Chunk, inverse: Floats, targets: Targets) -> None:
+        """Divide the weights by scales, as `nearest` takes them."""
+        exact, whole = int_tile(dim), int_tile(dim)
+        x, steps = measured.x, measured.steps
+        for j in range(dim):
+            value = load(x, chunk.at + LANES * j) * inverse
+            value = minimum(maximum(value, -REACH), REACH)
+            # products of points are rounded down, so half a unit is taken off
+            exact[j] = nearest_int(value * load(steps, chunk.number * size + LANES * j) - HALF)
+            whole[j] = minimum(maximum(nearest_int(value * HALF - QUARTER) + 64, 0), 127)
+        for f in range(fours):
+            j = 4 * f
+            targets.wholes[f] = whole[j] | whole[j + 1] << 8 | whole[j + 2] << 16 | whole[j + 3] << 24
+            targets.pairs[2 * f] = (exact[j] & 0xFFFF) | exact[j + 2] << 16
+            targets.pairs[2 * f + 1] = (exact[j + 1] & 0xFFFF) | exact[j + 3] << 16
+
+    @inlined
+    def find_points(task: Task, chunk: _Chunk, state: _State) -> Ints:
+        targets = Targets(int_tile(fours), int_tile(pairs))
+        set_targets(task.measured, chunk, load(state.lanes.inverse, 0), targets)
+        points, leaf_boxes, node_boxes, numbers = task.tree
+        roots, units = task.measured.roots, task.measured.units
+        trees, loss, unit = state.trial.tree, state.trial.loss, state.trial.unit
+        found, spent, limits = state.lanes.slots, state.lanes.spent, state.lanes.limits
+        for lane in range(LANES):
+            b = lane // per_block
+            if loss[b] < limits[lane]:
+                group = chunk.number * LANES + lane
+                distance, slot = nearest(
+                    points, leaf_boxes, node_boxes, trees[b], roots, group, targets, lane
+                )
+                found[lane] = slot
+                loss[b] += distance * unit[b] * units[group]
+                spent[lane] = loss[b]
+            else:
+                loss[b] = np.inf
+        slots = load(found, 0)
         number = gather(numbers, slots) + START
         if second_start:
             number = select(slots >= points_a_tree, number + second_start, number)
         return number
 
-    @inlined
-    def set_sums(
-        x: Any, at: int, costs: Any, cost_at: int, number: Ints, lanes: Any, products: Any, squares: Any
-    ) -> None:
-        """Fill products and squares with the weighted sums of x * level and level**2 of each sub-block."""
-        product, square = splat(_ZERO), splat(_ZERO)
-        for j in range(dim):
-            number, level = levels_of_lanes(number)
-            if magnitudes:
-                level = absolute(level)
-            weighed = load(costs, cost_at + LANES * j) * level
-            product = product + weighed * load(x, at + LANES * j)
-            square = square + weighed * level
-        store(lanes, 0, product)
-        block_sums(lanes, products)
-        store(lanes, 0, square)
-        block_sums(lanes, squares)
+    return find_points
+
+
+def _trials_of(trellis: Trellis) -> Any:
+    """Return two functions of kernels, for what is before and after the search of a trial's points.
+
+    begin(task, chunk, state, number)
+        sets up a trial
+    keep_better(task, chunk, state)
+        keeps what is the best so far in the output and in `state`
+    """
+    per_block, blocks = BLOCK_ELEMS // trellis.dim, LANES * trellis.dim // BLOCK_ELEMS
 
     @inlined
-    def encode_rows(
-        x: Floats32, costs: Floats32, steps: Floats32, roots: Any, units: Floats32,
-        levels: Floats32, factors: Floats32, trees: Any,
-        points: Any, leaf_boxes: Any, node_boxes: Any, numbers: Any,
-        scales: Floats32, codes: Any, starts: Any, indices: Any,
-    ) -> None:  # fmt: skip
-        """Encode rows whose largest magnitude is 1 or 0.
+    def begin(task: Task, chunk: _Chunk, state: _State, number: int) -> None:
+        levels, factors, trees = task.trials
+        codes, tree, loss, unit = state.trial.code, state.trial.tree, state.trial.loss, state.trial.unit
+        goals, inverse, limits = state.goals, state.lanes.inverse, state.lanes.limits
+        best_codes, best_starts = task.output.codes, task.output.starts
+        for b in range(blocks):
+            loss[b] = 0
+            if number < len(factors):
+                factor = factors[number]
+                codes[b] = _nearest_level(levels, factor * goals[chunk.number * blocks + b] / chunk.d)
+                if levels[codes[b]] == 0:
+                    codes[b] += 1 if factor > 0 else -1
+                tree[b] = trees[number]
+            else:
+                codes[b], tree[b] = best_codes[chunk.first + b], best_starts[chunk.first + b]
+                for lane in range(b * per_block, (b + 1) * per_block):
+                    limits[lane] = np.inf
+                if levels[codes[b]] == 0:
+                    loss[b] = np.inf
+            scale = chunk.d * levels[codes[b]]
+            unit[b] = np.float64(scale) * scale
+            for lane in range(b * per_block, (b + 1) * per_block):
+                inverse[lane] = 1 / scale if scale != 0 else ZERO
 
-        The weights come in chunks of LANES groups: the first weight of each group, the second of each ...
+    @inlined
+    def keep_better(task: Task, chunk: _Chunk, state: _State) -> None:
+        levels = task.trials.levels
+        codes, tree, loss, _unit, new_products, new_squares, gains = state.trial
+        _inverse, slots, best, spent, limits, _sums = state.lanes
+        products, squares = state.products[chunk.number * blocks :], state.squares[chunk.number * blocks :]
+        best_codes, best_starts = task.output.codes, task.output.starts
+        for b in range(blocks):
+            if loss[b] == np.inf:
+                continue
+            product, square = new_products[b], new_squares[b]
+            if square > 0:
+                codes[b] = _nearest_level(levels, product / square / chunk.d)
+            scale = chunk.d * levels[codes[b]]
+            gain = (scale * square - 2 * product) * scale
+            if gain < gains[b]:
+                gains[b] = gain
+                products[b], squares[b] = product, square
+                best_codes[chunk.first + b], best_starts[chunk.first + b] = codes[b], tree[b]
+                before = 0.0
+                for lane in range(b * per_block, (b + 1) * per_block):
+                    best[lane] = slots[lane]
+                    limits[lane] = before + _PATIENCE * (loss[b] - before)
+                    before = spent[lane]
 
-        x, costs, steps  by chunk, weight of the group, group; costs and steps are those of one row
-        roots, units     by group; see Measure of trellis_encoding.py
-        factors, trees   the trials
-        points .. numbers  arrays of the tree
-        scales           float32 (n_rows,) to be filled
-        codes, starts    int32 (n_rows * sub-blocks,) to be filled: numbers of levels and of starts
-        indices          int32 (n_rows * groups,) to be filled
-        """
-        n_chunks = costs.size // size
+    return begin, keep_better
+
+
+@inlined
+def _new_state(n_blocks: int, blocks: int) -> _State:
+    """Return room for a row of `n_blocks` sub-blocks, `blocks` of them in a chunk."""
+    singles = np.empty((3, blocks), np.float32)
+    doubles = np.empty((2, LANES))
+    return _State(
+        np.empty(n_blocks, np.float32),
+        np.empty(n_blocks, np.float32),
+        np.empty(n_blocks, np.float32),
+        _Trial(
+            np.empty(blocks, np.int64),
+            np.empty(blocks, np.int64),
+            np.empty(blocks),
+            np.empty(blocks),
+            singles[0],
+            singles[1],
+            singles[2],
+        ),
+        _Lanes(
+            np.empty(LANES, np.float32),
+            np.zeros(LANES, np.int32),
+            np.zeros(LANES, np.int32),
+            doubles[0],
+            doubles[1],
+            np.empty(LANES, np.float32),
+        ),
+    )
+
+
+def rows_of(trellis: Trellis) -> Callable[..., None]:
+    """Return what a kernel calls to encode rows as a trellis type: encode_rows(task)."""
+    set_goals, set_sums = _sums_of(trellis)
+    find_points, (begin, keep_better) = _points_of(trellis), _trials_of(trellis)
+    size, blocks = LANES * trellis.dim, LANES * trellis.dim // BLOCK_ELEMS
+    ends_again, reach = trellis.ends_again, np.float32(trellis.reach)
+
+    @inlined
+    def encode_chunk(task: Task, chunk: _Chunk, state: _State) -> None:
+        state.trial.gains[:] = np.inf
+        state.lanes.limits[:] = np.inf
+        for number in range(len(task.trials.factors) + ends_again):
+            begin(task, chunk, state, number)
+            starts = find_points(task, chunk, state)
+            set_sums(task.measured, chunk, state, starts)
+            keep_better(task, chunk, state)
+
+    @inlined
+    def fitted_scale(levels: Floats32, codes: Int32s, state: _State, d: np.float32) -> np.float32:
+        """Return the scale of a row that fits the best trials' points best; d where they are all 0."""
+        above, below = ZERO, ZERO
+        for b in range(len(codes)):
+            scale = levels[codes[b]]
+            above += scale * state.products[b]
+            below += scale * scale * state.squares[b]
+        return above / below if below > 0 else d
+
+    @inlined
+    def encode_rows(task: Task) -> None:
+        measured, output = task.measured, task.output
+        n_chunks = measured.costs.size // size
         n_blocks = n_chunks * blocks
-        goals = np.empty(n_blocks, np.float32)
-        products, squares = np.empty(n_blocks, np.float32), np.empty(n_blocks, np.float32)
-        lanes, inverse = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
-        new_products, new_squares = np.empty(blocks, np.float32), np.empty(blocks, np.float32)
-        slots, best_slots = np.zeros(LANES, np.int32), np.zeros(LANES, np.int32)
-        spent, limits = np.empty(LANES, np.float64), np.empty(LANES, np.float64)
-        losses, gains, unit = np.empty(blocks), np.empty(blocks, np.float32), np.empty(blocks)
-        code, tree = np.empty(blocks, np.int64), np.empty(blocks, np.int64)
-        wholes, targets = int_tile(fours), int_tile(pairs)
-        for row in range(scales.size):
-            largest = set_goals(x, costs, row, n_chunks, goals, lanes, new_products)
-            scales[row] = 0
+        state = _new_state(n_blocks, blocks)
+        for row in range(output.scales.size):
+            largest = set_goals(measured, row, state)
+            output.scales[row] = 0
             if largest == 0:
                 continue
             d = largest / reach
             for c in range(n_chunks):
-                first = row * n_blocks + c * blocks
-                at = (row * n_chunks + c) * size
-                for b in range(blocks):
-                    gains[b] = np.inf
-                for lane in range(LANES):
-                    limits[lane] = np.inf
-                for trial in range(len(factors) + ends_again):
-                    for b in range(blocks):
-                        losses[b] = 0
-                        if trial < len(factors):
-                            factor = factors[trial]
-                            code[b] = _nearest_level(levels, factor * goals[c * blocks + b] / d)
-                            if levels[code[b]] == 0:
-                                code[b] += 1 if factor > 0 else -1
-                            tree[b] = trees[trial]
-                        else:
-                            code[b] = codes[first + b]
-                            tree[b] = starts[first + b]
-                            for lane in range(b * per_block, (b + 1) * per_block):
-                                limits[lane] = np.inf
-                            if levels[code[b]] == 0:
-                                losses[b] = np.inf
-                        scale = d * levels[code[b]]
-                        unit[b] = np.float64(scale) * scale
-                        for lane in range(b * per_block, (b + 1) * per_block):
-                            inverse[lane] = 1 / scale if scale != 0 else _ZERO
-                    set_targets(x, at, steps, c * size, load(inverse, 0), wholes, targets)
-                    for lane in range(LANES):
-                        b = lane // per_block
-                        if losses[b] < limits[lane]:
-                            group = c * LANES + lane
-                            distance, slot = nearest(
-                                points, leaf_boxes, node_boxes, tree[b], roots, group, wholes, targets, lane
-                            )
-                            slots[lane] = slot
-                            losses[b] += distance * unit[b] * units[group]
-                            spent[lane] = losses[b]
-                        else:
-                            losses[b] = np.inf
-                    number = numbers_of(load(slots, 0), numbers)
-                    set_sums(x, at, costs, c * size, number, lanes, new_products, new_squares)
-                    for b in range(blocks):
-                        if losses[b] == np.inf:
-                            continue
-                        product, square = new_products[b], new_squares[b]
-                        if square > 0:
-                            code[b] = _nearest_level(levels, product / square / d)
-                        scale = d * levels[code[b]]
-                        gain = (scale * square - 2 * product) * scale
-                        if gain < gains[b]:
-                            gains[b] = gain
-                            products[c * blocks + b], squares[c * blocks + b] = product, square
-                            codes[first + b], starts[first + b] = code[b], tree[b]
-                            before = 0.0
-                            for lane in range(b * per_block, (b + 1) * per_block):
-                                best_slots[lane] = slots[lane]
-                                limits[lane] = before + _PATIENCE * (losses[b] - before)
-                                before = spent[lane]
-                store(indices, (row * n_chunks + c) * LANES, gather(numbers, load(best_slots, 0)))
-            above, below = _ZERO, _ZERO
-            for b in range(n_blocks):
-                scale = levels[codes[row * n_blocks + b]]
-                above += scale * products[b]
-                below += scale * scale * squares[b]
-            scales[row] = above / below if below > 0 else d
+                place = row * n_chunks + c
+                encode_chunk(task, _Chunk(c, place * size, place * blocks, d), state)
+                best = gather(task.tree.numbers, load(state.lanes.best, 0))
+                store(output.indices, place * LANES, best)
+            codes = output.codes[row * n_blocks : (row + 1) * n_blocks]
+            output.scales[row] = fitted_scale(task.trials.levels, codes, state, d)
 
     return encode_rows

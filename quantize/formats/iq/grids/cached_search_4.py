@@ -27,21 +27,11 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.formats.iq.grids.neighbours import COUNT_BITS, NOWHERE, GridTables
+from quantize.simd.constants import HALF, INFINITY, ONE, QUARTER, ZERO
 from quantize.simd.kernel import inlinable, inlined
 from quantize.simd.lane_items import item, least, lowest_bit, mask_word, put_item
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, tail, zero_like
-from quantize.simd.lanes import (
-    LANES,
-    Floats,
-    Ints,
-    Mask,
-    absolute,
-    maximum,
-    minimum,
-    select,
-    splat,
-    to_float,
-)
+from quantize.simd.lanes import LANES, Floats, Ints, Mask, absolute, maximum, minimum, select, splat, to_float
 from quantize.simd.octets import EIGHT, eight_numbers, float_eights, int_eights, load_eight, look_up_eight
 
 GROUP = 4
@@ -56,16 +46,11 @@ MOST_GROUPS = 8
 """Largest number of groups in one call."""
 
 _QUEUE_TILES = 2 * MOST_GROUPS
-_ZERO = np.float32(0)
-_ONE = np.float32(1)
-_HALF = np.float32(0.5)
 _FARTHEST = np.float32(3.4028234663852886e38)
-_INFINITY = np.float32(np.inf)
 _LAST = 0x7FFFFFFF
 _WORD_GROUPS = 64 // LANES
 
 _MARGIN = np.float32(2.0**-10)
-_QUARTER = np.float32(2.0**-2)
 _SIXTY_FOURTH = np.float32(2.0**-6)
 
 # Within these no product underflows to where the bound on rounding fails, and none overflows.
@@ -99,15 +84,15 @@ def prepare(
     """Get `answers` ready for a sub-block and for scales that fall from highest to lowest."""
     steady = (lowest > _LEAST_SCALE) & (highest < _MOST_SCALE)
     for k in range(n_groups):
-        weight_sum = splat(_ZERO)
-        largest = splat(_ZERO)
+        weight_sum = splat(ZERO)
+        largest = splat(ZERO)
         for i in range(GROUP * k, GROUP * (k + 1)):
             weight_sum += weights[i]
             largest = maximum(absolute(x[i]), largest)
         tame = steady & (largest < _MOST_SCALE) & (weight_sum > _LEAST_WEIGHT) & (weight_sum < _MOST_WEIGHT)
-        spread = highest + _QUARTER * largest + _SIXTY_FOURTH * largest * largest / lowest
+        spread = highest + QUARTER * largest + _SIXTY_FOURTH * largest * largest / lowest
         answers.known[k] = splat(-1)
-        answers.margins[k] = select(tame, _MARGIN * weight_sum * spread, _INFINITY)
+        answers.margins[k] = select(tame, _MARGIN * weight_sum * spread, INFINITY)
 
 
 @inlinable
@@ -115,7 +100,7 @@ def prepare_once(n_groups: int, answers: Answers) -> None:
     """Get `answers` ready for one scale."""
     for k in range(n_groups):
         answers.known[k] = splat(-1)
-        answers.margins[k] = splat(_INFINITY)
+        answers.margins[k] = splat(INFINITY)
 
 
 @inlined
@@ -172,7 +157,7 @@ def _line_up(
             group, lane = first + bit // LANES, bit % LANES
             entry = tables.entries[item(answers.numbers, group, lane)]
             put_item(answers.codes, group, lane, np.int32(entry))
-            put_item(answers.limits, group, lane, -_ONE)
+            put_item(answers.limits, group, lane, -ONE)
             asked, place = np.int32(group * LANES + lane), np.int32(~entry)
             put_item(short, 0, 2 * n_short, asked)
             put_item(short, 0, 2 * n_short + 1, place)
@@ -231,16 +216,16 @@ def _search_short(
     total, square_sum = _sum(errors, codes), _sum(squares, codes)
     shortest = least(minimum(total, _FARTHEST))
     if not shortest < _FARTHEST:
-        return NOWHERE, _INFINITY
+        return NOWHERE, INFINITY
     position = lowest_bit(mask_word(total == shortest))
     winner = lists[start + position]
-    if margin == _INFINITY:
-        return winner, _INFINITY
+    if margin == INFINITY:
+        return winner, INFINITY
     winners = float_eights(1)
     winners[0] = square_sum
     lead = (total - shortest) * inverse - margin
     growth = square_sum - item(winners, 0, position)
-    return winner, scale - least(room(lead, growth, codes == winner, _HALF * scale))
+    return winner, scale - least(room(lead, growth, codes == winner, HALF * scale))
 
 
 @inlined
@@ -273,15 +258,15 @@ def _search_long(
         totals[first // EIGHT], square_sums[first // EIGHT] = total, square_sum
     shortest = least(best)
     if not shortest < _FARTHEST:
-        return NOWHERE, _INFINITY
+        return NOWHERE, INFINITY
     position = first_position(best == shortest, positions)
     winner = lists[start + position]
-    if margin == _INFINITY:
-        return winner, _INFINITY
+    if margin == INFINITY:
+        return winner, INFINITY
     winners = float_eights(1)
     winners[0] = best_square_sum
     winner_squares = item(winners, 0, position % EIGHT)
-    most_room = _HALF * scale
+    most_room = HALF * scale
     least_room = zero_like(totals) + most_room
     for first in range(0, n_codes, EIGHT):
         lead = (totals[first // EIGHT] - shortest) * inverse - margin
@@ -301,7 +286,7 @@ def room(lead: Floats, growth: Floats, is_winner: Mask, most_room: np.float32) -
     lead    of the winner, divided by the scale, less the margin; a fall of the scale takes growth times it
     """
     found = select(growth * most_room > lead, lead / growth, most_room)
-    found = select(lead > _ZERO, found, -_ONE)
+    found = select(lead > ZERO, found, -ONE)
     return select(is_winner, most_room, found)
 
 

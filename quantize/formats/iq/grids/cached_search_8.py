@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from quantize.formats.iq.grids.cached_search_4 import Answers, first_position, room
 from quantize.formats.iq.grids.neighbours import COUNT_BITS, NOWHERE, GridTables
+from quantize.simd.constants import INFINITY, ONE, QUARTER, ZERO
 from quantize.simd.kernel import inlinable, inlined
 from quantize.simd.lane_items import item, least, lowest_bit, mask_word, put_item
 from quantize.simd.lane_memory import FloatTile, float_tile, tail, zero_like
@@ -40,13 +41,9 @@ MOST_OCTETS = 40
 
 Tables = tuple[Floats, Floats, Floats, Floats, Floats, Floats, Floats, Floats]
 
-_ZERO = np.float32(0)
-_ONE = np.float32(1)
 _FARTHEST = np.float32(3.4028234663852886e38)
-_INFINITY = np.float32(np.inf)
 
 _MARGIN = np.float32(2.0**-12)
-_QUARTER = np.float32(2.0**-2)
 _THIRTY_SECOND = np.float32(2.0**-5)
 
 # Within these no product underflows to where the bound on rounding fails, and none overflows.
@@ -61,15 +58,15 @@ def prepare(
     """Get `answers` ready for a sub-block and for scales that fall from highest to lowest."""
     steady = (lowest > _LEAST_SCALE) & (highest < _MOST_SCALE)
     for k in range(n_groups):
-        weight_sum = splat(_ZERO)
-        largest = splat(_ZERO)
+        weight_sum = splat(ZERO)
+        largest = splat(ZERO)
         for i in range(GROUP * k, GROUP * (k + 1)):
             weight_sum += weights[i]
             largest = maximum(absolute(x[i]), largest)
         tame = steady & (largest < _MOST_SCALE) & (weight_sum > _LEAST_WEIGHT) & (weight_sum < _MOST_WEIGHT)
-        spread = highest + _QUARTER * largest + _THIRTY_SECOND * largest * largest / lowest
+        spread = highest + QUARTER * largest + _THIRTY_SECOND * largest * largest / lowest
         answers.known[k] = splat(-1)
-        answers.margins[k] = select(tame, _MARGIN * weight_sum * spread, _INFINITY)
+        answers.margins[k] = select(tame, _MARGIN * weight_sum * spread, INFINITY)
 
 
 @inlinable
@@ -105,7 +102,7 @@ def answer(
         pending &= pending - 1
         group, lane = bit // LANES, bit % LANES
         entry = tables.entries[item(answers.numbers, group, lane)]
-        limit = -_ONE
+        limit = -ONE
         if entry < 0:
             ours, costs = tail(x, GROUP * group), tail(weights, GROUP * group)
             margin = item(answers.margins, group, lane)
@@ -131,17 +128,7 @@ def _search(
     """
     scale, inverse = item(scales, 0, lane), item(scales, 1, lane)
     values = to_float((eight_numbers() & 3) * 2 + 1)  # twice, as a look-up sees 3 bits of a code
-    scaled = values * scale
-    errors = (
-        _errors(scaled, x, weights, 0, lane),
-        _errors(scaled, x, weights, 1, lane),
-        _errors(scaled, x, weights, 2, lane),
-        _errors(scaled, x, weights, 3, lane),
-        _errors(scaled, x, weights, 4, lane),
-        _errors(scaled, x, weights, 5, lane),
-        _errors(scaled, x, weights, 6, lane),
-        _errors(scaled, x, weights, 7, lane),
-    )
+    errors = _error_tables(values * scale, x, weights, lane)
     start = (place >> COUNT_BITS) * EIGHT
     n_codes = (place & (1 << COUNT_BITS) - 1) * EIGHT
     totals = float_eights(MOST_OCTETS)
@@ -155,22 +142,12 @@ def _search(
         totals[first // EIGHT] = total
     shortest = least(best)
     if not shortest < _FARTHEST:
-        return NOWHERE, _INFINITY
+        return NOWHERE, INFINITY
     winner = lists[start + first_position(best == shortest, positions)]
-    if margin == _INFINITY:
-        return winner, _INFINITY
+    if margin == INFINITY:
+        return winner, INFINITY
 
-    squares = values * values
-    tables = (
-        squares * item(weights, 0, lane),
-        squares * item(weights, 1, lane),
-        squares * item(weights, 2, lane),
-        squares * item(weights, 3, lane),
-        squares * item(weights, 4, lane),
-        squares * item(weights, 5, lane),
-        squares * item(weights, 6, lane),
-        squares * item(weights, 7, lane),
-    )
+    tables = _square_tables(values * values, weights, lane)
     none = eight_numbers() & 0
     winner_squares = _sum(tables, none + winner)
     by_level = tables[0] + tables[1] + tables[2] + tables[3] + tables[4] + tables[5] + tables[6] + tables[7]
@@ -199,6 +176,36 @@ def _sum(tables: Tables, codes: Ints) -> Floats:
     total += look_up_eight(tables[5], codes >> 10)
     total += look_up_eight(tables[6], codes >> 12)
     return total + look_up_eight(tables[7], codes >> 14)
+
+
+@inlined
+def _error_tables(scaled: Floats, x: FloatTile, weights: FloatTile, lane: int) -> Tables:
+    """Return the tables of errors of the elements of one lane, spelt out as `_sum` is."""
+    return (
+        _errors(scaled, x, weights, 0, lane),
+        _errors(scaled, x, weights, 1, lane),
+        _errors(scaled, x, weights, 2, lane),
+        _errors(scaled, x, weights, 3, lane),
+        _errors(scaled, x, weights, 4, lane),
+        _errors(scaled, x, weights, 5, lane),
+        _errors(scaled, x, weights, 6, lane),
+        _errors(scaled, x, weights, 7, lane),
+    )
+
+
+@inlined
+def _square_tables(squares: Floats, weights: FloatTile, lane: int) -> Tables:
+    """Return the tables of weight * level**2 of the elements of one lane."""
+    return (
+        squares * item(weights, 0, lane),
+        squares * item(weights, 1, lane),
+        squares * item(weights, 2, lane),
+        squares * item(weights, 3, lane),
+        squares * item(weights, 4, lane),
+        squares * item(weights, 5, lane),
+        squares * item(weights, 6, lane),
+        squares * item(weights, 7, lane),
+    )
 
 
 @inlined

@@ -13,7 +13,7 @@ from calibrate.rounding.base import Effort
 from calibrate.rounding.factor import Factor
 from calibrate.rounding.grids.layouts import LAYOUTS
 from calibrate.rounding.grids.rounders import ROUNDERS, GridRounder
-from calibrate.rounding.grids.trees import tree
+from calibrate.rounding.grids.walks import tree
 from calibrate.rounding.products import errors_of
 from quantize.formats.base import as_source
 from quantize.formats.iq import grids
@@ -27,6 +27,7 @@ every_grid = pytest.mark.parametrize("name", ["IQ1", "IQ2_XXS", "IQ2_XS", "IQ2_S
 N = 256
 FACTOR = Factor.of(correlated(N))
 UPPER = FACTOR.upper
+PANEL = FACTOR.panel(0, N)
 
 
 def rounder_of(name: str) -> GridRounder:
@@ -78,7 +79,7 @@ def test_the_first_sub_block_gets_the_scale_and_points_of_the_twin(name: str) ->
     rounder = rounder_of(name)
     form, size = rounder.form, rounder.form.sub_elems
     rows = weights(3, N, seed=3)
-    values = rounder.round_block(rows, UPPER, FACTOR.importances, Effort(super_scales=1))[1]
+    values = rounder.round_block(rows, PANEL, Effort(super_scales=1))[1]
     stock = rounder.layout.read(encode(name, rows, FACTOR.importances))
     points = rounder.grid.points.astype(np.float32)
     for row, d, scale, ours in zip(rows, stock.d, stock.scales[:, 0], values, strict=True):
@@ -94,7 +95,7 @@ def test_costs_are_those_of_what_the_bytes_decode_to(name: str) -> None:
     rows = weights(21, N)
     start = rounder.layout.read(encode(name, rows, FACTOR.importances))
     attempt = rounder.attempt(rows, UPPER, 1, start.d, start.scales)
-    moves = rows - decode(name, rounder.layout.write(rounder.blocks(attempt)))
+    moves = rows - decode(name, rounder.layout.write(rounder.blocks(*attempt[:4])))
     errors = np.empty_like(moves)
     errors_of(as_source(moves), as_source(UPPER), N, errors.reshape(-1))
     np.testing.assert_allclose(attempt.costs, (errors.astype(float) ** 2).sum(axis=1), rtol=1e-4)
@@ -106,7 +107,7 @@ def test_the_factor_of_d_fits_best(name: str) -> None:
     rows = weights(9, N)
     start = rounder.layout.read(encode(name, rows, FACTOR.importances))
     attempt = rounder.attempt(rows, UPPER, 1, start.d, start.scales)
-    values = decode(name, rounder.layout.write(rounder.blocks(attempt))).astype(float)
+    values = decode(name, rounder.layout.write(rounder.blocks(*attempt[:4]))).astype(float)
     costs = [
         np.einsum(
             "rc,cd,rd->r", rows - factor[:, None] * values, FACTOR.hessian, rows - factor[:, None] * values
@@ -123,7 +124,7 @@ def test_more_scales_of_scales_cost_less(name: str) -> None:
     rows = weights(48, N)
     by_count = []
     for count in (1, 2, 4, 6):
-        _data, values = rounder.round_block(rows, UPPER, FACTOR.importances, Effort(super_scales=count))
+        _data, values = rounder.round_block(rows, PANEL, Effort(super_scales=count))
         errors = rows.astype(float) - values
         by_count.append(np.einsum("rc,cd,rd->r", errors, FACTOR.hessian, errors))
     for fewer, more in pairwise(by_count):
@@ -139,7 +140,7 @@ def test_the_first_sub_block_is_chosen_anew_as_by_the_twin(name: str) -> None:
     data = encode(name, rows, np.ones(N, np.float32))
     values = decode(name, data)
     pulls = (rows - values) @ FACTOR.hessian
-    after = rounder.layout.read(rounder.refine_block(data, pulls, FACTOR, 0, Effort())[0])
+    after = rounder.layout.read(rounder.refine_block(data, pulls, PANEL, Effort())[0])
     before = rounder.layout.read(data)
     upper = FACTOR.local_uppers(size)[:size]
     moments = FACTOR.hessian[:size, :size].astype(float)

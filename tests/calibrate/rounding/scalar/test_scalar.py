@@ -1,4 +1,4 @@
-"""Layouts are read and written without a change, and the kernel decides as its twin does."""
+"""Layouts are read and written without a change, kernels decide as their twin does, scales are fitted."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import pytest
 
 from calibrate.rounding.base import Effort
 from calibrate.rounding.factor import Factor
-from calibrate.rounding.feedback import costs, encode_compensated
+from calibrate.rounding.feedback import encode_compensated
+from calibrate.rounding.judge import costs
 from calibrate.rounding.scalar import fp4, k_quants, single_scales
 from calibrate.rounding.scalar.blocks import Layout, chosen
-from calibrate.rounding.scalar.rounding import round_evenly, round_unevenly
+from calibrate.rounding.scalar.refinement import refit
+from calibrate.rounding.scalar.rounding import Levels, Lines, Picks, round_blocks
 from quantize.formats.base import as_source
 from quantize.formats.iq import iq4
 from tests.calibrate.rounding.moments import correlated, weights
@@ -86,9 +88,9 @@ def test_the_kernels_decide_as_their_twin(n: int, sub_elems: int, levels: Sequen
     slopes[0, 1] = 0
     lows = rng.uniform(0, 0.04, shape).astype(np.float32)
     codes, choices = np.empty((n_rows, n), np.uint8), np.empty((n // sub_elems, padded), np.int32)
-    sources = [as_source(array) for array in (rows, upper, table, slopes, lows)]
-    kernel = round_evenly if (np.diff(table) == 1).all() else round_unevenly
-    kernel(*sources[:2], n, sub_elems, *sources[2:], n_candidates, codes.reshape(-1), choices.reshape(-1))
+    lines = Lines(as_source(slopes), as_source(lows), n_candidates, padded)
+    picks = Picks(codes.reshape(-1), choices.reshape(-1))
+    round_blocks(as_source(rows), as_source(upper), n, sub_elems, Levels.of(table), lines, picks)
     for row in (0, 7, 15, 16, 17):
         expected = naive.round_block(rows[row], upper, slopes[..., row], lows[..., row], table)
         np.testing.assert_array_equal(codes[row], expected[0])
@@ -106,3 +108,36 @@ def test_a_search_of_scales_pays(name: str) -> None:
         for window in (1, 0)
     )
     assert with_window < 0.99 * without
+
+
+HESSIAN = Factor.of(correlated(256)).hessian
+
+
+def cost(errors: np.ndarray) -> np.ndarray:
+    return np.einsum("rc,rc->r", errors @ HESSIAN.astype(float), errors)
+
+
+@pytest.mark.parametrize("layout", k_quants.LAYOUTS, ids=lambda layout: layout.type.name)
+def test_the_fit_is_the_best_there_is(layout: k_quants.SuperBlocks) -> None:
+    """As good as least squares by numpy, but for the rounding to float16."""
+    rows = weights(20, 256)
+    blocks = layout.read(encode(layout.type, rows, None))
+    before = rows.astype(float) - decode(layout.type, layout.write(blocks))
+    fitted = refit(layout, blocks, (before @ HESSIAN).astype(np.float32), HESSIAN)
+    after = rows.astype(float) - decode(layout.type, layout.write(fitted))
+    assert (cost(after) <= cost(before) * (1 + 1e-6)).all()
+    assert cost(after).sum() < 0.999 * cost(before).sum()
+    root = np.linalg.cholesky(HESSIAN.astype(float))
+    for row, error in zip(range(20), after, strict=True):
+        rise = np.repeat(blocks.scales[row], layout.sub_elems) * layout.levels[blocks.codes[row]]
+        basis = [rise, np.repeat(blocks.lows[row], layout.sub_elems)] if layout.low_top else [rise]
+        design, target = np.stack(basis, axis=1).T.astype(float) @ root, rows[row].astype(float) @ root
+        best = np.linalg.lstsq(design.T, target, rcond=None)[1]
+        assert cost(error[None])[0] <= best[0] * 1.02
+
+
+def test_scales_that_fit_already_stay() -> None:
+    layout = k_quants.LAYOUTS[0]
+    blocks = layout.read(encode(layout.type, weights(5, 256), None))
+    fitted = refit(layout, blocks, np.zeros((5, 256), np.float32), HESSIAN)
+    np.testing.assert_array_equal(layout.write(fitted), layout.write(blocks))

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from convert.architectures.deepseek2.config import V2, V3, DeepseekConfig, Yarn
+from convert.architectures.decoder.rope import Yarn
+from convert.architectures.deepseek2.config import V2, V3, DeepseekConfig
 from gguf_tools.errors import BadConfig, UnsupportedCheckpoint
 from tests.support.checkpoints import STYLES
 

@@ -16,8 +16,8 @@ from convert.architectures.arrange import OutputTensor, Stacked
 from convert.architectures.base import Conversion, build
 from convert.architectures.deepseek2.config import DeepseekConfig
 from convert.architectures.deepseek2.family import ARCHITECTURE
-from convert.architectures.deepseek2.options import Options
 from convert.architectures.deepseek2.rules import RULES
+from convert.architectures.options import LatentOptions
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights import open_weights
 from gguf_tools.errors import (
@@ -306,7 +306,7 @@ def test_every_weight_is_claimed_by_exactly_one_rule(style: str, mla: Any, mtp: 
     seen: dict[str, int] = {}
     outputs: list[str] = []
     for number, rule in enumerate(RULES):
-        for layer in rule.where(config, Options(mla, mtp)):
+        for layer in rule.where(config, LatentOptions(mla, mtp)):
             outputs += [output.name.format(layer=layer) for output in rule.outputs]
             for source in {output.source.format(layer=layer, expert="E") for output in rule.outputs}:
                 assert seen.setdefault(source, number) == number, source
@@ -381,13 +381,13 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
 )
 def test_what_llama_cpp_does_otherwise_is_noted(style: str, changes: dict[str, Any], words: str) -> None:
     config = DeepseekConfig.from_dict(STYLES[style] | changes)
-    (note,) = ARCHITECTURE.notes(config, Options())
+    (note,) = ARCHITECTURE.notes(config, LatentOptions())
     assert words in note
 
 
 @pytest.mark.parametrize("style", STYLES)
 def test_the_published_habits_need_no_note(style: str) -> None:
-    assert ARCHITECTURE.notes(DeepseekConfig.from_dict(STYLES[style]), Options()) == ()
+    assert ARCHITECTURE.notes(DeepseekConfig.from_dict(STYLES[style]), LatentOptions()) == ()
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convert.architectures.base import metadata_of
-from convert.architectures.deepseek2.config import DeepseekConfig, Yarn
+from convert.architectures.decoder.rope import Yarn
+from convert.architectures.deepseek2.config import DeepseekConfig
 from convert.architectures.deepseek2.family import ARCHITECTURE
 from convert.architectures.deepseek2.metadata import read_metadata
-from convert.architectures.deepseek2.options import Options
 from convert.architectures.deepseek2.rules import RULES
+from convert.architectures.options import LatentOptions
 from gguf_tools.errors import BadRequest, FormatError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.format.values import Metadata, Value
 from tests.support.checkpoints import STYLES
@@ -26,7 +27,7 @@ NUMBERS = st.floats(2.0**-20, 2.0**20, width=32)
 FACTORS = st.floats(0, 4, width=32)
 
 
-def shapes_of(config: DeepseekConfig, options: Options) -> dict[str, tuple[int, ...]]:
+def shapes_of(config: DeepseekConfig, options: LatentOptions) -> dict[str, tuple[int, ...]]:
     """Return the tensors of the file by name; only the embedding's shape matters, and which there are."""
     names = {
         output.name.format(layer=layer)
@@ -37,15 +38,15 @@ def shapes_of(config: DeepseekConfig, options: Options) -> dict[str, tuple[int, 
     return dict.fromkeys(names, (config.vocab_size, config.hidden_size))
 
 
-def written(config: DeepseekConfig, options: Options) -> Metadata:
+def written(config: DeepseekConfig, options: LatentOptions) -> Metadata:
     return metadata_of(ARCHITECTURE, config, options)
 
 
-def read_back(config: DeepseekConfig, options: Options) -> DeepseekConfig:
+def read_back(config: DeepseekConfig, options: LatentOptions) -> DeepseekConfig:
     return read_metadata(written(config, options), shapes_of(config, options), "model.gguf")
 
 
-def as_a_file_says(config: DeepseekConfig, options: Options) -> DeepseekConfig:
+def as_a_file_says(config: DeepseekConfig, options: LatentOptions) -> DeepseekConfig:
     """Return `config` without what no key and no tensor can express."""
     groups = config.expert_groups or (1, 1)
     return replace(
@@ -100,12 +101,12 @@ def configs(draw: st.DrawFn) -> DeepseekConfig:
     return replace(base, **changes)
 
 
-OPTIONS = st.builds(Options, st.sampled_from(LAYOUTS), st.booleans())
+OPTIONS = st.builds(LatentOptions, st.sampled_from(LAYOUTS), st.booleans())
 
 
 @settings(deadline=None)
 @given(configs(), OPTIONS)
-def test_reading_is_the_inverse_of_writing(config: DeepseekConfig, options: Options) -> None:
+def test_reading_is_the_inverse_of_writing(config: DeepseekConfig, options: LatentOptions) -> None:
     expected, found = as_a_file_says(config, options), read_back(config, options)
     for field in fields(DeepseekConfig):
         if field.name != "yarn":
@@ -120,7 +121,7 @@ def numbers_of(yarn: Yarn | None) -> dict[str, Any]:
 
 @settings(deadline=None)
 @given(configs(), OPTIONS)
-def test_writing_what_was_read_gives_the_same_keys(config: DeepseekConfig, options: Options) -> None:
+def test_writing_what_was_read_gives_the_same_keys(config: DeepseekConfig, options: LatentOptions) -> None:
     keys = dict(written(config, options))
     if config.expert_groups is None:
         keys |= {f"deepseek2.expert_group_{end}": Value.u32(1) for end in ("count", "used_count")}
@@ -131,7 +132,7 @@ def test_writing_what_was_read_gives_the_same_keys(config: DeepseekConfig, optio
 @pytest.mark.parametrize("mla", LAYOUTS)
 def test_the_small_models_read_back_whole(style: str, mla: Any) -> None:
     config = DeepseekConfig.from_dict(STYLES[style])
-    found, expected = read_back(config, Options(mla)), as_a_file_says(config, Options(mla))
+    found, expected = read_back(config, LatentOptions(mla)), as_a_file_says(config, LatentOptions(mla))
     exact = {"rms_norm_eps": float(np.float32(config.rms_norm_eps)), "yarn": found.yarn}
     assert found == replace(expected, **exact)
 
@@ -140,7 +141,7 @@ def test_the_small_models_read_back_whole(style: str, mla: Any) -> None:
 
 
 def small() -> tuple[dict[str, Value], dict[str, tuple[int, ...]]]:
-    config, options = DeepseekConfig.from_dict(STYLES["v2"]), Options()
+    config, options = DeepseekConfig.from_dict(STYLES["v2"]), LatentOptions()
     return dict(written(config, options)), shapes_of(config, options)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,14 @@ def keys(conversion: Conversion) -> dict[str, Any]:
     return {key.partition(".")[2]: value.data for key, value in conversion.metadata.items()}
 
 
+def config_of(raw: Mapping[str, Any]) -> DeepseekConfig:
+    """Return the configuration as the family that config.json names reads it."""
+    config: DeepseekConfig = find_architecture(raw).read_config(raw, Path("config.json"))
+    return config
+
+
 def read(**changes: Any) -> DeepseekConfig:
-    return DeepseekConfig.from_dict(STYLES["v3"] | changes)
+    return config_of(STYLES["v3"] | changes)
 
 
 def test_a_model_without_q_lora_like_moonlight_and_gigachat(tmp_path: Path) -> None:
@@ -99,11 +106,11 @@ def test_only_youtu_may_have_no_experts() -> None:
 
 def test_glm_says_which_layers_are_dense_in_either_way() -> None:
     raw = STYLES["v3"] | {"architectures": ["Glm4MoeLiteForCausalLM"], "first_k_dense_replace": None}
-    assert DeepseekConfig.from_dict(raw).first_k_dense_replace == 1
+    assert config_of(raw).first_k_dense_replace == 1
     kinds = ["dense", "dense", "sparse"]
-    assert DeepseekConfig.from_dict(raw | {"mlp_layer_types": kinds}).first_k_dense_replace == 2
+    assert config_of(raw | {"mlp_layer_types": kinds}).first_k_dense_replace == 2
     with pytest.raises(BadConfig, match=r"mlp_layer_types is .*, expected 'dense' for the first layers"):
-        DeepseekConfig.from_dict(raw | {"mlp_layer_types": kinds[::-1]})
+        config_of(raw | {"mlp_layer_types": kinds[::-1]})
 
 
 def test_the_defaults_are_those_of_transformers() -> None:
@@ -114,7 +121,7 @@ def test_the_defaults_are_those_of_transformers() -> None:
         theirs = getattr(transformers, f"{name}Config")()
         raw = {key: value for key, value in STYLES["v3"].items() if key not in silent}
         own = {"architectures": [f"{name}ForCausalLM"], "n_routed_experts": n_experts}
-        ours = DeepseekConfig.from_dict(raw | own)
+        ours = config_of(raw | own)
         for key in silent:
             if hasattr(theirs, key):
                 assert getattr(ours, key) == getattr(theirs, key), (name, key)

@@ -1,0 +1,62 @@
+"""Options of a calibration."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from calibrate.coverage import Coverage
+from calibrate.methods import Method, find_method
+from forward.options import ForwardOptions
+from forward.text.tokens import Cut, Text, read_text
+from gguf_tools.format.values import Metadata
+
+
+@dataclass(frozen=True)
+class CalibrationOptions:
+    """How tensors are encoded under the activations of a text.
+
+    text        UTF-8 file
+    cut         the part of it that is used
+    sequential  encode every tensor under the inputs that the tensors before it, as they are written, produce,
+                and correct for the drift; False: under the original's inputs, which takes half the time
+    method      name of the rounding method, a key of `calibrate.methods.METHODS`
+    embedding   round token_embd under the covariance of the gradients there
+    any_text    use the text even if it is nonsense; see forward/text/quality.py
+    forward     how the model is computed; `n_threads` is that of the run
+    """
+
+    text: str | os.PathLike[str]
+    cut: Cut = field(default_factory=Cut)
+    sequential: bool = True
+    method: str = "two-sided"
+    embedding: bool = True
+    any_text: bool = False
+    forward: ForwardOptions = field(default_factory=ForwardOptions)
+
+    def __post_init__(self) -> None:
+        find_method(self.method)  # refuses a name that is not in the table
+
+    @property
+    def rounding(self) -> Method:
+        return find_method(self.method)
+
+    @property
+    def needs_gradients(self) -> bool:
+        """Whether a backward pass comes first."""
+        return self.rounding.needs_gradients or self.embedding
+
+    @property
+    def n_models(self) -> int:
+        """How many models go through the text: the original, and the one that is being written."""
+        return 2 if self.sequential else 1
+
+    def read(self, metadata: Metadata, coverage: Coverage) -> Text:
+        """Read the chunks of the text, as the tokenizer of a model cuts it."""
+        return read_text(Path(self.text), tokenizer_keys(metadata), coverage.network.vocab_size, self.cut)
+
+
+def tokenizer_keys(metadata: Metadata) -> Metadata:
+    """Return the keys that a model's tokenizer is built from."""
+    return {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}

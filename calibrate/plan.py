@@ -1,0 +1,117 @@
+"""The plan of a calibrated run: all that is decided before a weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from calibrate.coverage import Coverage
+from calibrate.footprint import Shapes
+from calibrate.options import CalibrationOptions
+from calibrate.statistics.shrinkage import Trust
+from forward.device import device_name
+from forward.network import Network
+from forward.text.quality import TextQuality
+from forward.text.tokens import Cut, Text
+from forward.work.run_identity import run_identity
+from gguf_tools.errors import BadArgument
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata
+from quality.options import SHORTEST_CHUNK
+from quantize.fill.session import Output
+from quantize.plan.plan import Plan
+from quantize.prepare import Preparation
+
+
+@dataclass(frozen=True)
+class CalibrationPlan:
+    """The tensors to calibrate, the text, and how.
+
+    path      of the first output; work folders stand beside it
+    metadata  of the outputs: it says how layers are put together
+    infos     all tensors of the outputs
+    made      those that are calibrated, by name
+    network   of the model
+    quality   of the text
+    """
+
+    options: CalibrationOptions
+    path: Path
+    metadata: Metadata
+    infos: Sequence[TensorInfo]
+    made: Mapping[str, TensorInfo]
+    network: Network
+    text: Text
+    quality: TextQuality
+
+    @classmethod
+    def of(
+        cls,
+        options: CalibrationOptions,
+        plan: Plan,
+        outputs: Sequence[Output],
+        judged: Callable[[Text], TextQuality],
+    ) -> CalibrationPlan:
+        """Read the text and decide what is calibrated.
+
+        judged  gives the quality of the text, or refuses it
+        """
+        path, metadata = outputs[0].path, outputs[0].layout.metadata
+        coverage = Coverage.of(path, metadata, plan.infos)
+        made = {
+            each.name: each.info
+            for each in plan.tensors
+            if coverage.makes(each, options.rounding, embedding=options.embedding)
+        }
+        text = options.read(metadata, coverage)
+        return cls(options, path, metadata, plan.infos, made, coverage.network, text, judged(text))
+
+    @cached_property
+    def trust(self) -> Trust:
+        """How far the moments of the text are trusted."""
+        return Trust.of(self.text, self.quality)
+
+    @cached_property
+    def device(self) -> torch.device:
+        return torch.device(device_name(self.options.forward.device))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.options.forward.dtype)
+        return dtype
+
+    @cached_property
+    def shapes(self) -> Shapes:
+        """The shapes of the model, for estimates."""
+        return Shapes.of(self.network, self.infos, list(self.made.values()), self.metadata)
+
+    @cached_property
+    def about(self) -> Mapping[str, Any]:
+        """The facts that decide the bytes besides sources, types and importances, as JSON data."""
+        options = self.options
+        return {
+            "method": options.rounding.describe(),
+            **run_identity(self.text, options.forward),
+            "sequential": options.sequential,
+            "embedding": options.embedding,
+            "trust": asdict(self.trust),
+        }
+
+
+def refuse_text(path: Path, cut: Cut, preparation: Preparation, *, measured: bool = False) -> None:
+    """Read a text as the model that is about to be made will read it.
+
+    measured  whether predictions of it will be measured
+    raises    BadRequest for a file that is no text or too short, BadArgument for chunks that are too short,
+              UnsupportedCheckpoint for a model that can't be computed
+    """
+    if measured and cut.chunk_size < SHORTEST_CHUNK:
+        raise BadArgument(f"a context of {cut.chunk_size} tokens, expected {SHORTEST_CHUNK} or more")
+    output = preparation.outputs[0]
+    coverage = Coverage.of(output.path, output.layout.metadata, preparation.plan.infos)
+    CalibrationOptions(path, cut).read(output.layout.metadata, coverage)

@@ -1,0 +1,34 @@
+"""Options of a measurement of sensitivities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from forward.options import ForwardOptions
+from forward.text.tokens import Cut
+
+
+@dataclass(frozen=True)
+class SensitivityOptions:
+    """Options of a measurement of sensitivities.
+
+    cut         the part of the text that is used
+    types       candidate types by name; None: those that llama.cpp's recipes use
+    rows        how many rows of a tensor are encoded at every type; of a stack, of all matrices together
+    least_rows  how many rows of each matrix are encoded at least
+    tokens      tokens of the text whose rows of the embeddings and of the output are encoded
+    seed        decides which labels are drawn
+    forward     how the model is computed
+    restart     start over instead of resuming
+    any_text    use the text even if it is nonsense; see forward/text/quality.py
+    """
+
+    cut: Cut = field(default_factory=Cut)
+    types: tuple[str, ...] | None = None
+    rows: int = 512
+    least_rows: int = 8
+    tokens: int = 8192
+    seed: int = 0
+    forward: ForwardOptions = field(default_factory=ForwardOptions)
+    restart: bool = False
+    any_text: bool = False

@@ -1,0 +1,165 @@
+"""One measurement of sensitivities: a forward pass, a backward pass, and a small file.
+
+The forward pass collects importances, which the stock encoder is given as from an importance matrix. In the
+backward pass every layer's tensors are encoded, some rows of each at every candidate type, while the
+gradients at their products pass by.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from calibrate.sensitivities.observe import SensitivityObserver, of_embeddings_and_output, sensitivities_of
+from calibrate.sensitivities.options import SensitivityOptions
+from calibrate.sensitivities.ratios import Ratios, Together, ratios_of
+from calibrate.sensitivities.type_errors import CANDIDATES, TypeErrors
+from convert.architectures import find_architecture
+from convert.architectures.base import build
+from convert.checkpoint.checkpoint import Checkpoint
+from convert.weights import open_weights
+from forward.accumulate import Accumulator, sums_of
+from forward.gradients.forward_backward import (
+    Folders,
+    forget_folders,
+    forward_backward,
+    refuse_small_disk,
+    state_bytes,
+    work_folders,
+)
+from forward.open import ModelSource, open_model
+from forward.text.quality import admit
+from forward.text.tokens import Text, read_text
+from forward.work.run_identity import run_identity
+from gguf_tools import __version__
+from gguf_tools.files.named_files import read_input
+from gguf_tools.progress import Reporter
+from quantize.fill.sources import SourceTensor
+from quantize.plan.sensitivities import Sensitivities, TensorSensitivity, write_sensitivities
+from quantize.roles import tensor_role
+
+
+def measure(
+    model: str | os.PathLike[str], path: Path, output: Path, options: SensitivityOptions, report: Reporter
+) -> Sensitivities:
+    """Measure a model on the text at `path`, and write the file; see `calibrate.sensitivity`."""
+    if options.forward.n_threads is not None:
+        torch.set_num_threads(options.forward.n_threads)
+    with open_model(model) as source, _targets(source) as targets:
+        text = read_text(path, source.vocab(), source.network.vocab_size, options.cut)
+        admit(text, str(path), report.tell, any_text=options.any_text)
+        tensors = _Measurement(source, _quantized(targets), text, options).run(output, report)
+        source.watch.refuse_changed()
+        sensitivities = Sensitivities(
+            tensors,
+            model={
+                "path": source.path.name,
+                "files": source.watch.recognised_by(),
+            },
+            text={
+                "path": path.name,
+                "sha256": hashlib.sha256(read_input(path)).hexdigest(),
+                "chunks": text.n_chunks,
+                "context": text.chunk_size,
+                "seed": options.seed,
+                "rows": options.rows,
+                "version": __version__,
+            },
+        )
+    write_sensitivities(sensitivities, output)
+    forget_folders(output)
+    return sensitivities
+
+
+@contextmanager
+def _targets(source: ModelSource) -> Iterator[Mapping[str, SourceTensor]]:
+    """Give the tensors of the file that would be quantized."""
+    if not source.path.is_dir():
+        yield source.tensors
+        return
+    with Checkpoint(source.path) as checkpoint:
+        architecture = find_architecture(checkpoint.config, checkpoint.config_path)
+        conversion = build(architecture, open_weights(checkpoint))
+        yield {tensor.name: tensor for tensor in conversion.tensors}
+
+
+def _quantized(targets: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:
+    """Return the tensors that can have another type than their own."""
+    return {
+        name: tensor
+        for name, tensor in targets.items()
+        if len(tensor.shape) > 1 and tensor_role(name, tensor.shape).kept_as is None
+    }
+
+
+@dataclass(frozen=True)
+class _Measurement:
+    """A measurement of a model on a text.
+
+    tensors  those that would be quantized, by name
+    """
+
+    source: ModelSource
+    tensors: Mapping[str, SourceTensor]
+    text: Text
+    options: SensitivityOptions
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        return self.options.types or CANDIDATES
+
+    def run(self, output: Path, report: Reporter) -> dict[str, TensorSensitivity]:
+        """Compute the layers that are not done, and return the sensitivities of all tensors."""
+        source, options = self.source, self.options
+        about = {"model": source.watch.recognised_by(), **run_identity(self.text, options.forward)}
+        about |= {"seed": options.seed, "keeps": "damages", "types": list(self.types)}
+        about |= {"rows": options.rows, "least": options.least_rows}
+        with work_folders(output, about, source.watch, restart=options.restart) as folders:
+            refuse_small_disk(folders, state_bytes(source, self.text))
+            if folders.back.done < source.network.n_layers:
+                self._compute(folders, report)
+            return self._collected(folders)
+
+    def _compute(self, folders: Folders, report: Reporter) -> None:
+        """Fill the folders: importances of every layer, then the sensitivities of its tensors."""
+        n_tokens, options = self.text.chunk_size, self.options
+
+        def observe(layer: int) -> Together:
+            errors = SensitivityObserver(self._errors(folders, layer), n_tokens)
+            return Together([errors, Ratios(self.tensors, n_tokens)])
+
+        passes = self.source, self.text, options.forward, options.seed, folders, report
+        with forward_backward(*passes, Accumulator) as backward:
+            for _ in backward.layers(observe):
+                pass
+            errors = self._errors(folders, -1)
+            backward.finish_embeddings(
+                lambda states: of_embeddings_and_output(backward, states, errors, self.types, options.tokens)
+            )
+
+    def _errors(self, folders: Folders, layer: int) -> TypeErrors:
+        """Return the errors of a layer's tensors; -1: of those outside all layers, without importances."""
+        sums = sums_of(folders.there.arrays(layer)) if layer >= 0 else {}
+        importances = {name: each.importance() for name, each in sums.items()}
+        options, device = self.options, self.source.loader_for(self.options.forward).device
+        return TypeErrors(self.tensors, importances, self.types, options.rows, options.least_rows, device)
+
+    def _collected(self, folders: Folders) -> dict[str, TensorSensitivity]:
+        """Read what the folders have of all layers."""
+        by_type: dict[str, dict[str, float]] = {}
+        ratios: dict[str, float] = {}
+        for step in range(self.source.network.n_layers, -1, -1):
+            arrays = folders.back.arrays(step)
+            by_type |= sensitivities_of(arrays, self.text.inputs.size)
+            ratios |= ratios_of(arrays)
+        return {
+            name: TensorSensitivity(tensor.shape, by_type[name], ratios.get(name, 1.0))
+            for name, tensor in self.tensors.items()
+            if name in by_type
+        }

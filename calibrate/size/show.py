@@ -1,0 +1,120 @@
+"""Shows chosen types: as a table, as a map in a terminal, and as a curve of divergence against size.
+
+The map has a line for each part of a layer, and a character for each layer:
+
+    types by layer: 1 Q2_K, 2 Q3_K, 3 Q4_K
+      token_embd      3
+      attn_q_a        22233
+      ffn_down_exps   .1112
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from calibrate.size.choose_types import ChosenTypes
+from calibrate.size.export import rules_of
+from calibrate.size.predict import N_FILES, expected_divergence, is_routed
+from calibrate.size.solve import Sized
+from gguf_tools.errors import BadRequest
+from gguf_tools.files.atomic_write import whole_file
+from gguf_tools.format.ggml_types import by_name
+from gguf_tools.text import size_text
+from quantize.plan.sensitivities import Sensitivities
+from quantize.roles import layer_of
+
+_CHARACTERS = "123456789abcdefghijklmnopqrstuvwxyz"
+
+
+def sized_lines(sized: Sized) -> Iterator[str]:
+    """Tell what was chosen and why: a line per part of the model and type."""
+    chosen = sized.chosen
+    yield (
+        f"types chosen for {size_text(sized.budget)}: {size_text(sized.total_bytes)}"
+        f" ({sized.total_bytes:,} bytes, {100 * sized.used:.2f} % of it)"
+    )
+    yield (
+        f"predicted divergence {chosen.predicted:.5f} nats a token;"
+        f" no other choice is predicted more than {chosen.gap:.1g} lower"
+    )
+    rows = [(_shown(rule), *_totals(names, chosen)) for rule, names in rules_of(chosen.types).items()]
+    width = max(len(rule) for rule, *_ in rows)
+    for rule, n_bytes, sensitivity, step in sorted(rows, key=lambda row: -row[2]):
+        yield f"  {rule:{width}}  {size_text(n_bytes):>10}  {sensitivity:.6f}  {step}"
+
+
+def _shown(rule: str) -> str:
+    """Return a rule without its escapes."""
+    return rule.replace("\\", "").replace("^", "").replace("$", "").replace("=", " = ")
+
+
+def _totals(names: Sequence[str], chosen: ChosenTypes) -> tuple[int, float, str]:
+    tensors = [chosen.tensors[name] for name in names]
+    steps = {each.next_up for each in tensors if each.next_up}
+    saves = max(each.saves for each in tensors)
+    step = f"{'/'.join(sorted(steps))} would save {saves * 2**20:.2g} per MiB" if steps else ""
+    return sum(each.n_bytes for each in tensors), sum(each.sensitivity for each in tensors), step
+
+
+def expected_lines(chosen: ChosenTypes, sensitivities: Sensitivities) -> Iterator[str]:
+    """Tell the divergence to expect of the file, and how sure that is.
+
+    sensitivities  of the model
+    """
+    expected = expected_divergence(chosen.predicted, routed=is_routed(sensitivities))
+    yield (
+        f"expected divergence {expected} nats a token: the range has 19 of 20 files, going by {N_FILES} of"
+        " the sample model"
+    )
+
+
+def map_lines(types: Mapping[str, str]) -> Iterator[str]:
+    """Yield the map of types, tensor name -> type name, those of the fewest bits first in the legend."""
+    used = sorted(set(types.values()), key=lambda name: (by_name(name).bits_per_weight, name))
+    characters = dict(zip(used, _CHARACTERS, strict=False))
+    rows: dict[str, dict[int, str]] = {}
+    for name, type_ in types.items():
+        layer = layer_of(name)
+        part = name.removeprefix(f"blk.{layer}.").removesuffix(".weight")
+        rows.setdefault(part, {})[0 if layer is None else layer] = characters.get(type_, "?")
+    width = max(map(len, rows), default=0)
+    yield "types by layer: " + ", ".join(f"{character} {type_}" for type_, character in characters.items())
+    for part, by_layer in rows.items():
+        shown = "".join(by_layer.get(layer, ".") for layer in range(max(by_layer) + 1))
+        yield f"  {part:{width}}  {shown}"
+
+
+def plot_curve(points: Sequence[tuple[int, float]], sized: Sized, path: Path) -> None:
+    """Write an SVG (or what else the path's ending says) of divergence against size, both logarithmic.
+
+    points  (bytes of the file, predicted divergence)
+    raises  BadRequest without matplotlib or for an unknown ending, OutputError when it can't be written
+    """
+    if find_spec("matplotlib") is None:
+        raise BadRequest("--curve needs matplotlib: pip install matplotlib")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    mebibytes = [n_bytes / 2**20 for n_bytes, _ in points]
+    axes.plot(mebibytes, [divergence for _, divergence in points], marker="o", label="best predicted")
+    axes.plot(
+        [sized.total_bytes / 2**20], [sized.chosen.predicted], marker="*", markersize=14,
+        linestyle="", label=sized.mixture.name,
+    )  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("size of the file, MiB")
+    axes.set_ylabel("predicted divergence, nats a token")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}")
+    axes.grid(which="both", alpha=0.3)
+    axes.legend()
+    form = path.suffix.removeprefix(".") or "svg"
+    known = figure.canvas.get_supported_filetypes()
+    if form not in known:
+        raise BadRequest(f"{path}: a picture can't be {form!r}, expected one of {', '.join(sorted(known))}")
+    with whole_file(path) as file:
+        figure.savefig(file, format=form)

@@ -1,0 +1,18 @@
+"""GLM-5 as llama.cpp's `glm-dsa`: DeepSeek V3.2's tensors and keys with GLM's tokenizer.
+
+Its layers may share an indexer's choice (`indexer_types`).
+"""
+
+from __future__ import annotations
+
+from convert.architectures.deepseek2.deepseek32 import IndexedDefaults, indexed
+from convert.tokenizer.family_quirks import GLM
+
+GLM_DSA = "GlmMoeDsaForCausalLM"
+
+ARCHITECTURE = indexed(
+    GLM_DSA,
+    "glm-dsa",
+    IndexedDefaults(groups=(1, 1), eps=1e-5, index_heads=32, may_share=True),
+    quirks=GLM,
+)

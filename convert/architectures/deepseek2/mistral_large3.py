@@ -1,0 +1,221 @@
+"""Mistral Large 3 in Mistral's own format, as `deepseek2`: DeepSeek's latent attention under other names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from convert.architectures.base import Key
+from convert.architectures.config_reader import ConfigReader
+from convert.architectures.deepseek2.config import DeepseekConfig, Defaults, deepseek_fields
+from convert.architectures.deepseek2.family import relative
+from convert.architectures.deepseek2.metadata import GGUF_NAME
+from convert.architectures.deepseek2.metadata import METADATA as DEEPSEEK_METADATA
+from convert.architectures.deepseek2.metadata import read_metadata as read_deepseek
+from convert.checkpoint.json_files import MISTRAL_LARGE_3
+from convert.tokenizer.family_quirks import Quirks
+from gguf_tools.errors import BadConfig
+from gguf_tools.format import keys
+from gguf_tools.format.hparams import read_hparams
+from gguf_tools.format.values import Metadata, Value
+
+_CONTEXT = 128_000
+"""max_position_embeddings where params.json has none, as llama.cpp's converter takes it."""
+
+_SIZES: Mapping[str, str] = {
+    "dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
+    "hidden_dim": "intermediate_size",
+}  # fmt: skip
+_MOE_SIZES: Mapping[str, str] = {
+    "num_experts": "n_routed_experts", "num_experts_per_tok": "num_experts_per_tok",
+    "expert_hidden_dim": "moe_intermediate_size", "num_shared_experts": "n_shared_experts",
+}  # fmt: skip
+"""Mistral's names of sizes -> DeepSeek's."""
+
+_SAME = ("architectures", "vocab_size", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
+         "v_head_dim", "rope_theta", "head_dim")  # fmt: skip
+
+
+_DEFAULTS = Defaults(
+    ("softmax",), ("greedy", "group_limited_greedy"), scale=1.0, groups=(1, 1), dense=0
+)
+
+
+@dataclass(frozen=True)
+class MistralConfig(DeepseekConfig):
+    """DeepSeek's configuration, and how attention grows sharper with the position.
+
+    temperature_scale   scores of position p are multiplied by 1 + scale * ln(1 + floor(p / length)); None for
+                        a model that doesn't do so
+    temperature_length  None without YaRN
+    """
+
+    temperature_scale: float | None = None
+    temperature_length: int | None = None
+
+    @property
+    def sharpness(self) -> tuple[float, int] | None:
+        """See DeepseekConfig."""
+        if self.temperature_scale is None:
+            return None
+        return self.temperature_scale, self.temperature_length or self.max_position_embeddings
+
+    @classmethod
+    def from_dict(
+        cls,
+        raw: Mapping[str, Any],
+        path: str | Path = "params.json",
+        defaults_of: Mapping[str, Defaults] = MappingProxyType({MISTRAL_LARGE_3: _DEFAULTS}),
+    ) -> MistralConfig:
+        """Return the configuration in `raw`, the content of `path`.
+
+        raises  BadConfig naming file and key, under Mistral's names where they differ; UnsupportedCheckpoint
+        """
+        read = ConfigReader(raw, path)
+        of_moe = ConfigReader(_inner(raw, path, "moe"), path, prefix="moe.")
+        n_groups = of_moe.size("num_expert_groups", 1)
+        fields = deepseek_fields(ConfigReader({
+            **{key: raw[key] for key in _SAME if key in raw},
+            **{theirs: read.size(ours) for ours, theirs in _SIZES.items()},
+            **{theirs: of_moe.size(ours) for ours, theirs in _MOE_SIZES.items()},
+            "first_k_dense_replace": of_moe.size("first_k_dense_replace", 0, least=0),
+            "moe_layer_freq": of_moe.size("route_every_n", 1),
+            "routed_scaling_factor": of_moe.number("routed_scale", 1.0),
+            "n_group": n_groups,
+            "topk_group": of_moe.size("num_expert_groups_per_tok", 1),
+            "topk_method": "group_limited_greedy" if n_groups > 1 else "greedy",
+            "norm_topk_prob": True,
+            "rms_norm_eps": read.number("norm_eps", 1e-6),
+            "max_position_embeddings": read.size("max_position_embeddings", _CONTEXT),
+            "hidden_act": raw.get("activation", "silu"),
+            "tie_word_embeddings": read.flag("tied_embeddings", False),
+            "rope_scaling": _rope_scaling(raw, path),
+        }, path), defaults_of)  # fmt: skip
+        scaling = ConfigReader(_inner(raw, path, "llama_4_scaling"), path, prefix="llama_4_scaling.")
+        return cls(
+            **fields,
+            temperature_scale=scaling.number("beta") if raw.get("llama_4_scaling") else None,
+            temperature_length=fields["yarn"] and fields["yarn"].original_context,
+        )
+
+
+def _inner(raw: Mapping[str, Any], path: str | Path, key: str) -> Mapping[str, Any]:
+    """Return an object inside params.json, an empty one where there is none."""
+    value = raw.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise BadConfig(f"{path}: {key} is {str(value)[:80]!r}, expected an object")
+    return value
+
+
+def _rope_scaling(raw: Mapping[str, Any], path: str | Path) -> dict[str, Any] | None:
+    """Return `yarn` as rope_scaling has it; a type of scaling in rope_scaling itself is read too."""
+    if raw.get("rope_scaling"):
+        return dict(_inner(raw, path, "rope_scaling"))
+    if not raw.get("yarn"):
+        return None
+    yarn = ConfigReader(_inner(raw, path, "yarn"), path, prefix="yarn.")
+    return {
+        "rope_type": "yarn",
+        "factor": yarn.number("factor"),
+        "original_max_position_embeddings": yarn.size("original_max_position_embeddings"),
+        "beta_fast": yarn.number("beta", 32.0),
+        "beta_slow": yarn.number("alpha", 1.0),
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    }
+
+
+_ENDS: Mapping[str, str] = {
+    "tok_embeddings.weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_IN_LAYER: Mapping[str, str] = {
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attention.wq": "self_attn.q_proj",
+    "attention.wq_a": "self_attn.q_a_proj",
+    "attention.q_a_norm": "self_attn.q_a_layernorm",
+    "attention.wq_b": "self_attn.q_b_proj",
+    "attention.wkv_a_with_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attention.kv_a_norm": "self_attn.kv_a_layernorm",
+    "attention.wkv_b": "self_attn.kv_b_proj",
+    "attention.wo": "self_attn.o_proj",
+    "gate": "mlp.gate",
+}
+_BLOCKS: Mapping[str, str] = {"feed_forward": "mlp", "shared_experts": "mlp.shared_experts"}
+_PROJECTIONS: Mapping[str, str] = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)\.weight")
+_BLOCK = re.compile(r"(?:experts\.(?P<expert>\d+)|(?P<block>\w+))\.(?P<part>w[123])")
+
+
+def canonical_name(name: str) -> str:
+    """Return DeepSeek's name of a weight; a name that Mistral Large 3 doesn't have stays as it is."""
+    layer = _LAYER.fullmatch(name)
+    if layer is None:
+        return _ENDS.get(name, name)
+    inner = _IN_LAYER.get(layer[2])
+    block = _BLOCK.fullmatch(layer[2])
+    if block is not None:
+        expert, part = block["expert"], _PROJECTIONS[block["part"]]
+        place = f"mlp.experts.{expert}" if expert is not None else _BLOCKS.get(block["block"])
+        inner = place and f"{place}.{part}"
+    return name if inner is None else f"model.layers.{layer[1]}.{inner}.weight"
+
+
+_YARN = (
+    keys.ROPE_SCALING_TYPE,
+    keys.ROPE_SCALING_FACTOR,
+    keys.ROPE_SCALING_YARN_BETA_FAST,
+    keys.ROPE_SCALING_YARN_BETA_SLOW,
+    keys.ROPE_SCALING_YARN_LOG_MUL,
+    keys.ROPE_SCALING_ORIG_CTX_LEN,
+)
+
+METADATA: tuple[Key, ...] = (
+    *(key for key in DEEPSEEK_METADATA if key.name not in _YARN),
+    *(next(key for key in DEEPSEEK_METADATA if key.name == name) for name in _YARN),
+    Key(keys.TEMPERATURE_SCALE, Value.f32, lambda c, o: c.temperature_scale),
+    Key(keys.TEMPERATURE_LENGTH, Value.u32, lambda c, o: c.temperature_length),
+)
+
+
+def read_metadata(
+    metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], path: str | Path
+) -> DeepseekConfig:
+    """Read the configuration out of the keys and tensors of a GGUF file.
+
+    shapes  tensor name -> shape, rows first
+    path    the file, for messages
+    raises  FormatError, MissingTensor, UnsupportedCheckpoint, BadRequest, naming the file and the key
+    """
+    base = read_deepseek(metadata, shapes, path)
+    hparams = read_hparams(metadata, GGUF_NAME, path)
+    # llama.cpp takes 0 for "none" too.
+    if not hparams.temperature_scale:
+        return base
+    return MistralConfig(
+        **{field.name: getattr(base, field.name) for field in fields(DeepseekConfig)},
+        temperature_scale=hparams.temperature_scale,
+        temperature_length=hparams.size("temperature_length"),
+    )
+
+
+def _is_vision(name: str) -> bool:
+    parts = ("vision_encoder.", "vision_language_adapter.", "patch_merger.", "pre_mm_projector_norm.")
+    return name.startswith(parts) or "mm_projector" in name
+
+
+ARCHITECTURE = relative(
+    MISTRAL_LARGE_3,
+    defaults=_DEFAULTS,
+    config=MistralConfig,
+    metadata=METADATA,
+    canonical_name=canonical_name,
+    is_vision=_is_vision,
+    quirks=Quirks(tekken=True),
+)

@@ -1,7 +1,0 @@
-"""What the user may choose about the conversion of a GLM-5 model: the same as for DeepSeek."""
-
-from __future__ import annotations
-
-from convert.architectures.deepseek2.options import Options
-
-__all__ = ["Options"]

@@ -1,0 +1,225 @@
+"""gpt-oss: biases everywhere, a sink per head, a sliding window in every second layer, MXFP4 experts.
+
+A checkpoint stores experts as stacks with gate and up interleaved:
+
+    gate_up_proj       packed (experts, 2 width, hidden_size): rows of gate and up by turns
+                       plain  (experts, hidden_size, 2 width): the same transposed
+    down_proj          packed (experts, hidden_size, width), plain (experts, width, hidden_size)
+    gate_up_proj_bias  (experts, 2 width), gate and up by turns
+
+Published checkpoints are packed (MXFP4), and their codes are kept. Finetunes may be plain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from convert.architectures.arrange import OutputTensor, Renamed, TransposedHeadRows
+from convert.architectures.config_reader import ConfigReader
+from convert.architectures.decoder.config import (
+    DecoderConfig,
+    decoder_fields,
+    expert_fields,
+    with_defaults,
+)
+from convert.architectures.decoder.family import decoder, decoder_notes
+from convert.architectures.decoder.layer_ranges import layers
+from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH, SLIDING_WINDOW
+from convert.architectures.decoder.rules import attention, ends, in_layer
+from convert.architectures.options import NoOptions
+from convert.architectures.rules import Arrange, Output, Rule
+from convert.weights.base import TYPES, Weight
+from gguf_tools.format.ggml_types import MXFP4, GGMLType
+from quantize.fill.heads import raw_rows
+from quantize.fill.sources import rows_dtype
+
+GATE, UP = 0, 1
+"""Which of two rows, or columns, is the gate's and which is up's."""
+
+
+def is_packed(weight: Weight) -> bool:
+    """Return whether a stack of experts is stored as codes, with its rows as everywhere else."""
+    return weight.stored_as not in TYPES
+
+
+@dataclass(frozen=True)
+class AlternateRows:
+    """Every second row of a tensor, from `first` on."""
+
+    name: str
+    shape: tuple[int, ...]
+    tensor: Weight | TransposedHeadRows
+    first: int
+
+    @property
+    def type(self) -> GGMLType:
+        return self.tensor.type
+
+    @property
+    def stored_as(self) -> str:
+        return self.tensor.stored_as
+
+    @property
+    def by_rows(self) -> bool:
+        return self.tensor.by_rows
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        rows = self.tensor.read_rows(2 * start, 2 * stop)[self.first :: 2]
+        return np.ascontiguousarray(rows.astype(rows_dtype(self.type), copy=False))
+
+    def raw_rows(self, start: int, stop: int) -> np.ndarray:
+        rows = raw_rows(self.tensor, 2 * start, 2 * stop).reshape(2 * (stop - start), -1)
+        return np.ascontiguousarray(rows[self.first :: 2]).reshape(-1)
+
+
+@dataclass(frozen=True)
+class AlternateCols(Renamed):
+    """Every second column of a matrix, from `first` on."""
+
+    first: int
+
+    def read_rows(self, start: int, stop: int) -> np.ndarray:
+        rows = super().read_rows(start, stop)
+        return np.ascontiguousarray(rows[:, self.first :: 2])
+
+    def raw_rows(self, start: int, stop: int) -> np.ndarray:
+        return self.read_rows(start, stop).reshape(-1).view(np.uint8)
+
+
+def half_of_gate_up(first: int) -> Arrange:
+    """Return the arrangement of gate or of up in gate_up_proj, (experts, width, hidden_size)."""
+
+    def arrange(name: str, weights: Sequence[Weight], config: DecoderConfig) -> OutputTensor:
+        (weight,) = weights
+        shape = (config.num_experts, config.moe_intermediate_size, config.hidden_size)
+        return AlternateRows(name, shape, weight if is_packed(weight) else _transposed(name, weight), first)
+
+    return arrange
+
+
+def half_of_bias(first: int) -> Arrange:
+    """Return the arrangement of the bias of gate or of up, (experts, width)."""
+
+    def arrange(name: str, weights: Sequence[Weight], config: DecoderConfig) -> OutputTensor:
+        (weight,) = weights
+        shape = (config.num_experts, config.moe_intermediate_size)
+        return AlternateCols(name, shape, weight.type, weight, first)
+
+    return arrange
+
+
+def down(name: str, weights: Sequence[Weight], config: DecoderConfig) -> OutputTensor:
+    """Return down, (experts, hidden_size, width)."""
+    (weight,) = weights
+    if is_packed(weight):
+        return Renamed(name, weight.shape, weight.type, weight)
+    return _transposed(name, weight)
+
+
+def _transposed(name: str, weight: Weight) -> TransposedHeadRows:
+    n_mats, n_rows, n_cols = weight.shape
+    return TransposedHeadRows(name, (n_mats, n_cols, n_rows), weight, n_rows, 0, n_rows)
+
+
+_DEFAULTS: Mapping[str, Any] = {
+    "max_position_embeddings": 131072, "num_key_value_heads": 8, "head_dim": 64, "rms_norm_eps": 1e-5,
+    "num_local_experts": 128, "num_experts_per_tok": 4, "sliding_window": 128,
+}  # fmt: skip
+
+_DEFAULT_ROPE = {
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 4096,
+}  # fmt: skip
+
+_KINDS = ("sliding_attention", "full_attention")
+
+
+def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
+    """Return the configuration of a gpt-oss."""
+    rope = {} if "rope_scaling" in raw or "rope_parameters" in raw else {"rope_scaling": _DEFAULT_ROPE}
+    read = with_defaults(raw, path, {**_DEFAULTS, **rope})
+    read.fixed("swiglu_limit", 7.0, "llama.cpp's gpt-oss clamps its gates there")
+    read.fixed("swiglu_alpha", 1.702, "llama.cpp's gpt-oss has no other gate")
+    read.fixed("attention_bias", True, "llama.cpp's gpt-oss always has biases")
+    fields = {**decoder_fields(read, theta=150000.0), **expert_fields(read)}
+    return DecoderConfig(
+        **fields,
+        attention_bias=True,
+        output_bias=True,
+        sliding_window=read.size("sliding_window"),
+        sliding_layers=_sliding_layers(read, fields["num_hidden_layers"]),
+        moe_intermediate_size=fields["intermediate_size"],
+    )
+
+
+def _sliding_layers(read: ConfigReader, n_layers: int) -> tuple[int, ...]:
+    kinds = read.raw.get("layer_types")
+    if kinds is None:
+        return tuple(range(0, n_layers, 2))
+    if not isinstance(kinds, list) or len(kinds) != n_layers or any(kind not in _KINDS for kind in kinds):
+        raise read.bad("layer_types", f"{n_layers} of {' and '.join(map(repr, _KINDS))}")
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == _KINDS[0])
+
+
+def _notes(config: DecoderConfig, options: NoOptions) -> tuple[str, ...]:
+    notes = []
+    if config.sliding_layers != tuple(range(0, config.num_hidden_layers, 2)):
+        notes.append(
+            "layer_types: llama.cpp's gpt-oss has its sliding window in layers 0, 2, 4 ..., this model not"
+        )
+    if config.rope.kind == "yarn" and not config.rope.truncate:
+        notes.append(
+            "YaRN with truncate false: llama.cpp rounds the ends of the ramp to whole pairs of columns, and"
+            " rotates some otherwise"
+        )
+    return (*notes, *decoder_notes(replace(config, sliding_window=None)))
+
+
+def _gate_up_sizes(weight: Weight) -> str:
+    return f"num_experts {'gate_up_rows hidden_size' if is_packed(weight) else 'hidden_size gate_up_rows'}"
+
+
+def _down_sizes(weight: Weight) -> str:
+    sizes = ("hidden_size", "moe_intermediate_size")
+    return " ".join(("num_experts", *(sizes if is_packed(weight) else reversed(sizes))))
+
+
+_EXPERTS = "model.layers.{layer}.mlp.experts"
+
+ARCHITECTURE = decoder(
+    "GptOssForCausalLM",
+    gguf_name="gpt-oss",
+    read_config=read_config,
+    rules=(
+        *ends(),
+        *attention(),
+        in_layer(layers, "attn_sinks.weight", "self_attn.sinks", "num_attention_heads"),
+        in_layer(layers, "post_attention_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
+        in_layer(layers, "ffn_gate_inp.weight", "mlp.router.weight", "num_experts hidden_size"),
+        in_layer(layers, "ffn_gate_inp.bias", "mlp.router.bias", "num_experts"),
+        Rule(layers, (
+            Output("blk.{layer}.ffn_gate_exps.weight", f"{_EXPERTS}.gate_up_proj", _gate_up_sizes,
+                   half_of_gate_up(GATE)),
+            Output("blk.{layer}.ffn_up_exps.weight", f"{_EXPERTS}.gate_up_proj", _gate_up_sizes,
+                   half_of_gate_up(UP)),
+        ), early=is_packed),
+        Rule(layers, (
+            Output("blk.{layer}.ffn_down_exps.weight", f"{_EXPERTS}.down_proj", _down_sizes, down),
+        ), early=is_packed),
+        Rule(layers, (
+            Output("blk.{layer}.ffn_gate_exps.bias", f"{_EXPERTS}.gate_up_proj_bias",
+                   "num_experts gate_up_rows", half_of_bias(GATE)),
+            Output("blk.{layer}.ffn_up_exps.bias", f"{_EXPERTS}.gate_up_proj_bias",
+                   "num_experts gate_up_rows", half_of_bias(UP)),
+        )),
+        in_layer(layers, "ffn_down_exps.bias", "mlp.experts.down_proj_bias", "num_experts hidden_size"),
+    ),
+    metadata=(*COMMON, SLIDING_WINDOW, EXPERT_WIDTH),
+    notes=_notes,
+    kept=frozenset({MXFP4}),
+)  # fmt: skip

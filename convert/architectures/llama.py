@@ -1,0 +1,90 @@
+"""Llama, Mistral and Mixtral: rows of queries and keys change places, and Llama 3's RoPE becomes a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from convert.architectures.arrange import Computed
+from convert.architectures.decoder.config import (
+    DecoderConfig,
+    decoder_fields,
+    expert_fields,
+    with_defaults,
+)
+from convert.architectures.decoder.family import decoder
+from convert.architectures.decoder.layer_ranges import layers, moe_layers
+from convert.architectures.decoder.metadata import COMMON, ROTATED_COLS, VOCAB_SIZE
+from convert.architectures.decoder.rope import llama3_divisors
+from convert.architectures.decoder.rotated_rows import paired
+from convert.architectures.decoder.rules import (
+    attention,
+    dense_blocks,
+    ends,
+    expert_stacks,
+    in_layer,
+)
+from convert.architectures.rules import Output, Rule
+from convert.tokenizer.family_quirks import LLAMA as LLAMA_QUIRKS
+from convert.weights.base import Weight
+
+LLAMA, MISTRAL, MIXTRAL = "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"
+
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    LLAMA: {"max_position_embeddings": 2048},
+    MISTRAL: {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    MIXTRAL: {
+        "max_position_embeddings": 131072, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+        "num_local_experts": 8, "num_experts_per_tok": 2,
+    },
+}  # fmt: skip
+"""What transformers' configuration classes have where config.json has nothing."""
+
+
+def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
+    """Return the configuration of a Llama, Mistral or Mixtral."""
+    name = str(raw["architectures"][0])
+    read = with_defaults(raw, path, _DEFAULTS[name])
+    fields = decoder_fields(read, theta=1e6 if name == MIXTRAL else 10000.0)
+    fields["rotated_cols"] = fields["head_dim"]
+    if name == MIXTRAL:
+        fields |= expert_fields(read)
+        fields["moe_intermediate_size"] = fields["intermediate_size"]
+    if name == LLAMA:
+        fields["stated_head_dim"] = fields["head_dim"]
+        fields["attention_bias"] = fields["output_bias"] = read.flag("attention_bias", False)
+        fields["mlp_bias"] = read.flag("mlp_bias", False)
+    else:
+        fields["sliding_window"] = read.size_or_null("sliding_window", None)
+        fields["sliding_layers"] = tuple(range(fields["num_hidden_layers"]))
+    return DecoderConfig(**fields)
+
+
+def _stretched(config: DecoderConfig, options: Any) -> Iterable[int | None]:
+    return (None,) if config.rope.kind == "llama3" else ()
+
+
+def _rope_freqs(name: str, weights: Sequence[Weight], config: DecoderConfig) -> Computed:
+    """Return the divisors of the frequencies of all pairs, (head_dim / 2,)."""
+    return Computed(name, llama3_divisors(config.rope, config.head_dim))
+
+
+ARCHITECTURE = decoder(
+    LLAMA, MISTRAL, MIXTRAL,
+    gguf_name="llama",
+    read_config=read_config,
+    rules=(
+        Rule(_stretched, (Output("rope_freqs.weight", "", "", _rope_freqs),)),
+        *ends(),
+        *attention(paired),
+        in_layer(layers, "ffn_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
+        *dense_blocks("mlp_bias"),
+        in_layer(moe_layers, "ffn_gate_inp.weight", "block_sparse_moe.gate.weight",
+                 "num_experts hidden_size"),
+        expert_stacks(moe_layers, "block_sparse_moe.experts.{expert}", down="w2", gate="w1", up="w3",
+                      order="gate down up"),
+    ),
+    metadata=(*COMMON, VOCAB_SIZE, ROTATED_COLS),
+    quirks=LLAMA_QUIRKS,
+)  # fmt: skip

@@ -1,1 +1,0 @@
-"""Llama, with Mistral and Mixtral, which its files describe too."""

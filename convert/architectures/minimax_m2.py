@@ -1,0 +1,64 @@
+"""MiniMax-M2: partial RoPE, norms over the queries and keys of all heads, sigmoid routing with a bias."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from convert.architectures.decoder.config import (
+    DecoderConfig,
+    decoder_fields,
+    expert_fields,
+    with_defaults,
+)
+from convert.architectures.decoder.family import decoder
+from convert.architectures.decoder.layer_ranges import layers
+from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH, ROTATED_COLS
+from convert.architectures.decoder.rules import attention, ends, expert_stacks, in_layer
+from convert.tokenizer.family_quirks import Quirks
+
+_DEFAULTS: Mapping[str, Any] = {
+    "max_position_embeddings": 196608, "num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 256,
+    "num_experts_per_tok": 8,
+}  # fmt: skip
+
+
+def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
+    """Return the configuration of a MiniMax-M2."""
+    read = with_defaults(raw, path, _DEFAULTS)
+    read.fixed("use_qk_norm", True, "llama.cpp's minimax-m2 always norms queries and keys")
+    read.fixed("qk_norm_type", "per_layer", "llama.cpp's minimax-m2 norms all heads together")
+    read.fixed("use_routing_bias", True, "llama.cpp's minimax-m2 always chooses with a bias")
+    read.fixed("scoring_func", "sigmoid", "the model computes with no other")
+    fields = {**decoder_fields(read, theta=5e6), **expert_fields(read)}
+    head_dim = fields["head_dim"]
+    if raw.get("rotary_dim") is not None:
+        fields["rotated_cols"] = read.size("rotary_dim", most=head_dim)
+    elif fields["rope"].partial is None:
+        fields["rotated_cols"] = head_dim // 2
+    return DecoderConfig(
+        **fields,
+        qk_norm=True,
+        norms_all_heads=True,
+        moe_intermediate_size=fields["intermediate_size"],
+        scoring_func="sigmoid",
+    )
+
+
+ARCHITECTURE = decoder(
+    "MiniMaxM2ForCausalLM",
+    gguf_name="minimax-m2",
+    read_config=read_config,
+    rules=(
+        *ends(),
+        *attention(),
+        in_layer(layers, "ffn_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
+        in_layer(layers, "ffn_gate_inp.weight", "block_sparse_moe.gate.weight", "num_experts hidden_size"),
+        in_layer(layers, "exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias", "num_experts"),
+        expert_stacks(layers, "block_sparse_moe.experts.{expert}", down="w2", gate="w1", up="w3",
+                      order="gate down up"),
+    ),
+    metadata=(*COMMON, EXPERT_WIDTH, ROTATED_COLS),
+    quirks=Quirks(pre_tokenizers={"gpt-4o": "minimax-m2"}),
+)  # fmt: skip

@@ -1,3 +1,0 @@
-"""What the user may choose: nothing."""
-
-from convert.architectures.decoder.options import Options as Options

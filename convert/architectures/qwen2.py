@@ -1,0 +1,33 @@
+"""Qwen 2: queries, keys and values have biases, and no row changes its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from convert.architectures.decoder.config import DecoderConfig, decoder_fields, window_fields, with_defaults
+from convert.architectures.decoder.family import decoder
+from convert.architectures.decoder.layer_ranges import layers
+from convert.architectures.decoder.rules import attention, dense_blocks, ends, in_layer
+
+_DEFAULTS: Mapping[str, Any] = {"max_position_embeddings": 32768, "num_key_value_heads": 32}
+
+
+def read_config(raw: Mapping[str, Any], path: str | Path) -> DecoderConfig:
+    """Return the configuration of a Qwen 2."""
+    read = with_defaults(raw, path, _DEFAULTS)
+    return DecoderConfig(**decoder_fields(read), **window_fields(read), attention_bias=True)
+
+
+ARCHITECTURE = decoder(
+    "Qwen2ForCausalLM",
+    gguf_name="qwen2",
+    read_config=read_config,
+    rules=(
+        *ends(),
+        *attention(),
+        in_layer(layers, "ffn_norm.weight", "post_attention_layernorm.weight", "hidden_size"),
+        *dense_blocks(),
+    ),
+)

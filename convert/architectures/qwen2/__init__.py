@@ -1,1 +1,0 @@
-"""Qwen 2 and 2.5, and distills of that shape."""

@@ -1,1 +1,0 @@
-"""Qwen 3, and distills of that shape."""

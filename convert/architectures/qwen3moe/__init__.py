@@ -1,1 +1,0 @@
-"""Qwen 3 with routed experts."""

@@ -1,0 +1,95 @@
+"""The files about a tokenizer in a checkpoint's folder, each read once; errors of the tokenizers library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from convert.checkpoint.json_files import read_json_object_if_there
+from convert.tokenizer.family_quirks import NO_QUIRKS, Quirks
+from convert.tokenizer.vocab import MAX_VOCAB
+from gguf_tools.errors import BadConfig, BadTokenizer, ToolkitError
+from gguf_tools.text import shown
+
+MAX_MEMORY = 400 << 20
+"""Bytes that tokenizer.json or tekken.json may take in memory. The largest, gpt-oss's with 446,189 pairs of
+merges, is counted as 289 MiB, and takes half of that."""
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """What a folder's JSON files say about its tokenizer. A file is read when it is first asked for.
+
+    config  config.json
+    quirks  of the model's family
+
+    The objects are empty where there is no such file; a broken one raises BadTokenizer.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    quirks: Quirks = NO_QUIRKS
+
+    @cached_property
+    def tokenizer_json(self) -> Mapping[str, Any]:
+        return read_json_object_if_there(self.json_path, BadTokenizer, most_memory=MAX_MEMORY)
+
+    @cached_property
+    def tokenizer_config(self) -> Mapping[str, Any]:
+        return read_json_object_if_there(self.config_path, BadTokenizer)
+
+    @cached_property
+    def special_tokens_map(self) -> Mapping[str, Any]:
+        return read_json_object_if_there(self.folder / "special_tokens_map.json", BadTokenizer)
+
+    @cached_property
+    def vocab_size(self) -> int | None:
+        """The rows of the embedding as config.json states them; raises BadConfig for an impossible number."""
+        vocab_size = self.config.get("vocab_size")
+        if vocab_size is None or (type(vocab_size) is int and 1 <= vocab_size <= MAX_VOCAB):
+            return vocab_size
+        found = shown(repr(vocab_size))
+        path = self.folder / "config.json"
+        raise BadConfig(f"{path}: vocab_size is {found}, expected a number from 1 to {MAX_VOCAB}")
+
+    @property
+    def json_path(self) -> Path:
+        return self.folder / "tokenizer.json"
+
+    @property
+    def config_path(self) -> Path:
+        return self.folder / "tokenizer_config.json"
+
+    def load(self) -> Any:
+        """Return the tokenizers library's own object for tokenizer.json, which also proves the file's form.
+
+        raises  BadTokenizer when the library refuses it
+        """
+        from tokenizers import Tokenizer
+
+        with library_errors(self.json_path, "the tokenizers library can't read it"):
+            return Tokenizer.from_file(str(self.json_path))
+
+
+@contextmanager
+def library_errors(path: Path, what: str) -> Iterator[None]:
+    """Raise BadTokenizer in place of what the tokenizers library raises for a file.
+
+    It raises bare Exceptions for files that it refuses. Where its Rust code panics it raises PanicException,
+    which isn't derived from Exception, after printing lines of its own.
+
+    path  the file that the library was given, for the message
+    what  what went wrong, in words: "its tokens can't be added"
+    """
+    try:
+        yield
+    except (ToolkitError, MemoryError):
+        raise
+    except BaseException as cause:
+        if isinstance(cause, Exception) or type(cause).__name__ == "PanicException":
+            raise BadTokenizer(f"{path}: {what}: {shown(str(cause))}") from cause
+        raise

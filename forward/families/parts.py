@@ -1,0 +1,80 @@
+"""What the networks of several families have in common: routing, blocks and experts, and the two ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from convert.architectures.decoder.config import DecoderConfig
+from convert.architectures.deepseek2.config import DeepseekConfig
+from convert.architectures.deepseek4.config import V4Config
+from forward.layers.experts import Experts, Groups, Routing, Scoring, load_experts
+from forward.layers.ffn import BlockNames, FeedForward, load_ffn
+from forward.layers.load import Loader
+from forward.layers.rope import Rope
+from forward.network import EMBEDDINGS, OUTPUT, BuildLayer, Network
+
+ModelConfig = DeepseekConfig | V4Config | DecoderConfig
+"""The configuration of a model of any family."""
+
+
+def network_of(config: ModelConfig, rope: Rope, build: BuildLayer, **others: Any) -> Network:
+    """Build the network of a model; `others` are those fields of Network that few families need."""
+    return Network(
+        n_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        output=EMBEDDINGS if config.tie_word_embeddings else OUTPUT,
+        norm_eps=config.rms_norm_eps,
+        rope=rope,
+        build=build,
+        **others,
+    )
+
+
+def routing_of(config: ModelConfig, groups: Groups | None = None) -> Routing:
+    """Read how a model routes tokens; softmax where its configuration names no scoring."""
+    return Routing(
+        n_used=config.num_experts_per_tok,
+        scoring=cast(Scoring, config.scoring_func or "softmax"),
+        groups=None if groups is None or groups.count == groups.used else groups,
+        normalise=config.norm_topk_prob,
+        scale=config.routed_scaling_factor,
+    )
+
+
+@dataclass(frozen=True)
+class FeedForwards:
+    """The feed-forward part of all layers: a dense block in the first ones, experts in the others.
+
+    n_dense       leading layers with a dense block
+    dense_width   of that block
+    shared_width  of the shared experts together; 0 for none
+    n_experts     routed experts of a layer, each of expert_width
+    clamped       whether experts have gpt-oss's gate
+    limit         see FeedForward
+    """
+
+    hidden: int
+    n_dense: int
+    dense_width: int
+    shared_width: int
+    n_experts: int
+    expert_width: int
+    routing: Routing
+    clamped: bool = False
+    limit: float | None = None
+
+    def load(self, load: Loader, number: int) -> tuple[FeedForward | None, Experts | None]:
+        """Read what every token of a layer goes through, and its routed experts; None for what it lacks."""
+        is_dense = number < self.n_dense
+        width = self.dense_width if is_dense else self.shared_width
+        names = BlockNames.of(number, "" if is_dense else "_shexp")
+        block = load_ffn(load, names, self.hidden, width, limit=self.limit) if width else None
+        if is_dense:
+            return block, None
+        experts = load_experts(
+            load, number, self.routing, self.n_experts, self.hidden, self.expert_width,
+            clamped=self.clamped, limit=self.limit,
+        )  # fmt: skip
+        return block, experts

@@ -1,0 +1,42 @@
+"""forward/device.py alone knows which device is the CPU, and copies between devices and numpy."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OWNER = ROOT / "forward" / "device.py"
+OTHER_MACHINES = {ROOT / "calibrate" / "size" / "choose_types.py"}
+"""Modules in which "cpu" is where somebody else will run the file."""
+
+MODULES = sorted(
+    path
+    for package in ("forward", "imatrix", "quality", "calibrate")
+    for path in (ROOT / package).rglob("*.py")
+    if path != OWNER
+)
+
+
+def questions(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and text of what only the owner may say."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in ("cpu", "cuda", "from_numpy"):
+            yield node.lineno, f".{node.attr}"
+        if isinstance(node, ast.Constant) and node.value in ("cpu", "cuda"):
+            yield node.lineno, repr(node.value)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_the_owner_knows_devices(path: Path) -> None:
+    if path not in OTHER_MACHINES:
+        assert not list(questions(ast.parse(path.read_text())))
+
+
+def test_the_owner_would_be_found_out() -> None:
+    assert {what for _, what in questions(ast.parse(OWNER.read_text()))} == {
+        ".cpu", ".cuda", ".from_numpy", "'cpu'", "'cuda'",
+    }  # fmt: skip
