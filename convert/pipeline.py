@@ -35,7 +35,7 @@ from gguf_tools.format.shards import group_tensors
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.hub.names import cached_name
-from gguf_tools.look.model_size import count_parameters
+from gguf_tools.look.listing import count_parameters
 from quantize.fill.encode import FillJob
 from quantize.fill.session import Output
 from quantize.options import QuantizeOptions

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from convert.checkpoint.remote_safetensors import RemoteSafetensorsFile
 from gguf_tools.errors import HubError
-from gguf_tools.hub.digests import Budget, InOrder
 from gguf_tools.hub.downloads import n_refused, note_refused
-from gguf_tools.hub.ranges import RemoteFile
+from gguf_tools.hub.ranges import Budget, InOrder, RemoteFile
 
 _AT_ONCE = 8
 """How many headers are fetched at the same time."""

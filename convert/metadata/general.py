@@ -26,7 +26,7 @@ from gguf_tools.errors import BadConfig
 from gguf_tools.format import keys
 from gguf_tools.format.values import Kind, Value
 from gguf_tools.hub.names import folder_name
-from gguf_tools.look.model_size import ParameterCounts
+from gguf_tools.look.listing import ParameterCounts
 
 # The order in which llama.cpp's converter writes them.
 _SCALARS = {

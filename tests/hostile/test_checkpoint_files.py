@@ -18,7 +18,7 @@ from convert.tokenizer.sentencepiece_model import read_sentencepiece_model
 from convert.tokenizer.tokenizer import read_tokenizer
 from gguf_cli.convert import main as convert
 from gguf_tools.errors import BadTokenizer
-from gguf_tools.look.model_size import ParameterCounts
+from gguf_tools.look.listing import ParameterCounts
 from tests.fuzz import tokenizer as small
 from tests.fuzz import tokenizer_model
 from tests.hostile.warden import Outcome, Warden

@@ -15,7 +15,7 @@ from convert.metadata.model_card import read_model_card
 from convert.metadata.model_names import default_file_name, fill_outfile_template, parse_model_name, title
 from gguf_tools.errors import BadConfig, BadRequest
 from gguf_tools.format.values import Value
-from gguf_tools.look.model_size import ParameterCounts, count_parameters, rounded
+from gguf_tools.look.listing import ParameterCounts, count_parameters, rounded
 
 CONVERTED = Path(__file__).parents[2] / "golden" / "convert"
 
