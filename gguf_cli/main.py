@@ -171,7 +171,7 @@ def _with_subcommands(parser: argparse.ArgumentParser) -> Iterator[argparse.Argu
 def checkpoint(args: argparse.Namespace) -> None:
     from convert import open_checkpoint
     from convert.sources import source_folder
-    from convert.weights.listing import checkpoint_text, describe
+    from convert.weights.model_weights import checkpoint_text, describe
 
     folder = source_folder(args.folder, dry_run=True, allow_pickle=args.allow_pickle)
     with open_checkpoint(folder, allow_pickle=args.allow_pickle) as weights:

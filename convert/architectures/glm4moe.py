@@ -38,7 +38,7 @@ from convert.architectures.decoder.rules import (
 )
 from convert.architectures.options import MTPOptions
 from convert.architectures.rules import Drop
-from convert.tokenizer.family_quirks import GLM
+from convert.tokenizer.files import GLM
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value
 

@@ -26,7 +26,7 @@ from convert.architectures.decoder.rules import (
     in_layer,
 )
 from convert.architectures.rules import Output, Rule
-from convert.tokenizer.family_quirks import LLAMA as LLAMA_QUIRKS
+from convert.tokenizer.files import LLAMA as LLAMA_QUIRKS
 from convert.weights.base import Weight
 
 LLAMA, MISTRAL, MIXTRAL = "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"

@@ -68,9 +68,8 @@ def open_weights(checkpoint: Checkpoint) -> ModelWeights:
 
     raises  UnsupportedCheckpoint naming the format, the key that says so and the first tensor that shows it
     """
-    from convert.weights.model_weights import ModelWeights
+    from convert.weights.model_weights import ModelWeights, first_quantized, refuse
     from convert.weights.settings import read_settings
-    from convert.weights.unsupported import first_quantized, refuse
 
     settings = read_settings(checkpoint)
     loaders = all_loaders()

@@ -18,7 +18,7 @@ from convert.architectures.deepseek2.metadata import read_metadata as read_deeps
 from convert.architectures.deepseek2.rules import RULES as DEEPSEEK_RULES
 from convert.architectures.options import LatentOptions
 from convert.architectures.rules import Output, Rule
-from convert.tokenizer.family_quirks import Quirks
+from convert.tokenizer.files import Quirks
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import read_hparams
 from gguf_tools.format.values import Metadata, Value

@@ -15,7 +15,7 @@ from convert.architectures.deepseek2.metadata import GGUF_NAME, METADATA
 from convert.architectures.deepseek2.rules import RULES, drops
 from convert.architectures.options import LatentOptions
 from convert.architectures.rules import Drop
-from convert.tokenizer.family_quirks import Quirks
+from convert.tokenizer.files import Quirks
 
 
 def notes(config: DeepseekConfig, options: LatentOptions) -> tuple[str, ...]:

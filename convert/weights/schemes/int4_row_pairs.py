@@ -37,7 +37,7 @@ class RowPairWeight(Decoded):
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
         # numba is loaded by the first weight that is decoded, not by looking at a checkpoint.
-        from convert.weights.unpack import scale_groups
+        from convert.weights.kernels import scale_groups
 
         first = start // 2
         pairs = self.pairs.read_rows(first, -(-stop // 2)).view(np.int8)

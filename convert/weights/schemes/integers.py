@@ -39,7 +39,7 @@ class Int8Weight(Decoded):
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
         # numba is loaded by the first weight that is decoded, not by looking at a checkpoint.
-        from convert.weights.unpack import scale_groups
+        from convert.weights.kernels import scale_groups
 
         codes = self.codes.read_rows(start, stop)
         scales = self.scales.of_rows(start, stop)

@@ -56,7 +56,7 @@ class Packing:
 
     def unpack(self, words: np.ndarray, n_codes: int) -> np.ndarray:
         """Return the codes of every row of `words`, int32 (n_rows, n_words), as uint8 (n_rows, n_codes)."""
-        from convert.weights.unpack import unpack
+        from convert.weights.kernels import unpack
 
         if self.dense:
             return unpack(words, self.bits, n_codes)
@@ -93,7 +93,7 @@ class PackedWeight(Decoded):
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
         # numba is loaded by the first weight that is decoded, not by looking at a checkpoint.
-        from convert.weights.unpack import scale_columns, scale_groups
+        from convert.weights.kernels import scale_columns, scale_groups
 
         n_cols = self.shape[1]
         codes = self.packing.unpack(self.packed.read_rows(start, stop), n_cols)

@@ -125,7 +125,7 @@ def test_what_is_no_part_of_a_weight_is_dropped_with_its_reason() -> None:
 
 
 def test_bits_per_weight_count_scales_and_all() -> None:
-    from convert.weights.listing import describe
+    from convert.weights.model_weights import describe
 
     with convert.open_checkpoint(folder_of("compressed-tensors", "pack_w4_asym_rowpad")) as weights:
         found = {tensor["name"]: tensor for tensor in describe(weights)["tensors"]}
