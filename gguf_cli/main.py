@@ -105,7 +105,7 @@ def _compare_with_source(file: GGUFSet, args: argparse.Namespace) -> list[Findin
 
     with ExitStack() as opened:
         if Path(args.against).is_dir():
-            from convert.conversion import open_tensors
+            from convert.pipeline import open_tensors
 
             sources = opened.enter_context(open_tensors(args.against, allow_pickle=args.allow_pickle))
         else:

@@ -15,9 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from convert.architectures.arrange import OutputTensor
 from convert.architectures.options import NoOptions, make_options
-from convert.architectures.rules import Drop, Rule, match
+from convert.architectures.rules import Drop, OutputTensor, Rule, match
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.tokenizer.files import NO_QUIRKS, Quirks
 from convert.weights.base import Weight, Weights

@@ -13,9 +13,8 @@ from convert.architectures.decoder.config import (
     with_defaults,
 )
 from convert.architectures.decoder.family import decoder
-from convert.architectures.decoder.layer_ranges import layers
 from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH, ROTATED_COLS
-from convert.architectures.decoder.rules import attention, ends, expert_stacks, in_layer
+from convert.architectures.decoder.rules import attention, ends, expert_stacks, in_layer, layers
 from convert.tokenizer.files import Quirks
 
 _DEFAULTS: Mapping[str, Any] = {

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from convert.metadata.model_card import read_model_card
+from convert.general_metadata import read_model_card
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.named_files import read_input
 from gguf_tools.format import keys

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from convert.card.facts import origin_of, read_all, read_report
 from convert.card.page import COMMANDS_HEADING, MARK, Card, card_text
-from convert.metadata.model_card import read_model_card
+from convert.general_metadata import read_model_card
 from gguf_tools.errors import BadRequest, GGUFError
 from gguf_tools.files.atomic_write import write_whole
 from gguf_tools.files.named_files import read_input

@@ -28,9 +28,7 @@ MODULES: tuple[str, ...] = (
     "convert.weights.schemes.eetq",
     "convert.weights.schemes.bnb",
     "convert.weights.schemes.hqq",
-    "convert.weights.schemes.packed_integers",
     "convert.weights.schemes.integers",
-    "convert.weights.schemes.int4_row_pairs",
     "convert.weights.schemes.torchao",
     "convert.weights.schemes.integer_tables",
 )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 from convert.architectures.base import Architecture, Key
 from convert.architectures.config_reader import ConfigReader
-from convert.architectures.decoder.layer_ranges import layers, mtp_layers
+from convert.architectures.decoder.rules import layers, mtp_layers
 from convert.architectures.deepseek2.config import DeepseekConfig, Defaults, Indexer, deepseek_fields
 from convert.architectures.deepseek2.family import common_notes, relative
 from convert.architectures.deepseek2.metadata import METADATA as DEEPSEEK_METADATA

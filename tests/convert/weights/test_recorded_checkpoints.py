@@ -16,9 +16,7 @@ from convert.weights import open_weights
 from convert.weights.base import BlockWeight, PlainWeight, Weight
 from convert.weights.schemes.fp4 import Fp4Weight
 from convert.weights.schemes.fp8 import Fp8Weight
-from convert.weights.schemes.int4_row_pairs import RowPairWeight
-from convert.weights.schemes.integers import Int8Weight
-from convert.weights.schemes.packed_integers import PackedWeight
+from convert.weights.schemes.integers import Int8Weight, PackedWeight, RowPairWeight
 from gguf_tools.errors import CheckpointError
 from gguf_tools.format.ggml_types import F32, MXFP4
 from quantize.formats.fp4 import mxfp4
