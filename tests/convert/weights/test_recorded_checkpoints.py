@@ -19,7 +19,7 @@ from convert.weights.schemes.fp8 import Fp8Weight
 from convert.weights.schemes.integers import Int8Weight, PackedWeight, RowPairWeight
 from gguf_tools.errors import CheckpointError
 from gguf_tools.format.ggml_types import F32, MXFP4
-from quantize.formats.fp4 import mxfp4
+from quantize.formats import get_format
 from tests.support.checkpoints import write_checkpoint
 from tests.support.golden_checkpoints import cases_in, expected_weights, folder_of
 
@@ -149,7 +149,7 @@ def test_blocks_of_mxfp4_mean_what_the_checkpoint_means(format_: str, case: str,
         expected = expected_weights(format_, case)[weight.name].reshape(-1, weight.shape[-1])
         n_cols = expected.shape[1]
         data = data.reshape(stop - start, MXFP4.row_bytes(n_cols))
-        assert np.array_equal(mxfp4.decode(data, n_cols), expected[rows])
+        assert np.array_equal(get_format("MXFP4").decode(data, n_cols), expected[rows])
 
 
 @pytest.mark.parametrize("case", [("compressed-tensors", "nvfp4"), ("modelopt", "nvfp4")])
