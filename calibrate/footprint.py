@@ -22,9 +22,9 @@ from calibrate.statistics.gradients import GradientOptions
 from calibrate.statistics.inputs import PIECE_ROWS
 from calibrate.statistics.moments import PAIR_BYTES
 from forward.gradients.backward import gradient_bytes
-from forward.malloc_trim import MOST_HELD
 from forward.network import Network
 from forward.text.tokens import Text
+from forward.workers import MOST_HELD
 from gguf_tools.format.hparams import architecture_of, known_hparams
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata

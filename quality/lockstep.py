@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from forward.logits import LogitSource, Positions
+from forward.logits import LogitSource, Positions, predicted_positions
 from forward.observe import Arrays
-from forward.perplexity import predicted_positions
 from forward.run import ForwardPass
 from quality.bases.base import BaseWeights, LayeredBase, compute_layer, head_of
 from quality.drift import LayerDrift, drift_of

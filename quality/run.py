@@ -15,9 +15,8 @@ from pathlib import Path
 
 import torch
 
-from forward.logits import LogitSource, sweep_vocabulary
+from forward.logits import LogitSource, predicted_positions, sweep_vocabulary
 from forward.open import ModelSource, open_model
-from forward.perplexity import predicted_positions
 from forward.text.quality import judge
 from forward.text.tokens import Text
 from gguf_tools.errors import BadArgument

@@ -13,13 +13,12 @@ from typing import Any, ClassVar
 import torch
 
 from forward.device import choose_device
-from forward.layers.shared_weights import SharedWeights
+from forward.layers.load import SharedWeights
+from forward.logits import predicted_positions
 from forward.open import ModelSource, open_model
-from forward.perplexity import predicted_positions
 from forward.run import ForwardPass, forward_pass
 from forward.text.tokens import Cut, Text, bos_of, read_text
-from forward.work.run_identity import run_identity
-from forward.work.work_folder import EMBEDDING, WorkFolder
+from forward.work.work_folder import EMBEDDING, WorkFolder, run_identity
 from forward.workers import threads_for
 from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.files.inputs import InputWatch

@@ -38,7 +38,7 @@ import sys
 import pytest
 import torch
 from pathlib import Path
-from forward.malloc_trim import give_back
+from forward.workers import give_back
 from forward.layers.matmul_backend import fast_products
 
 def resident():

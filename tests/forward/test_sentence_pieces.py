@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from convert.tokenizer.vocab import TokenType
-from forward.text.sentence_pieces import SentencePieces
+from forward.text.tokens import SentencePieces
 from gguf_tools import FileLayout, Value
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.format.values import Metadata
