@@ -369,7 +369,7 @@ def _stats(args: argparse.Namespace) -> None:
 
     contents = load(args.file)
     if args.plot is not None:
-        from imatrix.plot import plot
+        from imatrix.stats import plot
 
         plot(contents, args.plot)
     for line in [json.dumps(for_json(as_json(contents)))] if args.json else stats_lines(contents):
