@@ -153,8 +153,8 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     from gguf_tools.files.named_files import output_path
     from gguf_tools.progress import LayerBar
     from gguf_tools.text import json_text
+    from quality.evaluation import evaluation_lines
     from quality.pipeline import evaluating
-    from quality.table import evaluation_lines
     from quality.work_folders import is_unfinished
 
     base, quants = _models(parser, args)

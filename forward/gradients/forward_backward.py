@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from forward.device import device_name
+from forward.device import device_name, fast_products
 from forward.gradients.backward import BackwardPass, backward_pass
-from forward.layers.matmul_backend import fast_products
 from forward.observe import Observer, Silent
 from forward.open import ModelSource
 from forward.options import ForwardOptions

@@ -24,10 +24,9 @@ from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.format.values import Metadata
 from gguf_tools.progress import Reporter
-from quality.bases.base import BaseWeights, ComputedBase, ModelFacts
+from quality.bases.base import BaseWeights, ComputedBase, Lockstep, ModelFacts
 from quality.bases.cached_states import KeptBase, KeptFolder, StatesKeeper, about_states
 from quality.bases.logits_file import SMALLEST_LOG_PROB, FileLogits
-from quality.lockstep import Lockstep
 from quality.options import EvaluateOptions, LogitsFile
 
 Files = list[list[str]]
