@@ -22,9 +22,8 @@ from calibrate.run.experts import experts_at_once
 from calibrate.statistics.gradient_factors import gradient_text
 from calibrate.statistics.gradients import stored_bytes
 from calibrate.statistics.inputs import HELD_ROWS
-from forward.device import CPU
+from forward.device import CPU, fast_products
 from forward.gradients.forward_backward import BACKWARD_WORK
-from forward.layers.matmul_backend import fast_products
 from forward.text.tokens import Text
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format.tensors import TensorInfo

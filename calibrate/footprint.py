@@ -20,9 +20,9 @@ from calibrate.statistics.gradient_factors import gradient_text
 from calibrate.statistics.gradients import GradientOptions, covariance_bytes, row_pieces
 from calibrate.statistics.inputs import PAIR_BYTES, PIECE_ROWS
 from forward.gradients.backward import gradient_bytes
-from forward.malloc_trim import MOST_HELD
 from forward.network import Network
 from forward.text.tokens import Text
+from forward.workers import MOST_HELD
 from gguf_tools.format.hparams import architecture_of, known_hparams
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata

@@ -17,7 +17,7 @@ from forward.device import device_name
 from forward.network import Network
 from forward.text.quality import TextQuality
 from forward.text.tokens import Cut, Text
-from forward.work.run_identity import run_identity
+from forward.work.work_folder import run_identity
 from gguf_tools.errors import BadArgument
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata

@@ -16,7 +16,7 @@ from gguf_tools.files.overwriting import refuse_to_replace
 
 if TYPE_CHECKING:
     from quality.options import EvaluateOptions, LogitsFile
-    from quality.report.inputs import PageInputs
+    from quality.report.page import PageInputs
 
 DESCRIPTION = """\
 Measure how well quantized models keep what their base predicts, under the names and definitions of
@@ -156,8 +156,8 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     from gguf_tools.files.named_files import output_path
     from gguf_tools.progress import LayerBar
     from gguf_tools.text import json_text
+    from quality.evaluation import evaluation_lines
     from quality.pipeline import evaluating
-    from quality.table import evaluation_lines
     from quality.work_folders import is_unfinished
 
     base, quants = _models(parser, args)
@@ -211,7 +211,7 @@ def _models(
 def _page_inputs(args: argparse.Namespace) -> PageInputs:
     """Read the other inputs of the page now, so that a bad file is refused before hours of computing."""
     from quality.report.charts import require_matplotlib
-    from quality.report.inputs import PageInputs
+    from quality.report.page import PageInputs
     from quality.report.points import read_earlier
     from quantize.plan.sensitivities import read_sensitivities
 

@@ -264,8 +264,8 @@ def _collect_from(args: argparse.Namespace) -> None:
     require_torch("collecting importances")
     from forward.work.work_folder import forget
     from imatrix.collecting import collect_beside
-    from imatrix.layouts import notes_on_groups
     from imatrix.options import CollectBar, perplexity_lines
+    from imatrix.repair import notes_on_groups
     from imatrix.store import load, not_held, save
 
     refuse_shared({"-o": args.output}, (Path(args.model), args.text))  # also where it is the default
@@ -348,7 +348,7 @@ def _in_layout(contents: ImportanceFile, mla: str, model: Path | StreamedFolder)
     if mla == "split":
         return contents
     from imatrix.check import read_model
-    from imatrix.layouts import in_layout_both
+    from imatrix.repair import in_layout_both
 
     known = read_model(model)
     return in_layout_both(contents, known.facts.n_heads, {info.name: info.n_cols for info in known.tensors})
@@ -369,7 +369,7 @@ def _stats(args: argparse.Namespace) -> None:
 
     contents = load(args.file)
     if args.plot is not None:
-        from imatrix.plot import plot
+        from imatrix.stats import plot
 
         plot(contents, args.plot)
     for line in [json.dumps(for_json(as_json(contents)))] if args.json else stats_lines(contents):

@@ -12,7 +12,7 @@ from gguf_tools.progress import LayerBar, NoReport, Reporter
 from quantize.importances.entries import ImportanceFile
 
 if TYPE_CHECKING:
-    from forward.perplexity import Perplexity
+    from forward.logits import Perplexity
 
 
 @dataclass(frozen=True)

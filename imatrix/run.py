@@ -15,16 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from forward.accumulate import Accumulator, Sums, sums_of
-from forward.logits import Head
+from forward.logits import Head, Perplexity, measure
 from forward.network import OUTPUT
+from forward.observe import Accumulator, Sums, sums_of
 from forward.open import ModelSource, open_model
-from forward.perplexity import Perplexity, measure
 from forward.run import ForwardPass, forward_pass
 from forward.text.quality import admit
 from forward.text.tokens import Text, read_text
-from forward.work.run_identity import run_identity
-from forward.work.work_folder import WorkFolder
+from forward.work.work_folder import WorkFolder, run_identity
 from gguf_tools.errors import BadActivation, BadImportance
 from gguf_tools.files.inputs import InputWatch
 from imatrix.merge import merge

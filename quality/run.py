@@ -15,19 +15,17 @@ from pathlib import Path
 
 import torch
 
-from forward.logits import LogitSource, sweep_vocabulary
+from forward.logits import LogitSource, predicted_positions, sweep_vocabulary
 from forward.open import ModelSource, open_model
-from forward.perplexity import predicted_positions
 from forward.text.quality import judge
 from forward.text.tokens import Text
 from gguf_tools.errors import BadArgument
 from gguf_tools.progress import Reporter
-from quality.bases.base import refuse_strangers
+from quality.bases.base import Lockstep, refuse_strangers
 from quality.bases.logits_file import write_logits
 from quality.bases.open_base import OpenBase, SharedPass, open_base
 from quality.divergence import measure, perplexity
 from quality.evaluation import Check, EvaluatedModel, EvaluatedText, Evaluation, TensorSize
-from quality.lockstep import Lockstep
 from quality.options import SHORTEST_CHUNK, AnyPath, EvaluateOptions, LogitsFile
 from quality.spelling import spelled
 from quality.visitor import DivergenceVisitor

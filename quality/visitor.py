@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 from forward.device import to_cpu, to_numpy, to_torch
-from forward.logits import Positions
-from forward.perplexity import predicted_positions
+from forward.logits import Positions, predicted_positions
 from forward.text.tokens import Text
 from gguf_tools.errors import BadActivation
 from quality.divergence import TokenValues

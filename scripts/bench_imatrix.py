@@ -118,8 +118,8 @@ def plain_loop(model: str, text: str, n_chunks: str, n_threads: str, dtype: str)
     """Compute the same sums a chunk at a time."""
     import torch
 
-    from forward.accumulate import Accumulator
     from forward.hidden_states import MemoryStates
+    from forward.observe import Accumulator
     from forward.open import open_model
     from forward.run import embed
     from forward.sweep import Execution, LayerBuffers, Sweep, run_layer

@@ -22,9 +22,9 @@ from forward.device import to_cpu
 from forward.layer import Layer, refuse_nonfinite
 from forward.layers.ffn import BlockNames
 from forward.layers.residual import joined
-from forward.malloc_trim import give_back
 from forward.observe import Observer, Silent
 from forward.sweep import Routes
+from forward.workers import give_back
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,8 @@ from calibrate.statistics.conditions import Conditions, conditions_of
 from calibrate.statistics.gradient_factors import GradientFactors, embedding_statistics, open_gradients
 from calibrate.statistics.gradients import Gradients, forget_folders
 from calibrate.statistics.inputs import Activations, HoldoutSplit, gather
-from forward.device import threads_on, to_torch
+from forward.device import fast_products, threads_on, to_torch
 from forward.layers.load import Loader
-from forward.layers.matmul_backend import fast_products
 from forward.network import EMBEDDINGS, OUTPUT
 from forward.open import ModelSource
 from forward.work.work_folder import EMBEDDING, WorkFolder, forget

@@ -30,7 +30,6 @@ from convert.architectures import find_architecture
 from convert.architectures.base import build
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights import open_weights
-from forward.accumulate import Accumulator, sums_of
 from forward.gradients.forward_backward import (
     Folders,
     forget_folders,
@@ -39,10 +38,11 @@ from forward.gradients.forward_backward import (
     state_bytes,
     work_folders,
 )
+from forward.observe import Accumulator, sums_of
 from forward.open import ModelSource, open_model
 from forward.text.quality import admit
 from forward.text.tokens import Text, read_text
-from forward.work.run_identity import run_identity
+from forward.work.work_folder import run_identity
 from gguf_tools import __version__
 from gguf_tools.files.named_files import read_input
 from gguf_tools.progress import Reporter

@@ -56,13 +56,12 @@ from forward.gradients.forward_backward import (
     work_folders,
 )
 from forward.hidden_states import States
-from forward.malloc_trim import give_back
 from forward.observe import Arrays, Silent
 from forward.open import ModelSource
 from forward.options import ForwardOptions
 from forward.text.tokens import Text
-from forward.work.run_identity import run_identity
-from forward.work.work_folder import EMBEDDING, WorkFolder
+from forward.work.work_folder import EMBEDDING, WorkFolder, run_identity
+from forward.workers import give_back
 from gguf_tools.errors import BadActivation
 from gguf_tools.progress import NoReport, Reporter
 from quantize.roles import Role, layer_of, tensor_role

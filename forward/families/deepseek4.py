@@ -7,10 +7,11 @@ from dataclasses import replace
 from convert.architectures.deepseek4 import OVERLAPPING, V4Config, read_metadata
 from forward.families.parts import FeedForwards, network_of, routing_of
 from forward.layer import Layer
-from forward.layers.attention.compressed import CompressedSizes, load_compressed_attention
-from forward.layers.attention.compressor import (
+from forward.layers.attention.compressed import (
+    CompressedSizes,
     CompressorSizes,
     WindowIndexerSizes,
+    load_compressed_attention,
     load_compressor,
     load_window_indexer,
 )

@@ -6,27 +6,199 @@ It follows a forward pass that kept the hidden states after every layer (`WorkFo
 and reads every layer's weights once more. Gradients at the hidden states are kept as hidden states are: in
 memory, or above the budget in files of the backward pass' own work folder. There, finished layers stay, and
 an interrupted pass resumes.
+
+The loss of a token is -log p(label), and its label is drawn from the p that the model gives. The covariance
+of such gradients is Fisher's information F: to second order an error e causes a divergence of e F e^T / 2.
+The text's own next tokens would not do.
+
+A label needs one random number per position: the first token at which the running sum of p exceeds it. The
+number depends on the seed and on the position alone. The vocabulary is swept twice in slices. The first sweep
+finds the logarithm of the sum of exponentials, the second the labels and the gradient (p - label) W.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch.nn.functional import pad
 
+from forward.device import to_cpu, to_numpy, to_torch
 from forward.gradients.differentiate import BackwardStates, differentiate_layer
-from forward.gradients.drawn_labels import draw_labels
 from forward.hidden_states import FileStates, MemoryStates, States
-from forward.layer_states import LayerStates
-from forward.logits import Head
-from forward.malloc_trim import give_back
+from forward.logits import Head, Positions, slices, sweep_vocabulary
 from forward.network import Network
 from forward.observe import Arrays, Observer
-from forward.run import ForwardPass
+from forward.run import ForwardPass, LayerStates
 from forward.work.work_folder import WorkFolder
+from forward.workers import Workers, give_back
 from gguf_tools.errors import BadActivation
+
+_SLACK = 1 - 2.0**-20
+"""What random numbers are multiplied by. The p of a token add up to one but for the rounding of logits, and a
+number above their sum would have no label."""
+
+
+@dataclass(frozen=True)
+class DrawnLabels:
+    """Labels and their loss.
+
+    labels   int64 (n_tokens,)
+    losses   float64 (n_tokens,): -log p(label)
+    squares  float64 (n_tokens,): the square of the norm of the gradient at the logits
+    by_row   float64 (vocab_size,): the sum over all tokens of the square of the gradient at each logit
+    """
+
+    labels: npt.NDArray[np.int64]
+    losses: npt.NDArray[np.float64]
+    squares: npt.NDArray[np.float64]
+    by_row: npt.NDArray[np.float64]
+
+    def arrays(self) -> Arrays:
+        """Return the numbers for the work folder."""
+        return dict(vars(self))
+
+
+def draw_labels(head: Head, chunk_size: int, seed: int, gradients: States, n_workers: int = 1) -> DrawnLabels:
+    """Draw a label for every position, and fill `gradients` with those of the loss at the last hidden states.
+
+    gradients  float32, as large as the head's hidden states
+    raises     BadActivation for logits with NaN or infinity
+    """
+    n_tokens = gradients.n_rows
+    positions = Positions(n_tokens // chunk_size, chunk_size, 0, chunk_size)
+    log_sums = _LogSums(n_tokens, positions, head.load.device)
+    sweep_vocabulary([head], positions, [log_sums], n_workers)
+    if not bool(torch.isfinite(log_sums.values).all()):
+        raise BadActivation(f"{head.matrix}: the logits have NaN or infinity")
+    numbers = to_torch(uniform(seed, n_tokens) * _SLACK, head.load.device)
+    drawing = _Drawing(head, positions, log_sums.values, numbers, gradients)
+    with Workers(n_workers) as workers:
+        drawing.sweep(workers)
+        drawing.through_norm(workers)
+    return DrawnLabels(
+        to_numpy(drawing.labels),
+        to_numpy(drawing.losses),
+        to_numpy(drawing.squares),
+        to_numpy(drawing.by_row),
+    )
+
+
+def uniform(seed: int, count: int) -> npt.NDArray[np.float64]:
+    """Return random numbers from 0 to below 1; the one at a position depends on seed and position alone.
+
+    They are the outputs of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), whose constants these are.
+    """
+    step = np.uint64(0x9E3779B97F4A7C15)
+    start = _mixed(np.array([seed], np.uint64))
+    mixed = _mixed(start + step * np.arange(1, count + 1, dtype=np.uint64))
+    numbers: npt.NDArray[np.float64] = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return numbers
+
+
+def _mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+class _LogSums:
+    """A LogitVisitor that keeps the logarithm of the sum of exponentials of each position.
+
+    values  float64 (n_tokens,)
+    """
+
+    def __init__(self, n_tokens: int, positions: Positions, device: torch.device) -> None:
+        self.values = torch.full((n_tokens,), float("-inf"), dtype=torch.float64, device=device)
+        self._positions = positions
+
+    def visit(self, chunk: int, first: int, logits: Sequence[torch.Tensor]) -> None:
+        (only,) = logits
+        values = self.values[slice(*self._positions.rows(chunk))]
+        values.copy_(torch.logaddexp(values, torch.logsumexp(only, -1).double()))
+
+    def finish_chunk(self, chunk: int) -> None:
+        """Nothing is left to do."""
+
+
+class _Drawing:
+    """The second sweep.
+
+    log_sums, numbers  float64 (n_tokens,)
+    labels, losses, squares, by_row  see DrawnLabels
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        positions: Positions,
+        log_sums: torch.Tensor,
+        numbers: torch.Tensor,
+        gradients: States,
+    ) -> None:
+        self.head, self.positions, self.gradients = head, positions, gradients
+        self.log_sums, self.numbers = log_sums, numbers
+        self.labels = torch.full(numbers.shape, -1, device=numbers.device)
+        self.losses, self.squares = torch.zeros_like(numbers), torch.zeros_like(numbers)
+        self.by_row = torch.zeros(head.vocab_size, dtype=torch.float64)
+        self._sums = torch.zeros_like(numbers)  # of p over the slices so far
+        self._n_behind = head.load.tensor(head.matrix).shape[-1]
+
+    def sweep(self, workers: Workers) -> None:
+        """Find the labels, and put the gradients at what the output matrix multiplies in `gradients`.
+
+        Where hidden states have several strands, they stand in the first columns.
+        """
+        for first, stop in slices(self.head.vocab_size):
+            weight = self.head.read(first, stop)
+
+            def take_chunk(chunk: int, first: int = first, weight: torch.Tensor = weight) -> torch.Tensor:
+                return self._take_slice(chunk, first, weight)
+
+            for by_row in workers.each(take_chunk, range(self.positions.n_chunks)):
+                self.by_row[first:stop] += by_row
+
+    def through_norm(self, workers: Workers) -> None:
+        """Take the gradients from behind the norm to before it."""
+
+        def take_chunk(chunk: int) -> None:
+            start, stop = self.positions.rows(chunk)
+            hidden = self.head.states.read(start, stop).to(self.numbers.device).detach().requires_grad_()
+            behind = self._behind(start, stop).to(self.numbers.device)
+            (gradient,) = torch.autograd.grad(self.head.norm(hidden), hidden, behind)
+            self.gradients.write(start, to_cpu(gradient))
+
+        for _ in workers.each(take_chunk, range(self.positions.n_chunks), gradients=True):
+            pass
+
+    def _take_slice(self, chunk: int, first: int, weight: torch.Tensor) -> torch.Tensor:
+        """Take in one slice of a chunk; return its part of `by_row`."""
+        start, stop = self.positions.rows(chunk)
+        rows = slice(start, stop)
+        logs = self.head.logits(start, stop, weight).double().sub_(self.log_sums[rows, None])
+        at_logits = logs.exp()
+        running = at_logits.cumsum(-1).add_(self._sums[rows, None])
+        numbers = self.numbers[rows]
+        here = (self.labels[rows] < 0) & (running[:, -1] > numbers)
+        columns = torch.searchsorted(running[here], numbers[here, None], right=True)[:, 0]
+        self.labels[rows][here] = columns + first
+        self.losses[rows][here] = -logs[here, columns]
+        self._sums[rows] = running[:, -1]
+        at_logits[here, columns] -= 1
+        squares = at_logits.square()
+        self.squares[rows] += squares.sum(-1)
+        at_x = to_cpu((at_logits.to(weight.dtype) @ weight).float())
+        at_x = at_x if first == 0 else at_x + self._behind(start, stop)
+        self.gradients.write(start, pad(at_x, (0, self.gradients.n_cols - self._n_behind)))
+        return to_cpu(squares.sum(0))
+
+    def _behind(self, start: int, stop: int) -> torch.Tensor:
+        """Return the gradients at what the output matrix multiplies, float32 (stop - start, n_cols)."""
+        return self.gradients.read(start, stop)[:, : self._n_behind]
 
 
 @dataclass(frozen=True)

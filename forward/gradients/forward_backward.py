@@ -13,10 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from forward.device import device_name
+from forward.device import device_name, fast_products
 from forward.gradients.backward import BackwardPass, backward_pass
-from forward.layers.matmul_backend import fast_products
-from forward.malloc_trim import give_back
 from forward.observe import Observer, Silent
 from forward.open import ModelSource
 from forward.options import ForwardOptions
@@ -24,6 +22,7 @@ from forward.run import forward_pass
 from forward.text.tokens import Text
 from forward.work import work_folder
 from forward.work.work_folder import WorkFolder, forget
+from forward.workers import give_back
 from gguf_tools.errors import OutputError
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.progress import Reporter

@@ -26,9 +26,14 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Self
 
+from forward.device import device_name
 from forward.observe import Arrays
-from forward.work.file_record import RECORD, Entry, FileRecord
+from forward.options import ForwardOptions
+from forward.text.tokens import Text
 from forward.work.owned_folder import (
+    RECORD,
+    Entry,
+    FileRecord,
     FolderKind,
     files_of,
     load_arrays,
@@ -39,6 +44,21 @@ from forward.work.owned_folder import (
 from gguf_tools.errors import BadRequest, OutputError, ToolkitError
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.files.run_lock import Refusals, lock_run
+
+
+def run_identity(text: Text, forward: ForwardOptions) -> dict[str, Any]:
+    """Return the facts that every run over a text shares, as JSON data made to be compared.
+
+    A run adds what its own numbers depend on. An interrupted one resumes only under the same facts.
+    """
+    return {
+        "text": text.digest(),
+        "chunks": text.n_chunks,
+        "context": text.chunk_size,
+        "dtype": forward.dtype,
+        "device": device_name(forward.device),
+    }
+
 
 VERSION = 2
 """Number of the folder's format; it also changes whenever a run could give other numbers."""

@@ -72,8 +72,8 @@ class Divergence:
     def print_of(self, source: Path, output: Path) -> None:
         """Measure an output, and print the result."""
         from gguf_tools.progress import LayerBar
+        from quality.evaluation import evaluation_lines
         from quality.pipeline import evaluate
-        from quality.table import evaluation_lines
 
         with LayerBar("layers of all models") as bar:
             evaluation = evaluate(source, self.text, [output], self.options, bar)

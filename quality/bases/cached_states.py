@@ -32,8 +32,15 @@ from forward.logits import Head, LogitSource, Positions
 from forward.network import End
 from forward.observe import Arrays
 from forward.run import ForwardPass
-from forward.work.file_record import RECORD, FileRecord
-from forward.work.owned_folder import FolderKind, load_arrays, remove_files, save_arrays, write_whole_of
+from forward.work.owned_folder import (
+    RECORD,
+    FileRecord,
+    FolderKind,
+    load_arrays,
+    remove_files,
+    save_arrays,
+    write_whole_of,
+)
 from gguf_tools.errors import BadRequest, OutputError, TruncatedError
 from gguf_tools.files.run_lock import Refusals, RunLock, first_difference, lock_run, plain
 from gguf_tools.format.ggml_types import BF16, F32, GGMLType

@@ -23,8 +23,7 @@ import numpy.typing as npt
 import torch
 
 from forward.device import to_numpy, to_torch
-from forward.logits import LogitSource, Positions, sweep_vocabulary
-from forward.perplexity import predicted_positions
+from forward.logits import LogitSource, Positions, predicted_positions, sweep_vocabulary
 from forward.text.tokens import Text
 from gguf_tools.errors import BadRequest, TruncatedError
 from gguf_tools.files.atomic_write import whole_file

@@ -13,22 +13,20 @@ from typing import Any, ClassVar
 import torch
 
 from forward.device import choose_device
-from forward.layers.shared_weights import SharedWeights
+from forward.layers.load import SharedWeights
+from forward.logits import predicted_positions
 from forward.open import ModelSource, open_model
-from forward.perplexity import predicted_positions
 from forward.run import ForwardPass, forward_pass
 from forward.text.tokens import Cut, Text, bos_of, read_text
-from forward.work.run_identity import run_identity
-from forward.work.work_folder import EMBEDDING, WorkFolder
+from forward.work.work_folder import EMBEDDING, WorkFolder, run_identity
 from forward.workers import threads_for
 from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.format.values import Metadata
 from gguf_tools.progress import Reporter
-from quality.bases.base import BaseWeights, ComputedBase, ModelFacts
+from quality.bases.base import BaseWeights, ComputedBase, Lockstep, ModelFacts
 from quality.bases.cached_states import KeptBase, KeptFolder, StatesKeeper, about_states
 from quality.bases.logits_file import SMALLEST_LOG_PROB, FileLogits
-from quality.lockstep import Lockstep
 from quality.options import EvaluateOptions, LogitsFile
 
 Files = list[list[str]]

@@ -2,15 +2,20 @@
 
 Every chart comes in two sizes, for a wide page and for a telephone: text that is scaled down to a third can't
 be read.
+
+matplotlib labels what is between two powers of ten in a notation of its own, and only where it sees fit. So
+axes get round numbers, as many as there is room for, and names stand beside points where they hide neither
+points nor each other.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,14 +23,15 @@ import numpy as np
 from gguf_tools.errors import BadRequest
 from gguf_tools.text import printable, size_text
 from quality.evaluation import EvaluatedModel
-from quality.report.point_labels import label_points
 from quality.report.points import Point, pareto_front, short_names
-from quality.report.svg import MUTED, SERIES, SETTINGS, SURFACE, svg_text
-from quality.report.ticks import label_numbers, label_sizes
+from quality.report.svg import INK, MUTED, SERIES, SETTINGS, SURFACE, svg_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox
+
 
 _MARKERS = (("o", 8), ("s", 7), ("D", 7), ("^", 8), ("v", 8), ("P", 9), ("X", 9), ("*", 13))
 """Markers and their sizes in points, at which they look equally large."""
@@ -213,3 +219,168 @@ def _legend(figure: Figure, axes: Axes, canvas: Canvas) -> None:
         letters = max(map(len, names))
         columns = max(1, min(len(names), canvas.width // (52 + 7 * letters)))
         figure.legend(loc="outside lower center", ncols=columns)
+
+
+_ENOUGH = 3
+"""Fewer labels than this say little about an axis; then it gets steps of equal size."""
+
+_IN_A_DECADE = ((1, 2, 3, 4, 5, 6, 7, 8, 9), (1, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,))
+_IN_A_DOUBLING = ((1, 1.125, 1.25, 1.375, 1.5, 1.625, 1.75, 1.875), (1, 1.25, 1.5, 1.75), (1, 1.5), (1,))
+"""Numbers to label between a power of the base and the next one, from many to few."""
+
+_POINTS_A_NUMBER_ACROSS, _POINTS_A_SIZE_ACROSS, _POINTS_UP = 44, 58, 36
+"""The least distance of two labels, in points."""
+
+
+def label_numbers(axis: Axis, length: float) -> None:
+    """Label a logarithmic axis with numbers, once its limits are final.
+
+    length  of the axis in points
+    """
+    from matplotlib.axis import XAxis
+
+    gap = (_POINTS_A_NUMBER_ACROSS if isinstance(axis, XAxis) else _POINTS_UP) / length
+    _label_axis(axis, log_ticks(*_limits(axis), 10, _IN_A_DECADE, gap), number_text)
+
+
+def label_sizes(axis: Axis, length: float) -> None:
+    """Label a logarithmic axis with sizes of files, in bytes; see `label_numbers`."""
+    _label_axis(
+        axis, log_ticks(*_limits(axis), 2, _IN_A_DOUBLING, _POINTS_A_SIZE_ACROSS / length), _size_label
+    )
+
+
+def log_ticks(
+    lowest: float, highest: float, base: int, choices: Sequence[Sequence[float]], gap: float
+) -> list[float]:
+    """Return round numbers between two, no pair of them nearer to each other than `gap`.
+
+    choices  the numbers to label between a power of `base` and the next, from many to few
+    gap      a share of the axis
+    """
+    powers = range(math.floor(math.log(lowest, base)), math.ceil(math.log(highest, base)) + 1)
+    for ticks in (
+        *([part * float(base) ** power for power in powers for part in parts] for parts in choices),
+        *([float(base) ** power for power in powers if power % every == 0] for every in (2, 3, 5, 10, 20)),
+    ):
+        inside = [tick for tick in ticks if lowest <= tick <= highest]
+        if _nearest(inside, lowest, highest) >= gap:
+            break
+    return inside if len(inside) >= _ENOUGH else _even_ticks(lowest, highest, gap)
+
+
+def _nearest(ticks: Sequence[float], lowest: float, highest: float) -> float:
+    """Return the least distance of two neighbours as a share of the axis."""
+    ratios = (above / below for below, above in pairwise(ticks))
+    return math.log(min(ratios, default=math.inf)) / math.log(highest / lowest)
+
+
+def _even_ticks(lowest: float, highest: float, gap: float) -> list[float]:
+    """Return round numbers at equal steps, for an axis so short that it is nearly linear."""
+    from matplotlib.ticker import MaxNLocator
+
+    for most in range(8, 1, -1):
+        steps = MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]).tick_values(lowest, highest)
+        ticks = [float(tick) for tick in steps if lowest <= tick <= highest]
+        if _nearest(ticks, lowest, highest) >= gap:
+            break
+    return ticks
+
+
+def _limits(axis: Axis) -> tuple[float, float]:
+    lowest, highest = sorted(axis.get_view_interval())
+    return float(lowest), float(highest)
+
+
+def _label_axis(axis: Axis, ticks: Sequence[float], text: Callable[[float], str]) -> None:
+    from matplotlib.ticker import NullFormatter
+
+    axis.set_ticks(ticks, list(map(text, ticks)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def number_text(value: float) -> str:
+    """Return a number as people write it.
+
+    >>> number_text(1e-5), number_text(0.002), number_text(0.30000000000000004)
+    ('1e-5', '0.002', '0.3')
+    """
+    return f"{value:.6g}".replace("e-0", "e-")
+
+
+def _size_label(n_bytes: float) -> str:
+    number, unit = size_text(n_bytes).split(" ")
+    return f"{float(number):g} {unit}"
+
+
+_FONT_SIZE = 11
+_NEAR, _FAR = 9, (20, 30, 42, 56, 72, 90)
+"""How far a name may be from its point, in points; a far one is joined to it by a line."""
+
+_AROUND_POINT, _AROUND_NAME, _AROUND_LINE = 6, 2, 1
+"""What is kept free around the middle of a point, around a name, and around a line, in points."""
+
+_ANGLES = (0, 90, 180, 270, 45, 225, 315, 135, 22, 67, 112, 157, 202, 247, 292, 337)
+"""Directions in which a name may lie from its point, in degrees, the best first."""
+
+
+def label_points(figure: Figure, axes: Axes, places: Sequence[tuple[float, float, str]]) -> None:
+    """Write names beside points, once the limits of the axes are final.
+
+    places  x, y and name of each point. A name that fits nowhere is left out
+    """
+    from matplotlib.transforms import Bbox
+
+    figure.draw_without_rendering()
+    middles = axes.transData.transform([(x, y) for x, y, _ in places] or np.empty((0, 2)))
+    points = [Bbox.from_extents(x, y, x, y).padded(_AROUND_POINT) for x, y in middles]
+    written: list[Bbox] = []
+    left = [place for place in places if not _label_point(axes, place, _NEAR, points, written)]
+    for place in left:
+        any(_label_point(axes, place, distance, points, written) for distance in _FAR)
+
+
+def _label_point(
+    axes: Axes, place: tuple[float, float, str], distance: float, points: list[Bbox], written: list[Bbox]
+) -> bool:
+    """Write a name at a distance from its point, unless it would hide something in every direction.
+
+    written  names and lines so far; gets those of this point
+    """
+    x, y, name = place
+    frame = axes.get_window_extent()
+    middle = axes.transData.transform((x, y))
+    for angle in np.deg2rad(_ANGLES):
+        right, up = np.cos(angle), np.sin(angle)
+        offset = (distance * right, distance * up)
+        text = axes.annotate(
+            name, (x, y), offset, textcoords="offset points", color=INK, fontsize=_FONT_SIZE,
+            ha=_side(right, "right", "center", "left"), va=_side(up, "top", "center", "bottom"),
+        )  # fmt: skip
+        box = text.get_window_extent().padded(_AROUND_NAME)
+        line = _along(middle, middle + offset) if distance > _NEAR else []
+        is_inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
+        is_free = not box.count_overlaps([*points, *written])
+        if is_inside and is_free and not any(part.count_overlaps(written) for part in line):
+            written += [box, *line]
+            if line:
+                joined = {"arrowstyle": "-", "color": MUTED, "linewidth": 0.7, "shrinkA": 0, "shrinkB": 4}
+                axes.annotate("", (x, y), offset, textcoords="offset points", arrowprops=joined)
+            return True
+        text.remove()
+    return False
+
+
+def _side(part: float, below: str, middle: str, above: str) -> str:
+    return above if part > 0.3 else below if part < -0.3 else middle
+
+
+def _along(start: np.ndarray, end: np.ndarray) -> list[Bbox]:
+    """Return small boxes along a line, from where it leaves the point at its start."""
+    from matplotlib.transforms import Bbox
+
+    length = float(np.hypot(*(end - start)))
+    steps = np.arange(_AROUND_POINT + 3, length, 3) / length
+    return [
+        Bbox.from_extents(x, y, x, y).padded(_AROUND_LINE) for x, y in start + steps[:, None] * (end - start)
+    ]

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from forward.accumulate import Accumulator, sums_of  # noqa: E402
+from forward.observe import Accumulator, sums_of  # noqa: E402
 from gguf_tools.errors import BadActivation  # noqa: E402
 from tests.forward.observers import NaiveSums  # noqa: E402
 

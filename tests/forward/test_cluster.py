@@ -18,8 +18,8 @@ torch = pytest.importorskip("torch")
 distributed = pytest.importorskip("distributed")
 
 from forward import cluster  # noqa: E402
-from forward.accumulate import Accumulator  # noqa: E402
 from forward.hidden_states import FileStates  # noqa: E402
+from forward.observe import Accumulator  # noqa: E402
 from forward.open import open_model  # noqa: E402
 from forward.options import ForwardOptions  # noqa: E402
 from forward.run import forward_pass  # noqa: E402

@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import forward.layers.attention.compressed as compressed  # noqa: E402
-import forward.layers.attention.compressor as compressor  # noqa: E402
+import forward.layers.attention.compressed as compressor  # noqa: E402
 from tests.forward.test_differentiate import WeightGradients, differentiate, directions  # noqa: E402
 from tests.support.oracle.activations import observed  # noqa: E402
 

@@ -18,8 +18,7 @@ from forward import logits  # noqa: E402
 from forward.hidden_states import MemoryStates  # noqa: E402
 from forward.layers.load import Loader  # noqa: E402
 from forward.layers.residual import RMSNorm  # noqa: E402
-from forward.logits import Head, Positions, sweep_vocabulary  # noqa: E402
-from forward.perplexity import Perplexity, measure  # noqa: E402
+from forward.logits import Head, Perplexity, Positions, measure, sweep_vocabulary  # noqa: E402  # noqa: E402
 from forward.text.tokens import Text  # noqa: E402
 from gguf_tools.format.ggml_types import F32  # noqa: E402
 

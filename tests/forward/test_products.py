@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from forward.layers.matmul_backend import fast_products
+from forward.device import fast_products
 
 
 def test_products_stay_those_of_float32() -> None:
@@ -38,8 +38,8 @@ import sys
 import pytest
 import torch
 from pathlib import Path
-from forward.malloc_trim import give_back
-from forward.layers.matmul_backend import fast_products
+from forward.workers import give_back
+from forward.device import fast_products
 
 def resident():
     give_back()

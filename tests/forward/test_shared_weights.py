@@ -13,8 +13,7 @@ from quantize.formats import get_format
 
 torch = pytest.importorskip("torch")
 
-from forward.layers.load import Loader  # noqa: E402
-from forward.layers.shared_weights import SharedWeights  # noqa: E402
+from forward.layers.load import Loader, SharedWeights  # noqa: E402
 
 NAME = "blk.0.attn_output.weight"
 

@@ -1,4 +1,7 @@
-"""Text as chunks of token ids."""
+"""Text as chunks of token ids.
+
+SentencePiece tokens: llama.cpp's own, from what a GGUF file says, for any vocabulary and text.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from convert.tokenizer.tokenizer import read_tokenizer
-from forward.text.tokens import Cut, bos_of, cut_into_chunks, make_encoder
+from convert.tokenizer.vocab import TokenType
+from forward.text.tokens import Cut, SentencePieces, bos_of, cut_into_chunks, make_encoder
+from gguf_tools import FileLayout
 from gguf_tools.errors import BadRequest, BadTokenizer
-from gguf_tools.format.values import Value
-from tests.convert.tokenizer.small_tokenizers import TEXT, write_vocab_file
+from gguf_tools.format.values import Metadata, Value
+from tests.convert.tokenizer.small_tokenizers import TEXT, read, write_vocab_file
+from tests.convert.tokenizer.test_vocab_spm import train_spm
 from tests.support import oracle
 from tests.support.tokenizer_files import NAMES, VOCAB_SIZES, copy_tokenizer
 
@@ -81,3 +89,106 @@ def test_tokenizers_that_are_not_read() -> None:
 )
 def test_bos_that_a_file_does_not_speak_of(vocab: dict[str, Value], bos: int | None) -> None:
     assert bos_of({f"tokenizer.ggml.{key}": value for key, value in vocab.items()}) == bos
+
+
+needs_llama_cpp = pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
+
+NORMAL, USER = TokenType.NORMAL, TokenType.USER_DEFINED
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def vocab_of(
+    pieces: list[tuple[str, float, TokenType]], *, add_space_prefix: bool | None = None
+) -> dict[str, Value]:
+    """The metadata of a file with <unk>, <s>, </s>, the bytes, and `pieces` of (text, score, type)."""
+    first = [("<unk>", TokenType.UNKNOWN), ("<s>", TokenType.CONTROL), ("</s>", TokenType.CONTROL)]
+    metadata = {
+        "general.architecture": Value.string("deepseek2"),
+        "tokenizer.ggml.model": Value.string("llama"),
+        "tokenizer.ggml.tokens": Value.strings([text for text, _ in first] + BYTES + [p[0] for p in pieces]),
+        "tokenizer.ggml.scores": Value.f32s([0.0] * (3 + len(BYTES)) + [p[1] for p in pieces]),
+        "tokenizer.ggml.token_type": Value.i32s(
+            [kind for _, kind in first] + [TokenType.BYTE] * len(BYTES) + [p[2] for p in pieces]
+        ),
+    }
+    if add_space_prefix is not None:
+        metadata["tokenizer.ggml.add_space_prefix"] = Value.bool_(add_space_prefix)
+    return metadata
+
+
+def llama_cpps(vocab: Metadata, path: Path, text: str, *, parse_special: bool = False) -> list[int]:
+    path.write_bytes(FileLayout.of(vocab, ()).header)
+    with oracle.Model(path, vocab_only=True) as model:
+        return model.tokenize(text, parse_special=parse_special)
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("parse_special", [False, True])
+@pytest.mark.parametrize("leading_space", [True, False])
+def test_tokens_of_a_trained_model(leading_space: bool, parse_special: bool, tmp_path: Path) -> None:
+    tokenizer = read(train_spm(tmp_path, add_dummy_prefix=leading_space), 448, bos_token_id=1, eos_token_id=2)
+    pieces = SentencePieces(tokenizer.metadata(), parse_special=parse_special)
+    with oracle.Model(write_vocab_file(tmp_path / "vocab.gguf", tokenizer), vocab_only=True) as model:
+        for text in (TEXT * 3, *TEXT.splitlines(keepends=True), "", " ", "▁", "a<s>b</s><s> c<unk>"):
+            assert pieces.encode(text) == model.tokenize(text, parse_special=parse_special), text
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("parse_special", [False, True])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    pieces=st.lists(
+        st.tuples(
+            st.text("ab▁ é日", min_size=1, max_size=5).filter(lambda text: text != "▁"),
+            st.sampled_from([0.0, -1.0, -2.0, -1000.0]),
+            st.sampled_from([*[NORMAL] * 5, *(kind for kind in TokenType if kind is not TokenType.BYTE)]),
+        ),
+        max_size=24, unique_by=lambda piece: piece[0],
+    ),
+    text=st.text("ab▁ é日<s>\n", max_size=40),
+    add_space_prefix=st.sampled_from([None, True, False]),
+)  # fmt: skip
+def test_tokens_of_any_vocabulary(
+    parse_special: bool, pieces: list[tuple[str, float, TokenType]], text: str,
+    add_space_prefix: bool | None, tmp_path: Path,
+) -> None:  # fmt: skip
+    vocab = vocab_of([("▁", -3.0, NORMAL), *pieces], add_space_prefix=add_space_prefix)
+    expected = llama_cpps(vocab, tmp_path / "v.gguf", text, parse_special=parse_special)
+    assert SentencePieces(vocab, parse_special=parse_special).encode(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text", "expected"),
+    [
+        ([("ab", -1.0, NORMAL), ("bc", 0.0, NORMAL)], "abc", ["<0x61>", "bc"]),  # the higher score first
+        ([("ab", -1.0, NORMAL), ("bc", -1.0, NORMAL)], "abc", ["ab", "<0x63>"]),  # the left one of equals
+        ([("aa", 0.0, NORMAL)], "aaaaa", ["aa", "aa", "<0x61>"]),
+        ([("abc", 0.0, NORMAL)], "abc", ["<0x61>", "<0x62>", "<0x63>"]),  # no way to it by pairs
+        ([("a b", 0.0, USER)], "a bb ", ["a b", "<0x62>", "<0xE2>", "<0x96>", "<0x81>"]),
+        ([("日", 0.0, NORMAL)], "日本", ["日", "<0xE6>", "<0x9C>", "<0xAC>"]),
+    ],
+)  # fmt: skip
+def test_pairs_are_joined_by_score(
+    pieces: list[tuple[str, float, TokenType]], text: str, expected: list[str]
+) -> None:
+    vocab = vocab_of(pieces, add_space_prefix=False)
+    tokens = vocab["tokenizer.ggml.tokens"].data
+    assert [tokens[number] for number in SentencePieces(vocab).encode(text)] == expected
+
+
+def test_a_byte_without_a_token() -> None:
+    vocab = {"tokenizer.ggml.tokens": Value.strings(["▁", "a", b"\xc3"])}
+    assert SentencePieces(vocab).encode("a") == [0, 1]
+    with pytest.raises(BadTokenizer, match="no token for byte 0xA9"):
+        SentencePieces(vocab).encode("é")
+
+
+def test_lists_of_different_lengths() -> None:
+    vocab = vocab_of([]) | {"tokenizer.ggml.scores": Value.f32s([0.0])}
+    with pytest.raises(BadTokenizer, match="scores has 1 items for 259 tokens"):
+        SentencePieces(vocab)
+
+
+def test_a_long_text_without_a_seam_is_done_in_time() -> None:
+    vocab = vocab_of([("a" * length, -float(length), NORMAL) for length in (2, 4, 8)], add_space_prefix=False)
+    assert len(SentencePieces(vocab).encode("a" * 200_000)) == 25_000

@@ -23,7 +23,7 @@ import quality
 import quantize
 from forward.options import ForwardOptions
 from forward.text.tokens import Cut
-from forward.work.file_record import FileRecord
+from forward.work.owned_folder import FileRecord
 from forward.work.work_folder import EMBEDDING
 from gguf_tools.text import json_text
 from quantize.plan.overrides import parse_overrides

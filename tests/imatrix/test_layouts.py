@@ -9,7 +9,7 @@ import pytest
 
 import gguf_cli.imatrix
 from gguf_tools.errors import BadImportance, BadRequest
-from imatrix.layouts import in_layout_both
+from imatrix.repair import in_layout_both
 from imatrix.store import load
 from quantize.importances.entries import Importance, ImportanceFile
 

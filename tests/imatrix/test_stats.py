@@ -91,8 +91,8 @@ def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_plot_says_what_to_install(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import imatrix.plot
+    import imatrix.stats
 
-    monkeypatch.setattr(imatrix.plot, "find_spec", lambda name: None)
+    monkeypatch.setattr(imatrix.stats, "find_spec", lambda name: None)
     assert main(["stats", str(GOLDEN), "--plot", str(tmp_path / "m.png")]) == 1
     assert "pip install 'gguf-tools[plot]'" in capsys.readouterr().err

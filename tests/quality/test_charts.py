@@ -23,13 +23,15 @@ from quality.report.charts import (
     Canvas,
     drawing,
     drift_chart,
+    label_numbers,
+    label_points,
+    label_sizes,
+    log_ticks,
     routing_chart,
     size_chart,
     tokens_chart,
 )
-from quality.report.point_labels import label_points
 from quality.report.points import Point
-from quality.report.ticks import label_numbers, label_sizes, log_ticks
 
 FILES = {
     "Q2_K": (2.63, 0.09), "Q4_K_M": (4.85, 0.0103), "Q4_K_S": (4.6, 0.0131), "IQ4_XS": (4.3, 0.0139),

@@ -237,7 +237,7 @@ def test_every_model_is_computed_by_all_threads(
         return compute_layer(model, layer)
 
     monkeypatch.setattr("quality.bases.base.compute_layer", note)
-    monkeypatch.setattr("quality.lockstep.compute_layer", note)
+    monkeypatch.setattr("quality.bases.base.compute_layer", note)
     before = torch.get_num_threads()
     options = replace(OPTIONS, forward=ForwardOptions(n_threads=2))
     quality.evaluate(made("F32"), text, [made("Q2_K"), made("Q8_0")], options)

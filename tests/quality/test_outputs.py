@@ -42,7 +42,7 @@ def no_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     def computed(*_: object) -> None:
         raise AssertionError("a layer was computed")
 
-    monkeypatch.setattr("quality.lockstep.Lockstep.run", computed)
+    monkeypatch.setattr("quality.bases.base.Lockstep.run", computed)
 
 
 @pytest.mark.parametrize(

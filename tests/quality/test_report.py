@@ -22,17 +22,17 @@ from gguf_cli.evaluate import main
 from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import F32, Q2_K, Q4_K, Q6_K
 from quality.evaluation import Evaluation, TensorSize
+from quality.report.map_chart import TensorMap, types_by_bits
 from quality.report.passages import N_TOKENS, worst_passages
 from quality.report.points import (
     Point,
     earlier_points,
     measured_points,
     pareto_front,
+    prices_of,
     read_earlier,
     short_names,
 )
-from quality.report.prices import prices_of
-from quality.report.tensor_map import TensorMap, types_by_bits
 from quality.spelling import spelled, texts
 from quantize.plan.sensitivities import Sensitivities, TensorSensitivity
 

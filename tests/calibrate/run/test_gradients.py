@@ -33,7 +33,7 @@ from calibrate.statistics.gradients import (  # noqa: E402  # noqa: E402
     forget_folders,
     row_pieces,
 )
-from forward.gradients.drawn_labels import uniform  # noqa: E402
+from forward.gradients.backward import uniform  # noqa: E402
 from forward.work.work_folder import EMBEDDING  # noqa: E402
 from tests.calibrate.run.whole_model import WholeModel  # noqa: E402
 
@@ -326,14 +326,14 @@ def test_a_model_without_predictions_names_the_output(tmp_path: Path) -> None:
 def test_another_device_gives_the_same(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors that say they are elsewhere: see tests/support/pretended_device.py."""
     from forward import logits, run
-    from forward.gradients import drawn_labels
+    from forward.gradients import backward
     from tests.support.pretended_device import AtOnce, pretended
 
     expected = collect(model, tmp_path / "here")
     for module in ("forward.workers", "forward.run", "forward.layers.experts"):
         monkeypatch.setattr(f"{module}.ThreadPoolExecutor", AtOnce)
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
-    wrapped: Any = (run, run.run_layer), (drawn_labels, logits.sweep_vocabulary)
+    wrapped: Any = (run, run.run_layer), (backward, logits.sweep_vocabulary)
     for module, function in wrapped:
         monkeypatch.setattr(module, function.__name__, torch.no_grad()(function.__wrapped__))
     with pretended() as device:

@@ -328,7 +328,7 @@ import numpy as np
 from quantize.formats.k_quants import q4_k
 from quantize.importances.weighting import ColumnWeights
 rows = np.linspace(-1, 1, 512, dtype=np.float32).reshape(2, 256)
-blocks = q4_k.encode(rows, ColumnWeights(np.ones(256, np.float32)))
+blocks = q4_k.FORMAT.encode(rows, ColumnWeights(np.ones(256, np.float32)))
 stats = q4_k._quantize_weighted.stats
 print(blocks.tobytes().hex(), sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
 """
