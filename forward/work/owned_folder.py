@@ -18,8 +18,8 @@ import numpy as np
 from forward.observe import Arrays
 from forward.work.file_record import MARK, RECORD, begins_mark, is_marked
 from gguf_tools.errors import BadRequest, OutputError
+from gguf_tools.system.files import open_own, read_own
 from gguf_tools.system.lock_files import LOCK_SUFFIX
-from gguf_tools.system.own_files import open_own, read_own
 
 
 @dataclass(frozen=True)
