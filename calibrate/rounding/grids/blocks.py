@@ -14,7 +14,7 @@ import numpy.typing as npt
 from calibrate.rounding.grids.octets import INFINITY, OCTET, Choice, Lattice, Octet
 from calibrate.rounding.grids.walks import STRIDE
 from quantize.formats.base import Floats32
-from quantize.simd.constants import ZERO
+from quantize.simd.floats import ZERO
 from quantize.simd.kernel import inlined
 from quantize.simd.lane_memory import FloatTile, float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, Floats, Ints, Mask, any_lane, maximum, minimum, select, splat, to_float

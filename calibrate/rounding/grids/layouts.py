@@ -16,7 +16,7 @@ from gguf_tools.format.ggml_types import IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, I
 from quantize.formats.base import Bytes, Floats32
 from quantize.formats.iq import iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs
 from quantize.formats.iq.iq2 import with_even_signs
-from quantize.simd.half import halves_to_float32
+from quantize.simd.floats import halves_to_float32
 
 Array = npt.NDArray[Any]
 

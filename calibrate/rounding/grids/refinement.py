@@ -18,8 +18,7 @@ from calibrate.rounding.grids.blocks import ELEMS, Start, Terms, Work, try_scale
 from calibrate.rounding.grids.octets import INFINITY, OCTET, Choice
 from calibrate.rounding.grids.walks import STRIDE
 from quantize.formats.base import Floats32
-from quantize.simd.constants import ONE, ZERO
-from quantize.simd.half import from_half_bits, to_half_bits
+from quantize.simd.floats import ONE, ZERO, from_half_bits, to_half_bits
 from quantize.simd.kernel import inlined
 from quantize.simd.lane_memory import FloatTile, float_tile, int_tile, load, store
 from quantize.simd.lanes import LANES, Floats, any_lane, select, splat

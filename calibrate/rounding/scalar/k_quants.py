@@ -15,7 +15,7 @@ from gguf_tools.format.ggml_types import IQ4_XS, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, G
 from quantize.formats.base import Bytes, Floats32
 from quantize.formats.iq import iq4, iq4_xs
 from quantize.formats.k_quants import q2_k, q3_k, q4_k, q5_k, q6_k
-from quantize.simd.half import halves_to_float32
+from quantize.simd.floats import halves_to_float32
 from quantize.simd.packing import packed, packed_scales, unpack, unpacked_scales
 
 Rest = tuple[Integers, Integers, Codes]

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from calibrate.rounding.base import PANEL
 from quantize.formats.base import Floats32, as_source
+from quantize.simd.floats import nearest_float
 from quantize.simd.kernel import inlined, kernel
 from quantize.simd.lane_memory import (
     FloatTile,
@@ -28,7 +29,6 @@ from quantize.simd.lane_memory import (
 )
 from quantize.simd.lanes import LANES, Floats, Ints, select, splat, to_int
 from quantize.simd.packing import pack
-from quantize.simd.rounding import nearest_float
 from quantize.simd.tiles import load_blocks, store_blocks
 
 MOST_CANDIDATES = 64

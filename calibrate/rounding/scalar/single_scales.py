@@ -20,7 +20,7 @@ from quantize.formats.base import Bytes, Floats32
 from quantize.formats.blocks_of_32 import q4_0, q4_1, q5_0, q5_1, q8_0
 from quantize.formats.few_bits import tq1_0, tq2_0
 from quantize.formats.iq import iq4, iq4_nl
-from quantize.simd.half import halves_to_float32
+from quantize.simd.floats import halves_to_float32
 from quantize.simd.packing import packed, unpack
 
 

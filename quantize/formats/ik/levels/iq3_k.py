@@ -28,7 +28,7 @@ from quantize.formats.ik.levels.kernels import block_quantizer, in_order
 from quantize.formats.ik.levels.levels import LEVELS_3, SUPER_ELEMS
 from quantize.formats.ik.levels.scale_search import Integers, Search
 from quantize.formats.ik.rows import ik_format
-from quantize.simd.half import float_at
+from quantize.simd.floats import float_at
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, tail
 from quantize.simd.lanes import Ints, maximum, select, splat

@@ -16,7 +16,7 @@ from quantize.formats.base import Bytes, Floats32
 from quantize.formats.ik.levels.levels import SUPER_ELEMS
 from quantize.formats.ik.levels.scale_search import Coding, Fitted, Group, LaneRows, Search, fitting
 from quantize.formats.ik.rows import first_infinite, store_in_rows
-from quantize.simd.half import to_half_bits
+from quantize.simd.floats import to_half_bits
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import IntTile, float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, Ints, splat, to_int

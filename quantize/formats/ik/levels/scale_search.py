@@ -23,12 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.formats.base import Floats32
-from quantize.simd.constants import INFINITY, ONE, ZERO
-from quantize.simd.half import from_half_bits, to_half_bits
+from quantize.simd.floats import INFINITY, MAGIC, ONE, ZERO, from_half_bits, to_half_bits
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, float_tile, load, store
 from quantize.simd.lanes import LANES, Floats, absolute, bits, from_bits, maximum, minimum, select, splat
-from quantize.simd.rounding import MAGIC
 from quantize.simd.tiles import load_columns
 
 

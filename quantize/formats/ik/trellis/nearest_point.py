@@ -16,10 +16,19 @@ from typing import Any, NamedTuple
 
 from quantize.formats.ik.trellis.point_trees import Int32s
 from quantize.simd.kernel import inlined
-from quantize.simd.lane_items import halves_swapped, item, least, lowest_bit, mask_word
+from quantize.simd.lane_items import (
+    byte_excess,
+    halves_swapped,
+    item,
+    least,
+    lowest_bit,
+    mask_word,
+    pair_difference,
+    pair_norm,
+    pair_product,
+)
 from quantize.simd.lane_memory import IntTile, int_tile, load
 from quantize.simd.lanes import LANES, Ints, lane_numbers, maximum, minimum, splat
-from quantize.simd.pairs import byte_excess, pair_difference, pair_norm, pair_product
 
 _FARTHEST = 2**31 - 1
 _UPPER_BYTES = 0xFF00FF00
