@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from calibrate.coverage import Coverage
 from calibrate.footprint import Shapes
-from calibrate.options import CalibrationOptions
-from calibrate.statistics.shrinkage import Trust
+from calibrate.options import CalibrationOptions, Coverage
+from calibrate.statistics.conditions import Trust
 from forward.device import device_name
 from forward.network import Network
 from forward.text.quality import TextQuality

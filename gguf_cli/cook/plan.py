@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from calibrate.coverage import Coverage
 from calibrate.estimate import Work, calibration_seconds, flops_per_second, time_text
 from calibrate.footprint import Shapes
-from calibrate.options import CalibrationOptions
+from calibrate.options import CalibrationOptions, Coverage
 from forward.gradients.forward_backward import BACKWARD_WORK
 from forward.options import require_torch
 from forward.text.tokens import Text

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from convert.metadata.general import general_metadata
+from convert.general_metadata import general_metadata
 from convert.tokenizer.pretokenizers import KNOWN
 from convert.tokenizer.sentencepiece_model import read_sentencepiece_model
 from convert.tokenizer.tokenizer import read_tokenizer

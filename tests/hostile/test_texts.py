@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 import imatrix
 import quality
 import quantize
-from calibrate.statistics.shrinkage import Trust
+from calibrate.statistics.conditions import Trust
 from forward.text.quality import judge
 from forward.text.tokens import Cut, cut_into_chunks
 from gguf_cli.evaluate import main as evaluate_main
