@@ -203,8 +203,11 @@ class KernelCache(FunctionCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         rtsys.initialize(target_context)
         with self._guard_against_spurious_io_errors():
-            return self._load_overload(sig, target_context)
-        return None  # an error that the guard has swallowed
+            try:
+                return self._load_overload(sig, target_context)
+            except (ImportError, AttributeError):  # the index names a class that has another home now
+                self.flush()
+        return None  # also after an error that the guard has swallowed
 
 
 class Kernel(CPUDispatcher):
