@@ -16,7 +16,7 @@ from forward.device import to_bytes, to_numpy
 from forward.layers.kernels import add_weighted
 from gguf_tools.errors import OutputError
 from gguf_tools.system import files
-from gguf_tools.system.own_files import open_own
+from gguf_tools.system.files import open_own
 
 _COPY_BYTES = 32 << 20
 

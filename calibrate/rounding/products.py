@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from calibrate.rounding.base import PANEL
 from quantize.formats.base import Floats32, as_source
-from quantize.simd.constants import ONE, ZERO
+from quantize.simd.floats import ONE, ZERO
 from quantize.simd.kernel import inlinable, inlined, kernel
 from quantize.simd.lane_memory import float_tile, load, store
 from quantize.simd.lanes import LANES, splat

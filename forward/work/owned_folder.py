@@ -23,8 +23,8 @@ from forward.observe import Arrays
 from gguf_tools.errors import BadRequest, OutputError
 from gguf_tools.files.line_log import LineLog, line_of, whole_lines
 from gguf_tools.system import files
+from gguf_tools.system.files import open_own, read_own
 from gguf_tools.system.lock_files import LOCK_SUFFIX
-from gguf_tools.system.own_files import open_own, read_own
 
 RECORD = "record"
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gguf_cli import command
 from gguf_cli.outputs import add_force
-from gguf_tools.edit.assignments import Assignment, parse_assignment
+from gguf_tools.edit.header_edits import Assignment, parse_assignment
 from gguf_tools.errors import BadRequest, ToolkitError
 from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.format.shards import open_gguf

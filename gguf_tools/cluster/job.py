@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from gguf_tools.errors import OutputError
 from gguf_tools.files.atomic_write import remove_leftovers, write_whole
-from gguf_tools.system.own_files import read_own
+from gguf_tools.system.files import read_own
 
 JOB_SUFFIX = ".job"
 _ROOT = Path(__file__).parents[2]

@@ -28,8 +28,8 @@ from pathlib import Path
 from gguf_tools.errors import OutputError
 from gguf_tools.files.atomic_write import remove_leftovers, whole_file
 from gguf_tools.system import files
+from gguf_tools.system.files import read_own
 from gguf_tools.system.lock_files import Lock, Taken, hold
-from gguf_tools.system.own_files import read_own
 
 UNDO_SUFFIX = ".undo"
 

@@ -18,8 +18,8 @@ from typing import IO
 from gguf_tools.errors import OutputError
 from gguf_tools.files.named_files import output_path
 from gguf_tools.system import files
+from gguf_tools.system.files import open_own
 from gguf_tools.system.locks import try_lock
-from gguf_tools.system.own_files import open_own
 
 _START_BYTES = 4096
 

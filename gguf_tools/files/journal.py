@@ -36,7 +36,7 @@ from typing import Any, Self
 from gguf_tools.errors import OutputError
 from gguf_tools.files.run_lock import Difference, Refusals, lock_run
 from gguf_tools.system import files as system_files
-from gguf_tools.system.own_files import is_at
+from gguf_tools.system.files import is_at
 
 JOURNAL_SUFFIX = ".journal"
 

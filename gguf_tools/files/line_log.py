@@ -17,7 +17,7 @@ import xxhash
 
 from gguf_tools.errors import OutputError
 from gguf_tools.system import files
-from gguf_tools.system.own_files import open_own
+from gguf_tools.system.files import open_own
 
 
 class LineLog:

@@ -24,8 +24,8 @@ from gguf_tools.errors import OutputError
 from gguf_tools.files.named_files import output_path
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.system import files
+from gguf_tools.system.files import is_at, open_own
 from gguf_tools.system.lock_files import Lock, Taken, hold
-from gguf_tools.system.own_files import is_at, open_own
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gguf_tools.errors import ToolkitError
+from gguf_tools.system.files import open_own
 from gguf_tools.system.lock_files import Lock, Taken, hold
-from gguf_tools.system.own_files import open_own
 from gguf_tools.text import for_json
 
 

@@ -1,8 +1,8 @@
 """The fields of blocks: what a type's bytes are, one row per type.
 
 From here come the dtypes that the codecs read blocks by (quantize/formats/base.py: block_dtype), where the
-floating-point numbers are that must be finite (scales.py), and which numbers a byte order turns around
-(endian.py). What the bits inside a field mean is told by the module of the type's codec.
+floating-point numbers are that must be finite (`SCALES`), and which numbers a byte order turns around
+(`swap_bytes`). What the bits inside a field mean is told by the module of the type's codec.
 
 A row has the fields of a block in order: kind, name, and how many there are. Fields before a semicolon stand
 before a row's blocks. "..." is the rest of a block, which only its codec reads, if there is one.
@@ -25,8 +25,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from gguf_tools.format.ggml_types import by_name
+from gguf_tools.errors import FormatError
+from gguf_tools.format.ggml_types import GGMLType, by_name
+from gguf_tools.format.header import Endian
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _FRONT, _FRONT_TWO, _ROW_HALF, _ROW_SINGLE = "f2 d, ...", "f2 d, f2 dmin, ...", "f2 d; ...", "f4 d; ..."
 
@@ -170,3 +176,119 @@ def _fields(text: str, n_bytes: int) -> tuple[Field, ...]:
 
 LAYOUTS: Mapping[str, BlockLayout] = {name: _layout(name, text) for name, text in _ROWS.items()}
 """By name of the type."""
+
+
+# Types whose blocks ggml reads through these fields and single bytes. The others (Q3_K, most IQ types) are
+# read through casts, and no big-endian file exists that would settle their order.
+_SWAPPED = frozenset(
+    {
+        "F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0",
+        "Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "Q1_0", "Q2_0",
+    }
+)  # fmt: skip
+
+
+def can_swap(type_: GGMLType) -> bool:
+    """Whether `swap_bytes` knows this type."""
+    return type_.name in _SWAPPED
+
+
+def swap_bytes(type_: GGMLType, data: np.ndarray) -> np.ndarray:
+    """Turn the byte order of blocks around.
+
+    A big-endian GGUF file is meant for big-endian machines: the numbers of its header are big-endian, and so
+    is every number inside its blocks that the machine reads as a whole: 16-bit scales, and the 32 high bits
+    of Q5_0 and Q5_1. Bytes and nibbles stay where they are. `FileLayout` writes the header in the order asked
+    for; the code that fills the data passes them through here.
+
+    data     uint8, any shape, C-contiguous: whole blocks of `type_`
+    returns  uint8, the same shape, a new array
+    raises   FormatError if the type's order on big-endian machines isn't known
+    """
+    if not can_swap(type_):
+        raise FormatError(f"{type_.name} has no known big-endian form; use F32, F16, BF16 or Q8_0")
+    swapped = data.copy()
+    blocks, swapped_blocks = (array.reshape(-1, type_.block_bytes) for array in (data, swapped))
+    for field in (field for field in LAYOUTS[type_.name].block if field.item_bytes > 1):
+        for start in range(field.offset, field.offset + field.count * field.item_bytes, field.item_bytes):
+            number = slice(start, start + field.item_bytes)
+            swapped_blocks[:, number] = blocks[:, number][:, ::-1]
+    return swapped
+
+
+EXPONENTS: Mapping[str, tuple[tuple[int, int], tuple[int, int]]] = {
+    "f2": ((1, 0x7C), (1, 0)),
+    "b2": ((1, 0x7F), (0, 0x80)),
+    "f4": ((3, 0x7F), (2, 0x80)),
+    "f8": ((7, 0x7F), (6, 0xF0)),
+    "e1": ((0, 0xFF), (0, 0)),
+    "m8": ((7, 0x70), (5, 0xC0)),
+}
+"""(byte, mask) of the two parts of a little-endian number's exponent, by kind of field. Where all these bits
+are 1, it is NaN or infinite."""
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Where a type keeps its floating-point numbers.
+
+    One NaN or infinite scale turns a whole block, and soon all of a model's output, into NaN. Codes inside a
+    block can't do that, so these numbers are all that a check needs to read.
+
+    row     kind of the number before each row, or ""
+    block   (kind, offset) of each number in a block
+    """
+
+    row: str = ""
+    block: tuple[tuple[str, int], ...] = ()
+
+
+def _scales_of(layout: BlockLayout) -> Scales:
+    row = "".join(field.kind for field in layout.row if field.kind in EXPONENTS)
+    return Scales(row, tuple((f.kind, f.offset) for f in layout.block if f.kind in EXPONENTS))
+
+
+_ALL: Mapping[str, Scales] = {name: _scales_of(layout) for name, layout in LAYOUTS.items()}
+
+SCALES: Mapping[str, Scales] = {name: scales for name, scales in _ALL.items() if scales != Scales()}
+"""By name of the type; one without such numbers is not in it."""
+
+
+def count_nonfinite(
+    type_: GGMLType, rows: np.ndarray, row_bytes: int, endian: Endian = "little"
+) -> tuple[int, int]:
+    """Count the numbers in `rows` that are NaN or infinite.
+
+    rows     uint8 (n_rows * row_bytes,): whole rows, whole groups of them if the type interleaves rows
+    returns  how many, and the row of the first one (for interleaved rows, the first row of its group), -1 if
+             there is none
+    """
+    import numpy as np
+
+    group = type_.rows_interleaved
+    scales = SCALES.get(type_.name)
+    if scales is None:
+        return 0, -1
+    table = rows.reshape(-1, group * row_bytes)
+    meta_bytes = group * type_.row_meta_bytes
+    bad = np.zeros(len(table), np.int64)
+    if scales.row:
+        bad += _nonfinite(table[:, : group * int(scales.row[1:])], scales.row, endian)
+    blocks = table[:, meta_bytes:].reshape(len(table), -1, group * type_.block_bytes)
+    for kind, offset in scales.block:
+        start = group * offset
+        bad += _nonfinite(blocks[:, :, start : start + group * int(kind[1:])], kind, endian)
+    first = int(np.argmax(bad != 0)) if bad.any() else -1
+    return int(bad.sum()), first * group if first >= 0 else -1
+
+
+def _nonfinite(numbers: np.ndarray, kind: str, endian: Endian) -> np.ndarray:
+    """Count, for each row of `numbers`, uint8 (n_rows, ..., n_bytes), those that are NaN or infinite."""
+    size = int(kind[1:])
+    numbers = numbers.reshape(len(numbers), -1, size)
+    swapped_bytes = 2 if kind == "m8" else size  # IQ1_M's is read as four integers
+    turned = swapped_bytes - 1 if endian == "big" else 0
+    (high, high_mask), (low, low_mask) = EXPONENTS[kind]
+    bad = numbers[..., high ^ turned] & high_mask == high_mask
+    bad &= numbers[..., low ^ turned] & low_mask == low_mask
+    return bad.sum(axis=1)

@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import sys
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from gguf_tools.errors import FormatError, ShapeError, TruncatedError
+from gguf_tools.format.block_layouts import swap_bytes
+from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.header import Endian, check_data, read_header
-from gguf_tools.format.tensor_arrays import as_array, is_plain
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
 from gguf_tools.system.files import read_at, read_into
@@ -24,7 +26,8 @@ from gguf_tools.text import types_table
 
 if TYPE_CHECKING:  # numpy takes longer to import than a header to read
     import numpy as np
-
+if TYPE_CHECKING:
+    import numpy as np
 
 class GGUFSource(Protocol):
     """The members that a single file and a split set share."""
@@ -242,3 +245,37 @@ class GGUFFile:
             except ValueError:
                 raise TruncatedError(f"{self.path}: has become shorter since it was opened") from None
         return np.frombuffer(self._map, np.uint8, n_bytes, offset)
+
+
+_DTYPES = {
+    "F32": "float32",
+    "F16": "float16",
+    "F64": "float64",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+}
+
+
+def is_plain(type_: GGMLType) -> bool:
+    """Return whether a type is one of plain numbers, not of blocks."""
+    return type_.name == "BF16" or type_.name in _DTYPES
+
+
+def as_array(info: TensorInfo, data: np.ndarray, endian: Endian) -> np.ndarray:
+    """Return the data of a tensor as an array of its shape, see GGUFFile.blocks.
+
+    data  uint8 (n_bytes,), in the byte order `endian`
+    """
+    import numpy as np
+
+    if endian != sys.byteorder:
+        data = swap_bytes(info.type, data)
+    if info.type.name == "BF16":
+        import ml_dtypes
+
+        return data.view(ml_dtypes.bfloat16).reshape(info.shape)
+    if info.type.name in _DTYPES:
+        return data.view(np.dtype(_DTYPES[info.type.name])).reshape(info.shape)
+    return data.reshape(*info.shape[:-1], -1)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from gguf_tools.findings import Finding, Level
+from gguf_tools.format.block_layouts import SCALES, count_nonfinite
 from gguf_tools.format.header import MAX_NAME_BYTES, align_up
 from gguf_tools.format.reader import GGUFFile, GGUFSource
-from gguf_tools.format.scales import SCALES, count_nonfinite
 from gguf_tools.format.tensors import CHUNK_BYTES, TensorInfo, row_chunks
 from gguf_tools.format.values import bytes_of
 from gguf_tools.text import printable

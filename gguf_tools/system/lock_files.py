@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gguf_tools.system.files import is_at, open_own
 from gguf_tools.system.locks import try_lock
-from gguf_tools.system.own_files import is_at, open_own
 
 LOCK_SUFFIX = ".lock"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gguf_tools.format.endian import swap_bytes
+from gguf_tools.format.block_layouts import swap_bytes
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.header import Endian
 from quantize.fill.calibrated import Calibrator

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gguf_tools.format.endian import swap_bytes
+from gguf_tools.format.block_layouts import swap_bytes
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.header import Endian
 from gguf_tools.system.files import open_file, read_at

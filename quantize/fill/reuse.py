@@ -17,7 +17,7 @@ from typing import Self
 
 import numpy as np
 
-from gguf_tools.files.copying import copy_range
+from gguf_tools.edit.rewrite import copy_range
 from gguf_tools.format.header import Endian
 from gguf_tools.format.reader import GGUFFile
 from gguf_tools.format.shards import GGUFSet, open_gguf

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.errors import QuantError
-from gguf_tools.format.endian import swap_bytes
+from gguf_tools.format.block_layouts import swap_bytes
 from gguf_tools.format.ggml_types import BF16, F16, F32, GGMLType
 from gguf_tools.format.reader import GGUFSource
 from gguf_tools.format.shards import open_gguf

@@ -38,9 +38,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.errors import BadTensor, OutputError
+from gguf_tools.format.block_layouts import count_nonfinite
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.reader import GGUFFile
-from gguf_tools.format.scales import count_nonfinite
 from gguf_tools.format.tensors import TensorInfo
 from quantize.fill.calibrated import ERRORS_RISE
 from quantize.fill.chunks import RowRange, rows_alike

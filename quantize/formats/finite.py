@@ -14,8 +14,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from gguf_tools.format.block_layouts import EXPONENTS, SCALES, Scales, count_nonfinite
 from gguf_tools.format.ggml_types import GGMLType, by_name
-from gguf_tools.format.scales import EXPONENTS, SCALES, Scales, count_nonfinite
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import load
 from quantize.simd.lanes import LANES, any_lane, maximum, splat

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from quantize.simd.constants import ONE, ZERO
+from quantize.simd.floats import IN_RANGE, MAGIC, ONE, ZERO, clamp, nearest_float, nearest_int
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, IntTile, tile_like, zero_like
 from quantize.simd.lanes import (
@@ -32,7 +32,6 @@ from quantize.simd.lanes import (
     select,
     to_float,
 )
-from quantize.simd.rounding import IN_RANGE, MAGIC, clamp, nearest_float, nearest_int
 
 EMPTY = np.float32(1e-15)  # ggml's GROUP_MAX_EPS: below it a group counts as all zero
 

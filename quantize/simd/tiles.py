@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import overload
 
-from quantize.simd.half import from_bfloat_bits, from_half_bits
+from quantize.simd.floats import from_bfloat_bits, from_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_items import lowest_bit, mask_word
 from quantize.simd.lane_memory import FloatTile, IntTile, TileType, item_pointer, load, store

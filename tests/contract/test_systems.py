@@ -9,7 +9,7 @@ from tests.contract.import_graph import PACKAGES, ROOT, files_of
 
 _HOME = Path("gguf_tools", "system")
 _HAS_A_FALLBACK = {
-    "gguf_tools/files/copying.py": {"copy_file_range"},
+    "gguf_tools/edit/rewrite.py": {"copy_file_range"},
     "gguf_tools/files/partial_file.py": {"posix_fadvise"},
 }
 _NOT_EVERYWHERE = re.compile(

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gguf_tools.edit import rewrite
+from gguf_tools.edit.rewrite import copy_range
 from gguf_tools.errors import OutputError, TruncatedError
-from gguf_tools.files import copying
-from gguf_tools.files.copying import copy_range
 
 DATA = np.random.default_rng(1).integers(0, 256, 3_000_000, np.uint8).tobytes()
 
@@ -187,4 +187,4 @@ def test_the_buffer_is_small(files: tuple[int, int], monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "copy_file_range", returns_zero)
     monkeypatch.setattr(os, "preadv", preadv)
     copy_range(files[0], 0, files[1], 0, len(DATA), "a", "b")
-    assert max(sizes) <= copying._BUFFER_BYTES < len(DATA)
+    assert max(sizes) <= rewrite._BUFFER_BYTES < len(DATA)

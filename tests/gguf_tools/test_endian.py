@@ -7,7 +7,7 @@ import pytest
 
 from gguf_tools.errors import FormatError
 from gguf_tools.format import ggml_types as types
-from gguf_tools.format.endian import _SWAPPED, can_swap, swap_bytes
+from gguf_tools.format.block_layouts import _SWAPPED, can_swap, swap_bytes
 
 
 @pytest.mark.parametrize("name", sorted(_SWAPPED))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gguf_tools.format import ggml_types as types
-from gguf_tools.format.scales import SCALES, count_nonfinite
+from gguf_tools.format.block_layouts import SCALES, count_nonfinite
 from tests.support import oracle
 
 NAN = {

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from quantize.formats.iq.grids import Grid
-from quantize.formats.iq.grids.neighbours import NOWHERE
+from quantize.formats.iq.grids import NOWHERE, Grid
 
 Floats = npt.NDArray[np.float32]
 

@@ -14,7 +14,7 @@ import gguf_tools
 import quantize
 from gguf_tools.errors import NeedsImportance, QuantError, ShapeError
 from gguf_tools.files.partial_file import GGUFWriter
-from gguf_tools.format.endian import swap_bytes
+from gguf_tools.format.block_layouts import swap_bytes
 from gguf_tools.format.ggml_types import BF16, F32, Q4_0
 from gguf_tools.format.header import Endian
 from gguf_tools.format.layout import FileLayout

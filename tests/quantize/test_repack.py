@@ -15,9 +15,9 @@ import gguf_cli.quantize
 from gguf_tools import open_gguf
 from gguf_tools.errors import BadArgument, BadRequest
 from gguf_tools.files.partial_file import GGUFWriter
+from gguf_tools.format.block_layouts import count_nonfinite
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.format.layout import FileLayout
-from gguf_tools.format.scales import count_nonfinite
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from quantize.fill.provenance import PROVENANCE_KEY

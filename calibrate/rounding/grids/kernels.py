@@ -36,8 +36,7 @@ from calibrate.rounding.grids.octets import (
 )
 from calibrate.rounding.grids.walks import STRIDE
 from quantize.formats.base import Floats32
-from quantize.simd.constants import INFINITY, ONE, TWO, ZERO
-from quantize.simd.half import from_half_bits, to_half_bits
+from quantize.simd.floats import INFINITY, ONE, TWO, ZERO, from_half_bits, to_half_bits
 from quantize.simd.kernel import inlined, kernel
 from quantize.simd.lane_memory import FloatTile, float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, Floats, Ints, Mask, any_lane, maximum, minimum, select, splat, to_float

@@ -27,7 +27,7 @@ from calibrate.rounding.grids.walks import (
     plain_walk_of_8,
     with_sign_of,
 )
-from quantize.simd.constants import INFINITY, ZERO
+from quantize.simd.floats import INFINITY, ZERO
 from quantize.simd.kernel import inlined
 from quantize.simd.lane_items import look_up
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, load, tail

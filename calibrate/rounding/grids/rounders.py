@@ -30,7 +30,7 @@ from quantize.formats.iq import grids, iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3
 from quantize.formats.iq.grids import Grid
 from quantize.formats.iq.iq2 import with_even_signs
 from quantize.importances.weighting import ColumnWeights
-from quantize.simd.half import halves_to_float32
+from quantize.simd.floats import halves_to_float32
 from quantize.simd.lanes import LANES
 
 Array = npt.NDArray[Any]

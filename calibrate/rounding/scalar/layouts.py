@@ -57,7 +57,7 @@ from quantize.formats.fp4 import mxfp4, nvfp4
 from quantize.formats.fp4.codes import DOUBLED
 from quantize.formats.iq import iq4, iq4_nl, iq4_xs
 from quantize.formats.k_quants import q2_k, q3_k, q4_k, q5_k, q6_k
-from quantize.simd.half import halves_to_float32
+from quantize.simd.floats import halves_to_float32
 from quantize.simd.packing import packed, packed_scales, unpack, unpacked_scales
 
 Rest = tuple[Integers, Integers, Codes]

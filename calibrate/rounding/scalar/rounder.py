@@ -29,7 +29,7 @@ from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats import get_format
 from quantize.formats.base import Bytes, Floats32, as_source
 from quantize.importances.weighting import ColumnWeights
-from quantize.simd.constants import HALF, ONE, ZERO
+from quantize.simd.floats import HALF, ONE, ZERO, nearest_float
 from quantize.simd.kernel import inlined, kernel
 from quantize.simd.lane_memory import (
     FloatTile,
@@ -44,7 +44,6 @@ from quantize.simd.lane_memory import (
 )
 from quantize.simd.lanes import LANES, Floats, Ints, select, splat, to_int
 from quantize.simd.packing import pack
-from quantize.simd.rounding import nearest_float
 from quantize.simd.tiles import load_blocks, store_blocks, store_columns
 
 MOST_CANDIDATES = 64

@@ -39,15 +39,6 @@ _REHEARSAL = """{% macro say(x) %}{{ x|trim|tojson }}{% endmacro %}{% set a = na
 {% for m in messages %}{{ say(m.content) }}{% endfor %}{{ strftime_now('%d %b %Y') }}
 {{ raise_exception('x') }}"""
 
-# What jinja2, and methods of texts, import on their way. Once a template is there, an import is a way out.
-_IMPORTED_LATE = (
-    "html", "pprint", "textwrap", "jinja2.constants", "jinja2.debug", "encodings.ascii", "encodings.latin_1",
-    "encodings.unicode_escape", "encodings.raw_unicode_escape", "encodings.punycode",
-)  # fmt: skip
-_REHEARSAL = """{% macro say(x) %}{{ x|trim|tojson }}{% endmacro %}{% set a = namespace(b='\\u00e9') %}
-{% for m in messages %}{{ say(m.content) }}{% endfor %}{{ strftime_now('%d %b %Y') }}
-{{ raise_exception('x') }}"""
-
 # What compiling and running Python code cannot do without.
 # What compiling and running Python code cannot do without.
 _ALLOWED_EVENTS = frozenset((

@@ -26,12 +26,11 @@ from quantize.formats.blocks_of_32.scales import (
     row_mean_squares,
 )
 from quantize.formats.search import search_affine
-from quantize.simd.half import float_at, to_half_bits
+from quantize.simd.floats import clamp, float_at, nearest_int, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, Floats, to_float
 from quantize.simd.packing import pack
-from quantize.simd.rounding import clamp, nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
 BLOCK = block_dtype(Q5_1)

@@ -15,8 +15,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import Q8_0
 from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.blocks_of_32.scales import ELEMS
-from quantize.simd.constants import INFINITY, ONE, ZERO
-from quantize.simd.half import float_at, to_half_bits
+from quantize.simd.floats import INFINITY, ONE, ZERO, float_at, to_half_bits
 from quantize.simd.kernel import kernel
 from quantize.simd.lane_memory import float_tile, int_tile, load, store
 from quantize.simd.lanes import LANES, absolute, bits, from_bits, maximum, select, splat, to_float, to_int

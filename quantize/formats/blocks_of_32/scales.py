@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quantize.simd.constants import HALF, INFINITY, ONE, ZERO
+from quantize.simd.floats import HALF, INFINITY, ONE, ZERO
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, load, store
 from quantize.simd.lanes import (

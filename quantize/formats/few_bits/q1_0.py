@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q1_0
 from quantize.formats.base import Rows, block_format
-from quantize.simd.constants import ZERO
-from quantize.simd.half import float_at, to_half_bits
+from quantize.simd.floats import ZERO, float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import float_tile, int_tile, store
 from quantize.simd.lanes import LANES, absolute, bits, from_bits, lane_numbers, select, splat

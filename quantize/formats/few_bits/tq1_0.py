@@ -20,7 +20,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import TQ1_0
 from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.few_bits.tq2_0 import ternary_codes
-from quantize.simd.half import float_at
+from quantize.simd.floats import float_at
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, Floats, Ints, lane_numbers, select, splat, to_float

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import TQ2_0
 from quantize.formats.base import Rows, block_dtype, block_format
-from quantize.simd.constants import HALF, INFINITY, ONE, ZERO
-from quantize.simd.half import float_at, to_half_bits
+from quantize.simd.floats import HALF, INFINITY, ONE, ZERO, float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, load, store
 from quantize.simd.lanes import LANES, Ints, absolute, maximum, select, splat, to_float

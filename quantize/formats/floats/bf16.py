@@ -18,7 +18,7 @@ from gguf_tools.format.ggml_types import BF16
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_source, check_data, check_rows
 from quantize.formats.floats import f32
 from quantize.importances.weighting import Weighting
-from quantize.simd.half import to_bfloat_bits
+from quantize.simd.floats import to_bfloat_bits
 from quantize.simd.kernel import kernel
 from quantize.simd.tiles import read_item
 

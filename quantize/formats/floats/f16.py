@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import F16
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_source, check_data, check_rows
 from quantize.importances.weighting import Weighting
-from quantize.simd.half import from_half_bits, to_half_bits
+from quantize.simd.floats import from_half_bits, to_half_bits
 from quantize.simd.kernel import kernel
 from quantize.simd.tiles import read_item
 

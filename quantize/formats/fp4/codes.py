@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quantize.simd.constants import HALF, ZERO
+from quantize.simd.floats import HALF, ZERO
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile
 from quantize.simd.lanes import Floats, Ints, absolute, from_bits, select, splat, to_float

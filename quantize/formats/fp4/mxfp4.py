@@ -24,7 +24,7 @@ from gguf_tools.format.ggml_types import MXFP4
 from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.blocks_of_32.scales import ELEMS
 from quantize.formats.fp4.codes import doubled_values, nearest_codes
-from quantize.simd.constants import ZERO
+from quantize.simd.floats import ZERO
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import float_tile, gather, int_tile, load, store
 from quantize.simd.lanes import (

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import NVFP4
 from quantize.formats.base import Floats32, Rows, block_dtype, block_format
 from quantize.formats.fp4.codes import doubled_values, first_best_codes, nearest_codes
-from quantize.simd.constants import HALF, INFINITY, ZERO
+from quantize.simd.floats import HALF, INFINITY, ZERO
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import float_tile, int_tile, store, tail
 from quantize.simd.lanes import (

@@ -22,13 +22,19 @@ from quantize.formats.blocks_of_32.scales import ELEMS
 from quantize.formats.ik.levels.scale_search import inverse_of, power_of
 from quantize.formats.ik.rows import first_infinite, ik_format
 from quantize.formats.search import farthest_from_zero
-from quantize.simd.constants import ZERO
-from quantize.simd.half import float_at, from_half_bits, to_half_bits
+from quantize.simd.floats import (
+    ZERO,
+    clamp,
+    float_at,
+    from_half_bits,
+    nearest_float,
+    nearest_int,
+    to_half_bits,
+)
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, float_tile, int_tile, tail
 from quantize.simd.lanes import LANES, Floats, select, splat
 from quantize.simd.packing import pack, prepend_half
-from quantize.simd.rounding import clamp, nearest_float, nearest_int
 from quantize.simd.tiles import load_blocks, load_importances, padded_words, store_blocks
 
 _BYTES = Q6_0.block_bytes

@@ -17,11 +17,10 @@ from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, check_data
 from quantize.formats.ik.levels.scale_search import inverse_of, power_of
 from quantize.formats.ik.rows import encode_rows
 from quantize.importances.weighting import Weighting
-from quantize.simd.constants import ZERO
+from quantize.simd.floats import ZERO, nearest_float
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import load, store
 from quantize.simd.lanes import LANES, Floats, absolute, bits, maximum, select, splat, to_int
-from quantize.simd.rounding import nearest_float
 
 
 def encode(rows: Rows, weighting: Weighting | None) -> Bytes:

@@ -26,7 +26,7 @@ from quantize.formats.base import (
     decode_blocks,
 )
 from quantize.importances.weighting import Weighting
-from quantize.simd.constants import INFINITY
+from quantize.simd.floats import INFINITY
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_items import lowest_bit, mask_word
 from quantize.simd.lane_memory import IntTile

@@ -2,7 +2,7 @@
 
 A super-block is 256 weights, coded as points of a grid. In IQ2 and IQ3 a sub-block is searched by its
 magnitudes; signs are stored apart, a byte or seven bits for each eight weights. Where they are seven, the
-count of signs is made even by one sign that is wrong. Scales of sub-blocks get codes of 4 bits.
+count of signs is made even by one sign that is wrong. Scales of sub-blocks get codes of 4 bits, in IQ1 of 3.
 """
 
 from __future__ import annotations
@@ -11,18 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quantize.simd.constants import HALF, ONE, ZERO
+from quantize.simd.floats import HALF, ONE, ZERO, clamp, nearest_int
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, IntTile, tail
 from quantize.simd.lanes import Floats, Ints, Mask, maximum, select, splat, square_root
-from quantize.simd.rounding import clamp, nearest_int
 
 ELEMS = 256
 SIGNS = 8
 """Number of weights whose signs are stored together."""
-
-_SCALE_TOP = np.float32(31)
-"""The divisor of the largest scale: codes 0 .. 15 stand for 1, 3 .. 31."""
 
 
 class SubBlock(NamedTuple):
@@ -83,16 +79,19 @@ def _take_signs(x: FloatTile, weights: FloatTile, even: bool, magnitudes: FloatT
 
 
 @inlinable
-def code_scales(scales: FloatTile, count: int, codes: IntTile) -> tuple[Floats, Mask]:
-    """Return the scale of scales and where all scales are 0; fill `codes`, Ints 0 .. 15."""
+def code_scales(scales: FloatTile, count: int, top: int, codes: IntTile) -> tuple[Floats, Mask]:
+    """Return the scale of scales and where all scales are 0; fill `codes`, Ints 0 .. top.
+
+    A code stands for 2 * code + 1.
+    """
     largest = splat(ZERO)
     for j in range(count):
         largest = maximum(largest, scales[j])
     nothing = largest == ZERO
-    d = largest / _SCALE_TOP
+    d = largest / np.float32(2 * top + 1)
     inverse = ONE / d
     for j in range(count):
-        code = clamp(nearest_int(HALF * (inverse * scales[j] - ONE)), 0, 15)
+        code = clamp(nearest_int(HALF * (inverse * scales[j] - ONE)), 0, top)
         codes[j] = select(nothing, 0, code)
     return select(nothing, ZERO, d), nothing
 

@@ -26,8 +26,9 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ1_M
 from quantize.formats.base import Rows, block_dtype, block_format
-from quantize.formats.iq.grid_blocks import ELEMS
+from quantize.formats.iq.grid_blocks import ELEMS, code_scales
 from quantize.formats.iq.iq1 import (
+    GROUP,
     MINUS_HIGH,
     MINUS_LOW,
     MINUS_MIDDLE,
@@ -37,18 +38,17 @@ from quantize.formats.iq.iq1 import (
     PLUS_MIDDLE,
     WORST,
     Groups,
+    PointTables,
     code_groups,
-    code_scales,
     codes_of_cuts,
     decode_group,
     largest_magnitude,
     level,
+    point_tables,
     point_values,
 )
-from quantize.formats.iq.iq1_search import GROUP, PointTables, point_tables
 from quantize.formats.k_quants.super_block import mean_square, weigh
-from quantize.simd.constants import ZERO
-from quantize.simd.half import from_half_bits, to_half_bits
+from quantize.simd.floats import ZERO, from_half_bits, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, gather, int_tile, tail
 from quantize.simd.lanes import LANES, Floats, Ints, Mask, any_lane, select, splat, to_float
@@ -149,7 +149,7 @@ def _encode(grid: PointTables, x: FloatTile, weights: FloatTile, words: IntTile)
     failed = _fit(grid, x, weights, found, 0)
     for j in range(1, 16):
         failed |= _fit(grid, x, weights, found, j)
-    d, nothing = code_scales(found.scales, 16, scale_codes)
+    d, nothing = code_scales(found.scales, 16, 7, scale_codes)
     _pack_indices(grid, found, nothing, words)
     half = to_half_bits(_refit(x, weights, found, scale_codes, d) * _FUDGE)
     half = select(nothing, 0, half)

@@ -23,8 +23,9 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ1_S
 from quantize.formats.base import Rows, block_dtype, block_format
-from quantize.formats.iq.grid_blocks import ELEMS, join_halves
+from quantize.formats.iq.grid_blocks import ELEMS, code_scales, join_halves
 from quantize.formats.iq.iq1 import (
+    GROUP,
     MINUS_HIGH,
     MINUS_LOW,
     NO_CUT,
@@ -33,17 +34,16 @@ from quantize.formats.iq.iq1 import (
     PLUS_MIDDLE,
     WORST,
     Groups,
+    PointTables,
     code_groups,
-    code_scales,
     codes_of_cuts,
     decode_group,
     largest_magnitude,
+    point_tables,
     point_values,
 )
-from quantize.formats.iq.iq1_search import GROUP, PointTables, point_tables
 from quantize.formats.k_quants.super_block import mean_square, weigh
-from quantize.simd.constants import ZERO
-from quantize.simd.half import float_at, to_half_bits
+from quantize.simd.floats import ZERO, float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, gather, int_tile, tail
 from quantize.simd.lanes import LANES, Floats, Ints, Mask, any_lane, select, splat
@@ -110,7 +110,7 @@ def _quantize(
             halves[1 + 2 * j] = indices[0] & 0xFF | (indices[1] & 0xFF) << 8
             halves[2 + 2 * j] = indices[2] & 0xFF | (indices[3] & 0xFF) << 8
             halves[17 + j] = upper
-        d, nothing = code_scales(scales, 8, scale_codes)
+        d, nothing = code_scales(scales, 8, 7, scale_codes)
         halves[0] = to_half_bits(d * _FUDGE)
         for j in range(8):
             halves[17 + j] = halves[17 + j] | select(nothing, 0, scale_codes[j] << 12 | minus[j] << 15)

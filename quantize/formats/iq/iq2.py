@@ -17,12 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.formats.iq.grid_blocks import ELEMS, SubBlock
-from quantize.formats.iq.grids import Grid
+from quantize.formats.iq.grids import NOWHERE, Grid, GridTables
 from quantize.formats.iq.grids.cached_search_4 import Answers, prepare_once
 from quantize.formats.iq.grids.cached_search_8 import answer, prepare
-from quantize.formats.iq.grids.neighbours import NOWHERE, GridTables
-from quantize.simd.constants import HALF, ONE, ZERO
-from quantize.simd.half import halves_to_float32
+from quantize.simd.floats import HALF, ONE, ZERO, halves_to_float32
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_items import look_up
 from quantize.simd.lane_memory import FloatTile, IntTile, gather, int_tile, tail

@@ -24,13 +24,12 @@ from gguf_tools.format.ggml_types import IQ2_S
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_blocks, block_dtype, encode_blocks
 from quantize.formats.iq import grids
 from quantize.formats.iq.grid_blocks import SubBlock, code_scales, join_halves, load_sub_block
+from quantize.formats.iq.grids import GridTables, tables
 from quantize.formats.iq.grids.cached_search_4 import Answers
-from quantize.formats.iq.grids.neighbours import GridTables, tables
 from quantize.formats.iq.iq2 import decode_points, pack_nibbles, search_16
 from quantize.formats.k_quants.super_block import mean_square, weigh
 from quantize.importances.weighting import Weighting
-from quantize.simd.constants import QUARTER
-from quantize.simd.half import to_half_bits
+from quantize.simd.floats import QUARTER, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, float_tile, int_tile, tail
 from quantize.simd.lanes import LANES, Mask, any_lane, splat
@@ -120,7 +119,7 @@ def _encode(
         load_sub_block(tail(x, 16 * j), tail(weights, 16 * j), 16, False, sub, sub_signs)
         scales[j], failed_here = search_16(grid, sub, answers, _EMPTY, _SIGNS, sub_indices, sub_signs)
         failed |= failed_here
-    d, _nothing = code_scales(scales, 16, scale_codes)
+    d, _nothing = code_scales(scales, 16, 15, scale_codes)
     halves[0] = to_half_bits(d * _SHRINK)
     for k in range(16):
         halves[1 + k] = indices[2 * k] & 0xFF | (indices[2 * k + 1] & 0xFF) << 8

@@ -24,13 +24,13 @@ from gguf_tools.format.ggml_types import IQ2_XS
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_blocks, block_dtype, encode_blocks
 from quantize.formats.iq import grids
 from quantize.formats.iq.grid_blocks import SubBlock, code_scales, join_halves, load_sub_block
+from quantize.formats.iq.grids import GridTables, tables
 from quantize.formats.iq.grids.cached_search_4 import Answers
-from quantize.formats.iq.grids.neighbours import GridTables, tables
 from quantize.formats.iq.iq2 import decode_points, pack_nibbles, search_16, with_even_signs
 from quantize.formats.k_quants.super_block import mean_square, weigh
 from quantize.formats.search import EMPTY
 from quantize.importances.weighting import Weighting
-from quantize.simd.half import to_half_bits
+from quantize.simd.floats import to_half_bits
 from quantize.simd.kernel import kernel
 from quantize.simd.lane_memory import float_tile, int_tile, tail
 from quantize.simd.lanes import LANES, any_lane, select
@@ -91,7 +91,7 @@ def _quantize(
                 return first_failure(failed, first, out.size // _BYTES)
             for k in range(2):
                 halves[1 + 2 * j + k] = indices[k] | signs[k] << 9
-        d, nothing = code_scales(scales, 16, scale_codes)
+        d, nothing = code_scales(scales, 16, 15, scale_codes)
         halves[0] = to_half_bits(d)
         for k in range(1, 33):
             halves[k] = select(nothing, 0, halves[k])

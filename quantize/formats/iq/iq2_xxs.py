@@ -25,8 +25,8 @@ from gguf_tools.format.ggml_types import IQ2_XXS
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_blocks, encode_blocks
 from quantize.formats.iq import grids
 from quantize.formats.iq.grid_blocks import SubBlock, code_scales, join_halves, load_sub_block
+from quantize.formats.iq.grids import GridTables, tables
 from quantize.formats.iq.grids.cached_search_4 import Answers
-from quantize.formats.iq.grids.neighbours import GridTables, tables
 from quantize.formats.iq.iq2 import (
     Search,
     decode_points,
@@ -38,8 +38,7 @@ from quantize.formats.iq.iq2 import (
 from quantize.formats.k_quants.super_block import mean_square, weigh
 from quantize.formats.search import EMPTY, search_positive
 from quantize.importances.weighting import Weighting
-from quantize.simd.constants import ZERO
-from quantize.simd.half import to_half_bits
+from quantize.simd.floats import ZERO, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, float_tile, int_tile, tail
 from quantize.simd.lanes import LANES, Floats, Mask, any_lane, maximum, select, splat
@@ -106,7 +105,7 @@ def _quantize(
             halves[2 + 4 * j] = indices[2] | indices[3] << 8
             halves[3 + 4 * j] = packed & 0xFFFF
             halves[4 + 4 * j] = packed >> 16
-        d, nothing = code_scales(scales, 8, scale_codes)
+        d, nothing = code_scales(scales, 8, 15, scale_codes)
         halves[0] = to_half_bits(d)
         for j in range(8):
             halves[4 + 4 * j] = halves[4 + 4 * j] | scale_codes[j] << 12

@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.formats.iq.grid_blocks import ELEMS, SubBlock
-from quantize.formats.iq.grids import Grid
+from quantize.formats.iq.grids import NOWHERE, Grid, GridTables
 from quantize.formats.iq.grids.cached_search_4 import Answers, answer, prepare, prepare_once
-from quantize.formats.iq.grids.neighbours import NOWHERE, GridTables
-from quantize.simd.constants import ONE, ZERO
+from quantize.simd.floats import ONE, ZERO
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, IntTile, gather, tail
 from quantize.simd.lanes import Floats, Ints, Mask, bits, from_bits, maximum, minimum, select, splat, to_float

@@ -28,8 +28,8 @@ from gguf_tools.format.ggml_types import IQ3_S
 from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.iq import grids
 from quantize.formats.iq.grid_blocks import ELEMS, SubBlock, code_scales, join_halves, load_sub_block
+from quantize.formats.iq.grids import GridTables, tables
 from quantize.formats.iq.grids.cached_search_4 import Answers
-from quantize.formats.iq.grids.neighbours import GridTables, tables
 from quantize.formats.iq.iq3 import (
     GROUPS,
     Search,
@@ -42,8 +42,7 @@ from quantize.formats.iq.iq3 import (
     weigh_by_square,
 )
 from quantize.formats.k_quants.super_block import mean_square, weigh
-from quantize.simd.constants import ZERO
-from quantize.simd.half import float_at, to_half_bits
+from quantize.simd.floats import ZERO, float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, tail
 from quantize.simd.lanes import LANES, Floats, Mask, any_lane, select, splat
@@ -154,7 +153,7 @@ def _encode(grid: GridTables, x: FloatTile, weights: FloatTile, words: IntTile) 
     if any_lane(any_empty):
         _close_gaps(empty, 4, tail(halves, _QS))
         _close_gaps(empty, 2, tail(halves, _SIGNS_AT))
-    d, _nothing = code_scales(scales, 8, scale_codes)
+    d, _nothing = code_scales(scales, 8, 15, scale_codes)
     halves[0] = to_half_bits(d * _FUDGE)
     for k in range(4):
         halves[_QH + k] = high[2 * k] | high[2 * k + 1] << 8

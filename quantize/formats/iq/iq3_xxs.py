@@ -26,8 +26,8 @@ from gguf_tools.format.ggml_types import IQ3_XXS
 from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.iq import grids
 from quantize.formats.iq.grid_blocks import ELEMS, SubBlock, code_scales, join_halves, load_sub_block
+from quantize.formats.iq.grids import GridTables, tables
 from quantize.formats.iq.grids.cached_search_4 import Answers
-from quantize.formats.iq.grids.neighbours import GridTables, tables
 from quantize.formats.iq.iq3 import (
     GROUPS,
     Search,
@@ -40,8 +40,7 @@ from quantize.formats.iq.iq3 import (
     weigh_by_square,
 )
 from quantize.formats.k_quants.super_block import mean_square, weigh
-from quantize.simd.constants import HALF
-from quantize.simd.half import float_at, to_half_bits
+from quantize.simd.floats import HALF, float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, tail
 from quantize.simd.lanes import LANES, Floats, Mask, any_lane, select, shift_right_logical, splat
@@ -145,7 +144,7 @@ def _encode(grid: GridTables, x: FloatTile, weights: FloatTile, words: IntTile) 
         packed = signs[0] | signs[1] << 7 | signs[2] << 14 | signs[3] << 21
         halves[33 + 2 * j] = packed & 0xFFFF
         halves[34 + 2 * j] = shift_right_logical(packed, 16)
-    d, nothing = code_scales(scales, 8, scale_codes)
+    d, nothing = code_scales(scales, 8, 15, scale_codes)
     halves[0] = to_half_bits(d * _FUDGE)
     for j in range(8):
         halves[34 + 2 * j] = halves[34 + 2 * j] | scale_codes[j] << 12

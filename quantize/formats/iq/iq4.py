@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from quantize.formats.search import EMPTY, farthest_from_zero
-from quantize.simd.constants import INFINITY, ONE, ZERO
+from quantize.simd.floats import INFINITY, ONE, ZERO
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, beside, float_tile, tail, zero_like
 from quantize.simd.lanes import Floats, Ints, Mask, absolute, select, splat

@@ -18,8 +18,7 @@ from gguf_tools.format.ggml_types import IQ4_NL
 from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.blocks_of_32.scales import ELEMS
 from quantize.formats.iq.iq4 import levels_of, nearest_code, search_levels
-from quantize.simd.constants import ONE, ZERO
-from quantize.simd.half import float_at, to_half_bits
+from quantize.simd.floats import ONE, ZERO, float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, load, store
 from quantize.simd.lanes import LANES, Floats, select, splat, square_root

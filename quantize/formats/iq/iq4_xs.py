@@ -23,13 +23,11 @@ from gguf_tools.format.ggml_types import IQ4_XS
 from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.iq.iq4 import ELEMS, levels_of, nearest_code, search_levels
 from quantize.formats.search import farthest_from_zero
-from quantize.simd.constants import ONE, ZERO
-from quantize.simd.half import float_at, to_half_bits
+from quantize.simd.floats import ONE, ZERO, clamp, float_at, nearest_int, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, select, splat, square_root, to_float
 from quantize.simd.packing import pack
-from quantize.simd.rounding import clamp, nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = block_dtype(IQ4_XS)

@@ -28,7 +28,7 @@ from quantize.formats.k_quants.super_block import (
     weigh,
 )
 from quantize.formats.search import affine_codes, search_positive
-from quantize.simd.half import float_at, from_half_bits, to_half_bits
+from quantize.simd.floats import float_at, from_half_bits, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, store, tail
 from quantize.simd.lanes import LANES, absolute, shift_right_logical, to_float

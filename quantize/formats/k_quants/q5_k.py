@@ -30,7 +30,7 @@ from quantize.formats.k_quants.super_block import (
     weigh_by_magnitude,
 )
 from quantize.formats.search import search_positive
-from quantize.simd.half import float_at, to_half_bits
+from quantize.simd.floats import float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, store, tail
 from quantize.simd.lanes import LANES, minimum, to_float

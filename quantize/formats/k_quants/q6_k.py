@@ -20,13 +20,11 @@ from gguf_tools.format.ggml_types import Q6_K
 from quantize.formats.base import Rows, block_dtype, block_format
 from quantize.formats.k_quants.super_block import ELEMS, fit_symmetric_sub_blocks
 from quantize.formats.search import EMPTY, farthest_from_zero, symmetric_codes
-from quantize.simd.constants import ONE
-from quantize.simd.half import float_at, from_half_bits, to_half_bits
+from quantize.simd.floats import ONE, float_at, from_half_bits, nearest_int, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, store, tail
 from quantize.simd.lanes import LANES, any_lane, minimum, select, splat, to_float
 from quantize.simd.packing import codes_at, pack
-from quantize.simd.rounding import nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, load_importances, padded_words, store_blocks
 
 BLOCK = block_dtype(Q6_K)

@@ -19,12 +19,11 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import Q8_K
 from quantize.formats.base import Rows, block_format
 from quantize.formats.search import farthest_from_zero
-from quantize.simd.constants import ONE, ZERO
+from quantize.simd.floats import ONE, ZERO, nearest_int
 from quantize.simd.kernel import kernel
 from quantize.simd.lane_memory import float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import LANES, bits, from_bits, minimum, select, splat, to_float
 from quantize.simd.packing import pack
-from quantize.simd.rounding import nearest_int
 from quantize.simd.tiles import first_not_finite, load_blocks, padded_words, store_blocks
 
 _ELEMS = 256

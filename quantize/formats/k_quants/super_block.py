@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quantize.formats.search import affine_codes, search_affine, search_affine_absolute, search_symmetric
-from quantize.simd.constants import ZERO
-from quantize.simd.half import from_half_bits
+from quantize.simd.floats import ZERO, from_half_bits, nearest_int
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, IntTile, beside, tail
 from quantize.simd.lanes import (
@@ -27,7 +26,6 @@ from quantize.simd.lanes import (
     to_float,
 )
 from quantize.simd.packing import unpack_scale
-from quantize.simd.rounding import nearest_int
 
 ELEMS = 256
 

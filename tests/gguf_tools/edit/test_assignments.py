@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gguf_tools import Kind, Value
-from gguf_tools.edit.assignments import Assignment, parse_assignment, parse_value
+from gguf_tools.edit.header_edits import Assignment, parse_assignment, parse_value
 from gguf_tools.errors import BadRequest
 
 SHORT = {

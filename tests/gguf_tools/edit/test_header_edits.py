@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gguf_tools import Value
-from gguf_tools.edit.assignments import parse_assignment
 from gguf_tools.edit.header_edits import (
     Change,
     Edited,
     new_names_of,
+    parse_assignment,
     remove_keys,
     rename_keys,
     rename_tensors,

@@ -18,13 +18,11 @@ from hypothesis import strategies as st
 
 from gguf_tools import FileLayout, GGUFFile, TensorInfo, Value, open_gguf
 from gguf_tools.edit import in_place, rewrite
-from gguf_tools.edit.assignments import parse_assignment
-from gguf_tools.edit.header_edits import Edit, remove_keys, rename_tensors, set_values
+from gguf_tools.edit.header_edits import Edit, parse_assignment, remove_keys, rename_tensors, set_values
 from gguf_tools.edit.model_edits import Outcome, edit_model, recover
-from gguf_tools.edit.rewrite import write_files
+from gguf_tools.edit.rewrite import copy_range, write_files
 from gguf_tools.edit.split import split_files
 from gguf_tools.errors import BadRequest, FormatError, OutputError, ToolkitError, TruncatedError
-from gguf_tools.files.copying import copy_range
 from gguf_tools.format import ggml_types as types
 from gguf_tools.format import keys
 from gguf_tools.format.header import Endian, align_up, encode_header

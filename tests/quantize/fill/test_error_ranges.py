@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_tools.format.scales import SCALES
+from gguf_tools.format.block_layouts import SCALES
 from quantize.fill.verify import is_ordinary
 from quantize.formats import available, get_format
 from quantize.formats.base import QuantFormat

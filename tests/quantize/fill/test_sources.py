@@ -10,7 +10,7 @@ import pytest
 
 from gguf_tools.errors import QuantError
 from gguf_tools.files.partial_file import GGUFWriter
-from gguf_tools.format.endian import swap_bytes
+from gguf_tools.format.block_layouts import swap_bytes
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.shards import open_gguf

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gguf_tools.errors import BadTensor, BadWeights, OutputError
-from gguf_tools.format.endian import swap_bytes
+from gguf_tools.format.block_layouts import swap_bytes
 from gguf_tools.format.ggml_types import F32, GGMLType, by_name
 from gguf_tools.format.header import Endian
 from gguf_tools.format.layout import FileLayout

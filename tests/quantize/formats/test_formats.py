@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 
 import quantize.formats
 from gguf_tools.errors import BadWeights, NeedsImportance, QuantError, ShapeError
-from gguf_tools.format.block_layouts import LAYOUTS
+from gguf_tools.format.block_layouts import EXPONENTS, LAYOUTS, SCALES, count_nonfinite
 from gguf_tools.format.ggml_types import TYPES
-from gguf_tools.format.scales import EXPONENTS, SCALES, count_nonfinite
 from quantize.formats import available, get_format
 from quantize.formats.base import QuantFormat
 from quantize.formats.codecs import CODECS, ignores_importances, requires_importances

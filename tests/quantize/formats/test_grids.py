@@ -7,10 +7,10 @@ import pytest
 from numba import njit
 
 from quantize.formats.iq import grids
+from quantize.formats.iq.grids import COUNT_BITS, NOWHERE, tables
 from quantize.formats.iq.grids import cached_search_4 as kept_answers
 from quantize.formats.iq.grids import cached_search_8 as kept_answers_of_8
 from quantize.formats.iq.grids.cached_search_4 import Answers, prepare_once
-from quantize.formats.iq.grids.neighbours import COUNT_BITS, NOWHERE, tables
 from quantize.simd.kernel import OPTIONS
 from quantize.simd.lane_items import item, least, look_up, lowest_bit, mask_word, put_item
 from quantize.simd.lane_memory import float_tile, int_tile, load, store

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from quantize.simd.half import (
+from quantize.simd.floats import (
     from_bfloat_bits,
     from_half_bits,
     halves_to_float32,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from quantize.simd import import_closure
-from quantize.simd.import_closure import closure_hash
+from quantize.simd import kernel
+from quantize.simd.kernel import closure_hash
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -39,7 +39,7 @@ class Copy:
 
     def marks(self) -> dict[str, str]:
         """Return the mark of each of MODULES, as a process that starts now finds it."""
-        for cached in (import_closure._text, import_closure._imports, import_closure._file_of):
+        for cached in (kernel._text, kernel._imports, kernel._file_of):
             cached.cache_clear()
         return {module: closure_hash(module, self.path(module)) for module in MODULES}
 
@@ -50,7 +50,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copy:
         shutil.copytree(
             REPOSITORY / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
         )
-    monkeypatch.setattr(import_closure, "_ROOT", tmp_path)
+    monkeypatch.setattr(kernel, "_ROOT", tmp_path)
     return Copy(tmp_path)
 
 
@@ -65,7 +65,7 @@ def add_constant(source: str) -> str:
         ("quantize.formats.k_quants.super_block", set(MODULES[:3])),
         ("quantize.simd.lanes", set(MODULES)),
         ("quantize.simd.kernel", set(MODULES)),
-        ("quantize.formats.iq.grids.neighbours", {"quantize.formats.iq.iq2_xs"}),
+        ("quantize.formats.iq.grids.cached_search_4", {"quantize.formats.iq.iq2_xs"}),
         ("quantize.formats.fp4.mxfp4", set()),
         ("quantize.formats.codecs", set()),
         ("gguf_tools.format.ggml_types", set()),

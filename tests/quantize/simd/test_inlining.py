@@ -10,8 +10,7 @@ import pytest
 from numba.core import typed_passes, untyped_passes
 
 from quantize.formats import search
-from quantize.simd.inlining import _PASSES_WITHOUT_EFFECT
-from quantize.simd.kernel import Kernel
+from quantize.simd.kernel import _PASSES_WITHOUT_EFFECT, Kernel
 
 NAMED = "from quantize.formats import search; print(search.{}.py_func.__qualname__)"
 

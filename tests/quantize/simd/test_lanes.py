@@ -18,6 +18,7 @@ import pytest
 from llvmlite.binding import get_host_cpu_features
 from numba.core.errors import TypingError
 
+from quantize.simd.floats import IN_RANGE, clamp, nearest_float, nearest_int
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import (
     beside,
@@ -47,7 +48,6 @@ from quantize.simd.lanes import (
     to_float,
     to_int,
 )
-from quantize.simd.rounding import IN_RANGE, clamp, nearest_float, nearest_int
 
 Array = npt.NDArray[Any]
 HAS_AVX2 = get_host_cpu_features().get("avx2", False)

@@ -6,10 +6,9 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from quantize.simd.lane_items import halves_swapped
+from quantize.simd.lane_items import byte_excess, halves_swapped, pair_difference, pair_norm, pair_product
 from quantize.simd.lane_memory import load, store
 from quantize.simd.lanes import LANES
-from quantize.simd.pairs import byte_excess, pair_difference, pair_norm, pair_product
 
 OPERATIONS = 5
 

@@ -32,7 +32,7 @@ def parameters_by_name(path: Path) -> dict[str, list[str] | None]:
 
 
 def test_lanes_and_tiles_have_stubs() -> None:
-    assert STUBS == ["lane_items", "lane_memory", "lanes", "octets", "pairs", "wide_tables"]
+    assert STUBS == ["lane_items", "lane_memory", "lanes", "octets"]
 
 
 @pytest.mark.parametrize("module", STUBS)

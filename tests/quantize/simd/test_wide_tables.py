@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numba import njit
 
+from quantize.simd.lane_items import look_up_in
 from quantize.simd.lane_memory import load, store
 from quantize.simd.lanes import LANES
-from quantize.simd.wide_tables import look_up_in
 
 
 def _look_up(size: int) -> Callable[..., None]:

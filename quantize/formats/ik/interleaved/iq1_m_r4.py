@@ -28,7 +28,7 @@ from gguf_tools.format.ggml_types import IQ1_M_R4
 from quantize.formats.base import Bytes, Floats32
 from quantize.formats.ik.rows import decode_groups
 from quantize.formats.iq.iq1 import decode_group, point_values
-from quantize.simd.half import float_at
+from quantize.simd.floats import float_at
 from quantize.simd.kernel import kernel
 
 

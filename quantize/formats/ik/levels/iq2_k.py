@@ -23,7 +23,7 @@ from quantize.formats.base import Bytes, Floats32, Rows
 from quantize.formats.ik.levels.levels import LEVELS_2, level_coding
 from quantize.formats.ik.levels.scale_search import Integers, Search, block_quantizer, in_order
 from quantize.formats.ik.rows import SUPER_ELEMS, ik_format
-from quantize.simd.half import float_at
+from quantize.simd.floats import float_at
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, tail
 from quantize.simd.lanes import Ints

@@ -25,12 +25,12 @@ from quantize.formats.base import Bytes, Floats32, Rows
 from quantize.formats.ik.levels.levels import LEVEL_PAIRS, LEVELS_3
 from quantize.formats.ik.levels.scale_search import Coding, Integers, Search, in_order, row_quantizer
 from quantize.formats.ik.rows import SUPER_ELEMS, ik_format
-from quantize.simd.constants import INFINITY, ONE, ZERO
+from quantize.simd.floats import INFINITY, ONE, ZERO
 from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_items import look_up_in
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, tail
 from quantize.simd.lanes import Floats, minimum, select, splat
 from quantize.simd.packing import pack, prepend_half
-from quantize.simd.wide_tables import look_up_in
 
 _BYTES = IQ2_KL.block_bytes
 

@@ -25,11 +25,11 @@ from quantize.formats.base import Bytes, Floats32, Rows
 from quantize.formats.ik.levels.levels import LEVELS_4, Cells, cut_into, nearest_of
 from quantize.formats.ik.levels.scale_search import Coding, Integers, Search, row_quantizer
 from quantize.formats.ik.rows import ik_format
-from quantize.simd.constants import INFINITY, ZERO
+from quantize.simd.floats import INFINITY, ZERO
 from quantize.simd.kernel import inlinable, kernel
+from quantize.simd.lane_items import look_up_in
 from quantize.simd.lane_memory import FloatTile, IntTile, int_tile, tail
 from quantize.simd.lanes import Floats, Ints, absolute, minimum, select, splat, to_int
-from quantize.simd.wide_tables import look_up_in
 
 _BYTES = 16  # of a sub-block
 

@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.formats.ik.levels.scale_search import Coding
-from quantize.simd.constants import ZERO
+from quantize.simd.floats import ZERO
 from quantize.simd.kernel import inlinable
+from quantize.simd.lane_items import look_up_in
 from quantize.simd.lane_memory import FloatTile, IntTile
 from quantize.simd.lanes import Floats, Ints, maximum, minimum, select, splat, to_int
-from quantize.simd.wide_tables import look_up_in
 
 Levels = npt.NDArray[np.float32]
 

@@ -29,8 +29,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats.base import Bytes, Floats32
 from quantize.formats.ik.rows import SUPER_ELEMS, first_infinite, store_in_rows
-from quantize.simd.constants import INFINITY, ONE, ZERO
-from quantize.simd.half import from_half_bits, to_half_bits
+from quantize.simd.floats import INFINITY, MAGIC, ONE, ZERO, from_half_bits, to_half_bits
 from quantize.simd.kernel import inlinable
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, load, store, tail
 from quantize.simd.lanes import (
@@ -46,7 +45,6 @@ from quantize.simd.lanes import (
     splat,
     to_int,
 )
-from quantize.simd.rounding import MAGIC
 from quantize.simd.tiles import load_columns, padded_words
 
 

@@ -29,10 +29,19 @@ import numpy.typing as npt
 
 from quantize.formats.ik.trellis.trellis import START, walks
 from quantize.simd.kernel import inlined
-from quantize.simd.lane_items import halves_swapped, item, least, lowest_bit, mask_word
+from quantize.simd.lane_items import (
+    byte_excess,
+    halves_swapped,
+    item,
+    least,
+    lowest_bit,
+    mask_word,
+    pair_difference,
+    pair_norm,
+    pair_product,
+)
 from quantize.simd.lane_memory import IntTile, int_tile, load
 from quantize.simd.lanes import LANES, Ints, lane_numbers, maximum, minimum, splat
-from quantize.simd.pairs import byte_excess, pair_difference, pair_norm, pair_product
 
 Int32s = npt.NDArray[np.int32]
 

@@ -25,11 +25,10 @@ from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats.base import Floats32
 from quantize.formats.ik.trellis.nearest_point import Int32s, PointTree, Targets, point_tree, search_of
 from quantize.formats.ik.trellis.trellis import START, levels_of_lanes
-from quantize.simd.constants import HALF, QUARTER, ZERO
+from quantize.simd.floats import HALF, QUARTER, ZERO, nearest_int
 from quantize.simd.kernel import inlined
 from quantize.simd.lane_memory import gather, int_tile, load, store
 from quantize.simd.lanes import LANES, Floats, Ints, absolute, maximum, minimum, select, splat, square_root
-from quantize.simd.rounding import nearest_int
 
 Floats64 = npt.NDArray[np.float64]
 

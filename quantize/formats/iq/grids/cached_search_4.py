@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from quantize.formats.iq.grids.neighbours import COUNT_BITS, NOWHERE, GridTables
-from quantize.simd.constants import HALF, INFINITY, ONE, QUARTER, ZERO
+from quantize.formats.iq.grids import COUNT_BITS, NOWHERE, GridTables
+from quantize.simd.floats import HALF, INFINITY, ONE, QUARTER, ZERO
 from quantize.simd.kernel import inlinable, inlined
 from quantize.simd.lane_items import item, least, lowest_bit, mask_word, put_item
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, tail, zero_like

@@ -13,9 +13,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from quantize.formats.iq.grids import COUNT_BITS, NOWHERE, GridTables
 from quantize.formats.iq.grids.cached_search_4 import Answers, first_position, preparation, room
-from quantize.formats.iq.grids.neighbours import COUNT_BITS, NOWHERE, GridTables
-from quantize.simd.constants import INFINITY, ONE
+from quantize.simd.floats import INFINITY, ONE
 from quantize.simd.kernel import inlinable, inlined
 from quantize.simd.lane_items import item, least, lowest_bit, mask_word, put_item
 from quantize.simd.lane_memory import FloatTile, float_tile, tail, zero_like
