@@ -332,11 +332,7 @@ class Gradients:
 
 @contextmanager
 def collect_gradients(
-    source: ModelSource,
-    text: Text,
-    output: Path,
-    options: GradientOptions,
-    report: Reporter | None = None,
+    source: ModelSource, text: Text, output: Path, options: GradientOptions, report: Reporter | None = None
 ) -> Iterator[Gradients]:
     """Give the gradients of `source` on `text`; what an earlier run has left is not computed again.
 
