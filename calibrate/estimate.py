@@ -46,7 +46,6 @@ _OTHER_PASSES = 4 / 3
 _HELD_PRODUCTS = 5
 """Products with the held-out rows, for each matrix."""
 
-
 _LEAST_TOKENS = 32768
 """Tokens that are enough for 256 columns: the sample model's figures were measured with these."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from calibrate.methods.base import Matrix, Method, Rates
 from calibrate.rounding.base import DEFAULT, can_compensate
@@ -44,13 +44,11 @@ ONE_SIDED = Method(
 )
 """Errors of a column are made up for in later columns of the row, under the second moments of the inputs."""
 
-TWO_SIDED = Method(
+TWO_SIDED = replace(
+    ONE_SIDED,
     name="two-sided",
-    version=_VERSION,
-    can_encode=can_compensate,
     encode=_encode_two_sided,
     rates=_rates(Rates(0.20, 1e-4), Rates(0.86, 1e-4)),
     needs_gradients=True,
-    settings={"effort": asdict(DEFAULT)},
 )
 """The same, and errors of a row are made up for in later rows, under the covariance of the gradients."""

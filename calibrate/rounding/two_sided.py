@@ -33,23 +33,6 @@ One at a time would do 1 to 4 % less damage, and take sixteen times as long.
 """
 
 
-def encode_two_sided(
-    rows: Rows, type_: GGMLType, factor: Factor, output_factor: Factor, effort: Effort = DEFAULT
-) -> Bytes:
-    """Encode all rows of a matrix so that tr(G E H E^T) is small.
-
-    Where the stock encoder's bytes do less damage, it returns those.
-
-    rows           (n_rows, n_cols) of quantize.formats.base.ROW_DTYPES: all of the matrix, because a row's
-                   bytes depend on the rows before it
-    factor         of the second moments H of the n_cols inputs
-    output_factor  of the second moments G of the gradients at the n_rows outputs, damped by OUTPUT_DAMP
-    returns        uint8 (n_rows, row bytes), C-contiguous
-    raises         what encode_compensated raises, and ShapeError if output_factor is not of n_rows
-    """
-    return encode_side_by_side([(rows, output_factor)], type_, factor, effort)[0]
-
-
 def encode_side_by_side(
     matrices: Sequence[tuple[Rows, Factor]],
     type_: GGMLType,
@@ -57,13 +40,19 @@ def encode_side_by_side(
     effort: Effort = DEFAULT,
     stocks: Sequence[Bytes] | None = None,
 ) -> list[Bytes]:
-    """Encode several matrices that multiply the same, each as `encode_two_sided` does.
+    """Encode all rows of some matrices that multiply the same so that tr(G E H E^T) of each is small.
 
-    A few rows of each are encoded at a time. That takes less time than one matrix after the other, because
-    each step is the same for all their rows.
+    Where the stock encoder's bytes do less damage, it returns those. A few rows of each are encoded at a
+    time. That takes less time than one matrix after the other, because each step is the same for all their
+    rows. A matrix' bytes do not depend on the matrices beside it.
 
-    matrices  rows and output factor of each
+    matrices  rows and output factor of each: rows (n_rows, n_cols) of quantize.formats.base.ROW_DTYPES, all
+              of the matrix, because a row's bytes depend on the rows before it; the factor of the second
+              moments G of the gradients at its n_rows outputs, damped by OUTPUT_DAMP
+    factor    of the second moments H of the n_cols inputs
     stocks    the same rows as encode_stock makes them, for each matrix; None: they are made here
+    returns   uint8 (n_rows, row bytes) of each, C-contiguous
+    raises    what encode_compensated raises, and ShapeError if an output factor is not of n_rows
     """
     works = []
     for rows, output_factor in matrices:

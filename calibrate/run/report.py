@@ -54,10 +54,7 @@ def final_divergence(
         return None
     heads = [
         Head(
-            model.load,
-            model.stream.after(network.n_layers - 1),
-            network.load_end(model.load),
-            network.output,
+            model.load, model.stream.after(network.n_layers - 1), network.load_end(model.load), network.output
         )
         for model in context.models
     ]

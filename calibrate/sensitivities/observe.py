@@ -317,11 +317,7 @@ def sensitivities_of(arrays: Arrays, n_tokens: int) -> dict[str, dict[str, float
 
 
 def of_embeddings_and_output(
-    backward: BackwardPass,
-    states: States,
-    errors: TypeErrors,
-    types: tuple[str, ...],
-    n_sampled: int,
+    backward: BackwardPass, states: States, errors: TypeErrors, types: tuple[str, ...], n_sampled: int
 ) -> Arrays:
     """Return the sensitivity of the embeddings and of the output matrix.
 

@@ -64,10 +64,7 @@ def measure(
         source.watch.refuse_changed()
         sensitivities = Sensitivities(
             tensors,
-            model={
-                "path": source.path.name,
-                "files": source.watch.recognised_by(),
-            },
+            model={"path": source.path.name, "files": source.watch.recognised_by()},
             text={
                 "path": path.name,
                 "sha256": hashlib.sha256(read_input(path)).hexdigest(),

@@ -88,18 +88,6 @@ class RowBlock:
     covariance: Floats64
 
 
-@dataclass
-class _Tensor:
-    """The layout of a tensor's covariances.
-
-    n_blocks  blocks that the pass shows; 1 where they share a covariance
-    n_rows    rows of each
-    """
-
-    n_blocks: int
-    n_rows: int
-
-
 _Key = tuple[str, int]
 """A tensor, and the first row of a piece of its blocks."""
 
@@ -112,7 +100,7 @@ class Covariances(Silent):
 
     def __init__(self, expert_bytes: int) -> None:
         self._expert_bytes = expert_bytes
-        self._tensors: dict[str, _Tensor] = {}
+        self._n_blocks: dict[str, int] = {}  # of a tensor, as the pass shows them; 1 where they share one
         self._parts: dict[tuple[str, int, int], torch.Tensor] = {}
         self._counts: dict[tuple[str, int, int], int] = {}
         self._sums: dict[_Key, torch.Tensor] = {}
@@ -129,7 +117,7 @@ class Covariances(Silent):
                 return
         elif n_blocks > 1 and role == Role.FFN_DOWN:
             first, n_blocks = 0, 1
-        self._tensors.setdefault(name, _Tensor(n_blocks, n_rows))
+        self._n_blocks.setdefault(name, n_blocks)
         for start, stop in row_pieces(n_rows):
             part = gradient[:, :, start:stop].transpose(0, 1).float()
             product = torch.bmm(part.transpose(1, 2), part)
@@ -139,18 +127,16 @@ class Covariances(Silent):
         return type(self)(self._expert_bytes)
 
     def merge(self, other: Self) -> None:
-        self._tensors = {**other._tensors, **self._tensors}
+        self._n_blocks = {**other._n_blocks, **self._n_blocks}
         for (name, first, start), product in other._parts.items():
-            tensor = self._tensors[name]
-            n_some, size, _ = product.shape
+            n_blocks, (n_some, size, _) = self._n_blocks[name], product.shape
             sums = self._sums.get((name, start))
             if sums is None:
-                shape = tensor.n_blocks, size, size
-                sums = torch.zeros(shape, device=product.device)
+                sums = torch.zeros((n_blocks, size, size), device=product.device)
                 self._sums[name, start] = sums
             sums[first : first + n_some] += product
             if start == 0:
-                rows = self._rows.setdefault(name, np.zeros(tensor.n_blocks, np.int64))
+                rows = self._rows.setdefault(name, np.zeros(n_blocks, np.int64))
                 rows[first : first + n_some] += other._counts[name, first, start]
 
     def refuse_nonfinite(self) -> None:
@@ -331,11 +317,7 @@ class Gradients:
 
 @contextmanager
 def collect_gradients(
-    source: ModelSource,
-    text: Text,
-    output: Path,
-    options: GradientOptions,
-    report: Reporter | None = None,
+    source: ModelSource, text: Text, output: Path, options: GradientOptions, report: Reporter | None = None
 ) -> Iterator[Gradients]:
     """Give the gradients of `source` on `text`; what an earlier run has left is not computed again.
 

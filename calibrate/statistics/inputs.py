@@ -260,11 +260,6 @@ class HoldoutSplit:
     def is_summed(self, chunk: int) -> bool:
         return chunk not in self.held or self.n_chunks == 1
 
-    @property
-    def n_summed(self) -> int:
-        """Tokens that are summed up."""
-        return self.chunk_size * sum(map(self.is_summed, range(self.n_chunks)))
-
     def batches(self) -> Iterable[range]:
         """Yield the chunks whose rows make a piece."""
         step = max(1, PIECE_ROWS // self.chunk_size)
@@ -328,11 +323,7 @@ def thinned(shown: Activations, n_rows: int) -> Activations:
 
 
 def gather(
-    holdout: HoldoutSplit,
-    take: Callable[[int], Sequence[Activations]],
-    workers: Workers,
-    *,
-    crossed: bool,
+    holdout: HoldoutSplit, take: Callable[[int], Sequence[Activations]], workers: Workers, *, crossed: bool
 ) -> Inputs:
     """Return the inputs that `take` shows for each chunk, for each model, the original first."""
     inputs = Inputs(crossed)

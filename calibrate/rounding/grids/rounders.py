@@ -23,6 +23,7 @@ from calibrate.rounding.grids import kernels
 from calibrate.rounding.grids.kernels import ELEMS, Choices, Form, Ground, Kernels, State, Terms
 from calibrate.rounding.grids.octets import Lattice
 from calibrate.rounding.grids.walks import tree
+from calibrate.rounding.scalar.blocks import as_half, halves
 from gguf_tools.format.ggml_types import IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, GGMLType
 from quantize.formats import get_format
 from quantize.formats.base import Bytes, Floats32, as_source
@@ -32,6 +33,7 @@ from quantize.formats.iq.iq2 import with_even_signs
 from quantize.importances.weighting import ColumnWeights
 from quantize.simd.floats import halves_to_float32
 from quantize.simd.lanes import LANES
+from quantize.simd.packing import packed, unpack
 
 Array = npt.NDArray[Any]
 
@@ -96,19 +98,6 @@ def _fields(d: Array, scales: Array, indices: Array, signs: Array) -> Blocks:
     )
 
 
-def _halves(d: Floats32) -> npt.NDArray[np.uint16]:
-    return d.astype(np.float16).view(np.uint16)
-
-
-def _nibbles(packed: Array) -> Array:
-    """Split each byte in halves, the lower one first: (n, 2 * bytes)."""
-    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
-
-
-def _to_nibbles(codes: Array) -> Array:
-    return codes[:, 0::2] | codes[:, 1::2] << 4
-
-
 def _bits(values: Array, width: int, count: int) -> Array:
     """Take `count` numbers of `width` bits out of each value, the lowest first: one more axis."""
     return values[..., None].astype(np.int64) >> width * np.arange(count) & (1 << width) - 1
@@ -136,7 +125,7 @@ def _with_packed_signs(type_: GGMLType, block: Block, indices: Path, words: Path
 
     def write(parts: Blocks) -> Bytes:
         blocks = np.empty(len(parts.d), block)
-        blocks["d"] = _halves(parts.d)
+        blocks["d"] = halves(parts.d)
         to = _at(blocks, indices)
         to[...] = parts.indices.reshape(to.shape)
         _at(blocks, words)[...] = _to_bits(parts.signs.reshape(-1, 8, 4) & 127, 7) | parts.scales << 28
@@ -152,15 +141,15 @@ def _with_whole_signs(type_: GGMLType, block: Block, width: int) -> Layout:
     def read(data: Bytes) -> Blocks:
         blocks = _blocks(data, block)
         high = _bits(blocks["qh"], width, count).reshape(blocks["qs"].shape)
-        return _fields(blocks["d"], _nibbles(blocks["scales"]), blocks["qs"] | high << 8, blocks["signs"])
+        return _fields(blocks["d"], unpack(blocks["scales"], 4, 1), blocks["qs"] | high << 8, blocks["signs"])
 
     def write(parts: Blocks) -> Bytes:
         blocks = np.empty(len(parts.d), block)
-        blocks["d"] = _halves(parts.d)
+        blocks["d"] = halves(parts.d)
         blocks["qs"] = parts.indices & 255
         blocks["qh"] = _to_bits(parts.indices.reshape(-1, 8, count) >> 8, width)
         blocks["signs"] = parts.signs
-        blocks["scales"] = _to_nibbles(parts.scales)
+        blocks["scales"] = packed(parts.scales, 4, 1)
         return _bytes(blocks)
 
     return Layout(type_, read, write)
@@ -169,14 +158,14 @@ def _with_whole_signs(type_: GGMLType, block: Block, width: int) -> Layout:
 def _read_iq2_xs(data: Bytes) -> Blocks:
     blocks = _blocks(data, iq2_xs.BLOCK)
     signs = with_even_signs(blocks["qs"] >> 9)
-    return _fields(blocks["d"], _nibbles(blocks["scales"]), blocks["qs"] & 511, signs)
+    return _fields(blocks["d"], unpack(blocks["scales"], 4, 1), blocks["qs"] & 511, signs)
 
 
 def _write_iq2_xs(parts: Blocks) -> Bytes:
     blocks = np.empty(len(parts.d), iq2_xs.BLOCK)
-    blocks["d"] = _halves(parts.d)
+    blocks["d"] = halves(parts.d)
     blocks["qs"] = parts.indices | (parts.signs & 127).astype(np.int64) << 9
-    blocks["scales"] = _to_nibbles(parts.scales)
+    blocks["scales"] = packed(parts.scales, 4, 1)
     return _bytes(blocks)
 
 
@@ -192,7 +181,7 @@ def _read_iq1_s(data: Bytes) -> Blocks:
 
 def _write_iq1_s(parts: Blocks) -> Bytes:
     blocks = np.empty(len(parts.d), iq1_s.BLOCK)
-    blocks["d"] = _halves(parts.d)
+    blocks["d"] = halves(parts.d)
     blocks["qs"] = parts.indices & 255
     shifts = parts.signs[:, ::4].astype(np.int64) & 1
     blocks["qh"] = _to_bits(parts.indices.reshape(-1, 8, 4) >> 8, 3) | parts.scales << 12 | shifts << 15
@@ -201,7 +190,7 @@ def _write_iq1_s(parts: Blocks) -> Bytes:
 
 def _read_iq1_m(data: Bytes) -> Blocks:
     blocks = _blocks(data, iq1_m.BLOCK)
-    high = _nibbles(blocks["qh"])
+    high = unpack(blocks["qh"], 4, 1)
     indices = blocks["qs"] | (high & 7).astype(np.int64) << 8
     d = _to_bits(blocks["scales"] >> 12, 4)
     return _fields(d, _bits(blocks["scales"], 3, 4), indices, (high >> 3) * 255)
@@ -211,8 +200,8 @@ def _write_iq1_m(parts: Blocks) -> Bytes:
     n = len(parts.d)
     blocks = np.empty(n, iq1_m.BLOCK)
     blocks["qs"] = parts.indices & 255
-    blocks["qh"] = _to_nibbles(parts.indices >> 8 | (parts.signs & 1).astype(np.int64) << 3)
-    blocks["scales"] = _to_bits(parts.scales.reshape(n, 4, 4), 3) | _bits(_halves(parts.d), 4, 4) << 12
+    blocks["qh"] = packed(parts.indices >> 8 | (parts.signs & 1).astype(np.int64) << 3, 4, 1)
+    blocks["scales"] = _to_bits(parts.scales.reshape(n, 4, 4), 3) | _bits(halves(parts.d), 4, 4) << 12
     return _bytes(blocks)
 
 
@@ -230,8 +219,6 @@ LAYOUTS = {
 }
 """The layouts by the name of the type."""
 
-
-_LARGEST_HALF = np.float32(65504)
 
 _AROUND = (1.0, 0.95, 1.05, 0.9, 1.1)
 """The factors of the best fitting d whose products are tried, in this order."""
@@ -255,9 +242,9 @@ class GridRounder:
         codec = get_format(self.type)
         start = self.layout.read(codec.encode(rows, ColumnWeights(panel.importances)))
         best = self.attempt(rows, panel.upper, effort.grid_window, start.d, start.scales)
-        fitted = _as_half(np.where(best.factors > 0, best.d * best.factors, best.d))
+        fitted = as_half(np.where(best.factors > 0, best.d * best.factors, best.d))
         for factor in _AROUND[: effort.super_scales - 1]:
-            d = _as_half(fitted * np.float32(factor))
+            d = as_half(fitted * np.float32(factor))
             scales = self._scales_for(best, d)
             best = _cheaper(best, self.attempt(rows, panel.upper, effort.grid_window, d, scales))
         data = self.layout.write(self.blocks(best.d, best.scales, best.codes, best.signs))
@@ -387,11 +374,6 @@ def _padded(parts: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _by_row(parts: npt.NDArray[Any], n_rows: int) -> npt.NDArray[Any]:
     """Turn what a kernel made, (items * padded rows,), into (n_rows, items)."""
     return parts.reshape(-1, n_rows + -n_rows % LANES).T[:n_rows]
-
-
-def _as_half(d: Floats32) -> Floats32:
-    """Round d as a float16 holds it, but finite."""
-    return np.minimum(d, _LARGEST_HALF).astype(np.float16).astype(np.float32)
 
 
 def _form(sub_elems: int, codes: int, variants: int, offset: float, slope: float, top: int) -> Form:

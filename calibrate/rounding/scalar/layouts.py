@@ -176,8 +176,7 @@ def _write_q6_k(fields: Fields, blocks: Blocks) -> None:
 
 
 def _read_iq4_xs(fields: Fields) -> Rest:
-    lower = fields["scales_l"]
-    lower = np.stack([lower & 0xF, lower >> 4], axis=2).reshape(-1, 8)
+    lower = unpack(fields["scales_l"], 4, 1)
     upper = fields["scales_h"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     scales = (lower | upper << 4).astype(np.int32) - 32
     return scales, np.zeros_like(scales), unpack(fields["qs"], 4, 16)
@@ -185,7 +184,7 @@ def _read_iq4_xs(fields: Fields) -> Rest:
 
 def _write_iq4_xs(fields: Fields, blocks: Blocks) -> None:
     scales = blocks.scales + 32
-    fields["scales_l"] = scales[:, ::2] & 0xF | (scales[:, 1::2] & 0xF) << 4
+    fields["scales_l"] = packed(scales & 0xF, 4, 1)
     fields["scales_h"] = np.bitwise_or.reduce(scales >> 4 << np.arange(0, 16, 2), axis=1)
     fields["qs"] = packed(blocks.codes, 4, 16)
 

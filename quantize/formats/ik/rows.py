@@ -60,11 +60,7 @@ def ik_format(
 
 
 def encode_rows(
-    rows: Rows,
-    weighting: Weighting | None,
-    type_: GGMLType,
-    sub_elems: int,
-    kernel: Callable[..., int],
+    rows: Rows, weighting: Weighting | None, type_: GGMLType, sub_elems: int, kernel: Callable[..., int]
 ) -> Bytes:
     """Return `rows` as `type_`, made by a kernel.
 
@@ -82,11 +78,7 @@ def encode_rows(
 
 
 def encode_scaled_rows(
-    rows: Rows,
-    weighting: Weighting | None,
-    type_: GGMLType,
-    sub_elems: int,
-    kernel: Callable[..., int],
+    rows: Rows, weighting: Weighting | None, type_: GGMLType, sub_elems: int, kernel: Callable[..., int]
 ) -> Bytes:
     """Return `rows` as a type that has a scale in front of each row, as `encode_rows` does.
 

@@ -8,7 +8,7 @@ import pytest
 from calibrate.rounding.factor import Factor
 from calibrate.rounding.feedback import encode_compensated
 from calibrate.rounding.judge import encode_stock
-from calibrate.rounding.two_sided import OUTPUT_DAMP, ROWS_AT_ONCE, encode_side_by_side, encode_two_sided
+from calibrate.rounding.two_sided import OUTPUT_DAMP, ROWS_AT_ONCE, encode_side_by_side
 from gguf_tools.errors import ShapeError
 from gguf_tools.format.ggml_types import IQ4_NL, Q2_K, Q4_K, GGMLType
 from tests.calibrate.rounding.moments import correlated, weights
@@ -20,6 +20,11 @@ INPUTS = Factor.of(correlated(N_COLS))
 
 def outputs(n_rows: int) -> Factor:
     return Factor.of(correlated(n_rows, seed=1), OUTPUT_DAMP)
+
+
+def encode_two_sided(rows: np.ndarray, type_: GGMLType, factor: Factor, output_factor: Factor) -> np.ndarray:
+    """Encode one matrix by itself."""
+    return encode_side_by_side([(rows, output_factor)], type_, factor)[0]
 
 
 def damage(rows: np.ndarray, values: np.ndarray, output_factor: Factor) -> float:

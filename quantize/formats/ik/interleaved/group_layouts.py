@@ -155,11 +155,7 @@ def _q4_0_r8(k: int) -> Layout:
 def _q5_0_r4(k: int) -> Layout:
     e = E32
     shift = 2 * (e // 4 % 2) + e // 16 + 4 * (e // 8 % 2)
-    return {
-        "d": half_at(0, k),
-        "qh": bits_at(8 + 4 * k + e % 4, shift, 1),
-        "qs": halves_of_4_rows(24, k, e),
-    }
+    return {"d": half_at(0, k), "qh": bits_at(8 + 4 * k + e % 4, shift, 1), "qs": halves_of_4_rows(24, k, e)}
 
 
 def _q6_0_r4(k: int) -> Layout:
@@ -444,16 +440,10 @@ GROUP_LAYOUTS: Mapping[str, GroupLayout] = {
     ),
     "IQ4_NL_R4": GroupLayout({"d": half_at(0), "qs": halves_of_32(2, E32)}, _iq4_nl_r4),
     "IQ4_XS_R8": GroupLayout(
-        {"d": half_at(0), "sc_h": in_pairs(2, J8), "sc": in_halves(4, J8), "qs": halves_of_32(8)},
-        _iq4_xs_r8,
+        {"d": half_at(0), "sc_h": in_pairs(2, J8), "sc": in_halves(4, J8), "qs": halves_of_32(8)}, _iq4_xs_r8
     ),
     "IQ2_K_R4": GroupLayout(
-        {
-            "d": half_at(0),
-            "extra": one_each(2, J16),
-            "sc": in_halves(4, J16),
-            "qs": pairs_of_128(12),
-        },
+        {"d": half_at(0), "extra": one_each(2, J16), "sc": in_halves(4, J16), "qs": pairs_of_128(12)},
         _iq2_k_r4,
     ),
     "IQ3_K_R4": GroupLayout(

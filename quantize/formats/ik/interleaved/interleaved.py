@@ -178,10 +178,7 @@ class _Places:
 def _places(type_: GGMLType, n_cols: int) -> tuple[_Places, _Places]:
     """Return the places in groups of the base type and in those of the interleaved type."""
     group, meta, cell_bytes = type_.rows_interleaved, type_.row_meta_bytes, _cell_bytes(type_)
-    return (
-        _Places(type_.row_bytes(n_cols), meta, cell_bytes),
-        _Places(0, group * meta, group * cell_bytes),
-    )
+    return (_Places(type_.row_bytes(n_cols), meta, cell_bytes), _Places(0, group * meta, group * cell_bytes))
 
 
 def _cell_bytes(type_: GGMLType) -> int:

@@ -31,10 +31,7 @@ Levels = npt.NDArray[np.float32]
 LEVELS_2: Levels = np.array([-31, -13, 1, 17, -26, -8, 6, 22], np.float32)
 """IQ2_K's and IQ2_KS's: twice four levels."""
 
-LEVELS_3: Levels = np.array(
-    [-63, -40, -23, -10, 1, 13, 28, 47, -59, -36, -19, -6, 5, 17, 32, 51],
-    np.float32,
-)
+LEVELS_3: Levels = np.array([-63, -40, -23, -10, 1, 13, 28, 47, -59, -36, -19, -6, 5, 17, 32, 51], np.float32)
 """IQ3_K's and IQ3_KS's: twice eight levels."""
 
 LEVELS_4: Levels = np.array(
