@@ -20,9 +20,8 @@ from gguf_tools.format.reader import GGUFSource
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.progress import StartProgress, no_start
 from gguf_tools.text import in_layer_ranges
-from quantize.fill.calibrated import ERRORS_RISE
 from quantize.fill.chunks import RowRange
-from quantize.fill.encode import FillJob, encode_rows
+from quantize.fill.encode import ERRORS_RISE, FillJob, encode_rows
 from quantize.fill.sources import GGUFTensor, SourceTensor
 from quantize.fill.verify import is_ordinary
 from quantize.formats.codecs import codec_of

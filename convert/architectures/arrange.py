@@ -14,9 +14,8 @@ import numpy as np
 
 from convert.weights.base import Weight, rows_and_cols
 from gguf_tools.format.ggml_types import F32, GGMLType
-from quantize.fill import heads
-from quantize.fill.heads import joined, raw_rows, split_rows
-from quantize.fill.sources import FLOAT_DTYPES, SourceTensor, rows_dtype
+from quantize.fill import sources
+from quantize.fill.sources import FLOAT_DTYPES, SourceTensor, joined, raw_rows, rows_dtype, split_rows
 
 
 class OutputTensor(SourceTensor, Protocol):
@@ -57,7 +56,7 @@ class Renamed:
 
 
 @dataclass(frozen=True)
-class HeadRows(heads.HeadRows[Weight]):
+class HeadRows(sources.HeadRows[Weight]):
     """A run of rows out of every head of a weight."""
 
     @property
@@ -66,7 +65,7 @@ class HeadRows(heads.HeadRows[Weight]):
 
 
 @dataclass(frozen=True)
-class TransposedHeadRows(heads.TransposedHeads[Weight]):
+class TransposedHeadRows(sources.TransposedHeads[Weight]):
     """A run of rows out of every head of a weight, transposed head by head."""
 
     @property

@@ -19,19 +19,17 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from quantize.change import Changed, change_file
 from quantize.fill.encode import FillJob
-from quantize.fill.heads import HeadRows, TransposedHeads
 from quantize.fill.provenance import PROVENANCE_KEY
-from quantize.fill.sources import GGUFTensor, SourceTensor
+from quantize.fill.sources import GGUFTensor, HeadRows, SourceTensor, TransposedHeads
 from quantize.formats.codecs import ignores_importances, requires_importances
 from quantize.importances.entries import Importances, ResolvedImportance, refuse_nonfinite, resolve
 from quantize.importances.files import ImportanceSource, importance_file
 from quantize.mla_layout.layouts import HeadSizes, layout_of, metadata_in, relabelled, tensors_by_layer
 from quantize.mla_layout.moves import How, Move, dropped, plan_moves, refuse_uncodable
 from quantize.mla_layout.sources import Encoded, JoinedHeads
-from quantize.plan.decide import Decider
+from quantize.plan.decide import Decider, TensorPlan
 from quantize.plan.overrides import Override, idle_overrides
 from quantize.plan.plan import Plan
-from quantize.plan.tensor_plan import TensorPlan
 from quantize.prepare import Preparation, lay_out, parts_of
 from quantize.roles import MLALayout, in_layer_ranges, tensor_role
 from quantize.run_options import RunChoices, RunOptions, merge_choices

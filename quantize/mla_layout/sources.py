@@ -1,6 +1,6 @@
 """Sources: tensors of the input that are encoded again, or joined head by head; still unread.
 
-Each is a SourceTensor that the encoder fills a file from. See fill/heads.py for heads that are picked or
+Each is a SourceTensor that the encoder fills a file from. See fill/sources.py for heads that are picked or
 transposed.
 """
 
@@ -16,8 +16,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import F32, GGMLType
 from quantize.fill.chunks import RowRange
 from quantize.fill.encode import FillJob, encode_rows
-from quantize.fill.heads import float_type, split_rows
-from quantize.fill.sources import FLOAT_DTYPES, SourceTensor
+from quantize.fill.sources import FLOAT_DTYPES, SourceTensor, float_type, split_rows
 from quantize.formats import get_format
 from quantize.importances.entries import ResolvedImportance
 

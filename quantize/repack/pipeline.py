@@ -19,9 +19,8 @@ from gguf_tools.format.shards import GGUFSet
 from gguf_tools.text import size_text
 from quantize.change import Changed, change_file
 from quantize.fill.encode import FillJob
-from quantize.plan.decide import Decider
+from quantize.plan.decide import Decider, TensorPlan
 from quantize.plan.plan import Plan
-from quantize.plan.tensor_plan import TensorPlan
 from quantize.prepare import Preparation, lay_out, parts_of, source_bytes
 from quantize.repack.file_types import regrouped_metadata
 from quantize.repack.rules import Regrouping, Regroupings, RepackOptions, plan_regroupings

@@ -13,9 +13,8 @@ from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.tensors import TensorInfo
 from quantize import progress
 from quantize.fill.session import Output
-from quantize.plan.decide import Decider
+from quantize.plan.decide import Decider, TensorPlan
 from quantize.plan.plan import Plan
-from quantize.plan.tensor_plan import TensorPlan
 from quantize.prepare import Preparation
 from quantize.progress import ProgressBar
 from quantize.roles import Role

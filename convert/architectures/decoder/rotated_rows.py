@@ -19,8 +19,7 @@ import numpy as np
 
 from convert.architectures.arrange import OutputTensor, Renamed
 from convert.weights.base import Weight
-from quantize.fill.heads import joined, raw_rows, split_rows
-from quantize.fill.sources import rows_dtype
+from quantize.fill.sources import joined, raw_rows, rows_dtype, split_rows
 
 
 @dataclass(frozen=True)
