@@ -167,10 +167,9 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     options, card = _options(args, parser), read_card(args)
     from convert.pipeline import plan_run
     from convert.sources import source_folder
-    from quantize.progress import ProgressBar
     from quantize.report import dry_run_lines
     from quantize.run import execute_together
-    from quantize.run_options import RunOptions
+    from quantize.run_options import ProgressBar, RunOptions
 
     folder = source_folder(
         args.model,

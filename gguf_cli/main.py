@@ -100,8 +100,8 @@ def _compare_with_source(file: GGUFSet, args: argparse.Namespace) -> list[Findin
     from pathlib import Path
 
     from gguf_tools.progress import Bar
-    from quantize.against_source import compare_with_source
     from quantize.fill.sources import GGUFTensor
+    from quantize.value_errors import compare_with_source
 
     with ExitStack() as opened:
         if Path(args.against).is_dir():

@@ -258,9 +258,9 @@ def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request
 def _quantize(request: _Request) -> None:
     from convert.sources import source_folder
     from quantize.plan.recipe_files import find_mixture
-    from quantize.progress import ProgressBar
     from quantize.report import dry_run_lines, result_lines
     from quantize.run import execute_together
+    from quantize.run_options import ProgressBar
 
     headers = request.dry_run and not request.computes
     source = source_folder(request.named, stream=request.stream, dry_run=headers, quiet=request.quiet)

@@ -18,8 +18,7 @@ from quantize.fill.encode import FillJob
 from quantize.fill.outputs import OutputSet, Written, write_sets
 from quantize.fill.reuse import reuse_outlook
 from quantize.prepare import Preparation
-from quantize.progress import ProgressBar
-from quantize.run_options import RunOptions
+from quantize.run_options import ProgressBar, RunOptions
 
 
 @dataclass(frozen=True)

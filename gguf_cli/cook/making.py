@@ -17,9 +17,8 @@ from quantize.options import QuantizeOptions
 from quantize.pipeline import plan_run as plan_file
 from quantize.plan.recipe_files import Mixture, find_mixture
 from quantize.plan.sensitivities import read_sensitivities
-from quantize.progress import ProgressBar
 from quantize.run import Run, execute_together
-from quantize.run_options import RunOptions
+from quantize.run_options import ProgressBar, RunOptions
 
 
 def plan(

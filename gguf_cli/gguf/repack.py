@@ -85,9 +85,8 @@ def carry_out(
     force  replace outputs that are there already
     """
     from gguf_tools.format.shards import open_gguf
-    from quantize.progress import ProgressBar
     from quantize.repack.pipeline import prepare, repack
-    from quantize.run_options import RunOptions
+    from quantize.run_options import ProgressBar, RunOptions
 
     if args.dry_run or output is None:
         with open_gguf(source) as opened:

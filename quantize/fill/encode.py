@@ -32,7 +32,6 @@ from quantize.fill.executors import Done
 from quantize.fill.sources import FLOAT_DTYPES, SourceSpec, SourceTensor
 from quantize.formats import get_format
 from quantize.formats.base import BlockRefused, Bytes, Rows
-from quantize.formats.finite import first_bad_scale, first_nonfinite
 from quantize.importances.entries import ResolvedImportance
 from quantize.importances.weighting import Weighting
 
@@ -177,8 +176,6 @@ def encode_strip(strip: Rows, first: int, tensor: str, type_: GGMLType, weightin
     try:
         return get_format(type_).encode(strip, weighting)
     except BlockRefused as error:
-        from quantize.fill.encode import check_finite
-
         check_finite(strip, tensor, first)  # says which weight it was
         raise error.within(tensor, first) from error
 
@@ -199,8 +196,6 @@ def digest_rows(rows: RowRange, source: SourceTensor) -> int:
 
 def _as_they_are(source: SourceTensor, rows: RowRange) -> Iterator[Bytes]:
     """Yield rows as they are stored, uint8, checked while they pass: floats, and scales of blocks."""
-    from quantize.fill.encode import check_finite, check_stored
-
     if source.type in FLOAT_DTYPES:
         for first, strip in strips(source, rows.start, rows.stop):
             check_finite(strip, rows.tensor, first)
@@ -239,6 +234,8 @@ def check_finite(rows: npt.NDArray[Any], tensor: str, row_start: int, what: str 
 
     row_start  the number of the first of these rows, for the message
     """
+    from quantize.formats.finite import first_nonfinite
+
     index = first_nonfinite(rows)
     if index >= 0:
         row, column = divmod(index, rows.shape[-1])
@@ -255,6 +252,8 @@ def check_stored(type_: GGMLType, data: Bytes, tensor: str, row_start: int) -> N
     data       uint8 (n_rows, row bytes), little-endian
     row_start  the number of the first of these rows, for the message
     """
+    from quantize.formats.finite import first_bad_scale
+
     found = first_bad_scale(type_, data)
     if found is not None:
         row, _ = found

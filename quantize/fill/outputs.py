@@ -38,7 +38,7 @@ from quantize.fill.provenance import describe_run
 from quantize.fill.reuse import OldFiles, OldTensor, Reuse
 from quantize.fill.session import Output, Session
 from quantize.fill.verify import Verification, merge_verifications
-from quantize.importances.stored import stored_inputs
+from quantize.importances.files import stored_inputs
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gguf_tools.format.ggml_types import BF16, F16, F32, Q4_0, GGMLType
 from quantize.fill.sources import FLOAT_DTYPES, HeadRows, TransposedHeads
-from quantize.mla_layout.sources import Encoded, JoinedHeads
+from quantize.mla_layout.moves import Encoded, JoinedHeads
 from tests.quantize.codecs import decode, encode
 
 
