@@ -80,8 +80,7 @@ def add_to(commands: command.Subcommands, text: str) -> None:
 
 def cook(args: argparse.Namespace) -> None:
     from forward.options import require_torch
-    from gguf_cli.cook.plan import plan_lines
-    from gguf_cli.cook.run import cook
+    from gguf_cli.cook.run import cook, plan_lines
 
     require_torch("cooking")
     request = _request(args)

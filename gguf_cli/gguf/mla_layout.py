@@ -12,7 +12,7 @@ from gguf_cli.arguments.types import (
     parsing_arguments,
     read_importances,
 )
-from gguf_cli.outputs import add_force
+from gguf_cli.command import add_force
 from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.text import json_text
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gguf_cli import command
 from gguf_cli.arguments.types import add_restart_argument
-from gguf_cli.outputs import add_force
+from gguf_cli.command import add_force
 from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.text import json_text
 from quantize.repack.rules import RepackOptions
