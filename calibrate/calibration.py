@@ -16,8 +16,7 @@ from gguf_tools.findings import Tell, tell_nobody
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from quantize.calibration import PromisedImportance
-from quantize.fill.calibrated import Calibrator
-from quantize.fill.encode import FillJob
+from quantize.fill.encode import Calibrator, FillJob
 from quantize.fill.options import FillOptions
 from quantize.fill.session import Output
 from quantize.importances.entries import ImportanceFile

@@ -16,7 +16,7 @@ from gguf_tools.format import keys
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from quantize.formats.codecs import ignores_importances
-from quantize.plan.tensor_plan import TensorPlan
+from quantize.plan.decide import TensorPlan
 
 if TYPE_CHECKING:
     from forward.network import Network

@@ -41,12 +41,17 @@ from quantize.fill.session import Output
 from quantize.fill.sources import SourceTensor
 from quantize.options import QuantizeOptions
 from quantize.plan.converter_types import is_outtype, outtype_plan, resolve_outtype
-from quantize.plan.metadata import QUANTIZATION_VERSION
 from quantize.plan.plan import Plan, in_file_order
-from quantize.plan.program_support import only_in_ik
-from quantize.plan.recipe_files import find_mixture
+from quantize.plan.recipe_files import find_mixture, only_in_ik
 from quantize.plan.recipes import find_recipe
-from quantize.prepare import Preparation, decide_file, fill_job, lay_out, source_bytes
+from quantize.prepare import (
+    QUANTIZATION_VERSION,
+    Preparation,
+    decide_file,
+    fill_job,
+    lay_out,
+    source_bytes,
+)
 from quantize.run import Result, Run
 from quantize.run_options import RunOptions, merge_choices
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args
 
 from convert.architectures import declared_options
+from convert.architectures.options import declared, flag
 from gguf_cli import command
 from gguf_cli.arguments.card import add_card_arguments, read_card, refuse_foreign_cards, write_card_of
-from gguf_cli.arguments.family import add_flags, read_flags
 from gguf_cli.arguments.types import (
     add_matrix_arguments,
     add_output_arguments,
@@ -26,8 +26,8 @@ from gguf_cli.arguments.types import (
     plan_options,
     read_importances,
 )
+from gguf_cli.command import add_force
 from gguf_cli.completion import completes
-from gguf_cli.outputs import add_force
 from gguf_cli.parser import ForeignFlag, add_foreign_flags
 from gguf_tools import __version__
 from gguf_tools.files.overwriting import refuse_to_replace
@@ -37,6 +37,7 @@ from quantize.plan.recipes import FILE_TYPES
 if TYPE_CHECKING:
     from convert.options import ConvertOptions
     from quantize.run import Result
+
 
 DESCRIPTION = """\
 Turn a Hugging Face folder of a DeepSeek model (V2, V2-Lite, V2.5, V3, V3.1, R1) or of another family that
@@ -167,10 +168,9 @@ def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     options, card = _options(args, parser), read_card(args)
     from convert.pipeline import plan_run
     from convert.sources import source_folder
-    from quantize.progress import ProgressBar
     from quantize.report import dry_run_lines
     from quantize.run import execute_together
-    from quantize.run_options import RunOptions
+    from quantize.run_options import ProgressBar, RunOptions
 
     folder = source_folder(
         args.model,
@@ -274,3 +274,26 @@ def _size(text: str | None, parser: argparse.ArgumentParser) -> int | None:
 
 if __name__ == "__main__":
     raise SystemExit(main())
+
+
+def add_flags(parser: argparse.ArgumentParser, families: Iterable[type[Any]]) -> None:
+    """Add a flag for each option of each family; options of the same name share one.
+
+    A bool, or one that None leaves open, becomes two switches, --name and --no-name, a Literal a choice of
+    words.
+    """
+    for name, (kind, text) in declared(families).items():
+        if kind in (bool, bool | None):
+            parser.add_argument(flag(name), action="store_true", default=None, help=text)
+            parser.add_argument(
+                flag(f"no_{name}"), dest=name, action="store_false", default=None,
+                help=f"the opposite of {flag(name)}",
+            )  # fmt: skip
+        else:
+            parser.add_argument(flag(name), choices=get_args(kind), help=text)
+
+
+def read_flags(args: argparse.Namespace, families: Iterable[type[Any]]) -> dict[str, object]:
+    """Return the options whose flags were given, by name."""
+    values = {name: getattr(args, name) for name in declared(families)}
+    return {name: value for name, value in values.items() if value is not None}

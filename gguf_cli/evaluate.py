@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gguf_cli import command
 from gguf_cli.arguments.forward import add_context_argument, add_run_arguments, cut_of, forward_options
-from gguf_cli.outputs import StoreOutput, add_force
+from gguf_cli.command import StoreOutput, add_force
 from gguf_tools import __version__
 from gguf_tools.files.overwriting import refuse_to_replace
 

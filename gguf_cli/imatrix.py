@@ -15,10 +15,8 @@ from gguf_cli.arguments.forward import (
     forward_options,
 )
 from gguf_cli.arguments.imatrix_flags import FOREIGN_FLAGS
-from gguf_cli.command import output_file
-from gguf_cli.help_text import HelpFormatter
-from gguf_cli.outputs import StoreOutput, add_force
-from gguf_cli.parser import add_foreign_flags
+from gguf_cli.command import StoreOutput, add_force, output_file
+from gguf_cli.parser import HelpFormatter, add_foreign_flags
 from gguf_cli.roof import called_by
 from gguf_tools import __version__
 from gguf_tools.files.overwriting import refuse_shared, refuse_to_replace

@@ -10,7 +10,7 @@ from itertools import takewhile
 
 from gguf_cli import command
 from gguf_cli.completion import SHELLS, completion_script, subparsers_of
-from gguf_cli.gguf import card, edit, look, mla_layout, repack, scan, upload
+from gguf_cli.gguf import edit, look, mla_layout, publish, repack
 from gguf_cli.roof import COMMANDS
 from gguf_tools import __version__
 from gguf_tools.findings import Finding
@@ -76,13 +76,13 @@ def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     for each in COMMANDS:
         commands.name(each.name, each.text)
     look.add_to(commands, _compare_values, _compare_with_source)
-    scan.add_to(commands)
+    look.add_scan(commands)
     edit.add_to(commands)
     mla_layout.add_to(commands)
     repack.add_to(commands)
-    card.add_to(commands)
+    publish.add_card(commands)
     _add_cook(commands, words)
-    upload.add_to(commands)
+    publish.add_upload(commands)
     _add_checkpoint(commands)
     _add_completion(commands)
     return parser
@@ -100,8 +100,8 @@ def _compare_with_source(file: GGUFSet, args: argparse.Namespace) -> list[Findin
     from pathlib import Path
 
     from gguf_tools.progress import Bar
-    from quantize.against_source import compare_with_source
     from quantize.fill.sources import GGUFTensor
+    from quantize.value_errors import compare_with_source
 
     with ExitStack() as opened:
         if Path(args.against).is_dir():

@@ -15,7 +15,7 @@ from gguf_cli.arguments.forward import (
     cut_of,
     forward_options,
 )
-from gguf_cli.outputs import StoreOutput
+from gguf_cli.command import StoreOutput
 from gguf_tools import __version__
 from gguf_tools.files.overwriting import refuse_to_replace
 

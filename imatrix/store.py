@@ -24,8 +24,7 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value, bytes_of
 from gguf_tools.text import shown
 from quantize.importances.entries import ImportanceFile, ImportanceFormat, Importances
-from quantize.importances.files import COUNTS, SUMS, load
-from quantize.importances.stored import StoredImportance
+from quantize.importances.files import COUNTS, SUMS, StoredImportance, load
 
 __all__ = ["ImportanceFile", "format_of", "load", "not_held", "save", "save_dat", "save_gguf"]
 

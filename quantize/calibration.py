@@ -19,8 +19,7 @@ from gguf_tools.errors import BadImportance
 from gguf_tools.files.inputs import AnyInput
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
-from quantize.fill.calibrated import Calibrator
-from quantize.fill.encode import FillJob
+from quantize.fill.encode import Calibrator, FillJob
 from quantize.fill.options import FillOptions
 from quantize.fill.session import Output
 from quantize.importances.entries import ImportanceEntry, ImportanceFile

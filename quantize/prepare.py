@@ -12,25 +12,27 @@ from pathlib import Path
 
 from gguf_tools.errors import BadRequest
 from gguf_tools.files.named_files import output_path
+from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.header import Endian
-from gguf_tools.format.shards import GGUFSet, layouts_of, shard_paths
+from gguf_tools.format.shards import SPLIT_KEYS, GGUFSet, layouts_of, shard_paths
 from gguf_tools.format.tensors import TensorInfo
-from gguf_tools.format.values import Metadata
+from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import types_table
 from quantize.calibration import PromisedImportance
-from quantize.fill.digests import UNKNOWN
+from quantize.fill.chunks import UNKNOWN
 from quantize.fill.encode import FillJob
 from quantize.fill.provenance import PROVENANCE_KEY, provenance_value
 from quantize.fill.session import Output
 from quantize.fill.sources import SourceSpec, SourceTensor
-from quantize.importances.entries import refuse_nonfinite
+from quantize.importances.entries import ImportanceFile, refuse_nonfinite
 from quantize.options import QuantizeOptions
 from quantize.plan.findings import stop_at_errors, without_codec
-from quantize.plan.metadata import output_metadata
 from quantize.plan.model_facts import ModelFacts
-from quantize.plan.plan import Plan, build_plan
+from quantize.plan.plan import Plan, PlanOptions, build_plan
+from quantize.plan.recipe import Recipe
 from quantize.plan.recipe_files import Mixture
+from quantize.roles import layer_of
 
 
 @dataclass(frozen=True)
@@ -146,3 +148,59 @@ def fill_job(
         if not isinstance(resolved.matrix, PromisedImportance)
     }
     return FillJob(tensors, known, spec(names))
+
+
+QUANTIZATION_VERSION = 2
+"""GGML_QNT_VERSION: the generation of ggml's block layouts that we write."""
+
+
+def output_metadata(
+    source: Metadata,
+    recipe: Recipe,
+    importances: ImportanceFile | None,
+    kv_overrides: Iterable[tuple[str, Value]],
+    plan: Plan,
+    options: PlanOptions,
+) -> dict[str, Value]:
+    """Return the source's metadata with the changes, in the order in which llama-quantize writes them: a key
+    that is set moves to the end."""
+    metadata = {key: value for key, value in source.items() if key not in (*SPLIT_KEYS, PROVENANCE_KEY)}
+
+    def set_last(key: str, value: Value) -> None:
+        metadata.pop(key, None)
+        metadata[key] = value
+
+    set_last(keys.QUANTIZATION_VERSION, Value.u32(QUANTIZATION_VERSION))
+    if recipe.file_type is not None:
+        set_last(keys.FILE_TYPE, Value.u32(recipe.file_type))
+    elif keys.FILE_TYPE in metadata:
+        set_last(keys.FILE_TYPE, metadata[keys.FILE_TYPE])
+    for key, value in (*kv_overrides, *_importance_metadata(importances)):
+        set_last(key, value)
+    if options.prune_layers:
+        architecture = metadata[keys.ARCHITECTURE].data
+        layers = {layer for tensor in plan.tensors if (layer := layer_of(tensor.name)) is not None}
+        set_last(keys.BLOCK_COUNT.format(arch=architecture), Value.u32(len(layers)))
+        # llama-quantize leaves this one alone, and a model without its dense layer no longer loads.
+        leading = keys.LEADING_DENSE_BLOCK_COUNT.format(arch=architecture)
+        if leading in metadata:
+            n_dense = metadata[leading].data
+            pruned = sum(layer < n_dense for layer in set(options.prune_layers))
+            metadata[leading] = Value.u32(n_dense - pruned)
+    return metadata
+
+
+def _importance_metadata(importances: ImportanceFile | None) -> Iterable[tuple[str, Value]]:
+    """Yield the metadata of a quantized file about its importance matrix.
+
+    Only the name of the matrix file is kept: its folder says nothing about the model.
+    """
+    if not importances or not importances.entries:
+        return
+    if importances.path is not None:
+        yield keys.QUANTIZE_IMATRIX_FILE, Value.string(importances.path.name)
+    if importances.datasets:
+        yield keys.QUANTIZE_IMATRIX_DATASET, Value.string(Path(importances.datasets[0]).name)
+    yield keys.QUANTIZE_IMATRIX_ENTRIES_COUNT, Value.u32(len(importances.entries))
+    if importances.chunk_count > 0:
+        yield keys.QUANTIZE_IMATRIX_CHUNKS_COUNT, Value.u32(importances.chunk_count)

@@ -18,8 +18,7 @@ from quantize.fill.encode import FillJob
 from quantize.fill.outputs import OutputSet, Written, write_sets
 from quantize.fill.reuse import reuse_outlook
 from quantize.prepare import Preparation
-from quantize.progress import ProgressBar
-from quantize.run_options import RunOptions
+from quantize.run_options import ProgressBar, RunOptions
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class Run:
 def execute_together(runs: Sequence[Run], how: RunOptions | None = None) -> list[Result]:
     """Carry out several runs from the same source, which is read once for all of them.
 
-    The results are those of executing each run alone; see quantize/fill/shared_source.py.
+    The results are those of executing each run alone; see quantize/fill/outputs.py.
     raises  BadRequest for runs with the same output, and what `Run.execute` raises
     """
     how = how or RunOptions()

@@ -42,8 +42,8 @@ from gguf_tools.system.files import read_at
 from quantize.fill.chunks import CHUNK_ELEMS, ChunkTable, ChunkTask
 from quantize.fill.encode import FillJob
 from quantize.fill.executors import Done
-from quantize.fill.fingerprint import describe_run
 from quantize.fill.options import FillOptions
+from quantize.fill.provenance import describe_run
 from quantize.fill.session import Output
 from quantize.roles import layer_of
 
@@ -89,7 +89,7 @@ class CalibratedRun:
             forget_folders(self._plan.path)
 
     def run(self, tasks: Iterable[ChunkTask], partials: Mapping[int, Path], done: Done) -> None:
-        """See `quantize.fill.calibrated.Calibrator`."""
+        """See `quantize.fill.encode.Calibrator`."""
         plan = self._plan
         missing: dict[str, list[ChunkTask]] = {}
         for task in tasks:
@@ -220,7 +220,7 @@ class CalibratedRun:
         context.make(inputs, (OUTPUT,), (OUTPUT,))
 
     def damaged_row(self, tensor: str, path: Path) -> int | None:
-        """See `quantize.fill.calibrated.Calibrator`."""
+        """See `quantize.fill.encode.Calibrator`."""
         chunks = self._table.tensors[tensor]
         numbers = chunks.numbers
         sample = sorted({numbers[(len(numbers) - 1) * part // 7] for part in range(8)}) if numbers else []
@@ -238,7 +238,7 @@ class CalibratedRun:
         return ChunkTable.of(layouts, self._job.rows_per_weights(), CHUNK_ELEMS)
 
     def lines(self) -> Iterator[str]:
-        """See `quantize.fill.calibrated.Calibrator`."""
+        """See `quantize.fill.encode.Calibrator`."""
         yield from report_lines(self._report)
 
 

@@ -18,7 +18,7 @@ from gguf_tools.format.header import align_up
 from gguf_tools.text import size_text
 from quantize.formats.codecs import CODECS, Machine
 from quantize.plan.overrides import Override, find_override
-from quantize.plan.program_support import LACKED_BY
+from quantize.plan.recipe_files import LACKED_BY
 from quantize.plan.sensitivities import Sensitivities
 from quantize.roles import Program
 

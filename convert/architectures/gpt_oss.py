@@ -33,8 +33,7 @@ from convert.architectures.options import NoOptions
 from convert.architectures.rules import Arrange, Output, OutputTensor, Renamed, Rule, TransposedHeadRows
 from convert.weights.base import TYPES, Weight
 from gguf_tools.format.ggml_types import MXFP4, GGMLType
-from quantize.fill.heads import raw_rows
-from quantize.fill.sources import rows_dtype
+from quantize.fill.sources import raw_rows, rows_dtype
 
 GATE, UP = 0, 1
 """Which of two rows, or columns, is the gate's and which is up's."""

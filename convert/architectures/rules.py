@@ -33,9 +33,8 @@ import numpy as np
 from convert.weights.base import Weight, Weights, rows_and_cols
 from gguf_tools.errors import CheckpointError, MissingTensor, UnexpectedTensors
 from gguf_tools.format.ggml_types import F32, GGMLType
-from quantize.fill import heads
-from quantize.fill.heads import joined, raw_rows, split_rows
-from quantize.fill.sources import FLOAT_DTYPES, SourceTensor, rows_dtype
+from quantize.fill import sources
+from quantize.fill.sources import FLOAT_DTYPES, SourceTensor, joined, raw_rows, rows_dtype, split_rows
 
 
 class OutputTensor(SourceTensor, Protocol):
@@ -76,7 +75,7 @@ class Renamed:
 
 
 @dataclass(frozen=True)
-class HeadRows(heads.HeadRows[Weight]):
+class HeadRows(sources.HeadRows[Weight]):
     """A run of rows out of every head of a weight."""
 
     @property
@@ -85,7 +84,7 @@ class HeadRows(heads.HeadRows[Weight]):
 
 
 @dataclass(frozen=True)
-class TransposedHeadRows(heads.TransposedHeads[Weight]):
+class TransposedHeadRows(sources.TransposedHeads[Weight]):
     """A run of rows out of every head of a weight, transposed head by head."""
 
     @property
@@ -325,8 +324,8 @@ def _build(place: _Placed, model: Weights, config: Any) -> Iterator[OutputTensor
         weights[source] = model.weight(source)
         sizes = output.sizes if isinstance(output.sizes, str) else output.sizes(weights[source])
         _check_shape(weights[source], sizes, model, config)
-    for output, name, sources in place.outputs:
-        yield output.arrange(name, [weights[source] for source in sources], config)
+    for output, name, inputs in place.outputs:
+        yield output.arrange(name, [weights[source] for source in inputs], config)
 
 
 def _check_shape(weight: Weight, sizes: str, model: Weights, config: Any) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from calibrate.size.parse import Size, parse_size
 from gguf_cli import command
 from gguf_cli.arguments.types import parsing_arguments
-from gguf_cli.outputs import StoreOutput
+from gguf_cli.command import StoreOutput
 from gguf_tools.errors import BadArgument
 from gguf_tools.files.atomic_write import write_whole
 from quantize.plan.recipe_files import is_recipe_file

@@ -82,8 +82,7 @@ def cook(args: argparse.Namespace) -> None:
     from forward.options import require_torch
 
     require_torch("cooking")  # the modules below import it
-    from gguf_cli.cook.plan import plan_lines
-    from gguf_cli.cook.run import cook
+    from gguf_cli.cook.run import cook, plan_lines
 
     request = _request(args)
     if args.dry_run:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from gguf_cli import command
-from gguf_cli.outputs import add_force
+from gguf_cli.command import add_force
 from gguf_tools.edit.header_edits import Assignment, parse_assignment
 from gguf_tools.errors import BadRequest, ToolkitError
 from gguf_tools.files.overwriting import refuse_to_replace

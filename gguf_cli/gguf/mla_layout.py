@@ -12,7 +12,7 @@ from gguf_cli.arguments.types import (
     parsing_arguments,
     read_importances,
 )
-from gguf_cli.outputs import add_force
+from gguf_cli.command import add_force
 from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.text import json_text
 
@@ -71,11 +71,16 @@ def mla_layout(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Non
     if args.output is None and not args.dry_run:
         parser.error("OUT is missing")
     from gguf_tools.format.shards import open_gguf
-    from quantize.mla_layout.pipeline import LayoutOptions, change_layout, prepare
-    from quantize.mla_layout.report import change_lines, describe, result_lines
+    from quantize.mla_layout.pipeline import (
+        LayoutOptions,
+        change_layout,
+        change_lines,
+        describe,
+        prepare,
+        result_lines,
+    )
     from quantize.plan.overrides import parse_overrides
-    from quantize.progress import ProgressBar
-    from quantize.run_options import RunOptions
+    from quantize.run_options import ProgressBar, RunOptions
 
     with parsing_arguments():
         overrides = parse_overrides(args.tensor_type)

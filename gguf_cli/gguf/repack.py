@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gguf_cli import command
 from gguf_cli.arguments.types import add_restart_argument
-from gguf_cli.outputs import add_force
+from gguf_cli.command import add_force
 from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.text import json_text
 from quantize.repack.rules import RepackOptions
@@ -85,9 +85,8 @@ def carry_out(
     force  replace outputs that are there already
     """
     from gguf_tools.format.shards import open_gguf
-    from quantize.progress import ProgressBar
     from quantize.repack.pipeline import prepare, repack
-    from quantize.run_options import RunOptions
+    from quantize.run_options import ProgressBar, RunOptions
 
     if args.dry_run or output is None:
         with open_gguf(source) as opened:

@@ -5,7 +5,8 @@ from one row of importances, so one chunk has one matrix and one weight vector. 
 only: whoever runs it looks the arrays up, in this process or in another.
 
 The chunks of a run are numbered through all of its outputs, and the journal knows them by these numbers. A
-`ChunkTable` is the only place that turns numbers into chunks and back.
+`ChunkTable` is the only place that turns numbers into chunks and back. A chunk's rows have a digest, which
+resuming and provenance share.
 """
 
 from __future__ import annotations
@@ -13,6 +14,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
 
 from gguf_tools.format.layout import FileLayout, TensorInfo
 
@@ -192,3 +198,26 @@ class ChunkTable:
         """Yield all chunks in the order of their numbers, which is that of the files."""
         for chunks in self._in_order:
             yield from chunks
+
+
+BYTES_VERSION = 1
+"""Version of the encoded bytes. It goes up when the same plan and source would give other bytes: then no run
+resumes an old partial, nor takes tensors of an older file (see provenance.py)."""
+
+UNKNOWN = 0
+"""Digest of a chunk that nobody has digested, and number of a tensor without provenance."""
+
+
+class RowsDigest:
+    """The digest of the rows of a chunk, which may come in several pieces, in their order."""
+
+    def __init__(self) -> None:
+        self._state = xxhash.xxh3_64()
+
+    def update(self, rows: npt.NDArray[Any]) -> None:
+        """Take in the next rows, C-contiguous, of any dtype."""
+        self._state.update(rows.reshape(-1).view(np.uint8).data)
+
+    def value(self) -> int:
+        """Return the digest so far, uint64, never UNKNOWN."""
+        return self._state.intdigest() or 1

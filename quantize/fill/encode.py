@@ -3,27 +3,75 @@
 A job names, for every output tensor, where its rows come from and which importances weigh them; a row range
 says which rows. Nothing here knows a model or makes a decision. Kernels are imported by what runs them, so
 that a plan or a dry run does not wait for numba.
+
+The bytes of a calibrated tensor depend on the whole model and a text, not on its own rows alone. Whoever
+makes them (a `Calibrator`) has to see activations, which is above this package. The fill hands it the chunks
+of those tensors, and keeps all else: journal, resuming, publishing, verifying.
+
+A NaN or an infinity in the weights is an error. It poisons its block, and through attention every token that
+the model ever computes. llama.cpp notices when the model runs; we notice while its rows pass by.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
+from gguf_tools.errors import BadWeights
 from gguf_tools.format.block_layouts import swap_bytes
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.header import Endian
-from quantize.fill.calibrated import Calibrator
-from quantize.fill.chunks import RowRange
-from quantize.fill.digests import RowsDigest
+from quantize.fill.chunks import ChunkTask, RowRange, RowsDigest
+from quantize.fill.executors import Done
 from quantize.fill.sources import FLOAT_DTYPES, SourceSpec, SourceTensor
 from quantize.formats import get_format
 from quantize.formats.base import BlockRefused, Bytes, Rows
 from quantize.importances.entries import ResolvedImportance
 from quantize.importances.weighting import Weighting
+
+ERRORS_RISE = 2.0
+"""Factor by which the relative error of a calibrated tensor may exceed its type's limit. Plain errors of
+weights rise by 30 to 60% on purpose: they go where the activations are small."""
+
+
+class Calibrator(Protocol):
+    """Makes the calibrated tensors of a run.
+
+    names   of the tensors, as they are called in the output
+    about   what decides their bytes besides sources, plan and importances, as JSON data made to be compared
+    digest  of all that decides their bytes besides their own rows, shape and type; uint64, not 0
+    """
+
+    names: frozenset[str]
+    about: Mapping[str, Any]
+    digest: int
+
+    def run(self, tasks: Iterable[ChunkTask], partials: Mapping[int, Path], done: Done) -> None:
+        """Write the chunks, in any order, and call `done` with the number and the digest of each one's rows.
+
+        tasks     chunks of calibrated tensors that are not done
+        partials  the file that each output grows in, by the output's number
+        raises    ToolkitError
+        """
+        ...
+
+    def damaged_row(self, tensor: str, path: Path) -> int | None:
+        """Return the first row of a chunk whose bytes in the file are not those that were written, if any.
+
+        path  of the file, whole, under whatever name
+        """
+        ...
+
+    def lines(self) -> Iterable[str]:
+        """Tell what a user should know of the calibration, once all is written."""
+        ...
+
 
 STRIP_ELEMS = 256 * 1024
 """About how many weights are encoded at a time: as float32 they take half of a core's second cache."""
@@ -128,8 +176,6 @@ def encode_strip(strip: Rows, first: int, tensor: str, type_: GGMLType, weightin
     try:
         return get_format(type_).encode(strip, weighting)
     except BlockRefused as error:
-        from quantize.fill.nonfinite import check_finite
-
         check_finite(strip, tensor, first)  # says which weight it was
         raise error.within(tensor, first) from error
 
@@ -150,8 +196,6 @@ def digest_rows(rows: RowRange, source: SourceTensor) -> int:
 
 def _as_they_are(source: SourceTensor, rows: RowRange) -> Iterator[Bytes]:
     """Yield rows as they are stored, uint8, checked while they pass: floats, and scales of blocks."""
-    from quantize.fill.nonfinite import check_finite, check_stored
-
     if source.type in FLOAT_DTYPES:
         for first, strip in strips(source, rows.start, rows.stop):
             check_finite(strip, rows.tensor, first)
@@ -183,3 +227,37 @@ def strips(source: SourceTensor, start: int, stop: int, group: int = 1) -> Itera
         rows = source.read_rows(start, stop)
         for first in range(start, stop, step):
             yield first, rows[first - start : first - start + step]
+
+
+def check_finite(rows: npt.NDArray[Any], tensor: str, row_start: int, what: str = "weight") -> None:
+    """Raise BadWeights, naming row and column, when `rows` (n_rows, n_cols) hold a NaN or an infinity.
+
+    row_start  the number of the first of these rows, for the message
+    """
+    from quantize.formats.finite import first_nonfinite
+
+    index = first_nonfinite(rows)
+    if index >= 0:
+        row, column = divmod(index, rows.shape[-1])
+        value = float(rows.reshape(-1)[index])
+        raise BadWeights(
+            f"{tensor}: {what} at row {row_start + row}, column {column} is {value}, expected a finite number"
+            " (the checkpoint is damaged, or overflowed when it was saved)"
+        )
+
+
+def check_stored(type_: GGMLType, data: Bytes, tensor: str, row_start: int) -> None:
+    """Raise BadWeights, naming the row, when a scale of stored rows is a NaN or an infinity.
+
+    data       uint8 (n_rows, row bytes), little-endian
+    row_start  the number of the first of these rows, for the message
+    """
+    from quantize.formats.finite import first_bad_scale
+
+    found = first_bad_scale(type_, data)
+    if found is not None:
+        row, _ = found
+        raise BadWeights(
+            f"{tensor}: a scale of {type_.name} in row {row_start + row} of the input is NaN or infinite,"
+            " expected a finite number (the file is damaged; gguf-tools verify lists all such tensors)"
+        )

@@ -22,8 +22,7 @@ from gguf_tools.format.header import Endian
 from gguf_tools.format.reader import GGUFFile
 from gguf_tools.format.shards import GGUFSet, open_gguf
 from gguf_tools.format.tensors import TensorInfo
-from quantize.fill.chunks import TensorChunks
-from quantize.fill.digests import UNKNOWN
+from quantize.fill.chunks import UNKNOWN, TensorChunks
 from quantize.fill.encode import FillJob, encode_rows
 from quantize.fill.executors import Executor, naming
 from quantize.fill.filling import DigestSpec

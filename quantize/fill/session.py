@@ -20,13 +20,11 @@ from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.layout import FileLayout, TensorInfo
 from gguf_tools.progress import Progress
 from gguf_tools.system.files import IS_HELD_OPEN
-from quantize.fill.chunks import ChunkTable, ChunkTask, TensorChunks
-from quantize.fill.digests import UNKNOWN
+from quantize.fill.chunks import UNKNOWN, ChunkTable, ChunkTask, TensorChunks
 from quantize.fill.encode import FillJob
 from quantize.fill.executors import naming
-from quantize.fill.filling import JobSpec
+from quantize.fill.filling import JobSpec, to_read_back, wrong_chunks
 from quantize.fill.provenance import PROVENANCE_KEY, digest_weighting, provenance_value, tensor_provenance
-from quantize.fill.read_back import to_read_back, wrong_chunks
 from quantize.fill.sources import OpenSources
 from quantize.fill.verify import Verification, verify_output
 

@@ -42,9 +42,8 @@ from gguf_tools.format.block_layouts import count_nonfinite
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.reader import GGUFFile
 from gguf_tools.format.tensors import TensorInfo
-from quantize.fill.calibrated import ERRORS_RISE
 from quantize.fill.chunks import RowRange, rows_alike
-from quantize.fill.encode import FillJob, encode_rows
+from quantize.fill.encode import ERRORS_RISE, FillJob, encode_rows
 from quantize.fill.sources import GGUFTensor
 from quantize.formats import get_format
 from quantize.formats.codecs import codec_of, ignores_importances

@@ -72,7 +72,7 @@ class Codec:
     slow_on        where a model of the type runs slowly: on a CPU, types with a grid look up every group of
                    weights in a table; for GPUs, ggml-cuda has no kernels for ternary types, and no quantized
                    matrix product for IQ1_M (mmq.cu: ggml_cuda_should_use_mmq)
-    lacked_by      the program that does not know the type; None: what its id says (plan/program_support.py)
+    lacked_by      the program that does not know the type; None: what its id says (plan/recipe_files.py)
     """
 
     module: str

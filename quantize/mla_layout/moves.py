@@ -1,4 +1,4 @@
-"""Moves: how each tensor of the new file is made, and which type it gets; pure data.
+"""Moves: how each tensor of the new file is made, and which type it gets, then its rows.
 
 Rows of attn_kv_b and attn_v_b lie along the latent, those of attn_k_b across it. So
 
@@ -11,19 +11,30 @@ Whatever is encoded again gets Q8_0. In the small trained model as Q4_K_M, attn_
 The keys of an attn_kv_b made from it are off by 4.5 % as Q8_0, and by 8.4 % as Q4_K, the type of attn_v_b,
 which would have kept the value rows as they are. ik_llama.cpp also uses Q8_0 for tensors that a file lacks,
 when it loads the file. The user may choose otherwise. Tensors that are there already keep their type.
+
+Moves are pure data. Tensors of the input that are encoded again, or joined head by head, become sources that
+the encoder fills a file from, still unread. See fill/sources.py for heads that are picked or transposed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from gguf_tools.errors import BadOverride, QuantError
 from gguf_tools.format.ggml_types import BF16, F16, F32, Q8_0, GGMLType
 from gguf_tools.format.tensors import TensorInfo
-from quantize.formats import available, decodable
+from quantize.fill.chunks import RowRange
+from quantize.fill.encode import FillJob, encode_rows
+from quantize.fill.sources import FLOAT_DTYPES, SourceTensor, float_type, split_rows
+from quantize.formats import available, decodable, get_format
+from quantize.importances.entries import ResolvedImportance
 from quantize.mla_layout.layouts import HeadSizes, LayerTensors, place_of, roles_in, tensor_name
 from quantize.plan.overrides import Override, find_override
 from quantize.roles import MLALayout, Role, file_order, in_layer_ranges
@@ -218,3 +229,84 @@ def refuse_uncodable(moves: Iterable[Move], path: Path, wanted: MLALayout) -> No
         f" decoded here; start from a file whose attn_k_b, attn_v_b or attn_kv_b are of another type, or"
         f" convert the checkpoint with --mla {wanted}"
     )
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A tensor of floats as rows of a quantized type, encoded when they are read.
+
+    importance  of its rows; a read crosses no border between its groups of rows
+    """
+
+    tensor: SourceTensor
+    type: GGMLType
+    importance: ResolvedImportance | None = None
+
+    @property
+    def name(self) -> str:
+        return self.tensor.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tensor.shape
+
+    @property
+    def by_rows(self) -> bool:
+        return self.tensor.by_rows
+
+    def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
+        codec = get_format(self.type)
+        return codec.decode(self.raw_rows(start, stop).reshape(stop - start, -1), self.shape[-1])
+
+    def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Return the rows as blocks; raises BadWeights as `encode_rows` does."""
+        weighed = {} if self.importance is None else {self.name: self.importance}
+        job = FillJob({self.name: self.tensor}, weighed)
+        return encode_rows(RowRange(self.name, start, stop), self.type, job)
+
+
+@dataclass(frozen=True)
+class JoinedHeads:
+    """Two tensors of the same row length, joined head by head: rows of `upper`, then rows of `lower`.
+
+    upper_rows, lower_rows  rows of one head in each
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    upper: SourceTensor
+    upper_rows: int
+    lower: SourceTensor
+    lower_rows: int
+
+    @property
+    def type(self) -> GGMLType:
+        """That of both, F32 when they differ."""
+        return self.upper.type if self.upper.type == self.lower.type else F32
+
+    @property
+    def by_rows(self) -> bool:
+        return self.upper.by_rows and self.lower.by_rows
+
+    def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
+        rows = np.empty((stop - start, self.shape[-1]), FLOAT_DTYPES[float_type(self)])
+        filled = 0
+        for tensor, low, high in self._runs(start, stop):
+            rows[filled : filled + high - low] = tensor.read_rows(low, high)
+            filled += high - low
+        return rows
+
+    def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        if self.upper.type != self.lower.type:
+            return self.read_rows(start, stop).reshape(-1).view(np.uint8)
+        return np.concatenate([tensor.raw_rows(low, high) for tensor, low, high in self._runs(start, stop)])
+
+    def _runs(self, start: int, stop: int) -> Iterator[tuple[SourceTensor, int, int]]:
+        border = self.upper_rows
+        for head, low, high in split_rows(start, stop, self.upper_rows + self.lower_rows):
+            if low < border:
+                base = head * self.upper_rows
+                yield self.upper, base + low, base + min(high, border)
+            if high > border:
+                base = head * self.lower_rows - border
+                yield self.lower, base + max(low, border), base + high

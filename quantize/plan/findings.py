@@ -16,10 +16,9 @@ from gguf_tools.findings import Finding, Level
 from gguf_tools.format.tensors import TensorInfo
 from quantize.formats import available, decodable, encodable
 from quantize.importances.entries import ONE_ROW_FOR_ALL, Importances
-from quantize.plan.decide import Decider, PlanOptions
+from quantize.plan.decide import Decider, PlanOptions, TensorPlan
 from quantize.plan.overrides import Override, find_override, idle_overrides
-from quantize.plan.program_support import LACKED_BY
-from quantize.plan.tensor_plan import TensorPlan
+from quantize.plan.recipe_files import LACKED_BY
 from quantize.roles import in_layer_ranges, sibling_with_same_activations
 
 _NAMED_IN_A_NOTE = 3

@@ -9,18 +9,19 @@ Q4_K_M ...) is llama.cpp's here.
 from __future__ import annotations
 
 from quantize.plan.model_facts import ModelFacts
-from quantize.plan.recipe import NEED_IMPORTANCES, Recipe
-from quantize.plan.rules import (
+from quantize.plan.recipe import (
     FIRST_8TH,
     FIRST_8TH_VISITED,
     FIRST_FOUR,
     MORE_BITS,
+    NEED_IMPORTANCES,
     OF_70B,
     SHARED_BY_HEADS,
     SHARED_WIDELY,
     WITH_IMPORTANCES,
     WITHOUT_IMPORTANCES,
     Condition,
+    Recipe,
     Rule,
     rule,
 )

@@ -11,8 +11,7 @@ from __future__ import annotations
 from gguf_tools.errors import BadArgument
 from gguf_tools.text import did_you_mean
 from quantize.plan.ik_recipes import IK_RECIPES
-from quantize.plan.recipe import NEED_IMPORTANCES, Recipe
-from quantize.plan.rules import (
+from quantize.plan.recipe import (
     EIGHT_EXPERTS,
     EVERY_ROLE,
     FIRST_8TH,
@@ -22,6 +21,7 @@ from quantize.plan.rules import (
     FIRST_TWO,
     MIDDLE,
     MORE_BITS,
+    NEED_IMPORTANCES,
     NOT_EIGHT_EXPERTS,
     OF_70B,
     ROW_DOES_NOT_FIT,
@@ -31,6 +31,7 @@ from quantize.plan.rules import (
     V_LIKE,
     WITH_IMPORTANCES,
     WITHOUT_IMPORTANCES,
+    Recipe,
     Rule,
     rule,
 )

@@ -3,31 +3,145 @@
 `prepare` reads headers and decides everything, down to the exact size of the output; `repack` then has the
 output written (see quantize/fill/outputs.py). Bytes pass as they are or in another order, and no weight is
 decoded.
+
+A file that is taken apart again gets the number in `general.file_type` back that it had: several file types
+share an interleaved one.
+Provenance says which bytes a tensor has, and other bytes have another. It waits under another name for the
+rows to be taken apart.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
+import numpy.typing as npt
+
 from gguf_tools.errors import BadRequest
-from gguf_tools.format.shards import GGUFSet
+from gguf_tools.format import keys
+from gguf_tools.format.ggml_types import GGMLType
+from gguf_tools.format.shards import GGUFSet, open_gguf
+from gguf_tools.format.values import Metadata, Value
 from gguf_tools.text import size_text
 from quantize.change import Changed, change_file
 from quantize.fill.encode import FillJob
-from quantize.plan.decide import Decider
+from quantize.fill.provenance import PROVENANCE_KEY
+from quantize.fill.sources import FLOAT_DTYPES, GGUFTensor, SourceTensor
+from quantize.formats import get_decoder
+from quantize.plan.decide import Decider, TensorPlan
 from quantize.plan.plan import Plan
-from quantize.plan.tensor_plan import TensorPlan
 from quantize.prepare import Preparation, lay_out, parts_of, source_bytes
-from quantize.repack.file_types import regrouped_metadata
 from quantize.repack.rules import Regrouping, Regroupings, RepackOptions, plan_regroupings
-from quantize.repack.sources import RegroupedSources
 from quantize.roles import tensor_role
 from quantize.run_options import RunChoices, RunOptions, merge_choices
+
+FILE_TYPE_BEFORE = "gguf_tools.repack.file_type"
+PROVENANCE_BEFORE = "gguf_tools.repack.provenance"
+
+_INTERLEAVED: Mapping[int, int] = {
+    2: 202, 7: 207, 8: 208, 10: 210, 11: 211, 12: 211, 13: 211, 14: 214, 15: 214, 16: 216, 17: 216, 18: 218,
+    19: 219, 20: 220, 23: 223, 24: 224, 25: 225, 26: 226, 29: 229, 30: 230, 31: 231, 32: 232, 135: 335,
+    138: 338, 139: 339, 140: 340, 141: 341, 145: 345, 149: 398, 150: 350,
+}  # fmt: skip
+"""Number of a file type -> that of the same interleaved (llama-quantize.cpp: repacked_ftype)."""
+
+_APART = {new: old for old, new in sorted(_INTERLEAVED.items(), reverse=True)}
+"""The inverse; of several the lowest, which is the file type that is least of a mixture."""
+
+
+def regrouped_metadata(metadata: Metadata, *, undo: bool) -> dict[str, Value]:
+    """Return the metadata of a file whose rows are regrouped, in their order."""
+    return _apart(metadata) if undo else _interleaved(metadata)
+
+
+def _interleaved(metadata: Metadata) -> dict[str, Value]:
+    number = metadata.get(keys.FILE_TYPE)
+    new = None if number is None else _INTERLEAVED.get(number.data)
+    if number is None or new is None:
+        return {_provenance(key, undo=False): value for key, value in metadata.items()}
+    changed = {keys.FILE_TYPE: Value.u32(new), FILE_TYPE_BEFORE: number}
+    renamed = {_provenance(key, undo=False): value for key, value in metadata.items()}
+    return {**renamed, **changed}
+
+
+def _apart(metadata: Metadata) -> dict[str, Value]:
+    number, before = metadata.get(keys.FILE_TYPE), metadata.get(FILE_TYPE_BEFORE)
+    if before is None and number is not None and number.data in _APART:
+        before = Value.u32(_APART[number.data])
+    kept = {_provenance(key, undo=True): value for key, value in metadata.items() if key != FILE_TYPE_BEFORE}
+    return kept if before is None else {**kept, keys.FILE_TYPE: before}
+
+
+def _provenance(key: str, *, undo: bool) -> str:
+    """Return the name that a key has from now on; provenance of the wrong rows has none that is read."""
+    if undo:
+        return PROVENANCE_KEY if key == PROVENANCE_BEFORE else key
+    return PROVENANCE_BEFORE if key == PROVENANCE_KEY else key
+
+
+@dataclass(frozen=True)
+class Regrouped:
+    """A stored tensor whose rows are interleaved or taken apart; `type` is what they become."""
+
+    stored: GGUFTensor
+    type: GGMLType
+    by_rows: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.stored.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stored.shape
+
+    def raw_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        from quantize.formats.ik.interleaved.interleaved import from_base, to_base
+
+        apart = self.type.rows_interleaved == 1
+        grouped = self.stored.type if apart else self.type
+        group, n_cols = grouped.rows_interleaved, self.shape[-1]
+        first, last = start // group * group, -(-stop // group) * group
+        data = self.stored.raw_rows(first, last).reshape(last - first, -1)
+        rows = to_base(grouped, data, n_cols) if apart else from_base(grouped, data, n_cols)
+        return rows[start - first : stop - first].reshape(-1)
+
+    def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
+        raw, dtype = self.raw_rows(start, stop), FLOAT_DTYPES.get(self.type)
+        if dtype is not None:
+            return raw.view(dtype).reshape(stop - start, -1)
+        return get_decoder(self.type)(raw.reshape(stop - start, -1), self.shape[-1])
+
+
+@dataclass(frozen=True)
+class RegroupedSources:
+    """The tensors of a GGUF file or a split set, some of them regrouped.
+
+    path   of the file, or of any part
+    types  name -> the type that its rows become
+    """
+
+    path: Path
+    types: Mapping[str, GGMLType]
+
+    @contextmanager
+    def open(self) -> Iterator[Mapping[str, SourceTensor]]:
+        with open_gguf(self.path) as source:
+            yield self.of(source)
+
+    def of(self, source: GGUFSet) -> dict[str, SourceTensor]:
+        """Return the same for a file that is open."""
+        return {name: self._tensor(GGUFTensor(source, name)) for name in source.tensors}
+
+    def _tensor(self, stored: GGUFTensor) -> SourceTensor:
+        type_ = self.types.get(stored.name, stored.type)
+        return stored if type_ == stored.type else Regrouped(stored, type_)
 
 
 class RepackChoices(RunChoices, total=False):

@@ -22,7 +22,7 @@ import gguf_cli.quantize
 import imatrix
 from gguf_tools.files.run_lock import first_difference
 from gguf_tools.format.reader import GGUFFile
-from quantize.fill import fingerprint, outputs
+from quantize.fill import outputs, provenance
 from quantize.importances.entries import Importance, ImportanceFile
 from tests.support.checkpoints import edit_config, micro_checkpoint, shard
 from tests.support.tokenizer_files import copy_tokenizer
@@ -232,7 +232,7 @@ def test_a_version_changes_it(
     about: Fingerprint, made: Path, monkeypatch: pytest.MonkeyPatch, where: str, name: str
 ) -> None:
     before = about(made, QUANTIZE)
-    monkeypatch.setattr(fingerprint, where, 7)
+    monkeypatch.setattr(provenance, where, 7)
     place, _, new = first_difference(before, about(made, QUANTIZE)) or ("", None, None)
     assert (place, new) == (name, 7)
 

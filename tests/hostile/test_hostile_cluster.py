@@ -19,8 +19,7 @@ from gguf_tools.cluster.connect import Cluster
 from gguf_tools.cluster.scheduler import Farm
 from gguf_tools.errors import ClusterError, ToolkitError
 from gguf_tools.files.partial_file import PartialFile
-from quantize.fill.chunks import ChunkTask
-from quantize.fill.digests import RowsDigest
+from quantize.fill.chunks import ChunkTask, RowsDigest
 from quantize.fill.filling import Filler
 from tests.hostile.test_changed_inputs import after_chunks, write_source
 from tests.support.dask_cluster import dask_cluster

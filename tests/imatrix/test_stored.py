@@ -25,7 +25,7 @@ from imatrix.repair import repair
 from imatrix.stats import description_lines, stats_lines
 from imatrix.store import load, save
 from quantize.importances.entries import Importance, ImportanceFile, refuse_nonfinite, resolve
-from quantize.importances.stored import OpenFile, StoredImportance
+from quantize.importances.files import OpenFile, StoredImportance
 from quantize.linting import lint
 from quantize.pipeline import quantize
 from tests.support.killing import in_child, killed_at, without_syncs  # noqa: F401

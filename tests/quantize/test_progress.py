@@ -11,15 +11,13 @@ import pytest
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.tensors import TensorInfo
-from quantize import progress
+from quantize import run_options
 from quantize.fill.session import Output
-from quantize.plan.decide import Decider
+from quantize.plan.decide import Decider, TensorPlan
 from quantize.plan.plan import Plan
-from quantize.plan.tensor_plan import TensorPlan
 from quantize.prepare import Preparation
-from quantize.progress import ProgressBar
 from quantize.roles import Role
-from quantize.run_options import RunOptions
+from quantize.run_options import ProgressBar, RunOptions
 
 
 @pytest.fixture
@@ -41,7 +39,7 @@ def compile_and_fill(preparation: Preparation) -> None:
 def test_compiling_has_a_bar_of_its_own(
     preparation: Preparation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "KERNELS", replace(progress.KERNELS, delay=0))
+    monkeypatch.setattr(run_options, "KERNELS", replace(run_options.KERNELS, delay=0))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     compile_and_fill(preparation)
     kernels, _, bytes_ = capsys.readouterr().err.partition("quantizing")

@@ -25,7 +25,7 @@ from quantize.fill.sources import GGUFTensor
 from quantize.formats.codecs import REGROUPED
 from quantize.formats.ik.interleaved.interleaved import from_base
 from quantize.repack import RepackOptions, repack
-from quantize.repack.file_types import FILE_TYPE_BEFORE, PROVENANCE_BEFORE
+from quantize.repack.pipeline import FILE_TYPE_BEFORE, PROVENANCE_BEFORE
 from quantize.repack.rules import plan_regroupings
 
 N_COLS = 512

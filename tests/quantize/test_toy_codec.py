@@ -23,7 +23,8 @@ from quantize.fill.sources import GGUFTensor
 from quantize.formats import available, get_format
 from quantize.formats.codecs import CODECS, DECODERS, REGROUPED
 from quantize.importances.entries import Importance
-from quantize.plan import recipes, rules
+from quantize.plan import recipe as language
+from quantize.plan import recipes
 from quantize.plan.decide import PlanOptions
 from quantize.plan.overrides import parse_overrides
 from quantize.plan.recipe import Recipe
@@ -165,7 +166,7 @@ def test_the_code_of_the_page_is_the_toy() -> None:
 def test_the_file_type_of_the_page_is_planned(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = eval(code_of("add-a-file-type.md"), vars(rules) | {"Recipe": Recipe, "Role": Role})
+    recipe = eval(code_of("add-a-file-type.md"), vars(language) | {"Recipe": Recipe, "Role": Role})
     monkeypatch.setitem(recipes._BY_NAME, recipe.name, recipe)
     assert main(["--dry-run", str(model), recipe.name]) == 0
     lines = capsys.readouterr().out.splitlines()

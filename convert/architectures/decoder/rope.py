@@ -29,8 +29,7 @@ from convert.architectures.config_reader import ConfigReader, shown
 from convert.architectures.rules import OutputTensor, Renamed
 from convert.weights.base import Weight
 from gguf_tools.errors import BadConfig, UnsupportedCheckpoint
-from quantize.fill.heads import joined, raw_rows, split_rows
-from quantize.fill.sources import rows_dtype
+from quantize.fill.sources import joined, raw_rows, rows_dtype, split_rows
 
 KINDS = ("default", "none", "linear", "dynamic", "yarn", "llama3", "longrope", "su")
 """Values of rope_type that are read; "su" is an older name of "longrope", "none" of "default"."""

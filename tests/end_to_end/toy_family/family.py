@@ -15,8 +15,7 @@ from convert.architectures.rules import Arrange, Drop, Output, OutputTensor, Ren
 from convert.weights.base import Weight
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value
-from quantize.fill.heads import joined
-from quantize.fill.sources import rows_dtype
+from quantize.fill.sources import joined, rows_dtype
 
 
 @dataclass(frozen=True)

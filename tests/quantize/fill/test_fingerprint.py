@@ -8,7 +8,7 @@ from pathlib import Path
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.files.run_lock import first_difference
 from gguf_tools.format.layout import FileLayout
-from quantize.fill import fingerprint
+from quantize.fill import provenance
 from quantize.fill.encode import FillJob
 
 EMPTY = {"out": FileLayout.of({}, ())}
@@ -17,8 +17,8 @@ EMPTY = {"out": FileLayout.of({}, ())}
 def test_an_input_of_another_size_changes_it(tmp_path: Path) -> None:
     path = tmp_path / "in.gguf"
     n_bytes = path.write_bytes(bytes(100_000))
-    before = fingerprint.describe_run(EMPTY, FillJob({}, {}), InputWatch([path]))
+    before = provenance.describe_run(EMPTY, FillJob({}, {}), InputWatch([path]))
     os.truncate(path, n_bytes - 1)
-    after = fingerprint.describe_run(EMPTY, FillJob({}, {}), InputWatch([path]))
+    after = provenance.describe_run(EMPTY, FillJob({}, {}), InputWatch([path]))
     difference = first_difference(before, after)
     assert difference == ("source, in.gguf, bytes", n_bytes, n_bytes - 1)

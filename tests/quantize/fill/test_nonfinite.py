@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from gguf_tools.errors import BadWeights
-from quantize.fill.nonfinite import check_finite, first_nonfinite
+from quantize.fill.encode import check_finite
+from quantize.formats.finite import first_nonfinite
 
 DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
 

@@ -17,11 +17,11 @@ from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.shards import layouts_of, open_gguf, shard_paths
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Kind, Value
-from quantize.fill.digests import UNKNOWN, RowsDigest
+from quantize.fill.chunks import UNKNOWN, RowsDigest
 from quantize.fill.encode import FillJob
-from quantize.fill.fingerprint import describe_run
 from quantize.fill.provenance import (
     PROVENANCE_KEY,
+    describe_run,
     digest_importance,
     in_first_form,
     provenance_value,

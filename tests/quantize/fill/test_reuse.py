@@ -21,8 +21,7 @@ from gguf_tools.format.shards import open_gguf, shard_paths
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
 from quantize.fill import filling
-from quantize.fill.chunks import RowRange
-from quantize.fill.digests import UNKNOWN, RowsDigest
+from quantize.fill.chunks import UNKNOWN, RowRange, RowsDigest
 from quantize.fill.encode import FillJob, Target, encode_strips
 from quantize.fill.options import FillOptions
 from quantize.fill.outputs import Written, write_outputs

@@ -14,8 +14,7 @@ from gguf_tools.format.ggml_types import Q4_0, Q5_0, Q8_0, GGMLType
 from gguf_tools.format.tensors import TensorInfo
 from quantize.importances.entries import Importance
 from quantize.mla_layout.layouts import HeadSizes, roles_in, tensor_name
-from quantize.mla_layout.pipeline import LayoutOptions, change_layout, prepare
-from quantize.mla_layout.report import change_lines
+from quantize.mla_layout.pipeline import LayoutOptions, change_layout, change_lines, prepare
 from quantize.plan.overrides import parse_overrides
 from quantize.roles import MLALayout, Role
 from tests.quantize.codecs import decode, encode

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gguf_tools.format.ggml_types import BF16, F16, F32, Q4_0, GGMLType
-from quantize.fill.heads import HeadRows, TransposedHeads
-from quantize.fill.sources import FLOAT_DTYPES
-from quantize.mla_layout.sources import Encoded, JoinedHeads
+from quantize.fill.sources import FLOAT_DTYPES, HeadRows, TransposedHeads
+from quantize.mla_layout.moves import Encoded, JoinedHeads
 from tests.quantize.codecs import decode, encode
 
 

@@ -9,9 +9,9 @@ from gguf_tools.errors import BadRequest, NoFallback
 from gguf_tools.format.ggml_types import BF16, F32
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
-from quantize.plan.architecture_rules import OWN_RULES
 from quantize.plan.model_facts import LAYERS_OF_70B, ModelFacts
 from quantize.plan.plan import Plan, PlanOptions, build_plan
+from quantize.plan.recipe import OWN_RULES
 from quantize.plan.recipes import RECIPES
 from quantize.roles import tensor_role
 from tests.quantize.plan.any_architecture import (

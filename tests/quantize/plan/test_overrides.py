@@ -15,7 +15,7 @@ from quantize.plan.overrides import (
     parse_overrides,
     parse_type,
 )
-from quantize.plan.pruning import Pruning
+from quantize.plan.plan import Pruning
 
 
 def test_an_override_is_found_anywhere_in_a_name_in_any_case() -> None:

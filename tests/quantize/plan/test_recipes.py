@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gguf_cli.arguments.command_words import recipe_lines
+from gguf_cli.quantize import recipe_lines
 from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import by_name
 from quantize.formats.codecs import CODECS

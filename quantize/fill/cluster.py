@@ -15,7 +15,7 @@ from gguf_tools.cluster.connect import Cluster, open_cluster
 from gguf_tools.cluster.scheduler import Farm, ItemFailed, Pace
 from gguf_tools.errors import ExecutionError
 from quantize.fill.chunks import ChunkTask
-from quantize.fill.executors.base import Done, WorkerSpec
+from quantize.fill.executors import Done, WorkerSpec
 
 
 class ClusterExecutor:

@@ -1,34 +1,82 @@
-"""`gguf-tools upload`: files to the Hub."""
+"""`gguf-tools card` and `gguf-tools upload`: the card of quantized files, and files to the Hub."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from gguf_cli import command
-from gguf_cli.outputs import add_force
+from gguf_cli.arguments.card import add_card_facts, read_card_facts
+from gguf_cli.command import StoreOutput, add_force
 from gguf_tools.errors import BadRequest
 from gguf_tools.text import shown, size_text
 
-_DETAIL = """
+_CARD_DETAIL = """
+The card is a README.md with the front matter that the Hub expects (base_model, license, tags), a table of the
+files with sizes, bits per weight, types and importances, and their measured quality when there is a report.
+What you write below its last line is kept when it is written anew, and so are the commands that `quantize
+--card` has noted in it. A README.md that is no such card is replaced with --force alone."""
+
+_CARD_EXAMPLES = """\
+examples:
+  gguf-tools card lite-Q4_K_M.gguf lite-Q2_K.gguf --base-model deepseek-ai/DeepSeek-V2-Lite
+  evaluate lite-bf16.gguf -f wiki.test.raw lite-Q*.gguf --json lite.json
+  gguf-tools card lite-Q*.gguf --source DeepSeek-V2-Lite --report lite.json --quantized-by me
+"""
+
+
+def add_card(commands: command.Subcommands) -> None:
+    """Add the subcommand."""
+    sub = commands.add(
+        "card", card, "write README.md for quantized files, as the Hub expects it", _CARD_DETAIL,
+        epilog=_CARD_EXAMPLES, json=False,
+    )  # fmt: skip
+    sub.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="GGUF file, or a part of a split set"
+    )
+    sub.add_argument(
+        "-o", "--output", type=command.output_file, action=StoreOutput, metavar="README.md",
+        help="where to write (default: beside the files)",
+    )  # fmt: skip
+    sub.add_argument(
+        "--source", type=Path, metavar="MODEL",
+        help="folder or file that the files were made of: its card has license, languages and tags",
+    )  # fmt: skip
+    add_card_facts(sub)
+    add_force(sub)
+    command.add_quiet(sub)
+
+
+def card(args: argparse.Namespace) -> None:
+    from convert.card.write import write_card
+
+    request = replace(read_card_facts(args), source=args.source)
+    path = write_card(args.files, request, output=args.output, force=args.force)
+    if not args.quiet:
+        print(f"wrote {path}")
+
+
+_UPLOAD_DETAIL = """
 Each file is a commit, small ones first, and the card last. FILE may be a folder, as `gguf-tools cook` leaves
 it: the files in it whose names are of a model go along, the others are named and stay. What an interrupted
 upload has stored is not sent again by the same command. A file that is there with another content is replaced
 with --force alone. You must be logged in (`hf auth login`, or HF_TOKEN)."""
 
-_EPILOG = """\
+_UPLOAD_EXAMPLES = """\
 examples:
   gguf-tools upload lite-Q4_K_M.gguf README.md me/lite-GGUF --private
   gguf-tools upload lite me/lite-GGUF --dry-run       which files of a folder belong to a model
 """
 
 
-def add_to(commands: command.Subcommands) -> None:
+def add_upload(commands: command.Subcommands) -> None:
     """Add the subcommand."""
     sub = commands.add(
-        "upload", upload, "upload files to a repository on the Hub", _DETAIL, epilog=_EPILOG, json=False
-    )
+        "upload", upload, "upload files to a repository on the Hub", _UPLOAD_DETAIL,
+        epilog=_UPLOAD_EXAMPLES, json=False,
+    )  # fmt: skip
     sub.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="file, part of a split set, or folder"
     )
