@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
+from zlib import crc32
 
 import ml_dtypes
 import numpy as np
@@ -57,6 +58,29 @@ OUTSIDE = frozenset(
 )
 """Names by which a test reaches what is outside of this process, or takes seconds to load."""
 
+GRIDS = "calibrate/rounding/test_grid_rounders.py"
+
+SAMPLED = {
+    f"{GRIDS}::test_a_read_block_has_the_values_that_it_decodes_to": 3,
+    f"{GRIDS}::test_the_first_sub_block_gets_the_scale_and_points_of_the_twin": 3,
+    f"{GRIDS}::test_the_first_sub_block_is_chosen_anew_as_by_the_twin": 3,
+    "calibrate/rounding/test_rounders.py::test_odd_rows_are_encoded_too": 3,
+    "calibrate/rounding/test_refine.py::test_every_sweep_lowers_the_cost": 3,
+    "end_to_end/test_complete.py::test_a_mixed_file_completes_a_prompt": 3,
+    "end_to_end/test_error_ranges.py::test_trained_rows_stay_well_inside": 5,
+    "hostile/test_damaged_work.py::test_what_a_crash_has_damaged_is_computed_again": 3,
+    "hostile/test_gguf.py::test_command_ends_in_one_line": 3,
+    "hostile/test_paths.py::test_no_output_replaces_an_input": 3,
+    "hostile/test_paths.py::test_only_our_own_files_beside_an_output_are_replaced": 3,
+    "quantize/fill/test_error_ranges.py::test_generated_rows_use_about_half_of_the_limit": 5,
+    "quantize/fill/test_verify.py::test_whatever_the_codecs_make_of_odd_rows_is_good": 5,
+    "quantize/formats/test_formats.py::test_a_block_that_is_not_finite_is_named": 3,
+    "quantize/mla_layout/test_change_layout.py::test_value_rows_of_any_type_are_regrouped_row_by_row": 3,
+    "quantize/plan/test_any_architecture.py::test_plans_equal_the_recorded_ones": 4,
+    "quantize/plan/test_layouts.py::test_plans_equal_the_recorded_ones": 3,
+}
+"""Tests whose cases show nearly the same: one of so many runs always, chosen by its name; others are slow."""
+
 CODECS = frozenset({"F32", "F16", "Q4_0", "Q4_K", "IQ2_XXS", "MXFP4", "TQ1_0"})
 """Codecs that stand for their families."""
 
@@ -81,8 +105,16 @@ def is_large(path: Path) -> bool:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if isinstance(item, pytest.Function) and is_spare(item):
+            item.add_marker("slow")
         if isinstance(item, pytest.Function) and is_core(item):
             item.add_marker("core")
+
+
+def is_spare(item: pytest.Function) -> bool:
+    """Whether a case is not one of the sample that its test runs always."""
+    name = f"{item.path.relative_to(ROOT).as_posix()}::{item.originalname}"
+    return name in SAMPLED and crc32(item.name.encode()) % SAMPLED[name] != 0
 
 
 def is_core(item: pytest.Function) -> bool:
