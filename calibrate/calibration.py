@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from calibrate.coverage import Coverage
-from calibrate.options import CalibrationOptions
+from calibrate.options import CalibrationOptions, Coverage
 from forward.options import require_torch
 from forward.text.quality import TextQuality, admit, judge
 from forward.text.tokens import Text

@@ -17,10 +17,10 @@ import torch
 from calibrate.footprint import Shapes, is_expert, memory_bytes
 from calibrate.options import CalibrationOptions
 from calibrate.plan import CalibrationPlan
+from calibrate.run.context import state_bytes
 from calibrate.run.experts import experts_at_once
-from calibrate.run.streams import state_bytes
-from calibrate.statistics.covariances import stored_bytes
 from calibrate.statistics.gradient_factors import gradient_text
+from calibrate.statistics.gradients import stored_bytes
 from calibrate.statistics.inputs import HELD_ROWS
 from forward.device import CPU
 from forward.gradients.forward_backward import BACKWARD_WORK

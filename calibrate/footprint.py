@@ -13,14 +13,12 @@ from dataclasses import dataclass
 import torch
 
 from calibrate.options import CalibrationOptions
+from calibrate.run.context import state_bytes
 from calibrate.run.encode import MOST_TOGETHER, WEIGHTS_TOGETHER
 from calibrate.run.experts import experts_at_once
-from calibrate.run.streams import state_bytes
-from calibrate.statistics.covariances import covariance_bytes, row_pieces
 from calibrate.statistics.gradient_factors import gradient_text
-from calibrate.statistics.gradients import GradientOptions
-from calibrate.statistics.inputs import PIECE_ROWS
-from calibrate.statistics.moments import PAIR_BYTES
+from calibrate.statistics.gradients import GradientOptions, covariance_bytes, row_pieces
+from calibrate.statistics.inputs import PAIR_BYTES, PIECE_ROWS
 from forward.gradients.backward import gradient_bytes
 from forward.malloc_trim import MOST_HELD
 from forward.network import Network

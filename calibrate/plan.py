@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from calibrate.coverage import Coverage
 from calibrate.footprint import Shapes
-from calibrate.options import CalibrationOptions
+from calibrate.options import CalibrationOptions, Coverage
 from calibrate.statistics.conditions import Trust
 from forward.device import device_name
 from forward.network import Network

@@ -11,18 +11,18 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Unpack
 
 from convert.architectures import find_architecture
-from convert.architectures.arrange import OutputTensor
-from convert.architectures.base import Architecture, build, metadata_of, options_of
+from convert.architectures.base import Architecture, Conversion, build, metadata_of, options_of
+from convert.architectures.rules import OutputTensor
 from convert.checkpoint.checkpoint import Checkpoint, config_path, read_config
-from convert.conversion import CheckpointSources, has_layouts
-from convert.metadata.general import GeneralMetadata, general_metadata
-from convert.metadata.model_names import fill_outfile_template
+from convert.general_metadata import GeneralMetadata, general_metadata
+from convert.model_names import fill_outfile_template
 from convert.options import ConvertChoices, ConvertOptions
 from convert.tokenizer.tokenizer import Tokenizer, read_tokenizer
 from convert.weights import open_weights
@@ -35,9 +35,10 @@ from gguf_tools.format.shards import group_tensors
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
 from gguf_tools.hub.names import cached_name
-from gguf_tools.look.model_size import count_parameters
+from gguf_tools.look.listing import count_parameters
 from quantize.fill.encode import FillJob
 from quantize.fill.session import Output
+from quantize.fill.sources import SourceTensor
 from quantize.options import QuantizeOptions
 from quantize.plan.converter_types import is_outtype, outtype_plan, resolve_outtype
 from quantize.plan.plan import Plan, in_file_order
@@ -53,6 +54,60 @@ from quantize.prepare import (
 )
 from quantize.run import Result, Run
 from quantize.run_options import RunOptions, merge_choices
+
+_NONE: Mapping[str, object] = MappingProxyType({})
+
+
+@contextmanager
+def open_conversion(
+    folder: str | os.PathLike[str], choices: Mapping[str, object] = _NONE, *, allow_pickle: bool = False
+) -> Iterator[Conversion]:
+    """Open a folder and match its weights to tensors, which can be read inside the block.
+
+    choices       for the family's options, as `build` takes them
+    allow_pickle  as `Checkpoint` takes it
+    raises        what `find_architecture`, `open_weights` and `build` raise
+    """
+    with Checkpoint(folder, allow_pickle=allow_pickle) as checkpoint:
+        architecture = find_architecture(checkpoint.config, checkpoint.config_path, checkpoint.names())
+        yield build(architecture, open_weights(checkpoint), choices)
+
+
+@contextmanager
+def open_tensors(folder: str | os.PathLike[str], *, allow_pickle: bool) -> Iterator[dict[str, SourceTensor]]:
+    """Give all tensors that a folder can become, those of every layout of attention."""
+    with Checkpoint(folder, allow_pickle=allow_pickle) as checkpoint:
+        architecture = find_architecture(checkpoint.config, checkpoint.config_path, checkpoint.names())
+        choices = {"mla": "both"} if has_layouts(architecture) else {}
+        conversion = build(architecture, open_weights(checkpoint), choices)
+        yield {tensor.name: tensor for tensor in conversion.tensors}
+
+
+def has_layouts(architecture: Architecture) -> bool:
+    """Return whether a family's attention can be written in several layouts."""
+    return any(field.name == "mla" for field in fields(architecture.options))
+
+
+@dataclass(frozen=True)
+class CheckpointSources:
+    """The tensors that the checkpoint in a folder becomes.
+
+    folder, allow_pickle  as `Checkpoint` takes them
+    choices               for the family's options, as `build` takes them
+    names                 name in the output -> name of the tensor that `build` makes
+    """
+
+    folder: str | os.PathLike[str]
+    allow_pickle: bool
+    choices: Mapping[str, object]
+    names: Mapping[str, str]
+
+    @contextmanager
+    def open(self) -> Iterator[Mapping[str, SourceTensor]]:
+        """Open the folder and match its weights to tensors; raises what `convert` raises for the folder."""
+        with open_conversion(self.folder, self.choices, allow_pickle=self.allow_pickle) as conversion:
+            tensors = {tensor.name: tensor for tensor in conversion.tensors}
+            yield {name: tensors[made] for name, made in self.names.items()}
 
 
 def convert(

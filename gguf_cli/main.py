@@ -105,7 +105,7 @@ def _compare_with_source(file: GGUFSet, args: argparse.Namespace) -> list[Findin
 
     with ExitStack() as opened:
         if Path(args.against).is_dir():
-            from convert.conversion import open_tensors
+            from convert.pipeline import open_tensors
 
             sources = opened.enter_context(open_tensors(args.against, allow_pickle=args.allow_pickle))
         else:
@@ -171,7 +171,7 @@ def _with_subcommands(parser: argparse.ArgumentParser) -> Iterator[argparse.Argu
 def checkpoint(args: argparse.Namespace) -> None:
     from convert import open_checkpoint
     from convert.sources import source_folder
-    from convert.weights.listing import checkpoint_text, describe
+    from convert.weights.model_weights import checkpoint_text, describe
 
     folder = source_folder(args.folder, dry_run=True, allow_pickle=args.allow_pickle)
     with open_checkpoint(folder, allow_pickle=args.allow_pickle) as weights:

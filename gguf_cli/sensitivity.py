@@ -80,6 +80,9 @@ def make_parser(prog: str = "sensitivity") -> argparse.ArgumentParser:
 
 
 def _sensitivity(args: argparse.Namespace) -> None:
+    from forward.options import require_torch
+
+    require_torch("measuring sensitivities")  # the modules below import it
     from calibrate.sensitivities.measure import sensitivity
     from convert.sources import model_path
     from forward.gradients.forward_backward import is_unfinished

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from calibrate.methods.base import Matrix, Method, Rates
-from calibrate.rounding.base import DEFAULT
+from calibrate.rounding.base import DEFAULT, can_compensate
 from calibrate.rounding.factor import Factor
 from calibrate.rounding.feedback import encode_compensated
-from calibrate.rounding.rounders import can_compensate
 from calibrate.rounding.two_sided import encode_side_by_side
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats.base import Bytes

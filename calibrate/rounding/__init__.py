@@ -16,8 +16,7 @@ In the order to read them:
     products.py    the matrix products of feedback, in an order that no number of threads changes
     judge.py       what encodings cost, and whether feedback's bytes are kept
     two_sided.py   a whole matrix to bytes, where gradients say which outputs matter
-    base.py        what a type has to provide, and how much is spent on the search
-    rounders.py    the types that have it
+    base.py        what a type has to provide, how much is spent on the search, and the types that have it
     scalar/        the types whose weights are rounded one by one
     grids/         the types whose weights are rounded in groups, to points of a grid
 """

@@ -13,13 +13,11 @@ import numpy.typing as npt
 
 from calibrate.rounding.base import PANEL
 from quantize.formats.base import Floats32, as_source
+from quantize.simd.constants import ONE, ZERO
 from quantize.simd.kernel import inlinable, inlined, kernel
 from quantize.simd.lane_memory import float_tile, load, store
 from quantize.simd.lanes import LANES, splat
 from quantize.simd.tiles import load_blocks, store_columns
-
-ZERO = np.float32(0)
-ONE = np.float32(1)
 
 _WIDE = 2 * LANES
 _AT_ONCE = 4

@@ -1,23 +1,130 @@
-"""The context of a run: the models that go through the text, and what stays the same for all layers."""
+"""The context of a run: the models that go through the text, their hidden states, and what all layers share.
+
+    OUT.work/hidden.0, .1     of the original model, after the latest even and odd layer
+    OUT.work/student.0, .1    of the model that is being written
+    OUT.work/middle, ...      scratch, where states don't fit in memory
+
+Both models are recorded together, so a run that is killed finds both after the same layer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from calibrate.run.encode import Encoder, RowGroup
-from calibrate.run.streams import Stream
 from calibrate.statistics.conditions import Conditions, Trust, conditions_of
-from calibrate.statistics.inputs import Held, HoldoutSplit, Inputs
-from calibrate.statistics.moments import Statistics
+from calibrate.statistics.inputs import Held, HoldoutSplit, Inputs, Statistics
+from forward.hidden_states import FileStates, MemoryStates, States, copy
 from forward.layer import Layer
 from forward.layers.load import Loader
 from forward.layers.rope import Rotation
 from forward.network import Network
+from forward.run import embed
+from forward.text.tokens import Text
+from forward.work.work_folder import EMBEDDING, WorkFolder
 from forward.workers import Workers
+from gguf_tools.errors import OutputError
 from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.system import files
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The hidden states of one model.
+
+    sets    where even and odd layers put their output, float32
+    middle  the input of the second half of a layer
+    files   where finished layers are kept; the same as `sets` above the budget
+    """
+
+    sets: tuple[States, States]
+    middle: States
+    files: tuple[FileStates, FileStates]
+
+    def before(self, layer: int) -> States:
+        """Return where a layer finds its input."""
+        return self.sets[(layer - 1) % 2]
+
+    def after(self, layer: int) -> States:
+        """Return where a layer puts its output."""
+        return self.sets[layer % 2]
+
+    def save(self, layer: int) -> Path:
+        """Bring the layer's output to the disk itself, and return its file."""
+        file = self.files[layer % 2]
+        if self.sets is not self.files:
+            copy(self.after(layer), file)
+        file.sync()
+        return file.path
+
+
+def state_bytes(text: Text, network: Network, dtype: torch.dtype, n_models: int) -> tuple[int, int]:
+    """Return the bytes of the states of `n_models` models in memory, and in the work folder."""
+    n_tokens = n_models * text.inputs.size
+    states, middle = n_tokens * network.state_size, n_tokens * network.hidden_size
+    return states * (4 + 4) + middle * dtype.itemsize, states * (4 + 4)
+
+
+def open_streams(
+    loaders: Sequence[Loader],
+    text: Text,
+    network: Network,
+    folder: WorkFolder,
+    memory_bytes: int,
+    opened: ExitStack,
+) -> list[Stream]:
+    """Return a stream for each model, the original first, at the layer where the work folder is.
+
+    loaders  of the models; they give the embeddings
+    raises   OutputError for a disk without room for the states
+    """
+    size, inner = (text.inputs.size, network.state_size), (text.inputs.size, network.hidden_size)
+    dtype = loaders[0].dtype
+    in_memory, on_disk = state_bytes(text, network, dtype, len(loaders))
+    fits = in_memory <= memory_bytes
+    _refuse_full_disk(folder.folder, on_disk if fits else in_memory)
+
+    def file(name: str) -> FileStates:
+        return opened.enter_context(closing(FileStates(folder.folder / name, *size)))
+
+    streams = []
+    for number in range(len(loaders)):
+        name, middle = ("hidden", "middle") if number == 0 else ("student", "student.middle")
+        files = file(f"{name}.0"), file(f"{name}.1")
+        if fits:
+            sets = MemoryStates(*size), MemoryStates(*size)
+            streams.append(Stream(sets, MemoryStates(*inner, dtype), files))
+        else:
+            scratch = FileStates(folder.folder / middle, *inner, dtype)
+            streams.append(Stream(files, opened.enter_context(closing(scratch)), files))
+    if folder.done < EMBEDDING:
+        first = [stream.files[EMBEDDING % 2] for stream in streams]
+        for load, states in zip(loaders, first, strict=True):
+            embed(load, text, states, network.n_handed)
+            states.sync()
+        folder.finish_layer(EMBEDDING, {}, [states.path for states in first])
+    if fits:
+        for stream in streams:
+            copy(stream.files[folder.done % 2], stream.after(folder.done))
+    return streams
+
+
+def _refuse_full_disk(folder: Path, n_bytes: int) -> None:
+    """Raise OutputError unless the folder has room for states; what is there already counts as room."""
+    try:
+        free = files.free_bytes(folder)
+        there = sum(map(files.allocated_bytes, folder.iterdir()))
+    except OSError as error:
+        raise OutputError(f"{folder}: can't be written ({error.strerror})") from error
+    if free + there < n_bytes:
+        raise OutputError(
+            f"{folder}: hidden states need {n_bytes:,} bytes, {free:,} are free; take fewer chunks"
+        )
 
 
 @dataclass(frozen=True)
@@ -81,7 +188,7 @@ class RunContext:
     def conditions_of(
         self, inputs: Iterable[tuple[Statistics, Held | None]], name: str
     ) -> Iterator[Conditions]:
-        """Yield the conditions that follow from statistics; see `conditions.conditions_of`."""
+        """Yield the conditions that follow from statistics; see `statistics.conditions.conditions_of`."""
         return conditions_of(inputs, name, self.workers, self.trust)
 
     def make(self, inputs: Inputs, key: tuple[str, ...], names: Collection[str]) -> None:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from calibrate.methods import Matrix, Method
-from calibrate.run.records import Record
-from calibrate.run.write import Writer
+from calibrate.run.output import Record, Writer
 from calibrate.statistics.conditions import Conditions
 from calibrate.statistics.gradient_factors import GradientFactors, OutputBlock
 from forward.device import to_torch

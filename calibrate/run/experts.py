@@ -20,8 +20,15 @@ import torch
 from calibrate.run.context import RunContext
 from calibrate.run.encode import RowGroup
 from calibrate.statistics.conditions import Conditions
-from calibrate.statistics.inputs import HELD_ROWS, PIECE_ROWS, Activations, Inputs
-from calibrate.statistics.moments import PAIR_BYTES, Moments, Statistics
+from calibrate.statistics.inputs import (
+    HELD_ROWS,
+    PAIR_BYTES,
+    PIECE_ROWS,
+    Activations,
+    Inputs,
+    Moments,
+    Statistics,
+)
 from forward.device import to_cpu
 from forward.layer import refuse_nonfinite
 from forward.layers.experts import Experts

@@ -17,8 +17,7 @@ import torch
 
 from calibrate.run.context import Model, RunContext
 from calibrate.run.experts import MIDDLE, ExpertRun
-from calibrate.statistics.capture import Capture, Order, Seen
-from calibrate.statistics.inputs import Activations, Inputs, gather
+from calibrate.statistics.inputs import Activations, Capture, Inputs, Order, Seen, gather
 from forward.device import to_cpu
 from forward.layer import Layer, refuse_nonfinite
 from forward.layers.ffn import BlockNames

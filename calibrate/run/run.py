@@ -21,15 +21,11 @@ import xxhash
 
 from calibrate.options import tokenizer_keys
 from calibrate.plan import CalibrationPlan
-from calibrate.run.context import Model, RunContext
+from calibrate.run.context import Model, RunContext, open_streams
 from calibrate.run.encode import Encoder, RowGroup
-from calibrate.run.final_divergence import final_divergence
 from calibrate.run.layers import LayerRun
-from calibrate.run.partial_model import PartialTensor, open_partial_model
-from calibrate.run.records import Records
-from calibrate.run.report import Report, report_lines
-from calibrate.run.streams import open_streams
-from calibrate.run.write import Writer
+from calibrate.run.output import PartialTensor, Records, Writer, open_partial_model
+from calibrate.run.report import Report, final_divergence, report_lines
 from calibrate.statistics.conditions import Conditions, conditions_of
 from calibrate.statistics.gradient_factors import GradientFactors, embedding_statistics, open_gradients
 from calibrate.statistics.gradients import Gradients, forget_folders

@@ -16,9 +16,15 @@ from pathlib import Path
 
 import torch
 
-from calibrate.sensitivities.observe import SensitivityObserver, of_embeddings_and_output, sensitivities_of
+from calibrate.sensitivities.observe import (
+    Ratios,
+    SensitivityObserver,
+    Together,
+    of_embeddings_and_output,
+    ratios_of,
+    sensitivities_of,
+)
 from calibrate.sensitivities.options import SensitivityOptions
-from calibrate.sensitivities.ratios import Ratios, Together, ratios_of
 from calibrate.sensitivities.type_errors import CANDIDATES, TypeErrors
 from convert.architectures import find_architecture
 from convert.architectures.base import build

@@ -1,4 +1,4 @@
-"""Shows chosen types: as a table, as a map in a terminal, and as a curve of divergence against size.
+"""Shows chosen types: as a table, as a map in a terminal, as a curve of divergence against size, as rules.
 
 The map has a line for each part of a layer, and a character for each layer:
 
@@ -6,16 +6,24 @@ The map has a line for each part of a layer, and a character for each layer:
       token_embd      3
       attn_q_a        22233
       ffn_down_exps   .1112
+
+Rules are what people read and edit, in the notations of four programs. Tensors of several layers that have
+the same part and type share one:
+
+    ^blk\\.(3|4|7)\\.ffn_down_exps\\.weight$=IQ4_XS
+
+The same rules serve as our recipe file, as llama-quantize's --tensor-type-file and as ik_llama.cpp's
+--custom-q. A list with one line per tensor is what Thireus' tools exchange.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from calibrate.size.choose_types import ChosenTypes
-from calibrate.size.export import rules_of
 from calibrate.size.predict import N_FILES, expected_divergence, is_routed
 from calibrate.size.solve import Sized
 from gguf_tools.errors import BadRequest
@@ -24,6 +32,91 @@ from gguf_tools.format.ggml_types import by_name
 from gguf_tools.text import size_text
 from quantize.plan.sensitivities import Sensitivities
 from quantize.roles import layer_of
+
+_LAYERED = re.compile(r"blk\.(\d+)\.(.+)")
+_K_QUANT = re.compile(r"q\d_k")
+_KV = ("Q8_KV", "Q8_KV_R8")
+
+
+def rules_of(types: Mapping[str, str]) -> dict[str, list[str]]:
+    """Make REGEX=TYPE rules, each with the tensors that it gives a type; it matches no other tensor.
+
+    types  tensor name -> type name
+
+    >>> types = {"output.weight": "Q6_K", "blk.0.attn_q.weight": "Q4_K", "blk.2.attn_q.weight": "Q4_K"}
+    >>> list(rules_of(types))
+    ['^output\\\\.weight$=Q6_K', '^blk\\\\.(0|2)\\\\.attn_q\\\\.weight$=Q4_K']
+    """
+    groups: dict[tuple[str | None, str, str], dict[str, int]] = {}
+    for name, type_ in types.items():
+        match = _LAYERED.fullmatch(name)
+        if match is None:
+            groups[(None, name, type_)] = {name: 0}
+        else:
+            groups.setdefault(("blk", match[2], type_), {})[name] = int(match[1])
+    return {
+        f"^{_prefix(list(layers.values())) if stem else ''}{_escaped(part)}$={type_}": list(layers)
+        for (stem, part, type_), layers in groups.items()
+    }
+
+
+def _prefix(layers: Sequence[int]) -> str:
+    numbers = "|".join(map(str, sorted(layers)))
+    return f"blk\\.{numbers if len(layers) == 1 else f'({numbers})'}\\."
+
+
+def _escaped(name: str) -> str:
+    return name.replace(".", "\\.")
+
+
+def ggml_name(type_: str) -> str:
+    """Return a type's name as ggml spells it, which ik_llama.cpp insists on.
+
+    >>> [ggml_name(type_) for type_ in ("Q4_K", "IQ4_XS", "IQ2_K", "Q4_K_R4", "Q8_KV_R8")]
+    ['q4_K', 'iq4_xs', 'iq2_k', 'q4_k_r4', 'q8_KV_r8']
+    """
+    lower = type_.lower()
+    if type_ in _KV:
+        return lower.replace("kv", "KV")
+    return lower[:-1] + "K" if _K_QUANT.fullmatch(lower) else lower
+
+
+def recipe_lines(
+    name: str, file_type: str, types: Mapping[str, str], remarks: Sequence[str]
+) -> Iterator[str]:
+    """Yield the lines of a recipe file (YAML).
+
+    file_type  what decides the types of all other tensors, and general.file_type
+    remarks    comments at its head
+    """
+    for remark in remarks:
+        yield f"# {remark}"
+    yield f"name: {name}"
+    yield f"file_type: {file_type}"
+    yield "tensor-type:"
+    for rule in rules_of(types):
+        yield f"  - '{rule}'"
+
+
+def tensor_type_lines(types: Mapping[str, str]) -> Iterator[str]:
+    """Yield the lines of a file for llama-quantize's --tensor-type-file."""
+    for rule in rules_of(types):
+        regex, _, type_ = rule.rpartition("=")
+        yield f"{regex}={ggml_name(type_)}"
+
+
+def custom_q(types: Mapping[str, str]) -> str:
+    """Return the argument of ik_llama.cpp's --custom-q."""
+    return ",".join(tensor_type_lines(types))
+
+
+def tensor_list_lines(types: Mapping[str, str], remarks: Sequence[str] = ()) -> Iterator[str]:
+    """Yield a list with one REGEX=TYPE line per tensor, as Thireus' tools exchange them."""
+    for remark in remarks:
+        yield f"# {remark}"
+    for name, type_ in types.items():
+        yield f"^{_escaped(name)}$={ggml_name(type_)}"
+
 
 _CHARACTERS = "123456789abcdefghijklmnopqrstuvwxyz"
 

@@ -12,10 +12,8 @@ import numpy as np
 from calibrate.options import CalibrationOptions
 from calibrate.rounding.factor import Factor
 from calibrate.rounding.two_sided import OUTPUT_DAMP
-from calibrate.statistics.covariances import LayerGradients
-from calibrate.statistics.gradients import GradientOptions, Gradients, collect_gradients
-from calibrate.statistics.inputs import HoldoutSplit
-from calibrate.statistics.moments import Statistics
+from calibrate.statistics.gradients import GradientOptions, Gradients, LayerGradients, collect_gradients
+from calibrate.statistics.inputs import HoldoutSplit, Statistics
 from forward.open import ModelSource
 from forward.text.tokens import Text
 from gguf_tools.errors import BadMoments

@@ -1,18 +1,221 @@
-"""Inputs of matrices over the whole text: their second moments, and a hold-out split.
+"""Inputs of matrices over the whole text: how they are captured, their second moments, and a hold-out split.
+
+Second moments are sums of x x^T over the rows x that a matrix multiplies, one for every matrix of a stack.
+Pieces of rows are multiplied and added up in float32: what is lost is far below what the diagonal is damped
+by. A sum is cut into units of its own rows, each of which is one task: pieces and units are the same for any
+number of threads, and so are the sums.
 
 Held-out chunks contribute to no sum. They are used to test whether calibration improved a tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from calibrate.statistics.moments import Moments, Statistics
-from forward.device import to_cpu
+from forward.device import to_cpu, to_numpy
+from forward.observe import Silent
 from forward.workers import Workers
+from quantize.formats.base import Floats32
+
+_STRIP_COLS = 512
+"""Number of columns of a unit: its product of 16384 columns takes 32 MB."""
+
+PAIR_BYTES = 22
+"""Memory for each pair of columns of a matrix at most, as measured with 8192: in float32 its sums, those
+crossed with the original's, what rounding reads of them and the step that makes up for what is before; and
+strips on the way."""
+
+
+@dataclass
+class Moments:
+    """The moments of a stack of matrices, on the device that computes.
+
+    own     float32 (n_mats, n_cols, n_cols): sum of x x^T; the lower triangle is filled in by `whole`
+    cross   the same shape: sum of t x^T, t what the original model's matrix multiplies where this one
+            multiplies x; None where both are the same
+    n_rows  rows that were added up, the same for all matrices
+    """
+
+    own: torch.Tensor
+    cross: torch.Tensor | None
+    n_rows: int = 0
+
+    @classmethod
+    def zeros(cls, n_mats: int, n_cols: int, device: torch.device, *, cross: bool) -> Moments:
+        shape = n_mats, n_cols, n_cols
+        own = torch.zeros(shape, device=device)
+        return cls(own, torch.zeros_like(own) if cross else None)
+
+    def add(self, x: torch.Tensor, originals: torch.Tensor | None, workers: Workers) -> None:
+        """Add a piece of rows.
+
+        x          float32 or bfloat16 (n_rows, n_mats, n_cols)
+        originals  what the original model's matrices multiply, in the same shape; None where it is x
+        """
+        if not len(x):
+            return
+        x = x.float()
+        originals = None if originals is None else originals.float()
+
+        def take(unit: tuple[int, int]) -> None:
+            mat, start = unit
+            stop = min(start + _STRIP_COLS, x.shape[2])
+            self.own[mat, start:stop, start:] += x[:, mat, start:stop].T @ x[:, mat, start:]
+            if self.cross is not None and originals is not None:
+                self.cross[mat, start:stop] += originals[:, mat, start:stop].T @ x[:, mat]
+
+        for _ in workers.each(take, self._units()):
+            pass
+        self.n_rows += len(x)
+
+    def merge(self, other: Moments) -> None:
+        """Add another sum."""
+        self.own += other.own
+        if self.cross is not None and other.cross is not None:
+            self.cross += other.cross
+        self.n_rows += other.n_rows
+
+    def whole(self, mat: int) -> Floats32:
+        """Return sum x x^T of one matrix, both triangles of it, (n_cols, n_cols); on the CPU no copy."""
+        own = to_numpy(self.own[mat])
+        n_cols = len(own)
+        for start in range(0, n_cols, _STRIP_COLS):
+            stop = min(start + _STRIP_COLS, n_cols)
+            own[stop:, start:stop] = own[start:stop, stop:].T
+        return own
+
+    def crossed(self, mat: int) -> Floats32 | None:
+        """Return sum t x^T of one matrix, (n_cols, n_cols)."""
+        return None if self.cross is None else to_numpy(self.cross[mat])
+
+    def _units(self) -> Iterator[tuple[int, int]]:
+        n_mats, n_cols, _ = self.own.shape
+        for mat in range(n_mats):
+            for start in range(0, n_cols, _STRIP_COLS):
+                yield mat, start
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Second moments of one matrix's inputs.
+
+    own     float32 or float64 (n_cols, n_cols): sum of x x^T
+    cross   sum of t x^T; None where t is x
+    n_rows  rows that they stand for; a fraction of one where rows of others were taken in with less weight
+    n_seen  rows of the matrix itself that were added up
+    """
+
+    own: npt.NDArray[np.floating[Any]]
+    cross: Floats32 | None
+    n_rows: float
+    n_seen: int
+
+    @classmethod
+    def of(cls, moments: Moments, mat: int = 0) -> Statistics:
+        return cls(moments.whole(mat), moments.crossed(mat), moments.n_rows, moments.n_rows)
+
+    @classmethod
+    def nothing(cls, n_cols: int) -> Statistics:
+        """Return empty statistics, for a matrix whose input is never observed."""
+        return cls(np.broadcast_to(0.0, (n_cols, n_cols)), None, 0, 0)
+
+    def shrunk_towards(self, shared: Statistics, n_rows: float) -> Statistics:
+        """Return these with `n_rows` rows that are like the mean of the shared ones."""
+        if not shared.n_rows:
+            return self
+        share = np.float32(n_rows / shared.n_rows)
+        cross = self.cross
+        if cross is not None and shared.cross is not None:
+            cross = cross + share * shared.cross
+        return Statistics(self.own + share * shared.own, cross, self.n_rows + n_rows, self.n_seen)
+
+    @property
+    def is_finite(self) -> bool:
+        # A column with NaN or infinity in one row has it in its own square.
+        return bool(np.isfinite(np.diagonal(self.own)).all())
+
+    def importances(self) -> npt.NDArray[np.float32]:
+        """Return the mean square of each column, float32 (n_cols,), as an importance matrix has it."""
+        squares = np.diagonal(self.own).astype(np.float32)
+        return squares / np.float32(self.n_rows) if self.n_rows else np.ones_like(squares)
+
+
+class Seen(Exception):
+    """All that was wanted has been shown; the rest of the chunk need not be computed."""
+
+
+class Capture(Silent):
+    """Keeps the inputs of the wanted matrices of one chunk.
+
+    wanted  names of matrices
+    stop    raise Seen as soon as the wanted ones have been shown; after stacks of heads, which are shown in
+            pieces, when another matrix is
+    """
+
+    def __init__(self, wanted: Collection[str], *, stop: bool = False) -> None:
+        self._wanted, self._stop = wanted, stop
+        self._seen: set[str] = set()
+        self._shown: dict[tuple[str, ...], torch.Tensor] = {}
+        self._heads: dict[str, list[tuple[int, torch.Tensor]]] = {}
+
+    def rows(self, names: Sequence[str], x: torch.Tensor) -> None:
+        wanted = [name for name in names if name in self._wanted]
+        if self._takes(wanted):
+            self._shown[tuple(wanted)] = x[:, None].clone()
+            if self._stop and not self._heads and self._seen.issuperset(self._wanted):
+                raise Seen
+
+    def heads(self, name: str, first: int, n_heads: int, x: torch.Tensor) -> None:
+        if self._takes([name] if name in self._wanted else []):
+            self._heads.setdefault(name, []).append((first, x.clone()))
+
+    def row_groups(self, name: str, x: torch.Tensor) -> None:
+        self.heads(name, 0, x.shape[1], x)
+
+    def _takes(self, wanted: Sequence[str]) -> bool:
+        if not wanted and self._stop and self._seen.issuperset(self._wanted):
+            raise Seen
+        self._seen.update(wanted)
+        return bool(wanted)
+
+    def inputs(self) -> dict[tuple[str, ...], torch.Tensor]:
+        """Return the inputs of matrices, (n_tokens, n_mats, n_cols), by the names of those that share one."""
+        return self._shown | {(name,): _joined(pieces) for name, pieces in self._heads.items()}
+
+
+def _joined(pieces: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
+    """Return rows that came in pieces: runs of heads, and for the same heads runs of tokens."""
+    runs: dict[int, list[torch.Tensor]] = {}
+    for first, x in pieces:
+        runs.setdefault(first, []).append(x)
+    return torch.cat([torch.cat(runs[first]) for first in sorted(runs)], 1)
+
+
+class Order(Silent):
+    """Keeps the names of the matrices, grouped by input, in the order in which they are shown."""
+
+    def __init__(self) -> None:
+        self.groups: list[tuple[str, ...]] = []
+
+    def rows(self, names: Sequence[str], x: torch.Tensor) -> None:
+        self._add(tuple(names))
+
+    def heads(self, name: str, first: int, n_heads: int, x: torch.Tensor) -> None:
+        self._add((name,))
+
+    def row_groups(self, name: str, x: torch.Tensor) -> None:
+        self._add((name,))
+
+    def _add(self, names: tuple[str, ...]) -> None:
+        if names not in self.groups:
+            self.groups.append(names)
+
 
 PIECE_ROWS = 2048
 """Rows of a piece, about: with fewer, matrix products are slower, and these of 65536 columns take 0.5 GB."""

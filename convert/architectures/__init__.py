@@ -41,7 +41,7 @@ ARCHITECTURES: Mapping[str, FamilyRow] = MappingProxyType({
     "DeepseekV3ForCausalLM": _latent("family"),
     "DeepseekForCausalLM": _decoder("deepseek"),
     "YoutuForCausalLM": _latent("youtu"),
-    "DeepseekV4ForCausalLM": _decoder("deepseek4.family"),
+    "DeepseekV4ForCausalLM": _decoder("deepseek4"),
     "MistralLarge3ForCausalLM": _latent("mistral_large3"),
     "DeepseekV32ForCausalLM": _latent("deepseek32"),
     "GlmMoeDsaForCausalLM": _latent("glm_moe_dsa"),

@@ -15,11 +15,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from convert.architectures.arrange import OutputTensor
 from convert.architectures.options import NoOptions, make_options
-from convert.architectures.rules import Drop, Rule, match
+from convert.architectures.rules import Drop, OutputTensor, Rule, match
 from convert.checkpoint.checkpoint import Checkpoint
-from convert.tokenizer.family_quirks import NO_QUIRKS, Quirks
+from convert.tokenizer.files import NO_QUIRKS, Quirks
 from convert.weights.base import Weight, Weights
 from gguf_tools.errors import CheckpointError, MissingTensor
 from gguf_tools.format.ggml_types import GGMLType

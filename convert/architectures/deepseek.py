@@ -14,7 +14,6 @@ from convert.architectures.base import Key
 from convert.architectures.config_reader import ConfigReader
 from convert.architectures.decoder.config import DecoderConfig, decoder_fields, expert_fields
 from convert.architectures.decoder.family import decoder, decoder_notes
-from convert.architectures.decoder.layer_ranges import layers, moe_layers
 from convert.architectures.decoder.metadata import (
     COMMON,
     DENSE_LAYERS,
@@ -24,13 +23,15 @@ from convert.architectures.decoder.metadata import (
     SHARED_EXPERTS,
     VOCAB_SIZE,
 )
-from convert.architectures.decoder.rotated_rows import paired
+from convert.architectures.decoder.rope import paired
 from convert.architectures.decoder.rules import (
     attention,
     dense_blocks,
     ends,
     expert_stacks,
     in_layer,
+    layers,
+    moe_layers,
     shared_experts,
 )
 from convert.architectures.options import NoOptions

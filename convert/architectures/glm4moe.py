@@ -15,7 +15,6 @@ from convert.architectures.decoder.config import (
     with_defaults,
 )
 from convert.architectures.decoder.family import decoder
-from convert.architectures.decoder.layer_ranges import check_mtp, drop_mtp, layers, moe_layers, n_mtp_layers
 from convert.architectures.decoder.metadata import (
     COMMON,
     DENSE_LAYERS,
@@ -29,16 +28,21 @@ from convert.architectures.decoder.metadata import (
 from convert.architectures.decoder.rules import (
     INV_FREQ,
     attention,
+    check_mtp,
     dense_blocks,
+    drop_mtp,
     ends,
     expert_stacks,
     in_layer,
+    layers,
+    moe_layers,
     mtp,
+    n_mtp_layers,
     shared_experts,
 )
 from convert.architectures.options import MTPOptions
 from convert.architectures.rules import Drop
-from convert.tokenizer.family_quirks import GLM
+from convert.tokenizer.files import GLM
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from convert.architectures.arrange import OutputTensor, Renamed, TransposedHeadRows
 from convert.architectures.config_reader import ConfigReader
 from convert.architectures.decoder.config import (
     DecoderConfig,
@@ -28,11 +27,10 @@ from convert.architectures.decoder.config import (
     with_defaults,
 )
 from convert.architectures.decoder.family import decoder, decoder_notes
-from convert.architectures.decoder.layer_ranges import layers
 from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH, SLIDING_WINDOW
-from convert.architectures.decoder.rules import attention, ends, in_layer
+from convert.architectures.decoder.rules import attention, ends, in_layer, layers
 from convert.architectures.options import NoOptions
-from convert.architectures.rules import Arrange, Output, Rule
+from convert.architectures.rules import Arrange, Output, OutputTensor, Renamed, Rule, TransposedHeadRows
 from convert.weights.base import TYPES, Weight
 from gguf_tools.format.ggml_types import MXFP4, GGMLType
 from quantize.fill.sources import raw_rows, rows_dtype

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from convert.architectures.arrange import Computed
 from convert.architectures.decoder.config import (
     DecoderConfig,
     decoder_fields,
@@ -14,19 +13,19 @@ from convert.architectures.decoder.config import (
     with_defaults,
 )
 from convert.architectures.decoder.family import decoder
-from convert.architectures.decoder.layer_ranges import layers, moe_layers
 from convert.architectures.decoder.metadata import COMMON, ROTATED_COLS, VOCAB_SIZE
-from convert.architectures.decoder.rope import llama3_divisors
-from convert.architectures.decoder.rotated_rows import paired
+from convert.architectures.decoder.rope import llama3_divisors, paired
 from convert.architectures.decoder.rules import (
     attention,
     dense_blocks,
     ends,
     expert_stacks,
     in_layer,
+    layers,
+    moe_layers,
 )
-from convert.architectures.rules import Output, Rule
-from convert.tokenizer.family_quirks import LLAMA as LLAMA_QUIRKS
+from convert.architectures.rules import Computed, Output, Rule
+from convert.tokenizer.files import LLAMA as LLAMA_QUIRKS
 from convert.weights.base import Weight
 
 LLAMA, MISTRAL, MIXTRAL = "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"

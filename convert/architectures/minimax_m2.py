@@ -13,10 +13,9 @@ from convert.architectures.decoder.config import (
     with_defaults,
 )
 from convert.architectures.decoder.family import decoder
-from convert.architectures.decoder.layer_ranges import layers
 from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH, ROTATED_COLS
-from convert.architectures.decoder.rules import attention, ends, expert_stacks, in_layer
-from convert.tokenizer.family_quirks import Quirks
+from convert.architectures.decoder.rules import attention, ends, expert_stacks, in_layer, layers
+from convert.tokenizer.files import Quirks
 
 _DEFAULTS: Mapping[str, Any] = {
     "max_position_embeddings": 196608, "num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 256,

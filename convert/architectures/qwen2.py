@@ -8,8 +8,7 @@ from typing import Any
 
 from convert.architectures.decoder.config import DecoderConfig, decoder_fields, window_fields, with_defaults
 from convert.architectures.decoder.family import decoder
-from convert.architectures.decoder.layer_ranges import layers
-from convert.architectures.decoder.rules import attention, dense_blocks, ends, in_layer
+from convert.architectures.decoder.rules import attention, dense_blocks, ends, in_layer, layers
 
 _DEFAULTS: Mapping[str, Any] = {"max_position_embeddings": 32768, "num_key_value_heads": 32}
 

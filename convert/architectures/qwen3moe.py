@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from convert.architectures.arrange import HeadRows
 from convert.architectures.decoder.config import (
     DecoderConfig,
     decoder_fields,
@@ -15,11 +14,10 @@ from convert.architectures.decoder.config import (
     with_defaults,
 )
 from convert.architectures.decoder.family import decoder, decoder_notes
-from convert.architectures.decoder.layer_ranges import layers
 from convert.architectures.decoder.metadata import COMMON, EXPERT_WIDTH
-from convert.architectures.decoder.rules import attention, ends, expert_stacks, in_layer
+from convert.architectures.decoder.rules import attention, ends, expert_stacks, in_layer, layers
 from convert.architectures.options import NoOptions
-from convert.architectures.rules import Output, Rule
+from convert.architectures.rules import HeadRows, Output, Rule
 from convert.weights.base import Weight
 
 _DEFAULTS: Mapping[str, Any] = {

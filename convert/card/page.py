@@ -10,9 +10,7 @@ from urllib.parse import quote
 
 import yaml
 
-from convert.card.files import FileFacts, Matrix
-from convert.card.measured import Report
-from convert.card.origin import Origin
+from convert.card.facts import FileFacts, Matrix, Origin, Report
 from gguf_tools import __version__
 from gguf_tools.errors import BadRequest
 from gguf_tools.format import keys

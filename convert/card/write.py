@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from convert.card.files import read_all
-from convert.card.measured import read_report
-from convert.card.origin import origin_of
+from convert.card.facts import origin_of, read_all, read_report
 from convert.card.page import COMMANDS_HEADING, MARK, Card, card_text
-from convert.metadata.model_card import read_model_card
+from convert.general_metadata import read_model_card
 from gguf_tools.errors import BadRequest, GGUFError
 from gguf_tools.files.atomic_write import write_whole
 from gguf_tools.files.named_files import read_input

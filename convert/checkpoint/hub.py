@@ -25,8 +25,7 @@ from convert.checkpoint.streamed import RemoteShard, StreamedFolder
 from gguf_tools.errors import CheckpointError, HubError, UnsupportedCheckpoint
 from gguf_tools.hub.answers import endpoint
 from gguf_tools.hub.client import is_passing, quiet_client
-from gguf_tools.hub.downloads import download, is_cached
-from gguf_tools.hub.listing import ListedFile, Listing, list_files
+from gguf_tools.hub.downloads import ListedFile, Listing, download, is_cached, list_files
 from gguf_tools.hub.names import HubName
 from gguf_tools.text import size_text
 

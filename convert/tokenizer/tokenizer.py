@@ -17,15 +17,19 @@ from typing import Any
 
 from convert.checkpoint.json_files import read_json_object
 from convert.tokenizer import vocab_tekken, vocab_tiktoken
-from convert.tokenizer.chat_templates import ChatTemplates, read_chat_templates
-from convert.tokenizer.family_quirks import NO_QUIRKS, Quirks
-from convert.tokenizer.files import MAX_MEMORY, TokenizerFiles
+from convert.tokenizer.files import (
+    MAX_MEMORY,
+    NO_QUIRKS,
+    ChatTemplates,
+    Quirks,
+    TokenizerFiles,
+    read_chat_templates,
+)
 from convert.tokenizer.pretokenizers import find_known, find_pre_tokenizer
 from convert.tokenizer.special_tokens import SpecialTokens, read_special_tokens
 from convert.tokenizer.vocab import Vocab
 from convert.tokenizer.vocab_bpe import is_byte_level_bpe, read_bpe_vocab
-from convert.tokenizer.vocab_spm import read_spm_vocab
-from convert.tokenizer.vocab_spm_json import is_sentencepiece_bpe, read_spm_json_vocab
+from convert.tokenizer.vocab_spm import is_sentencepiece_bpe, read_spm_json_vocab, read_spm_vocab
 from gguf_tools.errors import BadRequest, BadTokenizer
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value

@@ -28,9 +28,7 @@ MODULES: tuple[str, ...] = (
     "convert.weights.schemes.eetq",
     "convert.weights.schemes.bnb",
     "convert.weights.schemes.hqq",
-    "convert.weights.schemes.packed_integers",
     "convert.weights.schemes.integers",
-    "convert.weights.schemes.int4_row_pairs",
     "convert.weights.schemes.torchao",
     "convert.weights.schemes.integer_tables",
 )  # fmt: skip
@@ -68,9 +66,8 @@ def open_weights(checkpoint: Checkpoint) -> ModelWeights:
 
     raises  UnsupportedCheckpoint naming the format, the key that says so and the first tensor that shows it
     """
-    from convert.weights.model_weights import ModelWeights
+    from convert.weights.model_weights import ModelWeights, first_quantized, refuse
     from convert.weights.settings import read_settings
-    from convert.weights.unsupported import first_quantized, refuse
 
     settings = read_settings(checkpoint)
     loaders = all_loaders()

@@ -10,13 +10,20 @@ Every stored tensor ends up in one of four places, decided once, from names and 
 So a model can mix formats. Modules that were not quantized are recognised one by one, because they are stored
 as floats. The configuration's lists of them (ignore, modules_to_not_convert ...) are not needed, and every
 producer matches them in another way.
+
+A rotation of the activations, a scale that is multiplied into a module's inputs at run time, or zeros that
+are left out belong to the weights as much as codes and scales do. Reading without them would give a file that
+looks good and computes nonsense, so `refuse` stops at them, whatever the format.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +31,7 @@ from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights.base import TYPES, Module, PlainWeight, Weight, WeightsLoader, rows_and_cols
 from convert.weights.settings import Settings
 from gguf_tools.errors import CheckpointError, MissingTensor, UnsupportedCheckpoint
+from gguf_tools.text import bytes_text, printable, table
 
 DROPPED: Mapping[str, str] = MappingProxyType({
     **dict.fromkeys(
@@ -164,3 +172,108 @@ def _check_plain(
                 f"{raw.path}: {name}: stored as {raw.dtype} {raw.shape}, part of no weight in a format that"
                 f" is read ({settings.described}; tried {formats})"
             )
+
+
+TENSORS: Mapping[str, str] = MappingProxyType({
+    ".pre_quant_scale": "a scale of the module's inputs",
+    ".act.scales": "a scale of the module's inputs",
+    ".bitmask": "a sparse matrix",
+    ".trellis": "EXL3",
+    ".hadamard": "a rotation of the module's inputs",
+})  # fmt: skip
+"""Suffix of stored tensors -> what makes a checkpoint unreadable that has them."""
+
+ROTATIONS = ("transform_config", "rotation_config")
+FINISHED = ("compressed", "frozen")
+"""Values of quantization_status of a checkpoint that is ready to be used."""
+
+
+def refuse(checkpoint: Checkpoint, settings: Settings) -> None:
+    """Raise UnsupportedCheckpoint for the first thing that would make the weights mean something else."""
+    for key in ROTATIONS:
+        if settings.get(key):
+            raise UnsupportedCheckpoint(
+                f"{settings.where(key)}: the model rotates its activations, which is not read;"
+                f" {first_quantized(checkpoint)}"
+            )
+    sparsity = settings.get("sparsity_config")
+    kind = sparsity.get("format") if isinstance(sparsity, dict) else None
+    if kind not in (None, "dense"):
+        raise UnsupportedCheckpoint(
+            f"{settings.where('sparsity_config')}: format {kind!r} is not read; {first_quantized(checkpoint)}"
+        )
+    status = settings.get("quantization_status")
+    if status is not None and status not in FINISHED:
+        raise UnsupportedCheckpoint(
+            f"{settings.where('quantization_status')} is {status!r}, expected {' or '.join(FINISHED)}: the"
+            f" checkpoint was saved half-way; {first_quantized(checkpoint)}"
+        )
+    for name in checkpoint.names():
+        for suffix, meaning in TENSORS.items():
+            if name.endswith(suffix):
+                path = checkpoint.raw(name).path
+                raise UnsupportedCheckpoint(
+                    f"{path}: {name}: {meaning}, which is not read ({settings.described})"
+                )
+
+
+def first_quantized(checkpoint: Checkpoint) -> str:
+    """Return words that name the first stored tensor that is not plain, for an error."""
+    for name in checkpoint.names():
+        if checkpoint.raw(name).dtype not in TYPES:
+            return f"first such tensor: {name} ({checkpoint.raw(name).dtype})"
+    return "no tensor shows it"
+
+
+def describe(model: ModelWeights) -> dict[str, Any]:
+    """Return the weights as plain data (name, shape, stored_as, bits_per_weight), and what was dropped.
+
+    raises  CheckpointError for the first weight whose stored tensors don't fit each other
+    """
+    tensors, n_weights, n_bytes = [], 0, 0
+    for name in model.names():
+        weight, stored = model.weight(name), model.stored_bytes(name)
+        tensors.append({
+            "name": name,
+            "shape": list(weight.shape),
+            "stored_as": weight.stored_as,
+            "bits_per_weight": _bits_per_weight(stored, prod(weight.shape)),
+        })  # fmt: skip
+        n_weights += prod(weight.shape)
+        n_bytes += stored
+    return {
+        "folder": str(model.checkpoint.folder),
+        "quant_method": model.settings.method,
+        "weights": n_weights,
+        "bytes": n_bytes,
+        "bits_per_weight": _bits_per_weight(n_bytes, n_weights),
+        "tensors": tensors,
+        "dropped": dict(model.dropped),
+    }
+
+
+def checkpoint_text(model: ModelWeights) -> list[str]:
+    """Return `describe` as lines: one per weight, then totals and what was dropped."""
+    listing = describe(model)
+    rows = [
+        (
+            printable(tensor["name"]),
+            " x ".join(map(str, tensor["shape"])),
+            f"{tensor['bits_per_weight']:.2f}",
+            tensor["stored_as"],
+        )
+        for tensor in listing["tensors"]
+    ]
+    lines = table([("name", "shape", "bits", "stored as"), *rows], right=(1, 2))
+    lines.append("")
+    lines.append(
+        f"{len(rows)} tensors, {listing['weights']:,} weights, {bytes_text(listing['bytes'])},"
+        f" {listing['bits_per_weight']:.2f} bits per weight"
+    )
+    reasons = Counter(listing["dropped"].values())
+    lines += [f"{count} more dropped: {reason}" for reason, count in reasons.items()]
+    return lines
+
+
+def _bits_per_weight(n_bytes: int, n_weights: int) -> float:
+    return round(8 * n_bytes / n_weights, 4) if n_weights else 0.0

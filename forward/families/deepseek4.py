@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from convert.architectures.deepseek4.config import OVERLAPPING, V4Config
-from convert.architectures.deepseek4.metadata import read_metadata
+from convert.architectures.deepseek4 import OVERLAPPING, V4Config, read_metadata
 from forward.families.parts import FeedForwards, network_of, routing_of
 from forward.layer import Layer
 from forward.layers.attention.compressed import CompressedSizes, load_compressed_attention

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from convert.architectures.decoder.config import DecoderConfig
 from convert.architectures.deepseek2.config import DeepseekConfig
-from convert.architectures.deepseek4.config import V4Config
+from convert.architectures.deepseek4 import V4Config
 from forward.layers.experts import Experts, Groups, Routing, Scoring, load_experts
 from forward.layers.ffn import BlockNames, FeedForward, load_ffn
 from forward.layers.load import Loader

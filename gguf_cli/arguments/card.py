@@ -49,7 +49,7 @@ def read_card(args: argparse.Namespace) -> CardRequest | None:
 
 def read_card_facts(args: argparse.Namespace) -> CardRequest:
     """Return what the arguments say; raises BadRequest for a model that is no name on the Hub."""
-    from convert.card.measured import read_report
+    from convert.card.facts import read_report
     from convert.card.write import CardRequest
     from gguf_tools.hub.names import parse_hub_name
 

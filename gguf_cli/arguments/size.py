@@ -132,7 +132,7 @@ class SizeArguments:
 
     def save(self, sized: Sized) -> None:
         """Write the choice in the notations that are asked for; raises OutputError."""
-        from calibrate.size import export
+        from calibrate.size import show
 
         types = sized.chosen.types
         remarks = (
@@ -140,10 +140,10 @@ class SizeArguments:
             "made by quantize --size; the first rule that matches decides",
         )
         contents: tuple[tuple[Path | None, Iterable[str]], ...] = (
-            (self.recipe, export.recipe_lines(sized.mixture.name, sized.base, types, remarks)),
-            (self.tensor_types, export.tensor_type_lines(types)),
-            (self.custom_q, [export.custom_q(types)]),
-            (self.tensor_list, export.tensor_list_lines(types, remarks)),
+            (self.recipe, show.recipe_lines(sized.mixture.name, sized.base, types, remarks)),
+            (self.tensor_types, show.tensor_type_lines(types)),
+            (self.custom_q, [show.custom_q(types)]),
+            (self.tensor_list, show.tensor_list_lines(types, remarks)),
         )
         for path, lines in contents:
             if path is not None:

@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from calibrate.coverage import Coverage
 from calibrate.estimate import Work, calibration_seconds, flops_per_second, time_text
 from calibrate.footprint import Shapes
-from calibrate.options import CalibrationOptions
+from calibrate.options import CalibrationOptions, Coverage
 from calibrate.plan import refuse_text
 from forward.gradients.forward_backward import BACKWARD_WORK
 from forward.gradients.forward_backward import forget_folders as forget_both_ways

@@ -24,7 +24,7 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.files.atomic_write import write_whole
 from gguf_tools.files.inputs import InputWatch, gguf_inputs
 from gguf_tools.format.shards import open_gguf
-from gguf_tools.hub.belonging import files_of_a_model
+from gguf_tools.hub.upload import files_of_a_model
 from gguf_tools.progress import LayerBar
 from gguf_tools.text import json_text
 from quality.options import EvaluateOptions

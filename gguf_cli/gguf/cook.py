@@ -80,9 +80,10 @@ def add_to(commands: command.Subcommands, text: str) -> None:
 
 def cook(args: argparse.Namespace) -> None:
     from forward.options import require_torch
+
+    require_torch("cooking")  # the modules below import it
     from gguf_cli.cook.run import cook, plan_lines
 
-    require_torch("cooking")
     request = _request(args)
     if args.dry_run:
         for line in plan_lines(request):

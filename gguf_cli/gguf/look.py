@@ -168,7 +168,7 @@ def verify(args: argparse.Namespace, compare_with_source: CompareWithSource) -> 
 
 
 def hash_(args: argparse.Namespace) -> None:
-    from gguf_tools.look.hashes import hash_source
+    from gguf_tools.look.verify import hash_source
 
     with open_gguf(args.file) as source:
         hashes = hash_source(source)

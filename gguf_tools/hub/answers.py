@@ -27,7 +27,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from gguf_tools.errors import HubError
 from gguf_tools.hub import limits
-from gguf_tools.hub.pace import BrokenOff, body_begins, keep_pace
+from gguf_tools.hub.limits import BrokenOff, body_begins, keep_pace
 from gguf_tools.text import shown
 
 PASSING = (408, 429, 500, 502, 503, 504)

@@ -11,8 +11,7 @@ from typing import TypeVar
 
 from gguf_tools.errors import HubError, ToolkitError
 from gguf_tools.hub.answers import PASSING, asked_wait, check_wait, endpoint, guard
-from gguf_tools.hub.limits import MIN_PROGRESS_BYTES
-from gguf_tools.hub.pace import BrokenOff
+from gguf_tools.hub.limits import MIN_PROGRESS_BYTES, BrokenOff
 from gguf_tools.text import printable
 
 T = TypeVar("T")

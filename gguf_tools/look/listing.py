@@ -1,13 +1,19 @@
-"""What `gguf-tools show` prints: a file's metadata, tensors and totals, as plain data and as text."""
+"""What `gguf-tools show` prints: a file's metadata, tensors and totals, as plain data and as text.
+
+The totals are computed here: weights with their size label, and bytes of KV cache for each token of context.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from gguf_tools.format.hparams import Size, architecture_of, known_hparams
 from gguf_tools.format.reader import GGUFSource
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
-from gguf_tools.look.kv_cache import KVCache, kv_cache
 from gguf_tools.text import MAX_ITEMS, MAX_WIDTH, bytes_text, printable, table, value_text
 
 _LEAST_WIDTH = 30
@@ -142,3 +148,120 @@ def _tensor_data(source: GGUFSource, info: TensorInfo) -> dict[str, Any]:
         "bytes": info.n_bytes,
         "bits_per_weight": 8 * info.n_bytes / info.n_elems,
     }
+
+
+BYTES_PER_NUMBER = 2
+"""Size of a number in a 16-bit cache."""
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """Bytes per token of a 16-bit cache; None where it is not known, or doesn't apply.
+
+    plain  of attention that keeps the keys and values of every KV head
+    mla    of multi-head latent attention, which keeps one latent vector for all heads, from which keys and
+           values are computed, and the rotated part of the key. DeepSeek-V3: 61 layers x (512 + 64) numbers,
+           against 61 x 128 heads x (192 + 128) if it kept its heads
+    """
+
+    plain: int | None
+    mla: int | None
+
+
+def kv_cache(source: GGUFSource) -> KVCache:
+    """Return the bytes per token, computed from the hyper-parameters in the metadata."""
+    architecture = architecture_of(source.metadata)
+    if architecture is None:
+        return KVCache(None, None)
+    hparams = known_hparams(source.metadata, architecture)
+    n_blocks = _positive(hparams.block_count)
+    if n_blocks is None:
+        return KVCache(None, None)
+    n_layers = max(0, n_blocks - (_positive(hparams.nextn_predict_layers) or 0))
+    lora_rank, rope_dims = _positive(hparams.kv_lora_rank), _positive(hparams.rope_dimension_count)
+    n_heads = _positive(hparams.head_count)
+    key_length, value_length = _positive(hparams.key_length), _positive(hparams.value_length)
+
+    if lora_rank and rope_dims:
+        # With 3-D MLA tensors key_length is that of the cache, and key_length_mla that of a head.
+        head_key = _positive(hparams.key_length_mla) or key_length
+        head_value = _positive(hparams.value_length_mla) or value_length
+        mla = n_layers * (lora_rank + rope_dims) * BYTES_PER_NUMBER
+        if not (n_heads and head_key and head_value):
+            return KVCache(None, mla)
+        return KVCache(n_layers * n_heads * (head_key + head_value) * BYTES_PER_NUMBER, mla)
+
+    embedding = _positive(hparams.embedding_length)
+    if n_heads and embedding:
+        key_length = key_length or embedding // n_heads
+        value_length = value_length or embedding // n_heads
+    has_kv_heads = hparams.key("head_count_kv") in source.metadata
+    n_kv_heads = _heads_of_all_layers(hparams.head_count_kv if has_kv_heads else n_heads, n_layers)
+    if not key_length or not value_length or n_kv_heads is None:
+        return KVCache(None, None)
+    return KVCache(n_kv_heads * (key_length + value_length) * BYTES_PER_NUMBER, None)
+
+
+def _positive(size: Size) -> int | None:
+    """Return a size that holds for all layers, None for any other or for 0."""
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def _heads_of_all_layers(heads: Size, n_layers: int) -> int | None:
+    """Return the KV heads of all layers together; None where they are not known."""
+    if isinstance(heads, tuple):
+        return sum(heads[:n_layers])
+    return None if heads is None else heads * n_layers
+
+
+@dataclass(frozen=True)
+class ParameterCounts:
+    """Weights of a model, as its size label needs them.
+
+    total      all weights
+    shared     weights outside of routed experts
+    expert     weights of one routed expert, over all layers
+    n_experts  routed experts of a layer; 0 for a dense model
+    """
+
+    total: int = 0
+    shared: int = 0
+    expert: int = 0
+    n_experts: int = 0
+
+    @property
+    def size_label(self) -> str:
+        """Return `16x5.7M`: number of experts, and size of one with the shared weights; `1.5B` if dense."""
+        if self.n_experts:
+            return f"{self.n_experts}x{rounded(self.shared + self.expert)}"
+        return rounded(self.total)
+
+
+def count_parameters(tensors: Iterable[tuple[str, Sequence[int]]]) -> ParameterCounts:
+    """Return the counts of GGUF tensors given as (name, shape), shapes rows first as in numpy.
+
+    Routed experts are the stacked tensors `..._exps.weight` (experts, rows, columns) and
+    `..._exps.bias` (experts, columns).
+    """
+    total = shared = expert = 0
+    experts_of_tensors: list[int] = []
+    for name, shape in tensors:
+        n_elems = math.prod(shape)
+        total += n_elems
+        if "_exps." in name and len(shape) >= 3:
+            n_experts = shape[-2] if ".bias" in name else shape[-3]
+            expert += n_elems // n_experts
+            experts_of_tensors.append(n_experts)
+        else:
+            shared += n_elems
+    n_experts = sum(experts_of_tensors) // len(experts_of_tensors) if experts_of_tensors else 0
+    return ParameterCounts(total, shared, expert, n_experts)
+
+
+def rounded(n_params: int) -> str:
+    """Return a number of weights with at least two digits: 671026419200 -> 671B, 5700000 -> 5.7M."""
+    units = ((1e12, 1e-12, "T"), (1e9, 1e-9, "B"), (1e6, 1e-6, "M"), (0, 1e-3, "K"))
+    scale, suffix = next((scale, suffix) for limit, scale, suffix in units if n_params > limit or not limit)
+    scaled = n_params * scale
+    n_digits = len(str(round(scaled)).lstrip("0"))
+    return f"{scaled:.{max(2 - n_digits, 0)}f}{suffix}"

@@ -4,9 +4,11 @@
         for finding in scan(source):
             print(as_text(finding))
 
-In reading order: findings.py; hidden.py (bytes that nothing reads), strings.py with characters.py (texts),
-numbers.py, tensors.py, vocabulary.py (what llama.cpp would make of the header); templates/
-(chat templates, which are programs, and the worker that tries them).
+A note is common in honest files; a warning is rare in them: look at it before you load the file. What is bad
+was made to do harm, or is so broken that llama.cpp stops: don't load the file.
+
+In reading order: hidden.py (bytes that nothing reads), strings.py (texts), header.py (what llama.cpp would
+make of the header); templates/ (chat templates, which are programs, and the worker that tries them).
 """
 
 from __future__ import annotations
@@ -15,16 +17,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from gguf_tools.findings import Finding, Level
+from gguf_tools.findings import Finding, Level, as_json, as_text, capped
 from gguf_tools.format.hparams import architecture_of
 from gguf_tools.format.shards import GGUFSet
-from gguf_tools.scan.findings import as_json, as_text, capped
+from gguf_tools.scan.header import check_kinds, check_numbers, check_tensors, check_vocabulary
 from gguf_tools.scan.hidden import check_hidden
-from gguf_tools.scan.numbers import check_kinds, check_numbers
 from gguf_tools.scan.strings import check_key_names, check_tensor_names, check_texts
 from gguf_tools.scan.templates.verdicts import Limits, check_templates
-from gguf_tools.scan.tensors import check_tensors
-from gguf_tools.scan.vocabulary import check_vocabulary
 
 __all__ = ["Finding", "Level", "Limits", "as_json", "as_text", "scan"]
 

@@ -13,13 +13,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 
-from gguf_tools.findings import Finding, Level
+from gguf_tools.findings import Finding, Level, listed
 from gguf_tools.format import keys
 from gguf_tools.format.header import MAGIC
 from gguf_tools.format.reader import GGUFFile
 from gguf_tools.format.shards import SPLIT_KEYS
 from gguf_tools.format.values import FIXED_BYTES, Kind, bytes_of
-from gguf_tools.scan.findings import listed
 from gguf_tools.system.files import read_at
 from gguf_tools.text import quoted
 

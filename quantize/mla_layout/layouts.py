@@ -23,7 +23,7 @@ from gguf_tools.format import keys
 from gguf_tools.format.hparams import known_hparams
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata, Value
-from gguf_tools.look.model_size import count_parameters
+from gguf_tools.look.listing import count_parameters
 from gguf_tools.text import value_text
 from quantize.roles import LAYOUTS, MLALayout, Role, layer_of, tensor_role
 

@@ -17,6 +17,9 @@ MAX_LINES = 600
 MAX_FILES = 20
 """A folder with more can't be taken in at a glance."""
 
+MAX_FUNCTION_LINES = 65
+MAX_PARAMETERS = 8
+
 
 def test_files_are_short_enough_to_read() -> None:
     others = [path for folder in ("scripts", "tests/support", "tests/contract") for path in files_of(folder)]
@@ -30,6 +33,21 @@ def test_files_are_short_enough_to_read() -> None:
 def test_folders_hold_few_enough_files_to_find_one() -> None:
     n_files = Counter(str(path.parent) for path in MODULES)
     assert {folder: n for folder, n in n_files.items() if n > MAX_FILES} == {}
+
+
+def test_functions_are_short_and_take_few_values() -> None:
+    too_long, too_many = {}, {}
+    for path in MODULES:
+        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            if isinstance(node, ast.FunctionDef):
+                parameters = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                names = [each.arg for each in parameters if each.arg not in ("self", "cls")]
+                n_lines = (node.end_lineno or 0) - node.lineno + 1
+                if n_lines > MAX_FUNCTION_LINES:
+                    too_long[f"{path}: {node.name}"] = n_lines
+                if len(names) > MAX_PARAMETERS:
+                    too_many[f"{path}: {node.name}"] = len(names)
+    assert (too_long, too_many) == ({}, {})
 
 
 def test_every_folder_of_modules_is_in_the_wheel() -> None:

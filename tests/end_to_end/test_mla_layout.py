@@ -16,8 +16,9 @@ import imatrix
 import quantize
 from gguf_cli import main as cli
 from gguf_tools import GGUFSet, open_gguf
+from quantize.mla_layout import change_layout
 from quantize.plan.decide import PlanOptions
-from quantize.roles import LAYOUTS, MLALayout, change_layout
+from quantize.roles import LAYOUTS, MLALayout
 from tests.end_to_end.conftest import GOLDEN
 from tests.support import oracle
 from tests.support.checkpoints import add_mtp_layer, micro_checkpoint, to_older_spelling

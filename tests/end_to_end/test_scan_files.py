@@ -8,7 +8,7 @@ import convert
 from convert.architectures.deepseek2 import rules
 from gguf_tools import open_gguf
 from gguf_tools.scan import as_text, scan
-from gguf_tools.scan.tensors import PLACES
+from gguf_tools.scan.header import PLACES
 from tests.support.trained_model import EXAMPLE
 
 

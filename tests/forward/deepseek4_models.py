@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.architectures.deepseek4.config import V4Config
+from convert.architectures.deepseek4 import V4Config
 from tests.convert.architectures.deepseek4_weights import weights_of
 from tests.support.checkpoints import Tensors, write_checkpoint
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import convert
-from convert.architectures.deepseek4.config import V4Config
-from convert.architectures.deepseek4.metadata import read_metadata
+from convert.architectures.deepseek4 import V4Config, read_metadata
 from forward.open import open_model
 from gguf_tools import open_gguf
 from gguf_tools.errors import FormatError, UnsupportedCheckpoint

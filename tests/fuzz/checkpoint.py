@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 from convert.weights import open_checkpoint
-from convert.weights.listing import checkpoint_text
+from convert.weights.model_weights import checkpoint_text
 from tests.fuzz import mutate, scratch
 from tests.support.checkpoints import write_safetensors
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from gguf_tools.format.shards import open_gguf
 from gguf_tools.look.compare import compare
-from gguf_tools.look.hashes import hash_source
 from gguf_tools.look.listing import describe, show_text
-from gguf_tools.look.verify import verify
+from gguf_tools.look.verify import hash_source, verify
 from gguf_tools.text import json_text
 from tests.fuzz import mutate, scratch
 from tests.hostile.fields import (

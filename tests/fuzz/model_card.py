@@ -6,7 +6,7 @@ import json
 import random
 from pathlib import Path
 
-from convert.metadata.general import general_metadata
+from convert.general_metadata import general_metadata
 from gguf_tools.format.layout import FileLayout
 from tests.fuzz import mutate, scratch
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from convert.metadata.general import general_metadata
+from convert.general_metadata import general_metadata
 from convert.tokenizer.pretokenizers import KNOWN
 from convert.tokenizer.sentencepiece_model import read_sentencepiece_model
 from convert.tokenizer.tokenizer import read_tokenizer
 from gguf_cli.convert import main as convert
 from gguf_tools.errors import BadTokenizer
-from gguf_tools.look.model_size import ParameterCounts
+from gguf_tools.look.listing import ParameterCounts
 from tests.fuzz import tokenizer as small
 from tests.fuzz import tokenizer_model
 from tests.hostile.warden import Outcome, Warden

@@ -14,8 +14,7 @@ import pytest
 
 from convert.checkpoint.hub import fetch
 from gguf_tools.hub import answers, client
-from gguf_tools.hub.downloads import download
-from gguf_tools.hub.listing import list_files
+from gguf_tools.hub.downloads import download, list_files
 from tests.hostile.small_hub import (
     CONFIG,
     LARGE,

@@ -12,7 +12,7 @@ import pytest
 
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.checkpoint.hub import fetch, stream
-from gguf_tools.hub import digests, downloads
+from gguf_tools.hub import downloads, ranges
 from tests.hostile.small_hub import (
     CONFIG,
     LARGE,
@@ -108,7 +108,7 @@ def test_which_streamed_shards_were_checked_is_told(
 
     assert read(["w0", "w1", "w2", "w3"]) == read(["w2", "w0", "w3", "w1"]) == read(["w0"]) == ""
     assert "SHA-256 checked of 0 of 1 shards" in read(["w0", "w1", "w2"])
-    monkeypatch.setattr(digests.Budget.__init__, "__defaults__", (1000,))
+    monkeypatch.setattr(ranges.Budget.__init__, "__defaults__", (1000,))
     assert "SHA-256 checked of 0 of 1 shards" in read(["w3", "w1", "w2", "w0"])
 
 
@@ -117,8 +117,8 @@ def test_a_hash_of_pieces_in_any_order() -> None:
     rng = np.random.default_rng(2)
     for _ in range(20):
         wrong: list[str] = []
-        budget = digests.Budget(200_000)
-        digest = digests.InOrder(len(data), hashlib.sha256(data).hexdigest(), budget, wrong.append)
+        budget = ranges.Budget(200_000)
+        digest = ranges.InOrder(len(data), hashlib.sha256(data).hexdigest(), budget, wrong.append)
         cuts = [0, *sorted(rng.choice(len(data), 30, replace=False).tolist()), len(data)]
         pieces = [(start, stop + 50) for start, stop in itertools.pairwise(cuts)]
         for index in rng.permutation(len(pieces)):

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from quantize.formats.ik.levels.cells import Cells
+from quantize.formats.ik.levels.levels import Cells
 from quantize.formats.ik.levels.scale_search import Search
 
 Floats = npt.NDArray[np.float32]

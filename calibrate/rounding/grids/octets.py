@@ -27,15 +27,13 @@ from calibrate.rounding.grids.walks import (
     plain_walk_of_8,
     with_sign_of,
 )
-from quantize.simd.constants import ZERO
+from quantize.simd.constants import INFINITY, ZERO
 from quantize.simd.kernel import inlined
 from quantize.simd.lane_items import look_up
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, load, tail
 from quantize.simd.lanes import Floats, Ints, bits, from_bits, select, splat
 
 OCTET = 8
-
-INFINITY = np.float32(np.inf)
 
 SHIFT = np.float32(0.125)
 """The shift of IQ1's levels, up or down."""

@@ -18,8 +18,8 @@ from typing import Any
 
 from convert.architectures.base import Key
 from convert.architectures.decoder.config import DecoderConfig
-from convert.architectures.decoder.layer_ranges import layers
 from convert.architectures.decoder.rope import RopeConfig
+from convert.architectures.decoder.rules import layers
 from gguf_tools.errors import FormatError, MissingTensor, UnsupportedCheckpoint
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import HParams, read_hparams

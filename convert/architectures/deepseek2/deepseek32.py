@@ -10,7 +10,7 @@ from typing import Any
 
 from convert.architectures.base import Architecture, Key
 from convert.architectures.config_reader import ConfigReader
-from convert.architectures.decoder.layer_ranges import layers, mtp_layers
+from convert.architectures.decoder.rules import layers, mtp_layers
 from convert.architectures.deepseek2.config import DeepseekConfig, Defaults, Indexer, deepseek_fields
 from convert.architectures.deepseek2.family import common_notes, relative
 from convert.architectures.deepseek2.metadata import METADATA as DEEPSEEK_METADATA
@@ -18,7 +18,7 @@ from convert.architectures.deepseek2.metadata import read_metadata as read_deeps
 from convert.architectures.deepseek2.rules import RULES as DEEPSEEK_RULES
 from convert.architectures.options import LatentOptions
 from convert.architectures.rules import Output, Rule
-from convert.tokenizer.family_quirks import Quirks
+from convert.tokenizer.files import Quirks
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import read_hparams
 from gguf_tools.format.values import Metadata, Value

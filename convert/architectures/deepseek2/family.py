@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from convert.architectures.base import Architecture
-from convert.architectures.decoder.layer_ranges import check_mtp
+from convert.architectures.decoder.rules import check_mtp
 from convert.architectures.deepseek2.config import DEFAULTS, V2, V3, DeepseekConfig, Defaults
 from convert.architectures.deepseek2.metadata import GGUF_NAME, METADATA
 from convert.architectures.deepseek2.rules import RULES, drops
 from convert.architectures.options import LatentOptions
 from convert.architectures.rules import Drop
-from convert.tokenizer.family_quirks import Quirks
+from convert.tokenizer.files import Quirks
 
 
 def notes(config: DeepseekConfig, options: LatentOptions) -> tuple[str, ...]:

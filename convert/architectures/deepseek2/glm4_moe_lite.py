@@ -5,7 +5,7 @@ from __future__ import annotations
 from convert.architectures.deepseek2.config import DeepseekConfig, Defaults
 from convert.architectures.deepseek2.family import notes, relative
 from convert.architectures.options import LatentOptions
-from convert.tokenizer.family_quirks import GLM
+from convert.tokenizer.files import GLM
 
 
 def _notes(config: DeepseekConfig, options: LatentOptions) -> tuple[str, ...]:

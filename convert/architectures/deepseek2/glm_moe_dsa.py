@@ -6,7 +6,7 @@ Its layers may share an indexer's choice (`indexer_types`).
 from __future__ import annotations
 
 from convert.architectures.deepseek2.deepseek32 import IndexedDefaults, indexed
-from convert.tokenizer.family_quirks import GLM
+from convert.tokenizer.files import GLM
 
 GLM_DSA = "GlmMoeDsaForCausalLM"
 

@@ -36,9 +36,9 @@ from pathlib import Path
 from typing import Any
 
 from convert.architectures.base import Key
-from convert.architectures.decoder.layer_ranges import layers, mtp_layers
 from convert.architectures.decoder.metadata import GATING_FUNCTIONS, SIZES, scoring_function
 from convert.architectures.decoder.rope import Yarn
+from convert.architectures.decoder.rules import layers, mtp_layers
 from convert.architectures.deepseek2.config import V2, V3, DeepseekConfig
 from convert.architectures.options import LatentOptions
 from gguf_tools.errors import BadRequest, FormatError, MissingTensor, UnsupportedCheckpoint

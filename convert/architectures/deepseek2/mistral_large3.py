@@ -17,7 +17,7 @@ from convert.architectures.deepseek2.metadata import GGUF_NAME
 from convert.architectures.deepseek2.metadata import METADATA as DEEPSEEK_METADATA
 from convert.architectures.deepseek2.metadata import read_metadata as read_deepseek
 from convert.checkpoint.json_files import MISTRAL_LARGE_3
-from convert.tokenizer.family_quirks import Quirks
+from convert.tokenizer.files import Quirks
 from gguf_tools.errors import BadConfig
 from gguf_tools.format import keys
 from gguf_tools.format.hparams import read_hparams
@@ -40,9 +40,7 @@ _SAME = ("architectures", "vocab_size", "q_lora_rank", "kv_lora_rank", "qk_nope_
          "v_head_dim", "rope_theta", "head_dim")  # fmt: skip
 
 
-_DEFAULTS = Defaults(
-    ("softmax",), ("greedy", "group_limited_greedy"), scale=1.0, groups=(1, 1), dense=0
-)
+_DEFAULTS = Defaults(("softmax",), ("greedy", "group_limited_greedy"), scale=1.0, groups=(1, 1), dense=0)
 
 
 @dataclass(frozen=True)

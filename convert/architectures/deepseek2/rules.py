@@ -22,26 +22,32 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from convert.architectures.arrange import HeadRows, OutputTensor, TransposedHeadRows
-from convert.architectures.decoder.layer_ranges import (
-    drop_mtp,
-    layers,
-    moe_layers,
-    once,
-    untied,
-)
 from convert.architectures.decoder.rules import (
     INV_FREQ,
     dense_blocks,
+    drop_mtp,
     expert_stacks,
     in_layer,
+    layers,
+    moe_layers,
     mtp,
+    once,
     one,
     shared_experts,
+    untied,
 )
 from convert.architectures.deepseek2.config import DeepseekConfig
 from convert.architectures.options import LatentOptions
-from convert.architectures.rules import Drop, Output, Rule, Where, renamed
+from convert.architectures.rules import (
+    Drop,
+    HeadRows,
+    Output,
+    OutputTensor,
+    Rule,
+    TransposedHeadRows,
+    Where,
+    renamed,
+)
 from convert.weights.base import Weight
 
 # ---- what becomes of kv_b_proj

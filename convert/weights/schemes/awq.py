@@ -38,7 +38,7 @@ import numpy as np
 
 from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.base import Decoded, Module, Weight, WeightsLoader
-from convert.weights.groups import check_matrix, check_scales, group_size_of, read_scales
+from convert.weights.scales import check_matrix, check_scales, group_size_of, read_scales
 from convert.weights.schemes.marlin import marlin_weight
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
 
@@ -63,7 +63,7 @@ class AwqGemmWeight(Decoded):
         return f"AWQ GEMM 4 bits in groups of {self.group_size}"
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        from convert.weights.unpack import scale_groups
+        from convert.weights.kernels import scale_groups
 
         out = np.empty((stop - start, self.shape[1]), np.float32)
         codes = _read_interleaved(self.codes, start, stop)
@@ -78,7 +78,7 @@ class AwqGemmWeight(Decoded):
 
 def _read_interleaved(raw: RawTensor, start: int, stop: int) -> np.ndarray:
     """Return outputs `start` to `stop` of a tensor packed along its rows, uint8 (stop - start, n_rows)."""
-    from convert.weights.unpack import unpack_across
+    from convert.weights.kernels import unpack_across
 
     first = start // PER_WORD
     words = raw.read_columns(first, -(-stop // PER_WORD)).view(np.uint32).T
@@ -101,7 +101,7 @@ class AwqGemvWeight(Decoded):
         return f"AWQ GEMV 4 bits in groups of {self.group_size}"
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        from convert.weights.unpack import scale_groups, unpack
+        from convert.weights.kernels import scale_groups, unpack
 
         n_cols = self.shape[1]
         n_groups = -(-n_cols // self.group_size)
@@ -131,7 +131,7 @@ class AwqGemvFastWeight(Decoded):
         return f"AWQ GEMV fast 4 bits in groups of {self.group_size}"
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        from convert.weights.unpack import scale_and_add_groups, unpack, untile
+        from convert.weights.kernels import scale_and_add_groups, unpack, untile
 
         n_cols = self.shape[1]
         n_groups = -(-n_cols // self.group_size)

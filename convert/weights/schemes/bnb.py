@@ -38,7 +38,7 @@ import numpy as np
 
 from convert.checkpoint.safetensors_file import NUMPY_DTYPES, RawTensor
 from convert.weights.base import Decoded, Module, WeightsLoader
-from convert.weights.groups import check_scales
+from convert.weights.scales import check_scales
 from gguf_tools.errors import CheckpointError, MissingTensor, UnsupportedCheckpoint
 
 _STORAGE = ("U8", "I8", "F16", "BF16", "F32")
@@ -77,7 +77,7 @@ class Bnb4Weight(Decoded):
         return f"bitsandbytes {self.kind} in blocks of {self.block_elems}{nested}"
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        from convert.weights.unpack import look_up_nibbles
+        from convert.weights.kernels import look_up_nibbles
 
         n_cols = self.shape[-1]
         first, last = start * n_cols, stop * n_cols
@@ -117,7 +117,7 @@ class Bnb8Weight(Decoded):
         return "bitsandbytes int8 by row"
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        from convert.weights.unpack import scale_groups
+        from convert.weights.kernels import scale_groups
 
         codes = self.codes.read_rows(start, stop)
         scales = self.scales.read_elements(start, stop)[:, None]

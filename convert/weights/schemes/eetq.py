@@ -21,7 +21,7 @@ import numpy as np
 
 from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.base import Decoded, Module, WeightsLoader
-from convert.weights.groups import check_scales
+from convert.weights.scales import check_scales
 
 TILE_ROWS, TILE_COLS = 2, 64
 _COLUMNS_OF_16 = (0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15)
@@ -40,7 +40,7 @@ class EetqWeight(Decoded):
         return "EETQ 8 bits by row"
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        from convert.weights.unpack import scale_groups, untile
+        from convert.weights.kernels import scale_groups, untile
 
         n_cols = self.shape[1]
         first, last = start // TILE_ROWS * TILE_ROWS, -(-stop // TILE_ROWS) * TILE_ROWS

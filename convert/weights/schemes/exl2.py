@@ -30,7 +30,7 @@ import numpy as np
 
 from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.base import Decoded, Module, WeightsLoader
-from convert.weights.groups import check_matrix
+from convert.weights.scales import check_matrix
 from gguf_tools.errors import CheckpointError
 
 WIDTHS = (2, 3, 4, 5, 6, 8)
@@ -63,7 +63,7 @@ class Exl2Weight(Decoded):
         return f"EXL2 {32 * self.codes.shape[0] / self.shape[1]:.2f} bits in {self.scales.shape[0]} groups"
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        from convert.weights.unpack import scale_sorted, unpack
+        from convert.weights.kernels import scale_sorted, unpack
 
         n_rows, n_cols = stop - start, self.shape[1]
         groups = self._read_groups()
@@ -85,7 +85,7 @@ class Exl2Weight(Decoded):
 
     def _read_scales(self, start: int, stop: int) -> np.ndarray:
         """Return float32 (stop - start, n_groups)."""
-        from convert.weights.unpack import unpack
+        from convert.weights.kernels import unpack
 
         first = start // 8
         words = self.scales.read_columns(first, -(-stop // 8))

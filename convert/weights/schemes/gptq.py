@@ -32,7 +32,7 @@ import numpy as np
 
 from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.base import Decoded, Module, WeightsLoader
-from convert.weights.groups import check_scales, group_size_of, read_scales
+from convert.weights.scales import check_scales, group_size_of, read_scales
 from gguf_tools.errors import CheckpointError, UnsupportedCheckpoint
 
 LAYOUTS = {None: 1, "gptq": 1, "gptq_v2": 0, "gptq_p": 0}
@@ -73,7 +73,7 @@ class GptqWeight(Decoded):
         return f"GPTQ {self.bits} bits in {groups}"
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        from convert.weights.unpack import scale_columns, scale_groups
+        from convert.weights.kernels import scale_columns, scale_groups
 
         n_cols = self.shape[1]
         codes = self._unpack(np.ascontiguousarray(self.codes.read_columns(start, stop).T), n_cols)
@@ -88,7 +88,7 @@ class GptqWeight(Decoded):
         return out
 
     def _unpack(self, words: np.ndarray, n_codes: int) -> np.ndarray:
-        from convert.weights.unpack import unpack, unpack_planes
+        from convert.weights.kernels import unpack, unpack_planes
 
         return (unpack_planes if self.planar else unpack)(words, self.bits, n_codes)
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.base import Decoded, Module, WeightsLoader
-from convert.weights.groups import SCALE_DTYPES
+from convert.weights.scales import SCALE_DTYPES
 from gguf_tools.errors import UnsupportedCheckpoint
 
 
@@ -75,7 +75,7 @@ class HqqWeight(Decoded):
         first, last = start * n_cols, stop * n_cols
         if self.axis == 0:
             return self._read_across(first, last).reshape(stop - start, n_cols)
-        from convert.weights.unpack import scale_groups
+        from convert.weights.kernels import scale_groups
 
         # Decode whole groups, then cut out the wanted elements.
         first_group, last_group = first // self.group_size, -(-last // self.group_size)

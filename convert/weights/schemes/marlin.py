@@ -31,7 +31,7 @@ import numpy as np
 
 from convert.checkpoint.safetensors_file import RawTensor
 from convert.weights.base import Decoded, Module, WeightsLoader
-from convert.weights.groups import check_matrix, check_scales, read_scales
+from convert.weights.scales import check_matrix, check_scales, read_scales
 
 TILE_ROWS, TILE_COLS = 64, 16
 TILE_CODES = TILE_ROWS * TILE_COLS
@@ -56,7 +56,7 @@ class MarlinWeight(Decoded):
         return f"Marlin 4 bits in groups of {self.shape[1] // self.scales.shape[0]}"
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        from convert.weights.unpack import scale_groups
+        from convert.weights.kernels import scale_groups
 
         first, last = _tiles(start, stop)
         codes = _read_tiles(self.codes, 4, first, last, _tile_places())
@@ -84,7 +84,7 @@ class SparseMarlinWeight(Decoded):
         return f"Marlin 2:4 sparse {self.bits} bits in groups of {size}"
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
-        from convert.weights.unpack import scale_groups, scatter_pairs
+        from convert.weights.kernels import scale_groups, scatter_pairs
 
         first, last = _tiles(start, stop)
         codes = _read_tiles(self.codes, self.bits, first, last, _sparse_tile_places(self.bits))
@@ -102,7 +102,7 @@ class SparseMarlinWeight(Decoded):
 
     def _read_places(self, first: int, last: int) -> np.ndarray:
         """Return which of its four columns every kept code stands in, uint8 (last - first, n_kept)."""
-        from convert.weights.unpack import unpack
+        from convert.weights.kernels import unpack
 
         stored = self.places.read_columns(2 * first, 2 * last)
         # A column pair of the 16-bit masks is stored as one run: 64 rows at a time, shuffled.
@@ -119,7 +119,7 @@ def _tiles(start: int, stop: int) -> tuple[int, int]:
 
 def _read_tiles(raw: RawTensor, bits: int, first: int, last: int, places: np.ndarray) -> np.ndarray:
     """Return the codes of the rows `first` to `last`, whole tiles, uint8 (last - first, n_codes)."""
-    from convert.weights.unpack import unpack, untile
+    from convert.weights.kernels import unpack, untile
 
     # Words per row of the weight: 16 columns of it share a row of tiles.
     width = TILE_COLS * bits // 32

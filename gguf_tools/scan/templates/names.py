@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gguf_tools.findings import Finding, Level
-from gguf_tools.scan.findings import listed
+from gguf_tools.findings import Finding, Level, listed
 from gguf_tools.text import quoted
 
 CHECK = "template"

@@ -19,12 +19,11 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from gguf_tools.findings import Finding, Level
+from gguf_tools.findings import Finding, Level, listed
 from gguf_tools.format import keys
 from gguf_tools.format.values import Kind, Metadata
-from gguf_tools.scan.findings import listed
+from gguf_tools.scan.header import items_of
 from gguf_tools.scan.templates.names import CHECK, search_text
-from gguf_tools.scan.vocabulary import items_of
 from gguf_tools.system.locks import can_limit
 from gguf_tools.text import printable, quoted
 

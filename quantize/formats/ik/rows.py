@@ -33,6 +33,9 @@ from quantize.simd.lane_memory import IntTile
 from quantize.simd.lanes import LANES, Floats, absolute, any_lane
 from quantize.simd.tiles import store_blocks
 
+SUPER_ELEMS = 256
+"""Weights of a block, of nearly all these types."""
+
 
 def ik_format(
     type_: GGMLType, sub_elems: int, quantize: Callable[..., int], decode: Callable[..., None]

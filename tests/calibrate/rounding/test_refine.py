@@ -7,13 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from calibrate.rounding.base import MOST_STEPS, PANEL, Effort, Refiner
+from calibrate.rounding.base import MOST_STEPS, PANEL, ROUNDERS, Effort, Refiner, get_rounder
 from calibrate.rounding.factor import Factor
 from calibrate.rounding.feedback import encode_compensated
 from calibrate.rounding.judge import costs
-from calibrate.rounding.rounders import ROUNDERS, get_rounder
-from calibrate.rounding.scalar.refinement import Ground, State, refine_blocks
-from calibrate.rounding.scalar.rounding import Levels, Lines, Picks
+from calibrate.rounding.scalar.rounder import Ground, Levels, Lines, Picks, State, refine_blocks
 from quantize.formats.base import as_source
 from tests.calibrate.rounding.moments import correlated, weights
 from tests.calibrate.rounding.test_rounders import type_named

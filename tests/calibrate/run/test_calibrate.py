@@ -24,7 +24,7 @@ from quantize.fill import session
 
 torch = pytest.importorskip("torch")
 
-from calibrate.statistics.capture import Capture  # noqa: E402
+from calibrate.statistics.inputs import Capture  # noqa: E402
 from forward.text.tokens import Cut  # noqa: E402
 from tests.quality.conftest import Damage  # noqa: E402
 

@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 import convert
 from calibrate.footprint import Shapes, memory_bytes
 from calibrate.options import CalibrationOptions
-from calibrate.statistics.moments import PAIR_BYTES
+from calibrate.statistics.inputs import PAIR_BYTES
 from forward.layers.rope import Rope
 from forward.network import Network
 from forward.options import ForwardOptions

@@ -24,12 +24,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from calibrate.statistics import gradients as collecting  # noqa: E402
-from calibrate.statistics.covariances import BLOCK_ROWS, Covariances, row_pieces  # noqa: E402
-from calibrate.statistics.gradients import (  # noqa: E402
+from calibrate.statistics.gradients import (  # noqa: E402  # noqa: E402
+    BLOCK_ROWS,
+    Covariances,
     GradientOptions,
     collect_gradients,
     disk_bytes,
     forget_folders,
+    row_pieces,
 )
 from forward.gradients.drawn_labels import uniform  # noqa: E402
 from forward.work.work_folder import EMBEDDING  # noqa: E402

@@ -8,9 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from calibrate.rounding.factor import Factor  # noqa: E402
-from calibrate.statistics.drift_correction import corrected, correction  # noqa: E402
-from calibrate.statistics.inputs import Held, HoldoutSplit, gather  # noqa: E402
-from calibrate.statistics.moments import Moments, Statistics  # noqa: E402
+from calibrate.statistics.conditions import corrected, correction  # noqa: E402
+from calibrate.statistics.inputs import Held, HoldoutSplit, Moments, Statistics, gather  # noqa: E402  # noqa: E402
 from forward.workers import Workers  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from calibrate.run.records import Record, Records
+from calibrate.run.output import Record, Records
 from calibrate.run.report import Report, report_lines
 from calibrate.statistics.inputs import HoldoutSplit
 

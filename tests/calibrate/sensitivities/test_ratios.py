@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from calibrate.sensitivities.ratios import Ratios, Together, ratio, ratios_of, type_for  # noqa: E402
+from calibrate.sensitivities.observe import Ratios, Together, ratio, ratios_of, type_for  # noqa: E402
 from gguf_tools import TensorInfo  # noqa: E402
 from gguf_tools.format.ggml_types import F32, Q3_K  # noqa: E402
 

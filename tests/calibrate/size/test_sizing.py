@@ -13,9 +13,16 @@ from pathlib import Path
 import pytest
 
 from calibrate.size.choose_types import TypeRules
-from calibrate.size.export import custom_q, recipe_lines, rules_of, tensor_list_lines, tensor_type_lines
 from calibrate.size.parse import parse_size
-from calibrate.size.show import map_lines, sized_lines
+from calibrate.size.show import (
+    custom_q,
+    map_lines,
+    recipe_lines,
+    rules_of,
+    sized_lines,
+    tensor_list_lines,
+    tensor_type_lines,
+)
 from calibrate.size.solve import SizeRequest, curve, size_mixture
 from gguf_cli.quantize import main
 from gguf_tools import open_gguf

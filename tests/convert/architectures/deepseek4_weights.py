@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from convert.architectures.deepseek4.config import V4Config
-from convert.architectures.deepseek4.family import RULES
+from convert.architectures.deepseek4 import RULES, V4Config
 
 
 def weights_of(config: V4Config) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import convert
-from convert.architectures.deepseek4.config import V4Config
+from convert.architectures.deepseek4 import V4Config
 from tests.convert.architectures.deepseek4_weights import weights_of
 from tests.convert.architectures.test_deepseek4 import CONFIG, TOKENIZER
 from tests.support import oracle

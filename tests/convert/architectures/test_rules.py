@@ -10,8 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convert.architectures.arrange import HeadRows, Renamed, Stacked, TransposedHeadRows
-from convert.architectures.rules import Drop, Output, Rule, match, stacked
+from convert.architectures.rules import (
+    Drop,
+    HeadRows,
+    Output,
+    Renamed,
+    Rule,
+    Stacked,
+    TransposedHeadRows,
+    match,
+    stacked,
+)
 from gguf_tools.errors import CheckpointError, MissingTensor, UnexpectedTensors
 from gguf_tools.format.ggml_types import BF16, F16, F32, GGMLType
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from convert.tokenizer.family_quirks import LLAMA, NO_QUIRKS, Quirks
+from convert.tokenizer.files import LLAMA, NO_QUIRKS, Quirks
 from convert.tokenizer.tokenizer import Tokenizer, read_tokenizer
 from gguf_tools.errors import BadTokenizer
 from gguf_tools.format import keys

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from convert.tokenizer.family_quirks import Quirks
-from convert.tokenizer.files import TokenizerFiles
+from convert.tokenizer.files import Quirks, TokenizerFiles
 from convert.tokenizer.tokenizer import read_tokenizer
 from convert.tokenizer.vocab import ALPHABET, TokenType, Vocab, spelled
 from convert.tokenizer.vocab_tiktoken import SPECIAL_TOKENS, merges_of, read_tiktoken_vocab

@@ -16,12 +16,10 @@ from convert.weights import open_weights
 from convert.weights.base import BlockWeight, PlainWeight, Weight
 from convert.weights.schemes.fp4 import Fp4Weight
 from convert.weights.schemes.fp8 import Fp8Weight
-from convert.weights.schemes.int4_row_pairs import RowPairWeight
-from convert.weights.schemes.integers import Int8Weight
-from convert.weights.schemes.packed_integers import PackedWeight
+from convert.weights.schemes.integers import Int8Weight, PackedWeight, RowPairWeight
 from gguf_tools.errors import CheckpointError
 from gguf_tools.format.ggml_types import F32, MXFP4
-from quantize.formats.fp4 import mxfp4
+from quantize.formats import get_format
 from tests.support.checkpoints import write_checkpoint
 from tests.support.golden_checkpoints import cases_in, expected_weights, folder_of
 
@@ -125,7 +123,7 @@ def test_what_is_no_part_of_a_weight_is_dropped_with_its_reason() -> None:
 
 
 def test_bits_per_weight_count_scales_and_all() -> None:
-    from convert.weights.listing import describe
+    from convert.weights.model_weights import describe
 
     with convert.open_checkpoint(folder_of("compressed-tensors", "pack_w4_asym_rowpad")) as weights:
         found = {tensor["name"]: tensor for tensor in describe(weights)["tensors"]}
@@ -151,7 +149,7 @@ def test_blocks_of_mxfp4_mean_what_the_checkpoint_means(format_: str, case: str,
         expected = expected_weights(format_, case)[weight.name].reshape(-1, weight.shape[-1])
         n_cols = expected.shape[1]
         data = data.reshape(stop - start, MXFP4.row_bytes(n_cols))
-        assert np.array_equal(mxfp4.decode(data, n_cols), expected[rows])
+        assert np.array_equal(get_format("MXFP4").decode(data, n_cols), expected[rows])
 
 
 @pytest.mark.parametrize("case", [("compressed-tensors", "nvfp4"), ("modelopt", "nvfp4")])

@@ -9,10 +9,9 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from convert.architectures.arrange import OutputTensor, Renamed
 from convert.architectures.base import Architecture, Key
 from convert.architectures.config_reader import MAX_LAYERS, ConfigReader
-from convert.architectures.rules import Arrange, Drop, Output, Rule, Where, renamed
+from convert.architectures.rules import Arrange, Drop, Output, OutputTensor, Renamed, Rule, Where, renamed
 from convert.weights.base import Weight
 from gguf_tools.format import keys
 from gguf_tools.format.values import Value

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from gguf_cli.main import main
 from gguf_tools import FileLayout, Kind, TensorInfo, Value, open_gguf
+from gguf_tools.findings import capped
 from gguf_tools.format import ggml_types as types
 from gguf_tools.format.header import decode_header
 from gguf_tools.scan import Finding, Level, as_text, scan
-from gguf_tools.scan.characters import deceiving_characters, skeleton
-from gguf_tools.scan.findings import capped
 from gguf_tools.scan.hidden import gaps_of
+from gguf_tools.scan.strings import deceiving_characters, skeleton
 from tests.gguf_tools.sample_files import METADATA, TENSORS, write_file
 
 SIZES = {

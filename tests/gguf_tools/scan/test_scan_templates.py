@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gguf_tools import FileLayout, Value
-from gguf_tools.findings import Finding
+from gguf_tools.findings import Finding, as_text
 from gguf_tools.scan import Level, Limits
-from gguf_tools.scan.findings import as_text
 from gguf_tools.scan.templates import verdicts
 from gguf_tools.scan.templates.names import search_text
 from gguf_tools.scan.templates.verdicts import Answer, ask_worker, check_templates
@@ -389,7 +388,7 @@ def test_constants_come_to_what_running_gives(expression: str) -> None:
     from jinja2 import nodes
     from jinja2.sandbox import SandboxedEnvironment
 
-    from gguf_tools.scan.templates.constants import Folder
+    from gguf_tools.scan.templates.syntax_tree import Folder
 
     env = SandboxedEnvironment()
     (output,) = env.parse(f"{{{{ {expression} }}}}").find_all(nodes.Output)

@@ -17,9 +17,8 @@ from gguf_tools.errors import BadWeights
 from quantize.formats import get_format
 from quantize.formats.codecs import CODECS
 from quantize.formats.ik.levels import iq4_kss
-from quantize.formats.ik.levels.cells import cut
 from quantize.formats.ik.levels.iq6_k import LEVELS_6
-from quantize.formats.ik.levels.levels import LEVEL_PAIRS, LEVELS_2, LEVELS_3, LEVELS_4, LEVELS_5
+from quantize.formats.ik.levels.levels import LEVEL_PAIRS, LEVELS_2, LEVELS_3, LEVELS_4, LEVELS_5, cut
 from tests.naive.ik_scales import EvenSearch, LevelSearch, PairSearch, ScaleSearch
 from tests.quantize.codecs import OF_IK, decode, encode
 from tests.support import samples

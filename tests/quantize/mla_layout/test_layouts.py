@@ -11,7 +11,7 @@ from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import F32
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Value
-from gguf_tools.look.model_size import count_parameters
+from gguf_tools.look.listing import count_parameters
 from quantize.mla_layout.layouts import (
     LAYOUTS,
     HeadSizes,

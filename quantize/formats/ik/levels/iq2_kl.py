@@ -22,10 +22,9 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ2_KL
 from quantize.formats.base import Bytes, Floats32, Rows
-from quantize.formats.ik.levels.kernels import in_order, row_quantizer
-from quantize.formats.ik.levels.levels import LEVEL_PAIRS, LEVELS_3, SUPER_ELEMS
-from quantize.formats.ik.levels.scale_search import Coding, Integers, Search
-from quantize.formats.ik.rows import ik_format
+from quantize.formats.ik.levels.levels import LEVEL_PAIRS, LEVELS_3
+from quantize.formats.ik.levels.scale_search import Coding, Integers, Search, in_order, row_quantizer
+from quantize.formats.ik.rows import SUPER_ELEMS, ik_format
 from quantize.simd.constants import INFINITY, ONE, ZERO
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, tail

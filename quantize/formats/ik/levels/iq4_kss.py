@@ -22,10 +22,8 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ4_KSS
 from quantize.formats.base import Bytes, Floats32, Rows
-from quantize.formats.ik.levels.cells import Cells, cut_into, nearest_of
-from quantize.formats.ik.levels.kernels import row_quantizer
-from quantize.formats.ik.levels.levels import LEVELS_4
-from quantize.formats.ik.levels.scale_search import Coding, Integers, Search
+from quantize.formats.ik.levels.levels import LEVELS_4, Cells, cut_into, nearest_of
+from quantize.formats.ik.levels.scale_search import Coding, Integers, Search, row_quantizer
 from quantize.formats.ik.rows import ik_format
 from quantize.simd.constants import INFINITY, ZERO
 from quantize.simd.kernel import inlinable, kernel

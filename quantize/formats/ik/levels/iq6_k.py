@@ -27,11 +27,9 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ6_K
 from quantize.formats.base import Bytes, Floats32, Rows
-from quantize.formats.ik.levels.cells import level_coding
-from quantize.formats.ik.levels.kernels import block_quantizer, in_order
-from quantize.formats.ik.levels.levels import SUPER_ELEMS
-from quantize.formats.ik.levels.scale_search import Integers, Search
-from quantize.formats.ik.rows import ik_format
+from quantize.formats.ik.levels.levels import level_coding
+from quantize.formats.ik.levels.scale_search import Integers, Search, block_quantizer, in_order
+from quantize.formats.ik.rows import SUPER_ELEMS, ik_format
 from quantize.simd.half import float_at
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, tail

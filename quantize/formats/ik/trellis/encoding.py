@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.formats.base import Bytes, Floats32, QuantFormat
-from quantize.formats.ik.levels.levels import SUPER_ELEMS
-from quantize.formats.ik.rows import ik_format
+from quantize.formats.ik.rows import SUPER_ELEMS, ik_format
 from quantize.formats.ik.trellis.rows import BLOCK_ELEMS, REACH, Measured, Output, Task, Trellis, Trials
 from quantize.simd.lanes import LANES
 

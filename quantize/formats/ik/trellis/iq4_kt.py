@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ4_KT
 from quantize.formats.base import Bytes, Floats32, block_dtype
-from quantize.formats.ik.levels.levels import SUPER_ELEMS
+from quantize.formats.ik.rows import SUPER_ELEMS
 from quantize.formats.ik.trellis.encoding import Choices, trellis_format
 from quantize.formats.ik.trellis.rows import Task, Trellis, rows_of
 from quantize.formats.ik.trellis.trellis import START, walk

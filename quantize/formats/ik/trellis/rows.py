@@ -23,8 +23,7 @@ import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats.base import Floats32
-from quantize.formats.ik.trellis.nearest_point import Targets, search_of
-from quantize.formats.ik.trellis.point_trees import Int32s, PointTree, point_tree
+from quantize.formats.ik.trellis.nearest_point import Int32s, PointTree, Targets, point_tree, search_of
 from quantize.formats.ik.trellis.trellis import START, levels_of_lanes
 from quantize.simd.constants import HALF, QUARTER, ZERO
 from quantize.simd.kernel import inlined

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from calibrate.rounding.base import Effort
 from calibrate.rounding.factor import Factor
-from calibrate.rounding.grids.layouts import LAYOUTS
-from calibrate.rounding.grids.rounders import ROUNDERS, GridRounder
+from calibrate.rounding.grids.rounders import LAYOUTS, ROUNDERS, GridRounder
 from calibrate.rounding.grids.walks import tree
 from calibrate.rounding.products import errors_of
 from quantize.formats.base import as_source

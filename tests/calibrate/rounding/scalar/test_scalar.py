@@ -11,17 +11,15 @@ from calibrate.rounding.base import Effort
 from calibrate.rounding.factor import Factor
 from calibrate.rounding.feedback import encode_compensated
 from calibrate.rounding.judge import costs
-from calibrate.rounding.scalar import fp4, k_quants, single_scales
 from calibrate.rounding.scalar.blocks import Layout, chosen
-from calibrate.rounding.scalar.refinement import refit
-from calibrate.rounding.scalar.rounding import Levels, Lines, Picks, round_blocks
+from calibrate.rounding.scalar.layouts import FP4_LEVELS, LAYOUTS, SUPER_BLOCKS, SuperBlocks
+from calibrate.rounding.scalar.rounder import Levels, Lines, Picks, refit, round_blocks
 from quantize.formats.base import as_source
 from quantize.formats.iq import iq4
 from tests.calibrate.rounding.moments import correlated, weights
 from tests.naive import feedback as naive
 from tests.quantize.codecs import decode, encode
 
-LAYOUTS: list[Layout] = [*k_quants.LAYOUTS, *single_scales.LAYOUTS, *fp4.LAYOUTS]
 every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.type.name)
 
 
@@ -73,7 +71,7 @@ def test_neighbours_can_be_stored(layout: Layout) -> None:
         (256, 32, range(-4, 4)),
         (32, 32, range(16)),
         (256, 256, range(-1, 2)),
-        (64, 16, fp4.LEVELS),
+        (64, 16, FP4_LEVELS),
         (32, 32, iq4.LEVELS),
     ],
     ids=str,
@@ -117,8 +115,8 @@ def cost(errors: np.ndarray) -> np.ndarray:
     return np.einsum("rc,rc->r", errors @ HESSIAN.astype(float), errors)
 
 
-@pytest.mark.parametrize("layout", k_quants.LAYOUTS, ids=lambda layout: layout.type.name)
-def test_the_fit_is_the_best_there_is(layout: k_quants.SuperBlocks) -> None:
+@pytest.mark.parametrize("layout", SUPER_BLOCKS, ids=lambda layout: layout.type.name)
+def test_the_fit_is_the_best_there_is(layout: SuperBlocks) -> None:
     """As good as least squares by numpy, but for the rounding to float16."""
     rows = weights(20, 256)
     blocks = layout.read(encode(layout.type, rows, None))
@@ -137,7 +135,7 @@ def test_the_fit_is_the_best_there_is(layout: k_quants.SuperBlocks) -> None:
 
 
 def test_scales_that_fit_already_stay() -> None:
-    layout = k_quants.LAYOUTS[0]
+    layout = SUPER_BLOCKS[0]
     blocks = layout.read(encode(layout.type, weights(5, 256), None))
     fitted = refit(layout, blocks, np.zeros((5, 256), np.float32), HESSIAN)
     np.testing.assert_array_equal(layout.write(fitted), layout.write(blocks))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convert.architectures.decoder.rotated_rows import PairedRows, PairedVector, paired
+from convert.architectures.decoder.rope import PairedRows, PairedVector, paired
 from gguf_tools.format.ggml_types import F32, GGMLType
 
 HEADS, HEAD_ROWS, COLS = 3, 8, 5

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from convert.architectures import ARCHITECTURES, find_architecture, supported
-from convert.architectures.arrange import OutputTensor, Stacked
 from convert.architectures.base import Conversion, build
 from convert.architectures.deepseek2.config import DeepseekConfig
 from convert.architectures.deepseek2.family import ARCHITECTURE
 from convert.architectures.deepseek2.rules import RULES
 from convert.architectures.options import LatentOptions
+from convert.architectures.rules import OutputTensor, Stacked
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.weights import open_weights
 from gguf_tools.errors import (

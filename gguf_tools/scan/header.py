@@ -1,21 +1,26 @@
-"""Metadata of another kind than llama.cpp reads; sizes that are out of range or contradictory.
+"""What llama.cpp would make of a header: kinds and sizes of metadata, tensors, the vocabulary.
 
 Its loader refuses a number of another width or sign than it asks for, so a file with a key of another kind
-was never loaded, or was made for another program.
+was never loaded, or was made for another program. It counts the tensors that it has used and refuses a file
+with more, so a tensor without a place means a file for another program, or a hiding place.
 
-llama.cpp stops the whole process on many of these, and trusts others. What contradicts a tensor is bad for
-the architectures that this project writes, and a warning for others, whose tensors may mean something else.
+llama.cpp stops the whole process on many sizes that are out of range or contradictory, and trusts others.
+What contradicts a tensor is bad for the architectures that this project writes, and a warning for others,
+whose tensors may mean something else.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from gguf_tools.findings import Finding, Level
-from gguf_tools.format import keys
+from gguf_tools.findings import Finding, Level, listed
+from gguf_tools.format import ggml_types, keys
+from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.hparams import architecture_of
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Kind, Metadata
@@ -209,3 +214,127 @@ def _layer_contradictions(sizes: Sizes, tensors: Mapping[str, TensorInfo]) -> It
     n_missing = needed - len([layer for layer in present if layer < needed])
     if n_missing > 0:
         yield sizes.key(keys.BLOCK_COUNT), f"is {layers:,}, but {n_missing:,} layers have no tensor"
+
+
+_SCALE_SUFFIX = re.compile(r"\.(?:input_)?scale$")  # of a whole matrix, beside an NVFP4 weight
+_FIRST_IK_TYPE = 97
+
+_NORMS = ("attn_norm", "attn_q_a_norm", "attn_kv_a_norm", "ffn_norm")
+_ATTENTION = (
+    "attn_q", "attn_q_a", "attn_q_b", "attn_kv_a_mqa", "attn_kv_b", "attn_k_b", "attn_v_b", "attn_output",
+)  # fmt: skip
+_FFN = (
+    "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps",
+    "ffn_gate_up_exps", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp",
+)  # fmt: skip
+_NEXTN = tuple(
+    f"nextn.{part}"
+    for part in ("embed_tokens", "enorm", "hnorm", "eh_proj", "shared_head_norm", "shared_head_head")
+)
+
+#: Names by architecture: outside of the layers, and within one.
+PLACES: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
+    "deepseek2": (
+        frozenset(("token_embd.weight", "output_norm.weight", "output.weight")),
+        frozenset(f"{part}.weight" for part in (*_NORMS, *_ATTENTION, *_FFN, *_NEXTN)) | {"exp_probs_b.bias"},
+    ),
+}
+
+
+def check_tensors(architecture: str, tensors: Mapping[str, TensorInfo]) -> Iterator[Finding]:
+    """Report tensors without a place, if the architecture is known, and types that are not llama.cpp's."""
+    if architecture in PLACES:
+        for name in tensors:
+            if not _has_place(name, *PLACES[architecture]):
+                text = f"no part of a {architecture} model has such a tensor"
+                yield Finding("tensor", text, Level.WARNING, (name,))
+    by_type: dict[GGMLType, list[str]] = {}
+    for info in tensors.values():
+        by_type.setdefault(info.type, []).append(info.name)
+    for type_, names in by_type.items():
+        if remark := _remark(type_):
+            level, text = remark
+            yield Finding("type", f"{type_.name}, of {len(names):,} tensors, {text}", level, (names[0],))
+
+
+def _has_place(name: str, outside: frozenset[str], in_layer: frozenset[str]) -> bool:
+    match = _LAYER.match(name)
+    name = _SCALE_SUFFIX.sub(".weight", name)
+    return name[match.end() :] in in_layer if match else name in outside
+
+
+def _remark(type_: GGMLType) -> tuple[Level, str] | None:
+    if type_.is_internal or "removed" in type_.note:
+        return Level.WARNING, f"is in no file that a program of today writes: {type_.note}"
+    if type_.id >= _FIRST_IK_TYPE or type_ is ggml_types.I2_S:
+        return Level.NOTE, "is a type of ik_llama.cpp's; llama.cpp refuses the file"
+    return None
+
+
+_TOKEN_TYPES = range(7)
+_BYTE_LEVEL_BPE = "gpt2"
+
+
+def check_vocabulary(metadata: Metadata) -> Iterator[Finding]:
+    """Report what contradicts the list of tokens; nothing for a file without one."""
+    tokens = items_of(metadata, keys.TOKENIZER_TOKENS, Kind.STRING)
+    if not tokens:
+        return
+    known = frozenset(tokens)
+    if len(known) < len(tokens):
+        twice = [text for text, count in Counter(tokens).items() if count > 1]
+        text = f"{len(twice):,} tokens are there twice, on which llama.cpp stops: {listed(twice)}"
+        yield Finding("vocabulary", text, Level.BAD, (keys.TOKENIZER_TOKENS,))
+    yield from _check_lists(metadata, len(tokens))
+    yield from _check_ids(metadata, len(tokens))
+    model = metadata.get(keys.TOKENIZER_MODEL)
+    if model is not None and model.data == _BYTE_LEVEL_BPE:
+        yield from _check_merges(metadata, known)
+
+
+def items_of(metadata: Metadata, key: str, item: Kind) -> tuple[Any, ...]:
+    """Return the items of an array of this kind, () when there is no such array."""
+    value = metadata.get(key)
+    return value.data if value is not None and value.item is item else ()
+
+
+def _check_lists(metadata: Metadata, n_tokens: int) -> Iterator[Finding]:
+    for key in (keys.TOKENIZER_SCORES, keys.TOKENIZER_TOKEN_TYPE):
+        value = metadata.get(key)
+        if value is not None and value.kind is Kind.ARRAY and len(value.data) != n_tokens:
+            text = f"has {len(value.data):,} items for {n_tokens:,} tokens"
+            level = Level.BAD if len(value.data) < n_tokens else Level.WARNING
+            yield Finding("vocabulary", text, level, (key,))
+    scores = items_of(metadata, keys.TOKENIZER_SCORES, Kind.FLOAT32)
+    if n_bad := sum(not math.isfinite(score) for score in scores):
+        text = f"{n_bad:,} scores are NaN or infinite"
+        yield Finding("vocabulary", text, Level.WARNING, (keys.TOKENIZER_SCORES,))
+    types = items_of(metadata, keys.TOKENIZER_TOKEN_TYPE, Kind.INT32)
+    if unknown := sorted({kind for kind in types if kind not in _TOKEN_TYPES}):
+        text = f"holds {unknown[0]}, expected 0 to {_TOKEN_TYPES[-1]}"
+        yield Finding("vocabulary", text, Level.WARNING, (keys.TOKENIZER_TOKEN_TYPE,))
+
+
+def _check_ids(metadata: Metadata, n_tokens: int) -> Iterator[Finding]:
+    for key, value in metadata.items():
+        is_id = key.startswith("tokenizer.ggml.") and key.endswith("_token_id")
+        if is_id and isinstance(value.data, int) and not 0 <= value.data < n_tokens:
+            text = f"is {value.data:,}, outside of the {n_tokens:,} tokens"
+            yield Finding("vocabulary", text, Level.WARNING, (key,))
+
+
+def _check_merges(metadata: Metadata, known: frozenset[str]) -> Iterator[Finding]:
+    merges = items_of(metadata, keys.TOKENIZER_MERGES, Kind.STRING)
+    malformed, missing = [], []
+    for merge in merges:
+        left, space, right = merge.partition(" ")
+        if not (left and space and right):
+            malformed.append(merge)
+        elif left not in known or right not in known or left + right not in known:
+            missing.append(merge)
+    if malformed:
+        text = f"{len(malformed):,} merges are not two texts with a space between: {listed(malformed)}"
+        yield Finding("vocabulary", text, Level.WARNING, (keys.TOKENIZER_MERGES,))
+    if missing:
+        text = f"{len(missing):,} merges join, or make, what is no token: {listed(missing)}"
+        yield Finding("vocabulary", text, Level.WARNING, (keys.TOKENIZER_MERGES,))

@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convert.metadata.general import GeneralMetadata, general_metadata
-from convert.metadata.model_card import read_model_card
-from convert.metadata.model_names import default_file_name, fill_outfile_template, parse_model_name, title
+from convert.general_metadata import GeneralMetadata, general_metadata, read_model_card
+from convert.model_names import default_file_name, fill_outfile_template, parse_model_name, title
 from gguf_tools.errors import BadConfig, BadRequest
 from gguf_tools.format.values import Value
-from gguf_tools.look.model_size import ParameterCounts, count_parameters, rounded
+from gguf_tools.look.listing import ParameterCounts, count_parameters, rounded
 
-CONVERTED = Path(__file__).parents[2] / "golden" / "convert"
+CONVERTED = Path(__file__).parents[1] / "golden" / "convert"
 
 
 def plain(general: GeneralMetadata) -> dict[str, Any]:

@@ -1,0 +1,249 @@
+"""What a card tells: facts of each file, where the model comes from, and the measured quality.
+
+The origin is the model's name on the Hub, and what its own card says. The quality is what `evaluate --json`
+has written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from convert.general_metadata import read_model_card
+from gguf_tools.errors import BadRequest
+from gguf_tools.files.named_files import read_input
+from gguf_tools.format import keys
+from gguf_tools.format.shards import open_gguf
+from gguf_tools.hub.names import PUBLIC_HOSTS, cached_repo
+from gguf_tools.look.listing import type_totals
+
+_STATED = (keys.NAME, keys.LICENSE, keys.LICENSE_NAME, keys.LICENSE_LINK, keys.QUANTIZED_BY)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The importance matrix that a file was made with, as the file tells it.
+
+    file     name of the matrix' file, None for importances that came with a calibration
+    dataset  name of its text, None where it is not known
+    chunks   chunks of text, 0 where it is not known
+    """
+
+    file: str | None
+    dataset: str | None
+    entries: int
+    chunks: int
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """A GGUF file or a split set.
+
+    paths            of all its parts
+    n_weights        elements of all tensors
+    types            type -> number of tensors, the type with most bytes first
+    model            what it says of its model: keys general.*
+    """
+
+    paths: tuple[Path, ...]
+    n_bytes: int
+    n_weights: int
+    bits_per_weight: float
+    types: Mapping[str, int]
+    matrix: Matrix | None
+    model: Mapping[str, str]
+    tags: tuple[str, ...]
+    languages: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.paths[0].name
+
+
+def read_facts(path: Path) -> FileFacts:
+    """Return the facts of a GGUF file, or of the split set that it belongs to; raises GGUFError."""
+    with open_gguf(path) as file:
+        infos = list(file.tensors.values())
+        n_weights = sum(info.n_elems for info in infos)
+        tensor_bytes = sum(info.n_bytes for info in infos)
+        return FileFacts(
+            paths=tuple(file.paths),
+            n_bytes=sum(part.stat().st_size for part in file.paths),
+            n_weights=n_weights,
+            bits_per_weight=8 * tensor_bytes / n_weights if n_weights else 0.0,
+            types={entry["type"]: entry["tensors"] for entry in type_totals(infos)},
+            matrix=_matrix(file),
+            model={key: value for key in _STATED if isinstance(value := file.get(key), str)},
+            tags=_texts(file.get(keys.TAGS)),
+            languages=_texts(file.get(keys.LANGUAGES)),
+        )
+
+
+def read_all(paths: Iterable[Path]) -> tuple[FileFacts, ...]:
+    """Return the facts of several files, the smallest first; the parts of a split set are one.
+
+    raises  BadRequest for files in several folders
+    """
+    facts: dict[Path, FileFacts] = {}
+    for path in paths:
+        each = read_facts(path)
+        facts[each.paths[0].absolute()] = each
+    folders = {path.parent for path in facts}
+    if len(folders) > 1:
+        raise BadRequest(
+            f"the files of a card lie in one folder, found {', '.join(map(str, sorted(folders)))}"
+        )
+    return tuple(sorted(facts.values(), key=lambda each: (each.n_bytes, each.name)))
+
+
+def _matrix(file: Any) -> Matrix | None:
+    entries = file.get(keys.QUANTIZE_IMATRIX_ENTRIES_COUNT)
+    if not entries:
+        return None
+    return Matrix(
+        file.get(keys.QUANTIZE_IMATRIX_FILE),
+        file.get(keys.QUANTIZE_IMATRIX_DATASET),
+        int(entries),
+        int(file.get(keys.QUANTIZE_IMATRIX_CHUNKS_COUNT) or 0),
+    )
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list | tuple) else ()
+
+
+NOT_OF_A_QUANT = frozenset(
+    {"safetensors", "transformers", "pytorch", "custom_code", "gguf", "fp8", "8-bit", "4-bit"}
+)
+"""Tags of a model that are not true of its quantized files; `gguf` is set anyway."""
+
+_TEXT_GENERATION = "text-generation"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The model that files were made of.
+
+    repo          OWNER/NAME, None where it is not known
+    license       entries of the front matter: license, license_name, license_link
+    languages     codes
+    """
+
+    repo: str | None
+    license: Mapping[str, str]
+    languages: tuple[str, ...]
+    tags: tuple[str, ...]
+    pipeline_tag: str
+
+    @property
+    def address(self) -> str | None:
+        return None if self.repo is None else f"https://{PUBLIC_HOSTS[0]}/{self.repo}"
+
+
+def origin_of(files: Sequence[FileFacts], *, source: Path | None, repo: str | None) -> Origin:
+    """Return the origin of files.
+
+    source  folder or file that they were made of; its README.md is believed before the files
+    repo    OWNER/NAME, where the caller knows it; a folder of the Hub's cache knows it too
+    """
+    folder = source if source is None or source.is_dir() else source.parent
+    card: Mapping[str, Any] = {} if folder is None else read_model_card(folder / "README.md")[0]
+    if source is not None and not source.is_dir() and card.get("base_model_relation") == "quantized":
+        # The card beside a GGUF file is of that file: what it was made of is what this one is made of.
+        base = card.get("base_model")
+        repo = repo or (base if isinstance(base, str) else None)
+    repo = repo or (None if folder is None else cached_repo(folder))
+    license_ = {name: value for name in _LICENSE if isinstance(value := card.get(name), str)}
+    for each in files if not license_ else ():
+        license_ = {name: each.model[key] for name, key in _LICENSE.items() if key in each.model} or license_
+    link = license_.get("license_link")
+    if link is not None and repo is not None and "://" not in link:
+        license_["license_link"] = f"https://{PUBLIC_HOSTS[0]}/{repo}/blob/main/{quote(link)}"
+    pipeline = card.get("pipeline_tag")
+    return Origin(
+        repo=repo,
+        license=license_,
+        languages=_listed(card.get("language")) or next((each.languages for each in files), ()),
+        tags=tuple(tag for tag in _listed(card.get("tags")) if tag not in NOT_OF_A_QUANT),
+        pipeline_tag=pipeline if isinstance(pipeline, str) else _TEXT_GENERATION,
+    )
+
+
+_LICENSE = {"license": keys.LICENSE, "license_name": keys.LICENSE_NAME, "license_link": keys.LICENSE_LINK}
+
+
+def _listed(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list) else ()
+
+
+@dataclass(frozen=True)
+class Measures:
+    """How far a file is from its base.
+
+    kld, kld_error  mean Kullback-Leibler divergence in nats a token, and its standard error
+    kld_p99         its 99th percentile
+    same_top        share of tokens whose most likely successor is the base's
+    ppl             perplexity
+    """
+
+    n_bytes: int
+    kld: float
+    kld_error: float
+    kld_p99: float
+    same_top: float
+    ppl: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """An evaluation of files.
+
+    text      name of the text's file, None where the base was a file of logits
+    files     by name
+    """
+
+    path: Path
+    text: str | None
+    chunk_size: int
+    n_tokens: int
+    base_ppl: float
+    files: Mapping[str, Measures]
+
+
+def read_report(path: Path) -> Report:
+    """Read what an evaluation has written with --json.
+
+    raises  BadRequest for a file that is something else, or can't be read
+    """
+    try:
+        content = json.loads(read_input(path))
+        text = content["text"]
+        return Report(
+            path=path,
+            text=None if text["path"] is None else Path(text["path"]).name,
+            chunk_size=int(text["chunk_size"]),
+            n_tokens=int(text["n_tokens_measured"]),
+            base_ppl=float(content["base"]["ppl"]),
+            files={Path(model["path"]).name: _measures(model) for model in content["models"]},
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise BadRequest(
+            f"{path}: not a report of `evaluate --json` ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _measures(model: Mapping[str, Any]) -> Measures:
+    return Measures(
+        n_bytes=int(model["n_bytes"]),
+        kld=float(model["kld"]["mean"]),
+        kld_error=float(model["kld"]["error"]),
+        kld_p99=float(model["kld"]["p99"]),
+        same_top=float(model["same_top"]),
+        ppl=float(model["ppl"]),
+    )

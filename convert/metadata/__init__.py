@@ -1,1 +1,0 @@
-"""What a folder says about its model: general keys, model cards, names."""
