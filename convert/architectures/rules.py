@@ -33,7 +33,7 @@ import numpy as np
 from convert.weights.base import Weight, Weights, rows_and_cols
 from gguf_tools.errors import CheckpointError, MissingTensor, UnexpectedTensors
 from gguf_tools.format.ggml_types import F32, GGMLType
-from quantize.fill import sources
+from quantize.fill import sources as row_sources
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor, joined, raw_rows, rows_dtype, split_rows
 
 
@@ -75,7 +75,7 @@ class Renamed:
 
 
 @dataclass(frozen=True)
-class HeadRows(sources.HeadRows[Weight]):
+class HeadRows(row_sources.HeadRows[Weight]):
     """A run of rows out of every head of a weight."""
 
     @property
@@ -84,7 +84,7 @@ class HeadRows(sources.HeadRows[Weight]):
 
 
 @dataclass(frozen=True)
-class TransposedHeadRows(sources.TransposedHeads[Weight]):
+class TransposedHeadRows(row_sources.TransposedHeads[Weight]):
     """A run of rows out of every head of a weight, transposed head by head."""
 
     @property
