@@ -21,7 +21,7 @@ class QuantizeOptions:
     types         types set by hand, on top of the recipe file's
     keep_split    one output per shard of the source, named OUTPUT-00001-of-0000N.gguf
     kv_overrides  metadata that replace or join those of the source, in order
-    calibration   how tensors are encoded under the activations of a text: `quality.calibrate.Calibration`;
+    calibration   how tensors are encoded under the activations of a text: `calibrate.Calibration`;
                   None: each by its own rows and importances
     provenance    let the output say what its tensors are made of, so that a later run can reuse them
     """

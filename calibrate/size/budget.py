@@ -39,7 +39,7 @@ class BudgetTooSmall(BadRequest):
 
 
 @dataclass(frozen=True)
-class Choice:
+class BudgetChoice:
     """One way to store an item: its bytes, and its sensitivity in any unit that can be added up."""
 
     name: str
@@ -52,7 +52,7 @@ class Item:
     """Something that needs exactly one of its choices."""
 
     name: str
-    choices: tuple[Choice, ...]
+    choices: tuple[BudgetChoice, ...]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Selection:
     price  sensitivity that one more byte would save, about
     """
 
-    choices: tuple[Choice, ...]
+    choices: tuple[BudgetChoice, ...]
     bound: float
     price: float
 
@@ -96,9 +96,9 @@ def select(items: Sequence[Item], budget: int) -> Selection:
     return Selection(chosen, start.bound, start.price)
 
 
-def _undominated(item: Item) -> list[Choice]:
+def _undominated(item: Item) -> list[BudgetChoice]:
     """Return the choices by bytes, without those that another beats in both bytes and sensitivity."""
-    kept: list[Choice] = []
+    kept: list[BudgetChoice] = []
     for choice in sorted(item.choices, key=lambda choice: (choice.n_bytes, choice.sensitivity)):
         if not kept or choice.sensitivity < kept[-1].sensitivity:
             kept.append(choice)
@@ -116,7 +116,7 @@ class _Start:
     price: float
 
 
-def _walk_hulls(fronts: Sequence[Sequence[Choice]], budget: int) -> _Start:
+def _walk_hulls(fronts: Sequence[Sequence[BudgetChoice]], budget: int) -> _Start:
     """Take the steps of all hulls, those that save most per byte first, as long as they fit.
 
     The first step that does not fit sets the price and the bound. Later ones may still fit, and are taken.
@@ -157,7 +157,7 @@ class _Step:
         return self.saves / self.n_bytes
 
 
-def _hull_steps(item: int, front: Sequence[Choice]) -> list[_Step]:
+def _hull_steps(item: int, front: Sequence[BudgetChoice]) -> list[_Step]:
     """Return the steps along the lower convex hull of a front, steepest first."""
     hull: list[int] = []
     for pick in range(len(front)):
@@ -170,7 +170,7 @@ def _hull_steps(item: int, front: Sequence[Choice]) -> list[_Step]:
     ]
 
 
-def _slope(front: Sequence[Choice], a: int, b: int) -> float:
+def _slope(front: Sequence[BudgetChoice], a: int, b: int) -> float:
     """Return the sensitivity that a byte saves between two points."""
     return (front[a].sensitivity - front[b].sensitivity) / (front[b].n_bytes - front[a].n_bytes)
 
@@ -188,7 +188,7 @@ class _States:
         return _States(self.n_bytes[which], self.sensitivity[which], self.before[which], self.pick[which])
 
 
-def _finish(fronts: Sequence[Sequence[Choice]], start: _Start, budget: int) -> list[int]:
+def _finish(fronts: Sequence[Sequence[BudgetChoice]], start: _Start, budget: int) -> list[int]:
     """Return the picks of the best selection, which is the start's unless a better one turns up."""
     picks, price = list(start.picks), start.price
     sensitivity = sum(front[pick].sensitivity for front, pick in zip(fronts, picks, strict=True))
@@ -234,7 +234,7 @@ def _finish(fronts: Sequence[Sequence[Choice]], start: _Start, budget: int) -> l
 def _extend(
     states: _States,
     extra: npt.NDArray[np.float64],
-    front: Sequence[Choice],
+    front: Sequence[BudgetChoice],
     picks: npt.NDArray[np.int64],
     excess: npt.NDArray[np.float64],
 ) -> tuple[_States, npt.NDArray[np.float64]]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
-from calibrate.size.budget import BudgetTooSmall, Choice, Item, Selection, select
+from calibrate.size.budget import BudgetChoice, BudgetTooSmall, Item, Selection, select
 from gguf_tools.errors import BadRequest
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.format.header import align_up
@@ -218,7 +218,7 @@ def _item(
     return Item(
         key,
         tuple(
-            Choice(
+            BudgetChoice(
                 type_,
                 sum(_stored_bytes(sensitivities, name, type_, alignment) for name in names),
                 sum(_sensitivity(sensitivities, name, type_, calibrated) for name in names),
@@ -261,7 +261,7 @@ def _explained(
     return explained
 
 
-def _best_step_up(item: Item, choice: Choice) -> tuple[str, float] | None:
+def _best_step_up(item: Item, choice: BudgetChoice) -> tuple[str, float] | None:
     """Return the larger choice that saves most per byte, and what it saves; None where none saves."""
     steps = [
         ((choice.sensitivity - other.sensitivity) / (other.n_bytes - choice.n_bytes), other.name)

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from gguf_tools.cluster.connect import Cluster
 from gguf_tools.cluster.job import PostedJob
-from gguf_tools.cluster.worker import Outcome, perform
+from gguf_tools.cluster.worker import BatchOutcome, perform
 from gguf_tools.errors import ClusterError
 
 Item = TypeVar("Item")
@@ -167,10 +167,10 @@ class Farm(Generic[Item]):
         if not batch.futures:
             self._give_out(batch)
 
-    def _outcome(self, future: Any) -> Outcome | None:
+    def _outcome(self, future: Any) -> BatchOutcome | None:
         """Return a worker's answer; None if it can't be had."""
         try:
-            outcome: Outcome = future.result(timeout=self._pace.patience)
+            outcome: BatchOutcome = future.result(timeout=self._pace.patience)
         except TimeoutError:
             return None
         except Exception as error:
@@ -179,7 +179,7 @@ class Farm(Generic[Item]):
             return None
         return outcome
 
-    def _count(self, batch: _Batch[Item], outcome: Outcome) -> None:
+    def _count(self, batch: _Batch[Item], outcome: BatchOutcome) -> None:
         """Count the items of a batch that came back."""
         if outcome.refusal:
             raise ClusterError(f"{self._cluster.address}: worker {outcome.worker}: {outcome.refusal}")

@@ -19,7 +19,7 @@ from gguf_tools.errors import ToolkitError
 
 
 @dataclass(frozen=True)
-class Outcome:
+class BatchOutcome:
     """What became of some items.
 
     worker   address of who did them
@@ -58,16 +58,16 @@ _open: dict[str, _OpenJob] = {}
 _opening = threading.Lock()
 
 
-def perform(job: PostedJob, items: Sequence[Any]) -> Outcome:
+def perform(job: PostedJob, items: Sequence[Any]) -> BatchOutcome:
     """Do items, one after the other, up to the first that fails."""
     address = _address()
     refusal = examine(job)
     if refusal:
-        return Outcome(address, refusal=refusal)
+        return BatchOutcome(address, refusal=refusal)
     try:
         opened = _begin(job)
     except Exception as error:
-        return Outcome(address, refusal=_text(error))
+        return BatchOutcome(address, refusal=_text(error))
     results: list[Any] = []
     started = time.monotonic()
     try:
@@ -79,10 +79,10 @@ def perform(job: PostedJob, items: Sequence[Any]) -> Outcome:
         if job.machine != this_machine():  # nobody made sure that they are seen there
             results.clear()
         name = type(error).__name__ if isinstance(error, ToolkitError) else ""
-        return Outcome(address, results, time.monotonic() - started, _text(error), name)
+        return BatchOutcome(address, results, time.monotonic() - started, _text(error), name)
     finally:
         _end(opened)
-    return Outcome(address, results, time.monotonic() - started)
+    return BatchOutcome(address, results, time.monotonic() - started)
 
 
 def examine(job: PostedJob) -> str:

@@ -69,7 +69,7 @@ class FileEdit:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EditOutcome:
     """What an edit changed, and how each file was changed."""
 
     changes: tuple[Change, ...]
@@ -83,7 +83,7 @@ def edit_model(
     output: str | os.PathLike[str] | None = None,
     dry_run: bool = False,
     progress: StartProgress = no_start,
-) -> Outcome:
+) -> EditOutcome:
     """Change the header of a file, or of the files of a split set.
 
     edit      see header_edits.py; called with the metadata of the first file and the names of all tensors
@@ -108,12 +108,12 @@ def edit_model(
         return _edit_in_place(path, first, edit, progress)
     outcomes = [_edit_in_place(path, first, _renaming(names), progress) for names in rounds]
     changed = {file.path: file for outcome in outcomes for file in outcome.files if file.how != "unchanged"}
-    return Outcome(edited.changes, tuple(changed.get(file.path, file) for file in outcomes[-1].files))
+    return EditOutcome(edited.changes, tuple(changed.get(file.path, file) for file in outcomes[-1].files))
 
 
 def _edit_in_place(
     path: str | os.PathLike[str], first: Path, edit: Edit, progress: StartProgress
-) -> Outcome:
+) -> EditOutcome:
     """Change the files of `path`, the first of which is `first`; see `edit_model`."""
     # Whoever held the lock until now has changed the files, so they are opened anew.
     with ExitStack() as opened:
@@ -201,7 +201,7 @@ def _renaming(new_names: dict[str, str]) -> Edit:
     return lambda metadata, _names: Edited(dict(metadata), new_names)
 
 
-def _plan(source: GGUFSet, edited: Edited, output: Path | None) -> Outcome:
+def _plan(source: GGUFSet, edited: Edited, output: Path | None) -> EditOutcome:
     """Find out what an edit does, and how; nothing is written."""
     if output is None:
         paths = [_real(file.path) for file in source.shards]
@@ -212,7 +212,7 @@ def _plan(source: GGUFSet, edited: Edited, output: Path | None) -> Outcome:
         _plan_file(file, path, own, edited.new_names, in_its_place=output is None)
         for file, path, own in zip(source.shards, paths, metadata, strict=True)
     ]
-    return Outcome(edited.changes, tuple(files))
+    return EditOutcome(edited.changes, tuple(files))
 
 
 def _output_paths(output: Path, count: int) -> list[Path]:

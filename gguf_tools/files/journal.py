@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from gguf_tools.errors import OutputError
-from gguf_tools.files.run_lock import Difference, Refusals, lock_run
+from gguf_tools.files.run_lock import JSONDifference, Refusals, lock_run
 from gguf_tools.system import files as system_files
 from gguf_tools.system.files import is_at
 
@@ -284,7 +284,7 @@ def journal_path(output: Path) -> Path:
 def _refusals(path: Path) -> Refusals:
     """Return the errors of the journal at `path`."""
 
-    def another(difference: Difference) -> OutputError:
+    def another(difference: JSONDifference) -> OutputError:
         where, old, new = difference
         what = where.replace(", ", " ", 1)
         return OutputError(

@@ -6,7 +6,7 @@
   has left is its own, and is resumed: a journal, a partial output or a folder of finished layers beside one
   of the outputs says so. `quantize` alone replaces its output and says so, because llama-quantize does, and
   scripts that call it expect it.
-- The files beside an output know by themselves whose they are: see writer.py, journal.py and whole_file.py.
+- The files beside an output say themselves whose they are: partial_file.py, journal.py and atomic_write.py.
 """
 
 from __future__ import annotations

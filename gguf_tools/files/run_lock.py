@@ -19,7 +19,7 @@ from gguf_tools.system.lock_files import Lock, Taken, hold
 from gguf_tools.text import for_json
 
 
-class Difference(NamedTuple):
+class JSONDifference(NamedTuple):
     """The first difference of two pieces of JSON data: its place, and what is there in each."""
 
     where: str
@@ -38,7 +38,7 @@ class Refusals:
 
     unwritable: Callable[[str], ToolkitError]
     taken: Callable[[], ToolkitError]
-    another: Callable[[Difference], ToolkitError]
+    another: Callable[[JSONDifference], ToolkitError]
 
 
 class RunLock:
@@ -94,7 +94,7 @@ def plain(data: Mapping[str, Any]) -> dict[str, Any]:
     return given_back
 
 
-def first_difference(old: Any, new: Any, where: str = "") -> Difference | None:
+def first_difference(old: Any, new: Any, where: str = "") -> JSONDifference | None:
     """Return the first difference of two pieces of JSON data, or None.
 
     A large number and its text are the same: earlier versions wrote the number.
@@ -108,4 +108,4 @@ def first_difference(old: Any, new: Any, where: str = "") -> Difference | None:
             if difference is not None:
                 return difference
         return None
-    return None if for_json(old) == for_json(new) else Difference(where, old, new)
+    return None if for_json(old) == for_json(new) else JSONDifference(where, old, new)

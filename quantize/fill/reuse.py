@@ -127,7 +127,7 @@ def reuse_outlook(
             )
 
 
-class Candidate:
+class ReuseCandidate:
     """A tensor of the output that may be there already, while its source is being digested.
 
     info     as it is in the output
@@ -168,9 +168,9 @@ class Reuse:
     def __init__(self, old: OldFiles, session: Session, job: FillJob, done: Mapping[int, int]) -> None:
         self.counts = Counter(dict.fromkeys(old.usable, 0))
         self.damaged: list[OldTensor] = []
-        self.candidates: dict[str, Candidate] = {}
+        self.candidates: dict[str, ReuseCandidate] = {}
         self._session, self._job = session, job
-        self._candidate_of: dict[int, Candidate] = {}
+        self._candidate_of: dict[int, ReuseCandidate] = {}
         self._lock = threading.Lock()
         for chunks in session.incomplete() if old.usable else ():
             info = chunks.info
@@ -178,7 +178,7 @@ class Reuse:
             is_usable = job.is_encoded(info.name, info.type) and not job.is_calibrated(info.name)
             tensors = old.find(info) if is_usable else ()
             if tensors:
-                candidate = self.candidates[info.name] = Candidate(tensors, chunks, done)
+                candidate = self.candidates[info.name] = ReuseCandidate(tensors, chunks, done)
                 self._candidate_of.update(dict.fromkeys(chunks.numbers, candidate))
 
     def run(self, executor: Executor) -> None:
@@ -200,7 +200,7 @@ class Reuse:
             for task in candidate.missing if is_taken else ():
                 self._session.done(task.number, candidate.digests[task.number])
 
-    def _take(self, candidate: Candidate) -> bool:
+    def _take(self, candidate: ReuseCandidate) -> bool:
         """Copy the tensor from an older file that has what it would become, if there is one."""
         old = candidate.match(self._job)
         if old is None:

@@ -50,6 +50,16 @@ def test_functions_are_short_and_take_few_values() -> None:
     assert (too_long, too_many) == ({}, {})
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_class_has_a_name_of_its_own_in_its_package(package: str) -> None:
+    homes: dict[str, list[str]] = {}
+    for path in files_of(package):
+        for node in ast.parse((ROOT / path).read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(str(path))
+    assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
+
+
 def test_every_folder_of_modules_is_in_the_wheel() -> None:
     patterns = pyproject()["tool"]["setuptools"]["packages"]["find"]["include"]
     for folder in {path.parent for path in MODULES}:

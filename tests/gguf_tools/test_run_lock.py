@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gguf_tools.errors import BadRequest, OutputError
-from gguf_tools.files.run_lock import Difference, Refusals, RunLock, lock_run
+from gguf_tools.files.run_lock import Refusals, RunLock, lock_run
 
 ABOUT = {"plan": {"a": "Q4_0"}, "size": (2, 3)}
 REFUSALS = Refusals(
@@ -59,7 +59,7 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
         mine.refuse_another({"plan": {"a": "Q8_0"}, "size": [2, 3]})
     with pytest.raises(BadRequest) as refused:
         mine.refuse_another({})
-    assert str(refused.value) == f"another: {tuple(Difference('plan', None, {'a': 'Q4_0'}))}"
+    assert str(refused.value) == f"another: {tuple(JSONDifference('plan', None, {'a': 'Q4_0'}))}"
     mine.close()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.formats.ik.levels.levels import Cells
-from quantize.formats.ik.levels.scale_search import Search
+from quantize.formats.ik.levels.scale_search import ScaleTrials
 
 Floats = npt.NDArray[np.float32]
 f32 = np.float32
@@ -26,7 +26,7 @@ def power_of(largest: f32) -> f32:
 class ScaleSearch:
     """The search; what is made of a sub-block of given scale and set is that of a subclass."""
 
-    def __init__(self, search: Search) -> None:
+    def __init__(self, search: ScaleTrials) -> None:
         self.search = search
         low, high, step = search.integers
         self.allowed = np.arange(low, high + 1, step).astype(f32)
@@ -128,7 +128,7 @@ class ScaleSearch:
 class LevelSearch(ScaleSearch):
     """Each weight takes the nearest level of one of two sets, `table` being both."""
 
-    def __init__(self, search: Search, cells: Cells, table: Floats, shift: float) -> None:
+    def __init__(self, search: ScaleTrials, cells: Cells, table: Floats, shift: float) -> None:
         super().__init__(search)
         self.table, self.step = table, f32(shift * cells.density)
         self.density, self.unit = f32(cells.density), f32(1 / cells.density)
@@ -203,7 +203,7 @@ class EvenSearch(LevelSearch):
 class PairSearch(ScaleSearch):
     """Weights are coded in pairs; `pairs` are those of levels, (32, 2)."""
 
-    def __init__(self, search: Search, pairs: Floats) -> None:
+    def __init__(self, search: ScaleTrials, pairs: Floats) -> None:
         super().__init__(search)
         self.pairs = pairs
 

@@ -24,9 +24,9 @@ import numpy.typing as npt
 
 from calibrate.rounding.grids.octets import (
     OCTET,
-    Choice,
     Lattice,
     Octet,
+    OctetChoice,
     round_either_shift,
     round_even_4,
     round_even_8,
@@ -84,7 +84,7 @@ class Choices(NamedTuple):
     d        float32 (n_rows,), given: the scale of the scales
     scales   int32 (n_subs * n_rows,), given as those to start from, and replaced
     codes    int32 (n_groups * n_rows,), of points
-    signs    int32 (32 * n_rows,), as `Choice` has them
+    signs    int32 (32 * n_rows,), as `OctetChoice` has them
     costs    float32 (n_rows,), the sum of the squared errors in units of U[i, i]
     factors  float32 (n_rows,), what d would be multiplied by to cost least with all else as it is; it may be
              NaN where d is 0
@@ -113,7 +113,7 @@ class Start(NamedTuple):
     limit: Floats
 
 
-class Work(NamedTuple):
+class SubBlockTrial(NamedTuple):
     """A sub-block on trial: Tiles.
 
     rests  what is left of its elements before any is rounded, in units of U[i, i]
@@ -124,8 +124,8 @@ class Work(NamedTuple):
     """
 
     rests: FloatTile
-    now: Choice
-    best: Choice
+    now: OctetChoice
+    best: OctetChoice
     left: FloatTile
     units: FloatTile
 
@@ -147,7 +147,7 @@ def take_off(
 
 @inlined
 def _round_sub_block(
-    round_octet: Any, terms: Terms, at: int, attempt: int, limit: Floats, work: Work
+    round_octet: Any, terms: Terms, at: int, attempt: int, limit: Floats, work: SubBlockTrial
 ) -> Floats:
     """Round a sub-block and compute what that costs.
 
@@ -159,7 +159,7 @@ def _round_sub_block(
     for k in range(form.sub_elems // OCTET):
         place = OCTET * k
         codes, signs = tail(now.codes, form.codes * k), tail(now.signs, k)
-        choice = Choice(codes, signs, tail(now.errors, place), tail(now.levels, place))
+        choice = OctetChoice(codes, signs, tail(now.errors, place), tail(now.levels, place))
         octet = Octet(tail(work.left, place), tail(work.units, place), at + place)
         cost += round_octet(terms.lattice, octet, attempt, choice)
         if attempt >= form.variants and not any_lane(cost < limit):
@@ -170,7 +170,7 @@ def _round_sub_block(
 
 
 @inlined
-def _keep(form: Form, better: Mask, now: Choice, best: Choice) -> None:
+def _keep(form: Form, better: Mask, now: OctetChoice, best: OctetChoice) -> None:
     """Replace the best of a sub-block where the present trial is better."""
     for i in range(form.sub_elems):
         best.errors[i] = select(better, now.errors[i], best.errors[i])
@@ -182,7 +182,7 @@ def _keep(form: Form, better: Mask, now: Choice, best: Choice) -> None:
 
 
 @inlined
-def try_scales(round_octet: Any, terms: Terms, start: Start, work: Work) -> tuple[Floats, Ints]:
+def try_scales(round_octet: Any, terms: Terms, start: Start, work: SubBlockTrial) -> tuple[Floats, Ints]:
     """Find the scale of a sub-block that costs least; `work.best` gets what it is rounded to.
 
     Cost, scale and `work.best` stay those of `start` where nothing costs less than its limit.
@@ -220,8 +220,8 @@ def round_rows(round_octet: Any, terms: Terms, source: Floats32, choices: Choice
             than n rows, these repeat the last one
     """
     rests, plain, left, units = float_tile(256), float_tile(256), float_tile(32), float_tile(32)
-    now = Choice(int_tile(8), int_tile(4), float_tile(32), float_tile(32))
-    best = Choice(int_tile(8), int_tile(4), float_tile(32), float_tile(32))
+    now = OctetChoice(int_tile(8), int_tile(4), float_tile(32), float_tile(32))
+    best = OctetChoice(int_tile(8), int_tile(4), float_tile(32), float_tile(32))
     form, lattice = terms.form, terms.lattice
     n_rows, size = choices.d.size, form.sub_elems
     for first in range(0, n_rows, LANES):
@@ -235,7 +235,7 @@ def round_rows(round_octet: Any, terms: Terms, source: Floats32, choices: Choice
         for j in range(ELEMS // size):
             at = size * j
             start = Start(at, d, load(choices.scales, j * n_rows + first), splat(INFINITY))
-            work = Work(tail(rests, at), now, best, left, units)
+            work = SubBlockTrial(tail(rests, at), now, best, left, units)
             cost, scale = try_scales(round_octet, terms, start, work)
             total += cost
             store(choices.scales, j * n_rows + first, scale)
@@ -264,7 +264,7 @@ _LEAST_GAIN = np.float32(1e-6)
 """The share of what a block's values cost by themselves that another d has to gain."""
 
 
-class Ground(NamedTuple):
+class GridGround(NamedTuple):
     """What the columns of a block cost: flat arrays.
 
     It goes with Terms of the factors of the sub-blocks by themselves, whose ratios are 1 on the diagonal.
@@ -277,7 +277,7 @@ class Ground(NamedTuple):
     diagonal: Floats32
 
 
-class State(NamedTuple):
+class GridState(NamedTuple):
     """What a block of each row is: flat arrays. All but the first two are replaced.
 
     pulls   float32 (n * 256,), the pulls on the columns of the block
@@ -285,7 +285,7 @@ class State(NamedTuple):
     d       float32 (n_rows,), n_rows a multiple of LANES; where it is more than n, these repeat the last row
     scales  int32 (n_subs * n_rows,)
     codes   int32 (n_groups * n_rows,), of points
-    signs   int32 (32 * n_rows,), as `Choice` has them
+    signs   int32 (32 * n_rows,), as `OctetChoice` has them
     """
 
     pulls: Floats32
@@ -311,7 +311,7 @@ def _follow(hessian: Floats32, count: int, moves: FloatTile, pulls: FloatTile) -
 
 @inlined
 def _aim(
-    terms: Terms, ground: Ground, at: int, values: FloatTile, pulls: FloatTile, rests: FloatTile
+    terms: Terms, ground: GridGround, at: int, values: FloatTile, pulls: FloatTile, rests: FloatTile
 ) -> Floats:
     """Compute what a sub-block costs as it is; fill `rests` with its best values, in units of U[i, i]."""
     ratios, size = terms.lattice.ratios, terms.form.sub_elems
@@ -329,7 +329,7 @@ def _aim(
 
 
 @inlined
-def _fit_d(ground: Ground, d: Floats, values: FloatTile, pulls: FloatTile) -> Floats:
+def _fit_d(ground: GridGround, d: Floats, values: FloatTile, pulls: FloatTile) -> Floats:
     """Find the d that fits a block best with all else as it is."""
     along, across = splat(ZERO), splat(ZERO)
     for i in range(ELEMS):
@@ -346,12 +346,12 @@ def _fit_d(ground: Ground, d: Floats, values: FloatTile, pulls: FloatTile) -> Fl
 
 
 @inlined
-def refine_rows(round_octet: Any, terms: Terms, ground: Ground, state: State) -> None:
+def refine_rows(round_octet: Any, terms: Terms, ground: GridGround, state: GridState) -> None:
     """Change a block of each row for the better."""
     pulls, values, moves = float_tile(256), float_tile(256), float_tile(32)
-    now = Choice(int_tile(8), int_tile(4), float_tile(32), float_tile(32))
-    best = Choice(int_tile(8), int_tile(4), float_tile(32), float_tile(32))
-    work = Work(float_tile(32), now, best, float_tile(32), float_tile(32))
+    now = OctetChoice(int_tile(8), int_tile(4), float_tile(32), float_tile(32))
+    best = OctetChoice(int_tile(8), int_tile(4), float_tile(32), float_tile(32))
+    work = SubBlockTrial(float_tile(32), now, best, float_tile(32), float_tile(32))
     form = terms.form
     n_rows, size = state.d.size, form.sub_elems
     for first in range(0, n_rows, LANES):
@@ -386,7 +386,7 @@ class Kernels(NamedTuple):
     """The kernels of a kind of octet."""
 
     round: Callable[[Terms, Floats32, Choices], None]
-    refine: Callable[[Terms, Ground, State], None]
+    refine: Callable[[Terms, GridGround, GridState], None]
 
 
 @kernel
@@ -395,7 +395,7 @@ def _round_eights(terms: Terms, source: Floats32, choices: Choices) -> None:
 
 
 @kernel
-def _refine_eights(terms: Terms, ground: Ground, state: State) -> None:
+def _refine_eights(terms: Terms, ground: GridGround, state: GridState) -> None:
     refine_rows(round_free_8, terms, ground, state)
 
 
@@ -405,7 +405,7 @@ def _round_even_eights(terms: Terms, source: Floats32, choices: Choices) -> None
 
 
 @kernel
-def _refine_even_eights(terms: Terms, ground: Ground, state: State) -> None:
+def _refine_even_eights(terms: Terms, ground: GridGround, state: GridState) -> None:
     refine_rows(round_even_8, terms, ground, state)
 
 
@@ -415,7 +415,7 @@ def _round_fours(terms: Terms, source: Floats32, choices: Choices) -> None:
 
 
 @kernel
-def _refine_fours(terms: Terms, ground: Ground, state: State) -> None:
+def _refine_fours(terms: Terms, ground: GridGround, state: GridState) -> None:
     refine_rows(round_free_4, terms, ground, state)
 
 
@@ -425,7 +425,7 @@ def _round_even_fours(terms: Terms, source: Floats32, choices: Choices) -> None:
 
 
 @kernel
-def _refine_even_fours(terms: Terms, ground: Ground, state: State) -> None:
+def _refine_even_fours(terms: Terms, ground: GridGround, state: GridState) -> None:
     refine_rows(round_even_4, terms, ground, state)
 
 
@@ -435,7 +435,7 @@ def _round_shifted_eights(terms: Terms, source: Floats32, choices: Choices) -> N
 
 
 @kernel
-def _refine_shifted_eights(terms: Terms, ground: Ground, state: State) -> None:
+def _refine_shifted_eights(terms: Terms, ground: GridGround, state: GridState) -> None:
     refine_rows(round_shifted, terms, ground, state)
 
 
@@ -445,7 +445,7 @@ def _round_eights_by_shift(terms: Terms, source: Floats32, choices: Choices) -> 
 
 
 @kernel
-def _refine_eights_by_shift(terms: Terms, ground: Ground, state: State) -> None:
+def _refine_eights_by_shift(terms: Terms, ground: GridGround, state: GridState) -> None:
     refine_rows(round_either_shift, terms, ground, state)
 
 

@@ -65,7 +65,7 @@ class Octet(NamedTuple):
     first: int
 
 
-class Choice(NamedTuple):
+class OctetChoice(NamedTuple):
     """What an octet is rounded to: Tiles.
 
     codes   of the points: one vector, or two for groups of 4
@@ -102,7 +102,7 @@ def _level(lattice: Lattice, octet: Octet, i: int, code: Ints) -> Floats:
 
 
 @inlined
-def _settle(lattice: Lattice, octet: Octet, i: int, level: Floats, choice: Choice) -> Floats:
+def _settle(lattice: Lattice, octet: Octet, i: int, level: Floats, choice: OctetChoice) -> Floats:
     """Compute what element i costs at a level; note its error, and take it off what is left of the others."""
     error = octet.rests[i] - level
     choice.errors[i], choice.levels[i] = error, level
@@ -140,7 +140,7 @@ def _search_8(walk: Any, lattice: Lattice, octet: Octet, shift: Any, best: Best)
 
 @inlined
 def _settle_free(
-    lattice: Lattice, octet: Octet, start: int, size: int, code_bits: int, code: Ints, choice: Choice
+    lattice: Lattice, octet: Octet, start: int, size: int, code_bits: int, code: Ints, choice: OctetChoice
 ) -> Floats:
     """Compute what a group costs at a point, and settle its elements."""
     cost = splat(ZERO)
@@ -152,7 +152,7 @@ def _settle_free(
 
 
 @inlined
-def round_free_8(lattice: Lattice, octet: Octet, attempt: int, choice: Choice) -> Floats:
+def round_free_8(lattice: Lattice, octet: Octet, attempt: int, choice: OctetChoice) -> Floats:
     """Compute what the best group of 8 costs; fill the choice."""
     best = Best(float_tile(1), int_tile(1))
     _search_8(free_walk_of_8, lattice, octet, ZERO, best)
@@ -161,7 +161,7 @@ def round_free_8(lattice: Lattice, octet: Octet, attempt: int, choice: Choice) -
 
 
 @inlined
-def round_free_4(lattice: Lattice, octet: Octet, attempt: int, choice: Choice) -> Floats:
+def round_free_4(lattice: Lattice, octet: Octet, attempt: int, choice: OctetChoice) -> Floats:
     """Compute what the best group of 4, and then the best second one, cost; fill the choice."""
     steps, way, best = float_tile(32), Way(float_tile(32), float_tile(4)), Best(float_tile(1), int_tile(1))
     choice.signs[0] = splat(0)
@@ -210,7 +210,7 @@ def _go_both(
 
 @inlined
 def _settle_signed(
-    lattice: Lattice, octet: Octet, start: int, size: int, code_bits: int, code: Ints, choice: Choice
+    lattice: Lattice, octet: Octet, start: int, size: int, code_bits: int, code: Ints, choice: OctetChoice
 ) -> Floats:
     """Compute what a group costs at a point with the signs of the choice, and settle its elements."""
     cost = splat(ZERO)
@@ -222,7 +222,7 @@ def _settle_signed(
 
 
 @inlined
-def round_even_8(lattice: Lattice, octet: Octet, attempt: int, choice: Choice) -> Floats:
+def round_even_8(lattice: Lattice, octet: Octet, attempt: int, choice: OctetChoice) -> Floats:
     """Compute what the best group of 8 costs; fill the choice."""
     steps, best = float_tile(64), Best(float_tile(1), int_tile(1))
     even = Signed(Way(float_tile(72), float_tile(9)), int_tile(1), int_tile(1))
@@ -266,7 +266,7 @@ def _begin(
 
 
 @inlined
-def round_even_4(lattice: Lattice, octet: Octet, attempt: int, choice: Choice) -> Floats:
+def round_even_4(lattice: Lattice, octet: Octet, attempt: int, choice: OctetChoice) -> Floats:
     """Compute what the best two groups of 4 cost; fill the choice."""
     steps, best = float_tile(64), Best(float_tile(1), int_tile(1))
     even = Signed(Way(float_tile(72), float_tile(9)), int_tile(1), int_tile(1))
@@ -301,7 +301,7 @@ def round_even_4(lattice: Lattice, octet: Octet, attempt: int, choice: Choice) -
 
 
 @inlined
-def _round_shifted(lattice: Lattice, octet: Octet, shift: Floats, choice: Choice) -> Floats:
+def _round_shifted(lattice: Lattice, octet: Octet, shift: Floats, choice: OctetChoice) -> Floats:
     """Compute what the best group of 8 of the grid IQ1 costs with levels shifted; fill codes and errors."""
     best = Best(float_tile(1), int_tile(1))
     _search_8(plain_walk_of_8, lattice, octet, shift, best)
@@ -315,12 +315,12 @@ def _round_shifted(lattice: Lattice, octet: Octet, shift: Floats, choice: Choice
 
 
 @inlined
-def _shift(choice: Choice) -> Floats:
+def _shift(choice: OctetChoice) -> Floats:
     return select(choice.signs[0] != 0, splat(-SHIFT), SHIFT)
 
 
 @inlined
-def round_shifted(lattice: Lattice, octet: Octet, attempt: int, choice: Choice) -> Floats:
+def round_shifted(lattice: Lattice, octet: Octet, attempt: int, choice: OctetChoice) -> Floats:
     """Compute what the best group costs, with the shift 1/8 (attempt 0), -1/8 (1) or that of the choice."""
     if attempt < 2:
         choice.signs[0] = splat(-attempt)
@@ -328,10 +328,10 @@ def round_shifted(lattice: Lattice, octet: Octet, attempt: int, choice: Choice) 
 
 
 @inlined
-def round_either_shift(lattice: Lattice, octet: Octet, attempt: int, choice: Choice) -> Floats:
+def round_either_shift(lattice: Lattice, octet: Octet, attempt: int, choice: OctetChoice) -> Floats:
     """Compute what the best group costs, with either shift (attempt 0) or that of the choice; fill it."""
     rests = float_tile(8)
-    other = Choice(int_tile(1), int_tile(1), float_tile(8), float_tile(8))
+    other = OctetChoice(int_tile(1), int_tile(1), float_tile(8), float_tile(8))
     other_cost = splat(INFINITY)
     if attempt == 0:
         for i in range(8):

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from calibrate.rounding.base import Effort, Rounder
 from calibrate.rounding.factor import Panel
 from calibrate.rounding.grids import kernels
-from calibrate.rounding.grids.kernels import ELEMS, Choices, Form, Ground, Kernels, State, Terms
+from calibrate.rounding.grids.kernels import ELEMS, Choices, Form, GridGround, GridState, Kernels, Terms
 from calibrate.rounding.grids.octets import Lattice
 from calibrate.rounding.grids.walks import tree
 from calibrate.rounding.scalar.blocks import as_half, halves
@@ -44,7 +44,7 @@ Path = tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
+class GridBlocks:
     """n blocks of 256 weights.
 
     d        float32 (n,), float16 numbers: the scale of the scales
@@ -61,7 +61,7 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class Layout:
+class GridLayout:
     """The two directions of a type.
 
     read   uint8 (n, bytes of a block) to blocks
@@ -69,8 +69,8 @@ class Layout:
     """
 
     type: GGMLType
-    read: Callable[[Bytes], Blocks]
-    write: Callable[[Blocks], Bytes]
+    read: Callable[[Bytes], GridBlocks]
+    write: Callable[[GridBlocks], Bytes]
 
 
 def _blocks(data: Bytes, block: Block) -> Array:
@@ -88,9 +88,9 @@ def _bytes(blocks: Array) -> Bytes:
     return blocks.view(np.uint8).reshape(len(blocks), -1)
 
 
-def _fields(d: Array, scales: Array, indices: Array, signs: Array) -> Blocks:
+def _fields(d: Array, scales: Array, indices: Array, signs: Array) -> GridBlocks:
     n = len(d)
-    return Blocks(
+    return GridBlocks(
         halves_to_float32(d.astype(np.uint16)),
         scales.reshape(n, -1).astype(np.int64),
         indices.reshape(n, -1).astype(np.int64),
@@ -111,19 +111,19 @@ def _to_bits(numbers: Array, width: int) -> Array:
 # ---- IQ2 and IQ3
 
 
-def _with_packed_signs(type_: GGMLType, block: Block, indices: Path, words: Path) -> Layout:
+def _with_packed_signs(type_: GGMLType, block: Block, indices: Path, words: Path) -> GridLayout:
     """The layout of IQ2_XXS and IQ3_XXS: 32 bits for 32 weights, seven signs of each eight and the scale.
 
     indices  where the indices are in a block
     words    where the 32 bits are
     """
 
-    def read(data: Bytes) -> Blocks:
+    def read(data: Bytes) -> GridBlocks:
         blocks = _blocks(data, block)
         bits = _at(blocks, words)
         return _fields(blocks["d"], bits >> 28, _at(blocks, indices), with_even_signs(_bits(bits, 7, 4)))
 
-    def write(parts: Blocks) -> Bytes:
+    def write(parts: GridBlocks) -> Bytes:
         blocks = np.empty(len(parts.d), block)
         blocks["d"] = halves(parts.d)
         to = _at(blocks, indices)
@@ -131,19 +131,19 @@ def _with_packed_signs(type_: GGMLType, block: Block, indices: Path, words: Path
         _at(blocks, words)[...] = _to_bits(parts.signs.reshape(-1, 8, 4) & 127, 7) | parts.scales << 28
         return _bytes(blocks)
 
-    return Layout(type_, read, write)
+    return GridLayout(type_, read, write)
 
 
-def _with_whole_signs(type_: GGMLType, block: Block, width: int) -> Layout:
+def _with_whole_signs(type_: GGMLType, block: Block, width: int) -> GridLayout:
     """The layout of IQ2_S and IQ3_S: eight signs of each eight weights, and `width` high bits of an index."""
     count = 8 // width
 
-    def read(data: Bytes) -> Blocks:
+    def read(data: Bytes) -> GridBlocks:
         blocks = _blocks(data, block)
         high = _bits(blocks["qh"], width, count).reshape(blocks["qs"].shape)
         return _fields(blocks["d"], unpack(blocks["scales"], 4, 1), blocks["qs"] | high << 8, blocks["signs"])
 
-    def write(parts: Blocks) -> Bytes:
+    def write(parts: GridBlocks) -> Bytes:
         blocks = np.empty(len(parts.d), block)
         blocks["d"] = halves(parts.d)
         blocks["qs"] = parts.indices & 255
@@ -152,16 +152,16 @@ def _with_whole_signs(type_: GGMLType, block: Block, width: int) -> Layout:
         blocks["scales"] = packed(parts.scales, 4, 1)
         return _bytes(blocks)
 
-    return Layout(type_, read, write)
+    return GridLayout(type_, read, write)
 
 
-def _read_iq2_xs(data: Bytes) -> Blocks:
+def _read_iq2_xs(data: Bytes) -> GridBlocks:
     blocks = _blocks(data, iq2_xs.BLOCK)
     signs = with_even_signs(blocks["qs"] >> 9)
     return _fields(blocks["d"], unpack(blocks["scales"], 4, 1), blocks["qs"] & 511, signs)
 
 
-def _write_iq2_xs(parts: Blocks) -> Bytes:
+def _write_iq2_xs(parts: GridBlocks) -> Bytes:
     blocks = np.empty(len(parts.d), iq2_xs.BLOCK)
     blocks["d"] = halves(parts.d)
     blocks["qs"] = parts.indices | (parts.signs & 127).astype(np.int64) << 9
@@ -172,14 +172,14 @@ def _write_iq2_xs(parts: Blocks) -> Bytes:
 # ---- IQ1
 
 
-def _read_iq1_s(data: Bytes) -> Blocks:
+def _read_iq1_s(data: Bytes) -> GridBlocks:
     blocks = _blocks(data, iq1_s.BLOCK)
     indices = blocks["qs"] | _bits(blocks["qh"], 3, 4).reshape(-1, 32) << 8
     shifts = np.repeat(blocks["qh"] >> 15, 4, axis=1) * 255
     return _fields(blocks["d"], blocks["qh"] >> 12 & 7, indices, shifts)
 
 
-def _write_iq1_s(parts: Blocks) -> Bytes:
+def _write_iq1_s(parts: GridBlocks) -> Bytes:
     blocks = np.empty(len(parts.d), iq1_s.BLOCK)
     blocks["d"] = halves(parts.d)
     blocks["qs"] = parts.indices & 255
@@ -188,7 +188,7 @@ def _write_iq1_s(parts: Blocks) -> Bytes:
     return _bytes(blocks)
 
 
-def _read_iq1_m(data: Bytes) -> Blocks:
+def _read_iq1_m(data: Bytes) -> GridBlocks:
     blocks = _blocks(data, iq1_m.BLOCK)
     high = unpack(blocks["qh"], 4, 1)
     indices = blocks["qs"] | (high & 7).astype(np.int64) << 8
@@ -196,7 +196,7 @@ def _read_iq1_m(data: Bytes) -> Blocks:
     return _fields(d, _bits(blocks["scales"], 3, 4), indices, (high >> 3) * 255)
 
 
-def _write_iq1_m(parts: Blocks) -> Bytes:
+def _write_iq1_m(parts: GridBlocks) -> Bytes:
     n = len(parts.d)
     blocks = np.empty(n, iq1_m.BLOCK)
     blocks["qs"] = parts.indices & 255
@@ -209,12 +209,12 @@ LAYOUTS = {
     layout.type.name: layout
     for layout in (
         _with_packed_signs(IQ2_XXS, iq2_xxs.BLOCK, ("qs", "indices"), ("qs", "signs_scale")),
-        Layout(IQ2_XS, _read_iq2_xs, _write_iq2_xs),
+        GridLayout(IQ2_XS, _read_iq2_xs, _write_iq2_xs),
         _with_whole_signs(IQ2_S, iq2_s.BLOCK, 2),
         _with_packed_signs(IQ3_XXS, iq3_xxs.BLOCK, ("qs",), ("words",)),
         _with_whole_signs(IQ3_S, iq3_s.BLOCK, 1),
-        Layout(IQ1_S, _read_iq1_s, _write_iq1_s),
-        Layout(IQ1_M, _read_iq1_m, _write_iq1_m),
+        GridLayout(IQ1_S, _read_iq1_s, _write_iq1_s),
+        GridLayout(IQ1_M, _read_iq1_m, _write_iq1_m),
     )
 }
 """The layouts by the name of the type."""
@@ -228,7 +228,7 @@ _AROUND = (1.0, 0.95, 1.05, 0.9, 1.1)
 class GridRounder:
     """The rounder of a type."""
 
-    layout: Layout
+    layout: GridLayout
     grid: Grid
     form: Form
     kernels: Kernels
@@ -286,7 +286,7 @@ class GridRounder:
         start = self.layout.read(data)
         decode = get_format(self.type).decode
         values = decode(data, ELEMS)
-        state = State(
+        state = GridState(
             pulls=as_source(pulls),
             values=as_source(values),
             d=_padded(start.d),
@@ -295,7 +295,7 @@ class GridRounder:
             signs=_padded(start.signs.T.astype(np.int32)).reshape(-1),
         )
         ratios, diagonal = _local_ratios(panel.local_uppers(size), size)
-        ground = Ground(as_source(panel.hessian), diagonal)
+        ground = GridGround(as_source(panel.hessian), diagonal)
         self.kernels.refine(self._terms(ratios, diagonal, effort.grid_window), ground, state)
         scales, codes, signs = (_by_row(parts, n_rows) for parts in (state.scales, state.codes, state.signs))
         better = self.layout.write(self.blocks(state.d[:n_rows], scales, codes, signs))
@@ -323,9 +323,9 @@ class GridRounder:
         scales: npt.NDArray[np.int32],
         codes: npt.NDArray[np.int32],
         signs: npt.NDArray[np.int32],
-    ) -> Blocks:
+    ) -> GridBlocks:
         """Give layouts what kernels have chosen, by row."""
-        return Blocks(d, scales.astype(np.int64), self._index_of_code[codes], signs.astype(np.uint8))
+        return GridBlocks(d, scales.astype(np.int64), self._index_of_code[codes], signs.astype(np.uint8))
 
     @cached_property
     def _values(self) -> Floats32:

@@ -23,7 +23,7 @@ Fields = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
+class ScalarBlocks:
     """The blocks of n rows, cut into sub-blocks that have a scale each.
 
     d, dmin  float32 (n, 1), the scales of the scales and of the minimums, as stored; or (n, sub-blocks),
@@ -40,8 +40,8 @@ class Blocks:
     codes: Codes
 
 
-class Layout(Protocol):
-    """Where a type keeps what `Blocks` holds, and what it may be changed to.
+class ScalarLayout(Protocol):
+    """Where a type keeps what `ScalarBlocks` holds, and what it may be changed to.
 
     type         the type
     sub_elems    elements that share a scale, a multiple of 16
@@ -58,26 +58,26 @@ class Layout(Protocol):
     @property
     def is_refitted(self) -> bool: ...
 
-    def read(self, data: Bytes) -> Blocks:
+    def read(self, data: Bytes) -> ScalarBlocks:
         """Take the blocks of n rows, uint8 (n, bytes), apart into arrays."""
         ...
 
-    def write(self, blocks: Blocks) -> Bytes:
+    def write(self, blocks: ScalarBlocks) -> Bytes:
         """Pack blocks into uint8 (n, bytes): the inverse of `read`."""
         ...
 
-    def lines(self, blocks: Blocks) -> tuple[Floats32, Floats32]:
+    def lines(self, blocks: ScalarBlocks) -> tuple[Floats32, Floats32]:
         """Compute slope and low of each sub-block, float32 (n, sub-blocks): a value is slope * level - low.
 
         The product and the difference are each rounded to float32, as in the decoder.
         """
         ...
 
-    def begin(self, stock: Blocks) -> Blocks:
+    def begin(self, stock: ScalarBlocks) -> ScalarBlocks:
         """Give the scales and minimums that a search begins with, from the stock encoder's blocks."""
         ...
 
-    def neighbours(self, blocks: Blocks, window: int) -> Blocks:
+    def neighbours(self, blocks: ScalarBlocks, window: int) -> ScalarBlocks:
         """List what blocks become with scales and minimums up to `window` steps away, themselves first.
 
         All fields but the codes, which stay, have one axis more, the first: the number of the neighbour, or 1
@@ -105,7 +105,7 @@ def within(numbers: Integers, lowest: int, highest: int) -> Integers:
     return np.minimum(np.maximum(numbers, np.int32(lowest)), np.int32(highest))
 
 
-def chosen(neighbours: Blocks, choices: Integers, codes: Codes) -> Blocks:
+def chosen(neighbours: ScalarBlocks, choices: Integers, codes: Codes) -> ScalarBlocks:
     """Take, for each sub-block, the scale and minimum of one neighbour.
 
     choices  int32 (n, sub-blocks), numbers of neighbours
@@ -119,7 +119,7 @@ def chosen(neighbours: Blocks, choices: Integers, codes: Codes) -> Blocks:
         return picked
 
     lines = neighbours
-    return Blocks(pick(lines.d), pick(lines.dmin), pick(lines.scales), pick(lines.lows), codes)
+    return ScalarBlocks(pick(lines.d), pick(lines.dmin), pick(lines.scales), pick(lines.lows), codes)
 
 
 def halves(values: Floats32) -> npt.NDArray[np.uint16]:

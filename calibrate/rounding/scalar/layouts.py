@@ -19,11 +19,11 @@ import numpy as np
 
 from calibrate.rounding.base import Rounder
 from calibrate.rounding.scalar.blocks import (
-    Blocks,
     Codes,
     Fields,
     Integers,
-    Layout,
+    ScalarBlocks,
+    ScalarLayout,
     as_half,
     halves,
     integers,
@@ -82,19 +82,19 @@ class SuperBlocks:
     low_top: int
     block: np.dtype[Any]
     read_rest: Callable[[Fields], Rest]
-    write_rest: Callable[[Fields, Blocks], None]
+    write_rest: Callable[[Fields, ScalarBlocks], None]
 
     @property
     def is_refitted(self) -> bool:
         return self.low_top > 0  # where there are two numbers to fit; one gains 1 % at most
 
-    def read(self, data: Bytes) -> Blocks:
+    def read(self, data: Bytes) -> ScalarBlocks:
         fields = data.reshape(-1).view(self.block)
         d = halves_to_float32(fields["d"])[:, None]
         dmin = halves_to_float32(fields["dmin"])[:, None] if self.low_top else np.zeros_like(d)
-        return Blocks(d, dmin, *self.read_rest(fields))
+        return ScalarBlocks(d, dmin, *self.read_rest(fields))
 
-    def write(self, blocks: Blocks) -> Bytes:
+    def write(self, blocks: ScalarBlocks) -> Bytes:
         fields = np.zeros(len(blocks.d), self.block)
         fields["d"] = halves(blocks.d[:, 0])
         if self.low_top:
@@ -102,18 +102,18 @@ class SuperBlocks:
         self.write_rest(fields, blocks)
         return fields.view(np.uint8).reshape(len(fields), -1)
 
-    def lines(self, blocks: Blocks) -> tuple[Floats32, Floats32]:
+    def lines(self, blocks: ScalarBlocks) -> tuple[Floats32, Floats32]:
         slopes = blocks.d * blocks.scales.astype(np.float32)
         return slopes, blocks.dmin * blocks.lows.astype(np.float32)
 
-    def begin(self, stock: Blocks) -> Blocks:
+    def begin(self, stock: ScalarBlocks) -> ScalarBlocks:
         return stock
 
-    def neighbours(self, blocks: Blocks, window: int) -> Blocks:
+    def neighbours(self, blocks: ScalarBlocks, window: int) -> ScalarBlocks:
         ups, downs = moves(window, window if self.low_top else 0)
         scales = within(blocks.scales + ups, *self.scale_range)
         lows = within(blocks.lows + downs, 0, self.low_top) if self.low_top else blocks.lows[None]
-        return Blocks(blocks.d[None], blocks.dmin[None], scales, lows, blocks.codes)
+        return ScalarBlocks(blocks.d[None], blocks.dmin[None], scales, lows, blocks.codes)
 
 
 # ---- the fields of each type
@@ -124,7 +124,7 @@ def _read_q2_k(fields: Fields) -> Rest:
     return both & 0xF, both >> 4, unpack(fields["qs"], 2, 32)
 
 
-def _write_q2_k(fields: Fields, blocks: Blocks) -> None:
+def _write_q2_k(fields: Fields, blocks: ScalarBlocks) -> None:
     fields["scales"] = blocks.scales | blocks.lows << 4
     fields["qs"] = packed(blocks.codes, 2, 32)
 
@@ -136,7 +136,7 @@ def _read_q3_k(fields: Fields) -> Rest:
     return scales, np.zeros_like(scales), codes
 
 
-def _write_q3_k(fields: Fields, blocks: Blocks) -> None:
+def _write_q3_k(fields: Fields, blocks: ScalarBlocks) -> None:
     scales = (blocks.scales + 32).astype(np.uint8)
     fields["scales"][:, :8] = packed(scales & 0xF, 4, 8)
     fields["scales"][:, 8:] = packed(scales >> 4, 2, 4)
@@ -148,7 +148,7 @@ def _read_q4_k(fields: Fields) -> Rest:
     return *unpacked_scales(fields["scales"]), unpack(fields["qs"], 4, 32)
 
 
-def _write_q4_k(fields: Fields, blocks: Blocks) -> None:
+def _write_q4_k(fields: Fields, blocks: ScalarBlocks) -> None:
     fields["scales"] = packed_scales(blocks.scales, blocks.lows)
     fields["qs"] = packed(blocks.codes, 4, 32)
 
@@ -158,7 +158,7 @@ def _read_q5_k(fields: Fields) -> Rest:
     return *unpacked_scales(fields["scales"]), codes
 
 
-def _write_q5_k(fields: Fields, blocks: Blocks) -> None:
+def _write_q5_k(fields: Fields, blocks: ScalarBlocks) -> None:
     fields["scales"] = packed_scales(blocks.scales, blocks.lows)
     fields["qs"] = packed(blocks.codes & 0xF, 4, 32)
     fields["qh"] = packed(blocks.codes >> 4, 1, 32)
@@ -169,7 +169,7 @@ def _read_q6_k(fields: Fields) -> Rest:
     return scales, np.zeros_like(scales), unpack(fields["ql"], 4, 64) | unpack(fields["qh"], 2, 32) << 4
 
 
-def _write_q6_k(fields: Fields, blocks: Blocks) -> None:
+def _write_q6_k(fields: Fields, blocks: ScalarBlocks) -> None:
     fields["scales"] = blocks.scales
     fields["ql"] = packed(blocks.codes & 0xF, 4, 64)
     fields["qh"] = packed(blocks.codes >> 4, 2, 32)
@@ -182,7 +182,7 @@ def _read_iq4_xs(fields: Fields) -> Rest:
     return scales, np.zeros_like(scales), unpack(fields["qs"], 4, 16)
 
 
-def _write_iq4_xs(fields: Fields, blocks: Blocks) -> None:
+def _write_iq4_xs(fields: Fields, blocks: ScalarBlocks) -> None:
     scales = blocks.scales + 32
     fields["scales_l"] = packed(scales & 0xF, 4, 1)
     fields["scales_h"] = np.bitwise_or.reduce(scales >> 4 << np.arange(0, 16, 2), axis=1)
@@ -231,15 +231,15 @@ class SingleScales:
     def has_lows(self) -> bool:
         return "m" in (self.block.names or ())
 
-    def read(self, data: Bytes) -> Blocks:
+    def read(self, data: Bytes) -> ScalarBlocks:
         n_rows = len(data)
         fields = np.ascontiguousarray(data).reshape(-1).view(self.block)
         d = halves_to_float32(fields["d"]).reshape(n_rows, -1)
         dmin = -halves_to_float32(fields["m"]).reshape(n_rows, -1) if self.has_lows else np.zeros_like(d)
         ones = np.ones(d.shape, np.int32)
-        return Blocks(d, dmin, ones, ones, self.read_codes(fields).reshape(n_rows, -1))
+        return ScalarBlocks(d, dmin, ones, ones, self.read_codes(fields).reshape(n_rows, -1))
 
-    def write(self, blocks: Blocks) -> Bytes:
+    def write(self, blocks: ScalarBlocks) -> Bytes:
         fields = np.zeros(blocks.d.size, self.block)
         fields["d"] = halves(blocks.d).reshape(-1)
         if self.has_lows:
@@ -247,20 +247,20 @@ class SingleScales:
         self.write_codes(fields, blocks.codes.reshape(len(fields), -1))
         return fields.view(np.uint8).reshape(len(blocks.d), -1)
 
-    def lines(self, blocks: Blocks) -> tuple[Floats32, Floats32]:
+    def lines(self, blocks: ScalarBlocks) -> tuple[Floats32, Floats32]:
         return blocks.d, blocks.dmin
 
-    def begin(self, stock: Blocks) -> Blocks:
+    def begin(self, stock: ScalarBlocks) -> ScalarBlocks:
         return replace(stock, d=as_half(stock.d * np.float32(self.shrink)))
 
-    def neighbours(self, blocks: Blocks, window: int) -> Blocks:
+    def neighbours(self, blocks: ScalarBlocks, window: int) -> ScalarBlocks:
         step = np.float32(self.step)
         ups, downs = moves(*(min(2 * window, 3),) * 2) if self.has_lows else moves(5 * window, 0)
         d = as_half(blocks.d * (1 + step * ups.astype(np.float32)))
         dmin = blocks.dmin[None]
         if self.has_lows:
             dmin = as_half(dmin + blocks.d * step * downs.astype(np.float32))
-        return Blocks(d, dmin, blocks.scales[None], blocks.lows[None], blocks.codes)
+        return ScalarBlocks(d, dmin, blocks.scales[None], blocks.lows[None], blocks.codes)
 
 
 # ---- the codes of each type
@@ -376,15 +376,15 @@ class SmallFloats:
     def is_refitted(self) -> bool:
         return False
 
-    def read(self, data: Bytes) -> Blocks:
+    def read(self, data: Bytes) -> ScalarBlocks:
         n_rows = len(data)
         fields = np.ascontiguousarray(data).reshape(-1).view(self.block)
         scales = fields[self.scale].astype(np.int32).reshape(n_rows, -1)
         ones = np.ones((n_rows, 1), np.float32)
         levels = _LEVEL_OF[unpack(fields["qs"], 4, self.sub_elems // 2)].reshape(n_rows, -1)
-        return Blocks(ones, np.zeros_like(ones), scales, np.zeros_like(scales), levels)
+        return ScalarBlocks(ones, np.zeros_like(ones), scales, np.zeros_like(scales), levels)
 
-    def write(self, blocks: Blocks) -> Bytes:
+    def write(self, blocks: ScalarBlocks) -> Bytes:
         n_rows = len(blocks.scales)
         fields = np.zeros(blocks.codes.size // self.type.block_elems, self.block)
         fields[self.scale] = blocks.scales.reshape(fields[self.scale].shape)
@@ -392,16 +392,16 @@ class SmallFloats:
         fields["qs"] = packed(codes, 4, self.sub_elems // 2)
         return fields.view(np.uint8).reshape(n_rows, -1)
 
-    def lines(self, blocks: Blocks) -> tuple[Floats32, Floats32]:
+    def lines(self, blocks: ScalarBlocks) -> tuple[Floats32, Floats32]:
         slopes = self.slopes(blocks.scales)
         return slopes, np.zeros_like(slopes)
 
-    def begin(self, stock: Blocks) -> Blocks:
+    def begin(self, stock: ScalarBlocks) -> ScalarBlocks:
         return stock
 
-    def neighbours(self, blocks: Blocks, window: int) -> Blocks:
+    def neighbours(self, blocks: ScalarBlocks, window: int) -> ScalarBlocks:
         scales = within(blocks.scales + moves(window, 0)[0], 0, self.top)
-        return Blocks(blocks.d[None], blocks.dmin[None], scales, blocks.lows[None], blocks.codes)
+        return ScalarBlocks(blocks.d[None], blocks.dmin[None], scales, blocks.lows[None], blocks.codes)
 
 
 def _powers_of_two(exponents: Integers) -> Floats32:
@@ -414,6 +414,6 @@ SMALL_FLOATS = (
     SmallFloats(NVFP4, 16, nvfp4.BLOCK, "d", nvfp4.half_scales, nvfp4.LARGEST_BYTE),
 )
 
-LAYOUTS: tuple[Layout, ...] = (*SUPER_BLOCKS, *SINGLE_SCALES, *SMALL_FLOATS)
+LAYOUTS: tuple[ScalarLayout, ...] = (*SUPER_BLOCKS, *SINGLE_SCALES, *SMALL_FLOATS)
 
 ROUNDERS: Mapping[str, Rounder] = {layout.type.name: ScalarRounder(layout) for layout in LAYOUTS}

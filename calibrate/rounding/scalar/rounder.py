@@ -24,7 +24,7 @@ import numpy.typing as npt
 from calibrate.rounding.base import PANEL, Effort
 from calibrate.rounding.factor import Panel
 from calibrate.rounding.products import feed_back
-from calibrate.rounding.scalar.blocks import Blocks, Codes, Integers, Layout, as_half, chosen
+from calibrate.rounding.scalar.blocks import Codes, Integers, ScalarBlocks, ScalarLayout, as_half, chosen
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats import get_format
 from quantize.formats.base import Bytes, Floats32, as_source
@@ -122,7 +122,7 @@ class Rounded(NamedTuple):
     levels: FloatTile
 
 
-class Choice(NamedTuple):
+class BestLine(NamedTuple):
     """The best line of a sub-block.
 
     number      of the candidate
@@ -180,7 +180,9 @@ def _round_under(
 
 
 @inlined
-def choose(x: FloatTile, columns: Columns, levels: Levels, lines: Lines, at: int, rounded: Rounded) -> Choice:
+def choose(
+    x: FloatTile, columns: Columns, levels: Levels, lines: Lines, at: int, rounded: Rounded
+) -> BestLine:
     """Choose the line under which a sub-block costs least, the first of several.
 
     x        Tile of its weights
@@ -207,7 +209,7 @@ def choose(x: FloatTile, columns: Columns, levels: Levels, lines: Lines, at: int
         slope = select(better, slopes[c], slope)
         low = select(better, lows[c], low)
     _round_under(x, columns, levels, slope, low, rounded)
-    return Choice(number, cost, slope, low)
+    return BestLine(number, cost, slope, low)
 
 
 @inlined
@@ -258,7 +260,7 @@ _SINGULAR = 1e-6
 """The share of the product of both variances below which scale and minimum can't be told apart."""
 
 
-class Ground(NamedTuple):
+class ScalarGround(NamedTuple):
     """What the columns of a block cost: flat arrays.
 
     hessian  (n * n,), their moments, n <= PANEL a multiple of LANES
@@ -273,7 +275,7 @@ class Ground(NamedTuple):
     size: int
 
 
-class State(NamedTuple):
+class ScalarState(NamedTuple):
     """What a block of each row is: (n_rows * n,) each.
 
     values  what the bytes decode to
@@ -320,7 +322,9 @@ def _follow(hessian: Floats32, n: int, size: int, moves: FloatTile, pulls: Float
 
 
 @kernel
-def refine_blocks(ground: Ground, state: State, levels: Levels, lines: Lines, picks: Picks) -> None:
+def refine_blocks(
+    ground: ScalarGround, state: ScalarState, levels: Levels, lines: Lines, picks: Picks
+) -> None:
     """Choose the sub-blocks of a block of columns anew.
 
     picks  filled: the number is -1 where a sub-block stays as it is, and its codes do not count
@@ -358,7 +362,7 @@ def refine_blocks(ground: Ground, state: State, levels: Levels, lines: Lines, pi
 # ---- scales of scales
 
 
-def refit(layout: Layout, blocks: Blocks, pulls: Floats32, hessian: Floats32) -> Blocks:
+def refit(layout: ScalarLayout, blocks: ScalarBlocks, pulls: Floats32, hessian: Floats32) -> ScalarBlocks:
     """Fit the float16 d and dmin of super-blocks to the codes and integer scales there are.
 
     They change where that costs less than now.
@@ -406,7 +410,7 @@ def _dot(left: Floats32, right: Floats32) -> npt.NDArray[np.float64]:
 class ScalarRounder:
     """The rounder of a type whose weights are rounded one by one."""
 
-    layout: Layout
+    layout: ScalarLayout
 
     @property
     def type(self) -> GGMLType:
@@ -436,8 +440,8 @@ class ScalarRounder:
         uppers = as_source(panel.local_uppers(layout.sub_elems))
         pulls, moves = pulls.copy(), np.empty_like(pulls)
         refine_blocks(
-            Ground(as_source(panel.hessian), uppers, n, layout.sub_elems),
-            State(as_source(values), pulls.reshape(-1), moves.reshape(-1)),
+            ScalarGround(as_source(panel.hessian), uppers, n, layout.sub_elems),
+            ScalarState(as_source(values), pulls.reshape(-1), moves.reshape(-1)),
             self._levels,
             lines,
             picks,
@@ -454,7 +458,7 @@ class ScalarRounder:
     def _levels(self) -> Levels:
         return Levels.of(self.layout.levels)
 
-    def _lines(self, neighbours: Blocks) -> Lines:
+    def _lines(self, neighbours: ScalarBlocks) -> Lines:
         """Arrange the lines of neighbours as kernels read them, rows filled up to a multiple of LANES."""
         slopes, lows = self.layout.lines(neighbours)  # (candidates, rows, sub-blocks); lows perhaps (1, ...)
         count, n_rows, n_subs = slopes.shape
@@ -468,13 +472,13 @@ def _padded(n_rows: int) -> int:
     return -(-n_rows // LANES) * LANES
 
 
-def _room(blocks: Blocks) -> Picks:
+def _room(blocks: ScalarBlocks) -> Picks:
     """Make room for what kernels choose for blocks."""
     n_rows, n_subs = blocks.scales.shape
     return Picks(np.empty(blocks.codes.size, np.uint8), np.empty(n_subs * _padded(n_rows), np.int32))
 
 
-def _by_row(picks: Picks, blocks: Blocks) -> tuple[Codes, Integers]:
+def _by_row(picks: Picks, blocks: ScalarBlocks) -> tuple[Codes, Integers]:
     """Take codes and numbers apart by row: (n_rows, n), (n_rows, sub-blocks)."""
     n_rows, n_subs = blocks.scales.shape
     return picks.codes.reshape(n_rows, -1), picks.numbers.reshape(n_subs, -1).T[:n_rows]

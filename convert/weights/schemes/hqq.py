@@ -33,7 +33,7 @@ from gguf_tools.errors import UnsupportedCheckpoint
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
+class HqqPacking:
     """A way in which codes share an element: its bytes, its sections, and the bits of a section."""
 
     bytes: int
@@ -42,11 +42,11 @@ class Packing:
 
 
 PACKINGS = {
-    "8bit_u8": Packing(1, 1, 8),
-    "4bit_u8": Packing(1, 2, 4),
-    "3bit_32": Packing(4, 10, 3),
-    "2bit_u8": Packing(1, 4, 2),
-    "1bit_u8": Packing(1, 8, 1),
+    "8bit_u8": HqqPacking(1, 1, 8),
+    "4bit_u8": HqqPacking(1, 2, 4),
+    "3bit_32": HqqPacking(4, 10, 3),
+    "2bit_u8": HqqPacking(1, 4, 2),
+    "1bit_u8": HqqPacking(1, 8, 1),
 }
 _OF_BITS = {8: "8bit_u8", 6: "8bit_u8", 5: "8bit_u8", 4: "4bit_u8", 3: "3bit_32", 2: "2bit_u8", 1: "1bit_u8"}
 
@@ -61,7 +61,7 @@ class HqqWeight(Decoded):
     codes: RawTensor
     scales: RawTensor
     zeros: RawTensor
-    packing: Packing
+    packing: HqqPacking
     bits: int
     axis: int
     group_size: int
@@ -158,7 +158,7 @@ def _number(module: Module, suffix: str) -> int:
     return int(raw.read().reshape(-1)[0])
 
 
-def _packing(module: Module, bits: int) -> Packing:
+def _packing(module: Module, bits: int) -> HqqPacking:
     raw = module.get(".packing")
     name = (
         raw.read().tobytes().decode("ascii", "replace")

@@ -162,7 +162,7 @@ def _to_json(
 
 
 @dataclass
-class Outcome:
+class RenderOutcome:
     """The outcome of trying a template.
 
     remarks   what is suspicious
@@ -189,7 +189,7 @@ class Outcome:
 def run(
     source: str, special: Mapping[str, str], max_chars: int,
     conversations: Sequence[Conversation] = CONVERSATIONS,
-) -> Outcome:
+) -> RenderOutcome:
     """Compile a template and try it on conversations.
 
     special    variables such as bos_token, with their texts
@@ -198,7 +198,7 @@ def run(
     """
     sandbox = Sandbox()
     template = sandbox.from_string(source)
-    outcome = Outcome()
+    outcome = RenderOutcome()
     for conversation in conversations:
         context = {
             **special,

@@ -51,7 +51,7 @@ _LEVEL_ZERO = 0x00400000  # the fraction bits that stand for 0
 _NUMBER_ZERO = _LEVEL_ZERO * (3**GROUP // 2) & 0x7FFFFFFF  # the lattice number of eight of these, in 32 bits
 
 
-class Search(NamedTuple):
+class IQ2Search(NamedTuple):
     """A sub-block and what its search keeps: Tiles."""
 
     sub: SubBlock
@@ -100,7 +100,7 @@ def _fit(values: Floats, sub: SubBlock, size: int, codes: IntTile) -> tuple[Floa
 
 @inlinable
 def search_candidates(
-    tables: GridTables, search: Search, size: int, reach: int, top: Floats, active: Mask, scale: Floats
+    tables: GridTables, search: IQ2Search, size: int, reach: int, top: Floats, active: Mask, scale: Floats
 ) -> tuple[Floats, Mask]:
     """Return the best scale and where the search failed; fill `codes` and `moved` of the search.
 
@@ -139,7 +139,7 @@ def search_candidates(
 
 
 @inlinable
-def search_again(tables: GridTables, search: Search, size: int, scale: Floats) -> tuple[Floats, Mask]:
+def search_again(tables: GridTables, search: IQ2Search, size: int, scale: Floats) -> tuple[Floats, Mask]:
     """Return a scale fitted again and where the search failed, after new codes for this scale.
 
     Groups get a new code where `moved` is not 0 and the scale is positive.
@@ -208,7 +208,7 @@ def search_16(
     active = ~(largest < empty)
     for k in range(2):
         codes[k] = splat(0)
-    search = Search(sub, answers, codes, moved)
+    search = IQ2Search(sub, answers, codes, moved)
     scale, failed = search_candidates(tables, search, 16, 9, largest, active, largest / _FIVE)
     scale, failed_again = search_again(tables, search, 16, scale)
     return finish(tables, 16, scale, active, failed | failed_again, codes, signs, all_signs)

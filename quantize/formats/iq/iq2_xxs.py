@@ -28,7 +28,7 @@ from quantize.formats.iq.grid_blocks import SubBlock, code_scales, join_halves, 
 from quantize.formats.iq.grids import GridTables, tables
 from quantize.formats.iq.grids.cached_search_4 import Answers
 from quantize.formats.iq.iq2 import (
-    Search,
+    IQ2Search,
     decode_points,
     finish,
     search_again,
@@ -133,7 +133,7 @@ def _search(
     active = ~(largest < EMPTY) & ~(top <= ZERO)
     for k in range(4):
         indices[k] = splat(0)
-    search = Search(sub, answers, indices, moved)
+    search = IQ2Search(sub, answers, indices, moved)
     scale, failed = search_candidates(grid, search, 32, 6, top, active, scale)
     for k in range(4):
         moved[k] = splat(1)

@@ -38,7 +38,7 @@ _LEVEL_ZERO = 0x00400000
 _NUMBER = (1 << CODE_BITS * GROUP) - 1
 
 
-class Search(NamedTuple):
+class IQ3Search(NamedTuple):
     """A sub-block and what its search keeps: Tiles."""
 
     sub: SubBlock
@@ -90,7 +90,7 @@ def _add_to_fit(sub: SubBlock, k: int, code: Ints, sum_qx: Floats, sum_q2: Float
 
 @inlinable
 def search_candidates(
-    tables: GridTables, search: Search, reach: int, top: Floats, active: Mask
+    tables: GridTables, search: IQ3Search, reach: int, top: Floats, active: Mask
 ) -> tuple[Floats, Mask]:
     """Return the best scale and where the search failed; fill `codes` and `moved`.
 
@@ -130,7 +130,7 @@ def search_candidates(
 
 
 @inlinable
-def search_again(tables: GridTables, search: Search, scale: Floats) -> tuple[Floats, Mask]:
+def search_again(tables: GridTables, search: IQ3Search, scale: Floats) -> tuple[Floats, Mask]:
     """Return a scale fitted again and where the search failed, after new codes for this scale.
 
     Groups get a new code where `moved` is 1 and the scale is positive.
@@ -160,7 +160,7 @@ def search_again(tables: GridTables, search: Search, scale: Floats) -> tuple[Flo
 @inlinable
 def finish(
     tables: GridTables,
-    search: Search,
+    search: IQ3Search,
     scale: Floats,
     active: Mask,
     failed: Mask,

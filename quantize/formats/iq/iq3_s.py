@@ -32,7 +32,7 @@ from quantize.formats.iq.grids import GridTables, tables
 from quantize.formats.iq.grids.cached_search_4 import Answers
 from quantize.formats.iq.iq3 import (
     GROUPS,
-    Search,
+    IQ3Search,
     decode_eight,
     finish,
     largest_value,
@@ -133,7 +133,7 @@ def _encode(grid: GridTables, x: FloatTile, weights: FloatTile, words: IntTile) 
         limits=float_tile(GROUPS),
         margins=float_tile(GROUPS),
     )
-    search = Search(sub, answers, int_tile(GROUPS), int_tile(GROUPS))
+    search = IQ3Search(sub, answers, int_tile(GROUPS), int_tile(GROUPS))
     any_failed = splat(0) != 0
     any_empty = any_failed
     for j in range(8):
@@ -177,7 +177,7 @@ def _close_gaps(empty: IntTile, size: int, halves: IntTile) -> None:
 
 @inlinable
 def _search_sub_block(
-    grid: GridTables, search: Search, signs: IntTile, indices: IntTile
+    grid: GridTables, search: IQ3Search, signs: IntTile, indices: IntTile
 ) -> tuple[Floats, Mask, Mask]:
     """Return the scale of a sub-block, where it is not empty, and where it has no scale.
 

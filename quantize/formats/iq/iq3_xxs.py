@@ -30,7 +30,7 @@ from quantize.formats.iq.grids import GridTables, tables
 from quantize.formats.iq.grids.cached_search_4 import Answers
 from quantize.formats.iq.iq3 import (
     GROUPS,
-    Search,
+    IQ3Search,
     decode_eight,
     finish,
     largest_value,
@@ -133,7 +133,7 @@ def _encode(grid: GridTables, x: FloatTile, weights: FloatTile, words: IntTile) 
         limits=float_tile(GROUPS),
         margins=float_tile(GROUPS),
     )
-    search = Search(sub, answers, int_tile(GROUPS), int_tile(GROUPS))
+    search = IQ3Search(sub, answers, int_tile(GROUPS), int_tile(GROUPS))
     any_failed = splat(0) != 0
     for j in range(8):
         load_sub_block(tail(x, 32 * j), tail(weights, 32 * j), 32, True, search.sub, signs)
@@ -156,7 +156,7 @@ def _encode(grid: GridTables, x: FloatTile, weights: FloatTile, words: IntTile) 
 
 @inlinable
 def _search_sub_block(
-    grid: GridTables, search: Search, signs: IntTile, indices: IntTile
+    grid: GridTables, search: IQ3Search, signs: IntTile, indices: IntTile
 ) -> tuple[Floats, Mask]:
     """Return the scale of a sub-block and where there is none; fill its indices, and amend its signs."""
     largest = largest_value(search.sub.x)

@@ -11,7 +11,7 @@ from calibrate.rounding.base import MOST_STEPS, PANEL, ROUNDERS, Effort, Refiner
 from calibrate.rounding.factor import Factor
 from calibrate.rounding.feedback import encode_compensated
 from calibrate.rounding.judge import costs
-from calibrate.rounding.scalar.rounder import Ground, Levels, Lines, Picks, State, refine_blocks
+from calibrate.rounding.scalar.rounder import Levels, Lines, Picks, ScalarGround, ScalarState, refine_blocks
 from quantize.formats.base import as_source
 from tests.calibrate.rounding.moments import correlated, weights
 from tests.calibrate.rounding.test_rounders import type_named
@@ -66,8 +66,8 @@ def test_a_choice_is_that_of_the_twin() -> None:
     choices = np.empty((n // sub_elems, padded), np.int32)
     ours = pulls.copy()
     refine_blocks(
-        Ground(as_source(factor.hessian), as_source(uppers), n, sub_elems),
-        State(as_source(values), ours.reshape(-1), moves.reshape(-1)),
+        ScalarGround(as_source(factor.hessian), as_source(uppers), n, sub_elems),
+        ScalarState(as_source(values), ours.reshape(-1), moves.reshape(-1)),
         Levels.of(levels),
         Lines(as_source(slopes), as_source(lows), n_candidates, padded),
         Picks(codes.reshape(-1), choices.reshape(-1)),

@@ -11,7 +11,7 @@ from calibrate.rounding.base import Effort
 from calibrate.rounding.factor import Factor
 from calibrate.rounding.feedback import encode_compensated
 from calibrate.rounding.judge import costs
-from calibrate.rounding.scalar.blocks import Layout, chosen
+from calibrate.rounding.scalar.blocks import ScalarLayout, chosen
 from calibrate.rounding.scalar.layouts import FP4_LEVELS, LAYOUTS, SUPER_BLOCKS, SuperBlocks
 from calibrate.rounding.scalar.rounder import Levels, Lines, Picks, refit, round_blocks
 from quantize.formats.base import as_source
@@ -23,7 +23,7 @@ from tests.quantize.codecs import decode, encode
 every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.type.name)
 
 
-def random_blocks(layout: Layout, n: int) -> np.ndarray:
+def random_blocks(layout: ScalarLayout, n: int) -> np.ndarray:
     """Return blocks of random bytes whose floats are finite; where not all bytes are codes, encoded ones."""
     if layout.type.name in ("TQ1_0", "TQ2_0", "MXFP4", "NVFP4"):
         return encode(layout.type, weights(n, layout.type.block_elems), None)
@@ -35,13 +35,13 @@ def random_blocks(layout: Layout, n: int) -> np.ndarray:
 
 
 @every_layout
-def test_blocks_are_read_and_written_without_a_change(layout: Layout) -> None:
+def test_blocks_are_read_and_written_without_a_change(layout: ScalarLayout) -> None:
     data = random_blocks(layout, 50)
     np.testing.assert_array_equal(layout.write(layout.read(data)), data)
 
 
 @every_layout
-def test_lines_give_the_values_that_the_decoder_gives(layout: Layout) -> None:
+def test_lines_give_the_values_that_the_decoder_gives(layout: ScalarLayout) -> None:
     data = random_blocks(layout, 50)
     blocks = layout.read(data)
     slopes, lows = (np.repeat(line, layout.sub_elems, axis=1) for line in layout.lines(blocks))
@@ -49,7 +49,7 @@ def test_lines_give_the_values_that_the_decoder_gives(layout: Layout) -> None:
 
 
 @every_layout
-def test_neighbours_can_be_stored(layout: Layout) -> None:
+def test_neighbours_can_be_stored(layout: ScalarLayout) -> None:
     blocks = layout.read(random_blocks(layout, 20))
     neighbours = layout.neighbours(blocks, 2)
     n_candidates = max(len(neighbours.d), len(neighbours.scales))

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibrate.size.budget import Choice, Item, select
+from calibrate.size.budget import BudgetChoice, Item, select
 from gguf_tools.errors import BadRequest
 
 
 def _item(number: int, points: list[tuple[int, float]]) -> Item:
-    return Item(f"item {number}", tuple(Choice(f"{i}", *point) for i, point in enumerate(points)))
+    return Item(f"item {number}", tuple(BudgetChoice(f"{i}", *point) for i, point in enumerate(points)))
 
 
 def _by_trying_all(items: list[Item], budget: int) -> float:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from gguf_tools import FileLayout, GGUFFile, TensorInfo, Value, open_gguf
 from gguf_tools.edit import in_place, rewrite
 from gguf_tools.edit.header_edits import Edit, parse_assignment, remove_keys, rename_tensors, set_values
-from gguf_tools.edit.model_edits import Outcome, edit_model, recover
+from gguf_tools.edit.model_edits import EditOutcome, edit_model, recover
 from gguf_tools.edit.rewrite import copy_range, write_files
 from gguf_tools.edit.split import split_files
 from gguf_tools.errors import BadRequest, FormatError, OutputError, ToolkitError, TruncatedError
@@ -43,7 +43,7 @@ def renaming(*renames: tuple[str, str], regex: bool = False) -> Edit:
     return lambda metadata, names: rename_tensors(metadata, names, renames, regex=regex)
 
 
-def hows(outcome: Outcome) -> list[str]:
+def hows(outcome: EditOutcome) -> list[str]:
     return [file.how for file in outcome.files]
 
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import IQ2_K
 from quantize.formats.base import Bytes, Floats32, Rows
 from quantize.formats.ik.levels.levels import LEVELS_2, level_coding
-from quantize.formats.ik.levels.scale_search import Integers, Search, block_quantizer, in_order
+from quantize.formats.ik.levels.scale_search import Integers, ScaleTrials, block_quantizer, in_order
 from quantize.formats.ik.rows import SUPER_ELEMS, ik_format
 from quantize.simd.floats import float_at
 from quantize.simd.kernel import inlinable, kernel
@@ -47,7 +47,7 @@ def _decode(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
 
 
 _CODING = level_coding(LEVELS_2, 16)
-_SEARCH = Search(
+_SEARCH = ScaleTrials(
     size=16,
     sets=2,
     integers=Integers(-8, 7, 1),

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import IQ2_KL
 from quantize.formats.base import Bytes, Floats32, Rows
 from quantize.formats.ik.levels.levels import LEVEL_PAIRS, LEVELS_3
-from quantize.formats.ik.levels.scale_search import Coding, Integers, Search, in_order, row_quantizer
+from quantize.formats.ik.levels.scale_search import Coding, Integers, ScaleTrials, in_order, row_quantizer
 from quantize.formats.ik.rows import SUPER_ELEMS, ik_format
 from quantize.simd.floats import INFINITY, ONE, ZERO
 from quantize.simd.kernel import inlinable, kernel
@@ -137,7 +137,7 @@ _CODING = Coding(_error_of, _sums_of, _codes_of)
 
 # ---- rows
 
-_SEARCH = Search(
+_SEARCH = ScaleTrials(
     size=_SIZE,
     sets=1,
     integers=Integers(-32, 31, 1),

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import IQ3_KS
 from quantize.formats.base import Bytes, Floats32, Rows
 from quantize.formats.ik.levels.levels import LEVELS_3, level_coding
-from quantize.formats.ik.levels.scale_search import Integers, Search, in_order, row_quantizer
+from quantize.formats.ik.levels.scale_search import Integers, ScaleTrials, in_order, row_quantizer
 from quantize.formats.ik.rows import SUPER_ELEMS, ik_format
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, tail
@@ -53,7 +53,7 @@ def _decode(
 
 
 _CODING = level_coding(LEVELS_3, 32)
-_SEARCH = Search(
+_SEARCH = ScaleTrials(
     size=32,
     sets=2,
     integers=Integers(-16, 15, 1),

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import IQ4_KSS
 from quantize.formats.base import Bytes, Floats32, Rows
 from quantize.formats.ik.levels.levels import LEVELS_4, Cells, cut_into, nearest_of
-from quantize.formats.ik.levels.scale_search import Coding, Integers, Search, row_quantizer
+from quantize.formats.ik.levels.scale_search import Coding, Integers, ScaleTrials, row_quantizer
 from quantize.formats.ik.rows import ik_format
 from quantize.simd.floats import INFINITY, ZERO
 from quantize.simd.kernel import inlinable, kernel
@@ -189,7 +189,7 @@ _CODING = Coding(_error_of, _sums_of, _codes_of)
 
 # ---- rows
 
-_SEARCH = Search(
+_SEARCH = ScaleTrials(
     size=_SIZE,
     sets=2,
     integers=Integers(-127, 127, 2),

@@ -74,7 +74,7 @@ class Coding(NamedTuple):
     codes_of: Any
 
 
-class Search(NamedTuple):
+class ScaleTrials(NamedTuple):
     """What is tried for one type.
 
     size      weights of a sub-block
@@ -162,7 +162,7 @@ def _nearest_of(integers: Integers) -> Any:
     return legal
 
 
-def _choosing(search: Search, coding: Coding) -> Any:
+def _choosing(search: ScaleTrials, coding: Coding) -> Any:
     """Return two functions of kernels that choose integer and set of a sub-block x, given d.
 
     choose(x, importances, column, d) -> _Chosen
@@ -223,7 +223,7 @@ def _choosing(search: Search, coding: Coding) -> Any:
     return choose, choose_near
 
 
-def _passes(search: Search, coding: Coding) -> Any:
+def _passes(search: ScaleTrials, coding: Coding) -> Any:
     """Return two functions of kernels that choose for all sub-blocks of a group, given d.
 
     try_spread(rows, column, n_subs, group, tried, sums) -> Floats, the error
@@ -285,7 +285,7 @@ def _passes(search: Search, coding: Coding) -> Any:
     return try_spread, choose_again
 
 
-def fitting(search: Search, coding: Coding) -> Any:
+def fitting(search: ScaleTrials, coding: Coding) -> Any:
     """Return the function of kernels that fits the groups of LANES rows.
 
         fit_group(rows, column, count, fitted) -> Group
@@ -353,7 +353,9 @@ class SuperBlock(NamedTuple):
     seconds: IntTile
 
 
-def row_quantizer(search: Search, coding: Coding, type_: GGMLType, pack_block: Callable[..., None]) -> Any:
+def row_quantizer(
+    search: ScaleTrials, coding: Coding, type_: GGMLType, pack_block: Callable[..., None]
+) -> Any:
     """Return the function of kernels that encodes rows, each with a scale of its own.
 
         quantize_rows(source, importances, scales, out) -> int, as `rows.encode_scaled_rows` has it
@@ -391,7 +393,9 @@ def row_quantizer(search: Search, coding: Coding, type_: GGMLType, pack_block: C
     return quantize_rows
 
 
-def block_quantizer(search: Search, coding: Coding, type_: GGMLType, pack_block: Callable[..., None]) -> Any:
+def block_quantizer(
+    search: ScaleTrials, coding: Coding, type_: GGMLType, pack_block: Callable[..., None]
+) -> Any:
     """Return the function of kernels that encodes super-blocks, each with a float16 of its own.
 
         quantize_blocks(source, importances, out) -> int, as `rows.encode_rows` has it
@@ -425,7 +429,7 @@ def block_quantizer(search: Search, coding: Coding, type_: GGMLType, pack_block:
     return quantize_blocks
 
 
-def _super_block_coder(search: Search, coding: Coding) -> Any:
+def _super_block_coder(search: ScaleTrials, coding: Coding) -> Any:
     """Return the function of kernels that codes one super-block of LANES rows.
 
         code_super_block(rows, column, group, fitted, sub, block)

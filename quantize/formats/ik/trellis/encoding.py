@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from quantize.formats.base import Bytes, Floats32, QuantFormat
 from quantize.formats.ik.rows import SUPER_ELEMS, ik_format
-from quantize.formats.ik.trellis.rows import BLOCK_ELEMS, REACH, Measured, Output, Task, Trellis, Trials
+from quantize.formats.ik.trellis.rows import BLOCK_ELEMS, REACH, Measured, RowCodes, Task, Trellis, Trials
 from quantize.simd.lanes import LANES
 
 Integers = npt.NDArray[np.int64]
@@ -72,7 +72,7 @@ def _choose(
     indices = np.zeros(rows.size // trellis.dim, np.int32)
     factors, trees = zip(*trellis.trials, strict=True)
     trials = Trials(trellis.levels, np.array(factors, np.float32), np.array(trees, np.int32))
-    output = Output(scales, codes, starts, indices)
+    output = RowCodes(scales, codes, starts, indices)
     search(Task(_measured(weights, costs, trellis.dim), trials, trellis.tree(), output))
     sub_blocks = SUPER_ELEMS // BLOCK_ELEMS
     return Choices(

@@ -114,7 +114,7 @@ class Trials(NamedTuple):
     trees: Int32s
 
 
-class Output(NamedTuple):
+class RowCodes(NamedTuple):
     """What a search fills.
 
     scales         float32 (n_rows,)
@@ -134,7 +134,7 @@ class Task(NamedTuple):
     measured: Measured
     trials: Trials
     tree: PointTree
-    output: Output
+    output: RowCodes
 
 
 class _Chunk(NamedTuple):
