@@ -99,7 +99,7 @@ def first_difference(old: Any, new: Any, where: str = "") -> JSONDifference | No
 
     A large number and its text are the same: earlier versions wrote the number.
     >>> first_difference({"plan": {"a": "Q4_0"}}, {"plan": {"a": "Q8_0"}})
-    Difference(where='plan, a', old='Q4_0', new='Q8_0')
+    JSONDifference(where='plan, a', old='Q4_0', new='Q8_0')
     """
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in (*new, *(key for key in old if key not in new)):

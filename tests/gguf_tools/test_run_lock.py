@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gguf_tools.errors import BadRequest, OutputError
-from gguf_tools.files.run_lock import Refusals, RunLock, lock_run
+from gguf_tools.files.run_lock import JSONDifference, Refusals, RunLock, lock_run
 
 ABOUT = {"plan": {"a": "Q4_0"}, "size": (2, 3)}
 REFUSALS = Refusals(
