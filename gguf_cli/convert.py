@@ -272,10 +272,6 @@ def _size(text: str | None, parser: argparse.ArgumentParser) -> int | None:
     return int(match[1]) * {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}[match[2]] or None
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
-
-
 def add_flags(parser: argparse.ArgumentParser, families: Iterable[type[Any]]) -> None:
     """Add a flag for each option of each family; options of the same name share one.
 
@@ -297,3 +293,7 @@ def read_flags(args: argparse.Namespace, families: Iterable[type[Any]]) -> dict[
     """Return the options whose flags were given, by name."""
     values = {name: getattr(args, name) for name in declared(families)}
     return {name: value for name, value in values.items() if value is not None}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

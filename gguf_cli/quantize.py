@@ -345,10 +345,6 @@ def _repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     carry_out(args, model_path(named, quiet=args.quiet), output, options, n_threads, force=True)
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
-
-
 def command_words(
     words: Sequence[str], parser: argparse.ArgumentParser, *, needs_type: bool = True
 ) -> tuple[str, Path | None, str | None, int | None]:
@@ -423,3 +419,7 @@ def _recipe_line(recipe: Recipe) -> str:
     types = {recipe.default, *(rule.type for rule in recipe.rules)} - {None}
     limit = "" if types <= {*encodable()} else " (plan only)"
     return f"  {recipe.name:10} {number:>3}  {what}{limit}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

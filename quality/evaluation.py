@@ -16,9 +16,9 @@ import numpy.typing as npt
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.text import MAX_WIDTH, html_table, size_text, table
 from quality.divergence import Divergence, Estimate, TokenValues
-from quality.drift import LayerDrift
 
 if TYPE_CHECKING:
+    from quality.drift import LayerDrift
     from quality.worst_layer import WorstLayer
 
 

@@ -17,7 +17,7 @@ MODULES = (
     "quantize.formats.k_quants.q4_k",
     "quantize.formats.k_quants.q5_k",
     "quantize.formats.iq.iq2_xs",
-    "quantize.fill.encode",
+    "quantize.formats.finite",
     "convert.weights.kernels",
 )
 
