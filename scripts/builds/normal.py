@@ -25,7 +25,7 @@ from scripts.builds.outcomes import Outcome
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"\d[\d.,]* ([KMGT]i?B|B|tokens|rows) a second", r"SPEED \1 a second"),
+        (r"\d[\d.,]* (?:[KMGT]i?)?(B|tokens|rows) a second", r"SPEED \1 a second"),
         (r", \d[\d.,]* s of them for compiling kernels, once", ""),
         (r'"((?:compile_)?seconds)": [\d.e-]+', r'"\1": TIME'),
         (r'"\d{19}"', '"TIME"'),

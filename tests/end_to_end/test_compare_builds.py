@@ -122,7 +122,7 @@ def test_a_case_that_is_gone_is_a_difference(make: Make, run: Run, tmp_path: Pat
 
 def test_texts_are_changed_in_nothing_else() -> None:
     said = "wrote o.gguf in 1.1 s, 0.9 s of them for compiling kernels, once (20.78 MiB a second), 4.79 MiB"
-    assert normal(said) == "wrote o.gguf in TIME (SPEED MiB a second), 4.79 MiB"
+    assert normal(said) == "wrote o.gguf in TIME (SPEED B a second), 4.79 MiB"
     assert normal('{"seconds": 0.25, "n": 12}') == '{"seconds": TIME, "n": 12}'
     assert normal("gguf-tools 0.1.0, 16.02 bits, 3 in 4") == "gguf-tools VERSION, 16.02 bits, 3 in 4"
 
