@@ -25,6 +25,7 @@ Made = Callable[[str], Path]
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep to one thread, and out of inference mode, which does not know such tensors."""
     from forward import logits, run
+    from quality import run as evaluating
     from quality.bases import logits_file
     from tests.support.pretended_device import AtOnce
 
@@ -33,8 +34,8 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
     monkeypatch.setattr(run, "run_layer", torch.no_grad()(run.run_layer.__wrapped__))
     sweep = torch.no_grad()(logits.sweep_vocabulary.__wrapped__)
-    monkeypatch.setattr(logits, "sweep_vocabulary", sweep)
-    monkeypatch.setattr(logits_file, "sweep_vocabulary", sweep)
+    for module in (logits, logits_file, evaluating):
+        monkeypatch.setattr(module, "sweep_vocabulary", sweep)
 
 
 def on(device: str, options: quality.EvaluateOptions) -> quality.EvaluateOptions:
