@@ -20,6 +20,7 @@ import pytest
 ROOT = Path(__file__).parent
 
 LARGE = (
+    "attack",
     "calibrate",
     "contract",
     "convert/card",
@@ -33,7 +34,11 @@ LARGE = (
     "hostile",
     "gguf_cli/cook",
     "gguf_cli/test_imatrix.py",
+    "gguf_tools/cluster",
+    "imatrix/test_arch.py",
     "imatrix/test_collect.py",
+    "imatrix/test_collect_decoders.py",
+    "imatrix/test_collect_deepseek4.py",
     "imatrix/test_device.py",
     "imatrix/test_memory.py",
     "quality",
