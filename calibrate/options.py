@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from calibrate.methods import Method, find_method
 from forward.options import ForwardOptions
-from forward.text.tokens import Cut, Text, read_text
+from forward.text.tokens import Cut, Text, read_text, tokenizer_keys
 from gguf_tools.format import keys
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
@@ -108,8 +108,3 @@ class CalibrationOptions:
     def read(self, metadata: Metadata, coverage: Coverage) -> Text:
         """Read the chunks of the text, as the tokenizer of a model cuts it."""
         return read_text(Path(self.text), tokenizer_keys(metadata), coverage.network.vocab_size, self.cut)
-
-
-def tokenizer_keys(metadata: Metadata) -> Metadata:
-    """Return the keys that a model's tokenizer is built from."""
-    return {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}

@@ -27,6 +27,7 @@ from forward.layers.llama_rounding import rounding_of
 from forward.layers.load import Loader
 from forward.network import Network
 from forward.options import ForwardOptions
+from forward.text.tokens import tokenizer_keys
 from gguf_tools.errors import BadRequest, CheckpointError
 from gguf_tools.files.inputs import AnyInput, InputWatch, gguf_inputs
 from gguf_tools.format import keys
@@ -130,7 +131,7 @@ def _open_gguf(path: Path) -> ModelSource:
         family = find_family(path, file.get(keys.ARCHITECTURE))
         tensors = {name: GGUFTensor(file, name) for name in file.tensors}
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        vocab = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
+        vocab = tokenizer_keys(file.metadata)
         return ModelSource(
             path=path,
             network=family.build(family.read(file.metadata, shapes, path)),

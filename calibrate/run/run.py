@@ -19,7 +19,6 @@ from typing import Any, Self
 import torch
 import xxhash
 
-from calibrate.options import tokenizer_keys
 from calibrate.plan import CalibrationPlan
 from calibrate.run.context import Model, RunContext, open_streams
 from calibrate.run.encode import Encoder, RowGroup
@@ -34,6 +33,7 @@ from forward.device import fast_products, threads_on, to_torch
 from forward.layers.load import Loader
 from forward.network import EMBEDDINGS, OUTPUT
 from forward.open import ModelSource
+from forward.text.tokens import tokenizer_keys
 from forward.work.work_folder import EMBEDDING, WorkFolder, forget
 from forward.workers import Workers
 from gguf_tools.files.inputs import AnyInput, InputWatch

@@ -264,6 +264,11 @@ def cut_into_chunks(ids: list[int], bos: int | None, vocab_size: int, cut: Cut, 
     return Text(tokens, inputs)
 
 
+def tokenizer_keys(metadata: Metadata) -> Metadata:
+    """Return the keys that a model's tokenizer is built from."""
+    return {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
+
+
 def bos_of(vocab: Metadata) -> int | None:
     """Return the token that begins every chunk, None when the tokenizer adds none.
 
