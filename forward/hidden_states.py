@@ -106,14 +106,10 @@ class FileStates:
         return out
 
     def write(self, start: int, rows: torch.Tensor) -> None:
-        data = to_bytes(rows)
-        offset = start * self._row_bytes
-        while data:
-            try:
-                written = files.write_at(self._fd, data, offset)
-            except OSError as error:
-                raise OutputError(f"{self.path}: can't be written ({error.strerror})") from error
-            data, offset = data[written:], offset + written
+        try:
+            files.write_all(self._fd, to_bytes(rows), start * self._row_bytes)
+        except OSError as error:
+            raise OutputError(f"{self.path}: can't be written ({error.strerror})") from error
 
     def rows(self, numbers: torch.Tensor) -> torch.Tensor:
         out = torch.empty((len(numbers), self.n_cols), dtype=self._dtype)

@@ -154,9 +154,7 @@ def _is_mixture(mixed: bytes, old: bytes, new: bytes) -> bool:
 
 
 def _write(fd: int, content: bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[files.write_at(fd, left, len(content) - len(left)) :]
+    files.write_all(fd, content, 0)
     files.sync(fd)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from gguf_tools.errors import OutputError, TruncatedError
 from gguf_tools.files.inputs import InputWatch, gguf_input
 from gguf_tools.files.journal import journal_path
-from gguf_tools.files.partial_file import PARTIAL_SUFFIX, GGUFWriter
+from gguf_tools.files.partial_file import PARTIAL_SUFFIX, GGUFWriter, write_whole_at
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.reader import GGUFFile
 from gguf_tools.progress import Progress, StartProgress, no_start
@@ -195,19 +195,9 @@ def _copy_through_buffer(
                 f"{source_name} ends at byte {source_offset}, {n_left} bytes early; "
                 "the file has become shorter since it was opened"
             )
-        _write(target_fd, target_offset, buffer[:n_read], target_name)
+        write_whole_at(target_fd, buffer[:n_read], target_offset, target_name)
         source_offset += n_read
         target_offset += n_read
         n_left -= n_read
         if progress is not None:
             progress(n_read)
-
-
-def _write(fd: int, offset: int, data: memoryview, name: str) -> None:
-    try:
-        while data:
-            n_written = files.write_at(fd, data, offset)
-            data = data[n_written:]
-            offset += n_written
-    except OSError as error:
-        raise OutputError(f"{name}: can't be written: {error.strerror}") from error

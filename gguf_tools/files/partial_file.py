@@ -124,7 +124,7 @@ class GGUFWriter:
                 f"{self.path}: bytes {offset} to {offset + len(left)} are outside "
                 f"the {self.layout.total_bytes} bytes of the layout"
             )
-        _write_at(self._fd, left, offset, self.partial)
+        write_whole_at(self._fd, left, offset, self.partial)
 
     def begin_writeback(self, offset: int, n_bytes: int) -> None:
         """Start writing finished bytes to the disk while the run continues, so that syncing is short.
@@ -229,7 +229,7 @@ class GGUFWriter:
 
     def _begin(self) -> None:
         """Mark a new partial as ours, and reserve its space; raises OutputError."""
-        _write_at(self._fd, memoryview(_MARK + _NO_RUN), 0, self.partial)
+        write_whole_at(self._fd, memoryview(_MARK + _NO_RUN), 0, self.partial)
         self._reserve()
 
     def _reserve(self) -> None:
@@ -291,7 +291,7 @@ class PartialFile:
 
         raises  OutputError if the write fails
         """
-        _write_at(self._fd, data, offset, self.path)
+        write_whole_at(self._fd, data, offset, self.path)
 
     def sync(self) -> None:
         """Bring what is written to the disk; raises OutputError."""
@@ -301,14 +301,12 @@ class PartialFile:
             raise OutputError(f"{self.path}: can't be synced: {error.strerror}") from error
 
 
-def _write_at(fd: int, data: memoryview, offset: int, path: Path) -> None:
+def write_whole_at(fd: int, data: memoryview, offset: int, name: Path | str) -> None:
+    """Write bytes at an absolute offset; OutputError, which begins with `name`, if that fails."""
     try:
-        while data:
-            n_written = files.write_at(fd, data, offset)
-            data = data[n_written:]
-            offset += n_written
+        files.write_all(fd, data, offset)
     except OSError as error:
-        raise OutputError(f"{path}: can't be written: {error.strerror}") from error
+        raise OutputError(f"{name}: can't be written: {error.strerror}") from error
 
 
 def refuse_inputs(written: Path, inputs: Iterable[str | os.PathLike[str]]) -> None:

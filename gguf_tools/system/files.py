@@ -106,6 +106,14 @@ def write_at(fd: int, data: bytes | memoryview, offset: int) -> int:
         return os.write(fd, data[:_CALL_BYTES])
 
 
+def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
+    """Write bytes at an absolute offset, in as many calls as it takes. From any thread."""
+    left = memoryview(data)
+    while left:
+        n_written = write_at(fd, left, offset)
+        left, offset = left[n_written:], offset + n_written
+
+
 _CALL_BYTES = 1 << 30
 """Most bytes of one call where a system counts them in 32 bits."""
 
