@@ -21,6 +21,7 @@ torch = pytest.importorskip("torch")
 from forward.open import ModelSource, open_model  # noqa: E402
 from forward.options import ForwardOptions  # noqa: E402
 
+
 def scale(tensors: Tensors) -> None:
     for name, values in tensors.items():
         tensors[name] = np.asarray(values, np.float32) * np.float32(1.01)
