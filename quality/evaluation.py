@@ -14,6 +14,7 @@ from forward.text.chunks import Chunks
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.text import MAX_WIDTH, html_table, size_text, table
 from quality.divergence import Divergence, Estimate, TokenValues
+from quality.noise_floor import NoiseFloor, noise_lines
 
 if TYPE_CHECKING:
     from quality.drift import LayerDrift
@@ -86,12 +87,16 @@ class EvaluatedModel:
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """Models against a base, on a text."""
+    """Models against a base, on a text.
+
+    noise  what the base itself loses to rounding; None: not measured
+    """
 
     text: EvaluatedText
     base_path: Path
     base_ppl: Estimate
     models: tuple[EvaluatedModel, ...]
+    noise: NoiseFloor | None = None
 
     def __repr__(self) -> str:
         models = ", ".join(
@@ -129,6 +134,7 @@ class Evaluation:
                 "ppl": self.base_ppl.value,
                 "ppl_error": self.base_ppl.error,
             },
+            **({} if self.noise is None else {"noise_floor": self.noise.to_json()}),
             "models": [_model_json(model) for model in self.models],
         }
 
@@ -200,6 +206,7 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
         *table([_HEADINGS, *map(_measures, models)], right=range(1, len(_HEADINGS))),
         "",
         *table([_DIVERGENCE_HEADINGS, *map(_divergences, models)], right=range(1, len(_DIVERGENCE_HEADINGS))),
+        *([] if evaluation.noise is None else ["", *noise_lines(evaluation.noise)]),
     ]
     if not any(model.layers for model in models):
         return lines

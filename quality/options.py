@@ -34,6 +34,7 @@ class EvaluateOptions:
     restart  start over instead of resuming
     logits   file to write the base's log probabilities to, for llama-perplexity; None: no file
     keep     folder where the base's states are kept, and found by later runs; None: they aren't kept
+    noise_floor  also measure what the base itself loses to rounding, as two more models
     """
 
     cut: Cut = field(default_factory=Cut)
@@ -42,6 +43,7 @@ class EvaluateOptions:
     restart: bool = False
     logits: Path | None = None
     keep: Path | None = None
+    noise_floor: bool = False
 
     def __post_init__(self) -> None:
         for name in ("work", "logits", "keep"):
@@ -58,3 +60,4 @@ class EvaluateChoices(CutChoices, ForwardChoices, total=False):
     restart: bool
     logits: Path | None
     keep: Path | None
+    noise_floor: bool

@@ -21,11 +21,12 @@ from forward.text.quality import judge
 from forward.text.tokens import Text
 from gguf_tools.errors import BadArgument
 from gguf_tools.progress import Reporter
-from quality.bases.base import Lockstep, refuse_strangers
+from quality.bases.base import Entrant, Lockstep, refuse_strangers
 from quality.bases.logits_file import write_logits
-from quality.bases.open_base import OpenBase, SharedPass, open_base
+from quality.bases.open_base import OpenBase, SharedPass, noise_entrants, open_base
 from quality.divergence import measure, perplexity
 from quality.evaluation import Check, EvaluatedModel, EvaluatedText, Evaluation, TensorSize
+from quality.noise_floor import NoiseFloor
 from quality.options import SHORTEST_CHUNK, AnyPath, EvaluateOptions, LogitsFile
 from quality.spelling import spelled
 from quality.visitor import DivergenceVisitor
@@ -55,8 +56,10 @@ def evaluated(
         _tell_nonsense(chunks, report)
         about, tensors = _about_text(text, chunks, models[0]), [_tensors(each) for each in models]
         check(about, tensors)
-        with work_folders(options, source.is_computed, len(models)) as folders, ExitStack() as passes:
-            steps = source.begin(SharedPass(chunks.chunks, options, report, passes), models, folders)
+        noise = noise_entrants(source) if options.noise_floor else ()
+        entrants = [*map(Entrant, models), *noise]
+        with work_folders(options, source.is_computed, len(entrants)) as folders, ExitStack() as passes:
+            steps = source.begin(SharedPass(chunks.chunks, options, report, passes), entrants, folders)
             report.start(steps.n_layers_in_all, steps.n_layers_done)
             steps.run()
             head = steps.base_head()
@@ -65,6 +68,7 @@ def evaluated(
                 first = steps.models[0]
                 write_logits(head, first.load.device, chunks, options.logits, first.n_workers)
             evaluation = _evaluation(source, steps, visitor, about, tensors)
+            evaluation = replace(evaluation, noise=_noise_floor(visitor, len(models), noise))
             source.refuse_changed()
             for model in models:
                 model.watch.refuse_changed()
@@ -116,7 +120,7 @@ def _evaluation(
     tensors: Sequence[tuple[TensorSize, ...]],
 ) -> Evaluation:
     models: list[EvaluatedModel] = []
-    for number, each in enumerate(steps.models, 1):
+    for number, each in enumerate(steps.models[: len(tensors)], 1):
         tokens = visitor.values(number)
         source, layers = each.source, steps.drift(each)
         models.append(
@@ -133,6 +137,16 @@ def _evaluation(
         )
     base_ppl = perplexity(-visitor.log_prob(0))
     return Evaluation(text, base.path, base_ppl, tuple(models))
+
+
+def _noise_floor(
+    visitor: DivergenceVisitor, n_models: int, entrants: Sequence[Entrant]
+) -> NoiseFloor | None:
+    """Measure the floor by the models behind the first `n_models`; None where there are none."""
+    found = {
+        each.rounded: measure(visitor.values(number)) for number, each in enumerate(entrants, n_models + 1)
+    }
+    return NoiseFloor(found["activations"], found.get("weights")) if found else None
 
 
 def _bits_per_weight(source: ModelSource) -> float:
