@@ -95,7 +95,7 @@ class CalibrationPlan:
         options = self.options
         return {
             "method": options.rounding.describe(),
-            **run_identity(self.text, options.forward),
+            **run_identity(self.text.chunks, options.forward),
             "sequential": options.sequential,
             "embedding": options.embedding,
             "trust": asdict(self.trust),

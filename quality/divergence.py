@@ -1,9 +1,12 @@
 """How far two models' predictions are apart, measured and named as llama-perplexity does.
 
-Everything here is a function of per-token values. Of one token, four numbers count: the log probability that
-each model gives the token that follows, the divergence of the two distributions, KL(base || model), and
-whether both have the same most likely token. Errors are standard errors of the mean; a percentile between two
-tokens is interpolated linearly.
+Everything here is a function of per-token values. Of one token count the log probability that each model
+gives the token that follows, the divergence of the two distributions, KL(base || model), and each model's
+most likely token. Errors are standard errors of the mean; a percentile between two tokens is interpolated
+linearly.
+
+llama-perplexity has no flips: tokens that the base is confident about and that the model would not choose.
+They are what a reader notices.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 Values = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 KLD_PERCENTILES: Mapping[str, float] = {
     "min": 0, "p0_1": 0.1, "p1": 1, "p5": 5, "p10": 10, "median": 50, "p90": 90, "p95": 95, "p99": 99,
@@ -41,19 +45,40 @@ class Estimate:
     error: float
 
 
-@dataclass(frozen=True)
-class TokenValues:
-    """What is known of each measured token; all arrays are (n_chunks, n_positions).
+CONFIDENT = 0.9
+"""Probability of its most likely token above which the base is confident."""
 
+
+@dataclass(frozen=True, eq=False)
+class TokenValues:
+    """What is known of each prediction that is measured; all arrays are (n_measured,).
+
+    chunk                    number of the chunk
+    position                 place in the chunk of the token after which the prediction is made, from 0
     base_log_prob, log_prob  log probability of the token that follows, by the base and by the model
     kld                      divergence KL(base || model), in nats
-    same_top                 whether both models have the same most likely token
+    base_top, top            the most likely token, by the base and by the model
+    base_top_p               probability that the base gives to its own most likely token
     """
 
+    chunk: Ints
+    position: Ints
     base_log_prob: Values
     log_prob: Values
     kld: Values
-    same_top: npt.NDArray[np.bool_]
+    base_top: Ints
+    top: Ints
+    base_top_p: Values
+
+    @property
+    def same_top(self) -> npt.NDArray[np.bool_]:
+        """Whether both models have the same most likely token."""
+        return self.top == self.base_top
+
+    @property
+    def confident(self) -> npt.NDArray[np.bool_]:
+        """Whether the base gives its most likely token more than CONFIDENT."""
+        return self.base_top_p > CONFIDENT
 
     @property
     def delta_p(self) -> Values:
@@ -86,6 +111,9 @@ class Divergence:
     correlation    of the losses of both models; NaN where one has no variance
     rms_delta_p    root of the mean square of the change of the right token's probability
     same_top       share of tokens, 0 to 1, where both models have the same most likely token
+    flips          share of tokens, 0 to 1, that the base is confident about and where the model has another
+                   most likely token
+    flips_of_confident  the same tokens, as a share of those that the base is confident about
     by_position    the divergence at the beginning of the measured positions, and further on
     """
 
@@ -99,16 +127,17 @@ class Divergence:
     delta_p: Spread
     rms_delta_p: Estimate
     same_top: Estimate
+    flips: Estimate
+    flips_of_confident: Estimate
     by_position: tuple[PositionBucket, ...]
 
 
-def measure(tokens: TokenValues, first_position: int = 0, n_buckets: int = 4) -> Divergence:
+def measure(tokens: TokenValues, n_buckets: int = 4) -> Divergence:
     """Compute all measures of the tokens.
 
-    first_position  of the measured ones within a chunk
-    n_buckets       into so many groups positions are divided
+    n_buckets  into so many groups positions are divided
     """
-    loss, base_loss = -tokens.log_prob.ravel(), -tokens.base_log_prob.ravel()
+    loss, base_loss = -tokens.log_prob, -tokens.base_log_prob
     mean, base_mean = mean_of(loss), mean_of(base_loss)
     ppl, base_ppl = perplexity(loss), perplexity(base_loss)
     covariance = _covariance_of_means(loss, base_loss)
@@ -117,7 +146,7 @@ def measure(tokens: TokenValues, first_position: int = 0, n_buckets: int = 4) ->
     )
     ratio = _exp(ln_ratio.value)
     delta_p = tokens.delta_p
-    squares = mean_of(delta_p.ravel() ** 2)
+    squares = mean_of(delta_p**2)
     rms = math.sqrt(squares.value)
     return Divergence(
         ppl=ppl,
@@ -133,7 +162,9 @@ def measure(tokens: TokenValues, first_position: int = 0, n_buckets: int = 4) ->
         delta_p=_spread(delta_p, DELTA_PERCENTILES),
         rms_delta_p=Estimate(rms, 0.5 * squares.error / rms if rms else 0.0),
         same_top=_share(tokens.same_top),
-        by_position=_by_position(tokens.kld, first_position, n_buckets),
+        flips=_share(tokens.confident & ~tokens.same_top),
+        flips_of_confident=_share(~tokens.same_top[tokens.confident]),
+        by_position=_by_position(tokens, n_buckets),
     )
 
 
@@ -153,18 +184,19 @@ def perplexity(losses: Values) -> Estimate:
 
 def _spread(values: Values, percentiles: Mapping[str, float]) -> Spread:
     found: Sequence[float] = np.percentile(values, list(percentiles.values())).tolist()
-    return Spread(mean_of(values.ravel()), dict(zip(percentiles, found, strict=True)))
+    return Spread(mean_of(values), dict(zip(percentiles, found, strict=True)))
 
 
 def _share(hits: npt.NDArray[np.bool_]) -> Estimate:
-    share = float(hits.mean())
+    share = float(hits.mean()) if hits.size else math.nan
     return Estimate(share, math.sqrt(share * (1 - share) / (hits.size - 1)) if hits.size > 1 else math.nan)
 
 
-def _by_position(kld: Values, first: int, n_buckets: int) -> tuple[PositionBucket, ...]:
-    groups = np.array_split(np.arange(kld.shape[1]), min(n_buckets, kld.shape[1]))
+def _by_position(tokens: TokenValues, n_buckets: int) -> tuple[PositionBucket, ...]:
+    positions = np.unique(tokens.position)
+    groups = np.array_split(positions, min(n_buckets, len(positions)))
     return tuple(
-        PositionBucket(first + int(group[0]), first + int(group[-1]), mean_of(kld[:, group].ravel()))
+        PositionBucket(int(group[0]), int(group[-1]), mean_of(tokens.kld[np.isin(tokens.position, group)]))
         for group in groups
     )
 

@@ -84,22 +84,16 @@ def drift_of(
     """
     difference = norm = 0.0
     for chunk in range(positions.n_chunks):
-        start, stop = positions.rows(chunk)
-        wanted, found = (states.read(start, stop)[:, :n_cols].double() for states in (base, model))
+        numbers = positions.of_chunk(chunk)
+        wanted, found = (states.rows(numbers)[:, :n_cols].double() for states in (base, model))
         difference += float((found - wanted).square().sum())
         norm += float(wanted.square().sum())
     drift = math.sqrt(difference / norm) if norm else (math.inf if difference else 0.0)
     changed = None
     if _ROUTES in base_routes:
-        changed = _share_changed(
-            _measured(base_routes[_ROUTES], positions), _measured(model_routes[_ROUTES], positions)
-        )
+        tokens = to_numpy(positions.tokens)
+        changed = _share_changed(base_routes[_ROUTES][tokens], model_routes[_ROUTES][tokens])
     return LayerDrift(layer, drift, changed)
-
-
-def _measured(routes: npt.NDArray[np.int16], positions: Positions) -> npt.NDArray[np.int16]:
-    by_chunk = routes.reshape(positions.n_chunks, positions.chunk_size, -1)
-    return by_chunk[:, positions.first : positions.stop].reshape(-1, routes.shape[-1])
 
 
 def _share_changed(base: npt.NDArray[np.int16], model: npt.NDArray[np.int16]) -> float:

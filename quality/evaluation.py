@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
+from forward.text.chunks import Chunks
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.text import MAX_WIDTH, html_table, size_text, table
 from quality.divergence import Divergence, Estimate, TokenValues
@@ -26,21 +24,28 @@ if TYPE_CHECKING:
 class EvaluatedText:
     """The text that models were measured on.
 
-    path, sha256       of the file, and of its bytes; None where only the tokens were given
-    n_tokens_measured  tokens whose predictions count, of all chunks
-    tokens             of all chunks, int64 (n_chunks, chunk_size)
-    spelled            the bytes that each token of the vocabulary stands for
-    first              position of the first token of a chunk whose prediction of the next one is measured
+    path, sha256  of the file, and of its bytes; None where only the tokens were given
+    spelled       the bytes that each token of the vocabulary stands for
     """
 
     path: Path | None
     sha256: str | None
-    n_chunks: int
-    chunk_size: int
-    n_tokens_measured: int
-    tokens: npt.NDArray[np.int64] = field(repr=False, compare=False)
+    chunks: Chunks = field(repr=False, compare=False)
     spelled: tuple[bytes, ...] = field(repr=False, compare=False)
-    first: int
+
+    @property
+    def n_chunks(self) -> int:
+        return self.chunks.n_chunks
+
+    @property
+    def chunk_size(self) -> int:
+        """Tokens of a chunk; of the longest where they differ."""
+        return self.chunks.longest
+
+    @property
+    def n_tokens_measured(self) -> int:
+        """Number of tokens whose predictions count, of all chunks."""
+        return self.chunks.n_scored
 
 
 @dataclass(frozen=True)
@@ -142,6 +147,10 @@ def _model_json(model: EvaluatedModel) -> dict[str, Any]:
         "kld": {"mean": found.kld.mean.value, "error": found.kld.mean.error, **found.kld.percentiles},
         "same_top": found.same_top.value,
         "same_top_error": found.same_top.error,
+        "flips": found.flips.value,
+        "flips_error": found.flips.error,
+        "flips_of_confident": found.flips_of_confident.value,
+        "flips_of_confident_error": found.flips_of_confident.error,
         "delta_p": {
             "mean": found.delta_p.mean.value,
             "error": found.delta_p.mean.error,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from forward.logits import LogitSource, predicted_positions, sweep_vocabulary
+from forward.logits import LogitSource, sweep_vocabulary
 from forward.open import ModelSource, open_model
 from forward.text.quality import judge
 from forward.text.tokens import Text
@@ -56,7 +56,7 @@ def evaluated(
         about, tensors = _about_text(text, chunks, models[0]), [_tensors(each) for each in models]
         check(about, tensors)
         with work_folders(options, source.is_computed, len(models)) as folders, ExitStack() as passes:
-            steps = source.begin(SharedPass(chunks, options, report, passes), models, folders)
+            steps = source.begin(SharedPass(chunks.chunks, options, report, passes), models, folders)
             report.start(steps.n_layers_in_all, steps.n_layers_done)
             steps.run()
             head = steps.base_head()
@@ -87,22 +87,17 @@ def _compare_logits(
     def comparing(chunk: int, n_chunks: int) -> None:
         report.remark(f"comparing logits, chunk {chunk} of {n_chunks}")
 
-    visitor = DivergenceVisitor(first.text, paths, first.load.device, comparing, base.floor)
+    visitor = DivergenceVisitor(first.chunks, paths, first.load.device, comparing, base.floor)
     sweep_vocabulary([head, *steps.heads()], visitor.positions, [visitor], first.n_workers)
     return visitor
 
 
 def _about_text(path: Path | None, text: Text, model: ModelSource) -> EvaluatedText:
-    positions = predicted_positions(text)
     return EvaluatedText(
         path=path,
         sha256=None if path is None else hashlib.sha256(path.read_bytes()).hexdigest(),
-        n_chunks=text.n_chunks,
-        chunk_size=text.chunk_size,
-        n_tokens_measured=text.n_chunks * (positions.stop - positions.first),
-        tokens=text.tokens,
+        chunks=text.chunks,
         spelled=spelled(model.vocab()),
-        first=positions.first,
     )
 
 
@@ -129,14 +124,14 @@ def _evaluation(
                 path=source.path,
                 n_bytes=sum(digest.n_bytes for digest in source.watch.digests.values()),
                 bits_per_weight=_bits_per_weight(source),
-                divergence=measure(tokens, visitor.positions.first),
+                divergence=measure(tokens),
                 layers=layers,
                 worst_layer=find_worst_layer(steps.weights, each, layers),
                 tokens=tokens,
                 tensors=tensors[number - 1],
             )
         )
-    base_ppl = perplexity(-visitor.log_prob(0).ravel())
+    base_ppl = perplexity(-visitor.log_prob(0))
     return Evaluation(text, base.path, base_ppl, tuple(models))
 
 

@@ -26,6 +26,7 @@ from forward.observe import Arrays
 from forward.open import ModelSource
 from forward.options import ForwardOptions
 from forward.run import ForwardPass
+from forward.text.chunks import Chunks
 from gguf_tools.errors import BadActivation, BadRequest
 from gguf_tools.format import keys
 from quality.drift import LayerDrift, Routes, drift_of
@@ -42,10 +43,10 @@ class BaseWeights:
     build: Callable[[int], Layer]
 
     @staticmethod
-    def of(source: ModelSource, chunk_size: int, options: ForwardOptions) -> BaseWeights:
-        """Return the weights of an open model for chunks of so many tokens."""
+    def of(source: ModelSource, chunks: Chunks, options: ForwardOptions) -> BaseWeights:
+        """Return the weights of an open model for these chunks."""
         load, network = source.loader_for(options), source.network
-        rotate = network.rope.rotation(chunk_size, load.device)
+        rotate = network.rope.rotation(chunks.longest, load.device)
         return BaseWeights(load, lambda number: network.build(load, number, rotate))
 
 
@@ -205,7 +206,7 @@ class Lockstep:
 
         raises  BadActivation naming model, layer and tensor for NaN or infinity; finished layers stay
         """
-        positions = predicted_positions(self.models[0].text)
+        positions = predicted_positions(self.models[0].chunks)
         for layer in range(self._first_missing(), self.n_layers):
             if self.base is not None:
                 self.base.compute(layer)

@@ -17,6 +17,7 @@ from forward.layers.load import SharedWeights
 from forward.logits import predicted_positions
 from forward.open import ModelSource, open_model
 from forward.run import ForwardPass, forward_pass
+from forward.text.chunks import Chunks
 from forward.text.tokens import Cut, Text, bos_of, read_text
 from forward.work.work_folder import EMBEDDING, WorkFolder, run_identity
 from forward.workers import threads_for
@@ -73,7 +74,7 @@ class SharedPass:
     opened  closes what is opened on the way
     """
 
-    text: Text
+    chunks: Chunks
     options: EvaluateOptions
     report: Reporter
     opened: ExitStack
@@ -91,31 +92,31 @@ class SharedPass:
 
         settle  is shown the work folders before anything is read from them
         """
-        options, text = self.options, self.text
+        options, chunks = self.options, self.chunks
         forward = replace(options.forward, memory_bytes=options.forward.memory_bytes // len(models))
         device = choose_device(options.forward.device)
-        n_workers = self.opened.enter_context(threads_for(text.n_chunks, device))
+        n_workers = self.opened.enter_context(threads_for(chunks.n_chunks, device))
         shared = SharedWeights(source.tensors for source in models)
         works = []
         for source, folder in zip(models, folders, strict=True):
             watch = source.watch
-            about = {"base": base, "model": watch.recognised_by(), **about_run(text, options)}
+            about = {"base": base, "model": watch.recognised_by(), **about_run(chunks, options)}
             works.append(
                 self.opened.enter_context(WorkFolder(folder, about, restart=options.restart, watch=watch))
             )
         settle(works)
         return [
             self.opened.enter_context(
-                forward_pass(source, text, forward, work, self.report.advance, n_workers, shared)
+                forward_pass(source, chunks, forward, work, self.report.advance, n_workers, shared)
             )
             for source, work in zip(models, works, strict=True)
         ]
 
 
-def about_run(text: Text, options: EvaluateOptions) -> dict[str, Any]:
+def about_run(chunks: Chunks, options: EvaluateOptions) -> dict[str, Any]:
     """List what decides a model's numbers, besides the model itself."""
     return {
-        **run_identity(text, options.forward),
+        **run_identity(chunks, options.forward),
         **({} if options.forward.like is None else {"like": options.forward.like}),
     }
 
@@ -137,15 +138,15 @@ class ModelBase(OpenBase):
     def begin(self, shared: SharedPass, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
         source, keeper, files = self.source, None, self.source.watch.recognised_by()
         if self.kept is not None:
-            run = {"base": files, "name": self.path.name, **_about_text(shared.text, self.options)}
+            run = {"base": files, "name": self.path.name, **_about_text(shared.chunks, self.options)}
             about = about_states(self.facts, source.network.norm_eps, run)
             if self.kept.about is not None:
                 self.kept.refuse_another(about)
-            positions = predicted_positions(shared.text)
+            positions = predicted_positions(shared.chunks)
             keeper = StatesKeeper(self.kept, positions, source.network.n_layers, about)
         base, *others = shared.passes(files, (source, *models), folders, lambda works: _settle(works, keeper))
         computed = ComputedBase(base, keeper)
-        weights = BaseWeights.of(source, shared.text.chunk_size, self.options.forward)
+        weights = BaseWeights.of(source, shared.chunks, self.options.forward)
         return Lockstep(computed, computed.head, others, weights)
 
 
@@ -164,7 +165,7 @@ class StoredBase(OpenBase):
     def text(self, path: Path | None, vocab: Metadata) -> Text:
         text = _text(path, vocab, self.facts, self.options)
         files = self.about["run"]["base"] if self.source is None else self.source.watch.recognised_by()
-        run = {"base": files, "name": self.path.name, **_about_text(text, self.options)}
+        run = {"base": files, "name": self.path.name, **_about_text(text.chunks, self.options)}
         self.kept.refuse_another(about_states(self.facts, self.about["norm_eps"], run))
         return text
 
@@ -173,7 +174,7 @@ class StoredBase(OpenBase):
         base = KeptBase(
             path=self.path,
             folder=self.kept,
-            positions=predicted_positions(shared.text),
+            positions=predicted_positions(shared.chunks),
             device=choose_device(forward.device),
             dtype=getattr(torch, forward.dtype),
             norm_eps=self.about["norm_eps"],
@@ -184,7 +185,7 @@ class StoredBase(OpenBase):
         passes = shared.passes(self.about["run"]["base"], models, folders)
         if self.source is None:
             return Lockstep(base, base.head, passes)
-        weights = BaseWeights.of(self.source, shared.text.chunk_size, forward)
+        weights = BaseWeights.of(self.source, shared.chunks, forward)
         return Lockstep(base, base.head, passes, weights)
 
 
@@ -259,9 +260,9 @@ def _settle(works: Sequence[WorkFolder], keeper: StatesKeeper | None) -> None:
         base.start_over(f"{base.folder}: ahead of the models that are compared with it")
 
 
-def _about_text(text: Text, options: EvaluateOptions) -> dict[str, Any]:
+def _about_text(chunks: Chunks, options: EvaluateOptions) -> dict[str, Any]:
     """List what decides kept states, besides the base; the device may be another one."""
-    return {key: value for key, value in about_run(text, options).items() if key != "device"}
+    return {key: value for key, value in about_run(chunks, options).items() if key != "device"}
 
 
 def _text(path: Path | None, vocab: Metadata, facts: ModelFacts, options: EvaluateOptions) -> Text:

@@ -102,7 +102,7 @@ def tokens_chart(models: Sequence[EvaluatedModel], prefix: str, canvas: Canvas) 
     with drawing(canvas) as figure:
         axes = figure.subplots()
         for number, (model, name) in enumerate(_named(models)):
-            values = np.sort(model.tokens.kld.ravel())
+            values = np.sort(model.tokens.kld)
             above = values[values > _SMALLEST_KLD]
             if above.size:
                 steps = np.geomspace(above[above.size // 100], above[-1], _N_STEPS)

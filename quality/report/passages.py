@@ -50,36 +50,47 @@ class Passage:
 
 def worst_passages(text: EvaluatedText, values: TokenValues, count: int) -> tuple[Passage, ...]:
     """Return `count` passages that don't overlap, the worst first; fewer if there are no more tokens."""
-    length = min(N_TOKENS, values.kld.shape[1])
-    sums = np.cumsum(np.pad(values.kld, ((0, 0), (1, 0))), axis=1)
-    means = (sums[:, length:] - sums[:, :-length]) / length
+    length = min(N_TOKENS, _longest_run(values))
+    sums = np.cumsum(np.pad(values.kld, (1, 0)))
+    means = (sums[length:] - sums[:-length]) / length
+    last = slice(length - 1, None)
+    is_one_run = (values.chunk[last] == values.chunk[: len(means)]) & (
+        values.position[last] - values.position[: len(means)] == length - 1
+    )
+    means[~is_one_run] = -np.inf
     passages: list[Passage] = []
     while len(passages) < count and np.isfinite(means).any():
-        chunk, start = (int(number) for number in np.unravel_index(np.argmax(means), means.shape))
-        passages.append(_passage(text, values, chunk, start, length))
-        means[chunk, max(0, start - length + 1) : start + length] = -np.inf
+        start = int(np.argmax(means))
+        passages.append(_passage(text, values, slice(start, start + length)))
+        means[max(0, start - length + 1) : start + length] = -np.inf
     return tuple(passages)
 
 
-def _passage(text: EvaluatedText, values: TokenValues, chunk: int, start: int, length: int) -> Passage:
-    """Return the passage whose predictions begin at the measured position `start`."""
-    here = slice(start, start + length)
-    position = text.first + 1 + start  # a prediction is about the token that follows
-    first = max(0, position - N_BEFORE)
-    numbers = text.tokens[chunk, first : position + length].tolist()
+def _longest_run(values: TokenValues) -> int:
+    """Count the measured tokens of the longest run without a gap."""
+    ends = np.flatnonzero((np.diff(values.position) != 1) | (np.diff(values.chunk) != 0)) + 1
+    return int(np.diff(ends, prepend=0, append=len(values.chunk)).max())
+
+
+def _passage(text: EvaluatedText, values: TokenValues, here: slice) -> Passage:
+    """Return the passage of some measured tokens of one chunk that follow each other."""
+    chunk, position = int(values.chunk[here.start]), int(values.position[here.start]) + 1
+    start, _ = text.chunks.rows(chunk)
+    n_before = min(position, N_BEFORE)  # a prediction is about the token that follows
+    first = start + position - n_before
+    numbers = text.chunks.tokens[first : start + position + here.stop - here.start].tolist()
     shown = texts([text.spelled[number] for number in numbers])
-    n_before = position - first
     tokens = zip(
         shown[n_before:],
-        values.kld[chunk, here].tolist(),
-        np.exp(values.base_log_prob[chunk, here]).tolist(),
-        np.exp(values.log_prob[chunk, here]).tolist(),
+        values.kld[here].tolist(),
+        np.exp(values.base_log_prob[here]).tolist(),
+        np.exp(values.log_prob[here]).tolist(),
         strict=True,
     )
     return Passage(
         chunk=chunk,
         position=position,
-        kld=float(values.kld[chunk, here].mean()),
+        kld=float(values.kld[here].mean()),
         before="".join(shown[:n_before]),
         tokens=tuple(ColouredToken(*token) for token in tokens),
     )

@@ -45,6 +45,13 @@ def make_head(seed: int, n_vocab: int = VOCAB, scale: float = 1.0) -> Head:
     return Head(load, states, RMSNorm(torch.ones(HIDDEN), 1e-6), "output.weight")
 
 
+def positions_of(first: int, stop: int) -> Positions:
+    """Return some positions of every chunk."""
+    tokens = np.arange(N_CHUNKS * CHUNK)
+    chunks = Text(tokens.reshape(N_CHUNKS, CHUNK), tokens.reshape(N_CHUNKS, CHUNK)).chunks
+    return Positions.of(chunks, tokens[(tokens % CHUNK >= first) & (tokens % CHUNK < stop)])
+
+
 def all_logits(head: Head) -> np.ndarray:
     """Return the logits of the whole text at once, float64 (n_chunks, chunk_size, n_vocab)."""
     hidden = head.states.read(0, N_CHUNKS * CHUNK).double()
@@ -75,7 +82,7 @@ class Divergence:
     """
 
     def __init__(self, positions: Positions) -> None:
-        shape = positions.n_chunks, positions.stop - positions.first
+        shape = positions.n_chunks, len(positions.tokens) // positions.n_chunks
         self.maxima = np.full((2, *shape), -np.inf)
         self.sums = np.zeros((3, *shape))
         self.by_chunk: list[np.ndarray] = []
@@ -102,7 +109,7 @@ class Divergence:
 @pytest.mark.usefixtures("slice_rows")
 def test_a_divergence_of_two_models_is_a_visitor(n_workers: int) -> None:
     heads = [make_head(1, scale=3), make_head(2, scale=0.5)]
-    positions = Positions(N_CHUNKS, CHUNK, 4, CHUNK)
+    positions = positions_of(4, CHUNK)
     visitor = Divergence(positions)
     sweep_vocabulary(heads, positions, [visitor], n_workers)
     a, b = (log_softmax(all_logits(head)[:, 4:]) for head in heads)
@@ -112,7 +119,7 @@ def test_a_divergence_of_two_models_is_a_visitor(n_workers: int) -> None:
 
 @pytest.mark.usefixtures("slice_rows")
 def test_a_model_diverges_from_itself_by_nothing() -> None:
-    positions = Positions(N_CHUNKS, CHUNK, 0, CHUNK)
+    positions = positions_of(0, CHUNK)
     visitor = Divergence(positions)
     sweep_vocabulary([make_head(1), make_head(1)], positions, [visitor])
     np.testing.assert_allclose(np.array(visitor.by_chunk), 0, atol=1e-12)
@@ -134,7 +141,7 @@ class Recorder:
 
 
 def test_all_visitors_see_the_whole_vocabulary_in_order(slice_rows: int) -> None:
-    head, positions = make_head(5), Positions(N_CHUNKS, CHUNK, 3, CHUNK - 2)
+    head, positions = make_head(5), positions_of(3, CHUNK - 2)
     recorders = [Recorder(), Recorder()]
     sweep_vocabulary([head], positions, recorders, n_workers=2)
     expected = all_logits(head)[:, 3 : CHUNK - 2]
@@ -156,7 +163,7 @@ def test_perplexity(n_workers: int) -> None:
     def report(perplexity: Perplexity) -> None:
         running.append(perplexity.value)
 
-    perplexity = measure(head, Text(tokens, tokens), report, n_workers)
+    perplexity = measure(head, Text(tokens, tokens).chunks, report, n_workers)
     logs = log_softmax(all_logits(head))
     losses = np.array(
         [
@@ -173,7 +180,7 @@ def test_perplexity(n_workers: int) -> None:
 
 def test_a_chunk_without_predictions_has_no_perplexity() -> None:
     tokens = np.zeros((N_CHUNKS * CHUNK, 1), np.int64)
-    perplexity = measure(make_head(3), Text(tokens, tokens), lambda running: None)
+    perplexity = measure(make_head(3), Text(tokens, tokens).chunks, lambda running: None)
     assert perplexity.count == 0
     assert math.isnan(perplexity.value)
 
@@ -181,4 +188,4 @@ def test_a_chunk_without_predictions_has_no_perplexity() -> None:
 def test_vocabularies_of_different_sizes_are_refused() -> None:
     heads = [make_head(1), make_head(2, n_vocab=VOCAB + 1)]
     with pytest.raises(BadRequest, match=r"1\.gguf has 100, 2\.gguf has 101 tokens"):
-        sweep_vocabulary(heads, Positions(N_CHUNKS, CHUNK, 0, CHUNK), [])
+        sweep_vocabulary(heads, positions_of(0, CHUNK), [])

@@ -91,7 +91,7 @@ def test_codes_give_back_log_probabilities(
     content = (tmp_path / "b.kld").read_bytes()
     assert np.frombuffer(content[8:HEADER_BYTES], np.int32).tolist() == [16, n_vocab, 3]
     found = decoded(*rows_of(content, 3 * 16, n_vocab)).reshape(3, 7, n_vocab)
-    whole = head.logits(0, 3 * 16, head.read(0, n_vocab)).double()
+    whole = head.logits(torch.arange(3 * 16), head.read(0, n_vocab)).double()
     expected = torch.log_softmax(whole, -1).numpy().reshape(3, 16, n_vocab)[:, 8:15]
     floor = np.maximum(expected, expected.max(-1, keepdims=True) - 16)
     np.testing.assert_allclose(found, floor, atol=16 / 65535, rtol=1e-5)

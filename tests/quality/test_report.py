@@ -110,10 +110,10 @@ def test_what_is_no_evaluation_is_refused(tmp_path: Path) -> None:
 
 def test_tokens_spell_the_text(evaluation: Evaluation, text: Path) -> None:
     found = evaluation.text
-    spelled_text = b"".join(found.spelled[token] for token in found.tokens.ravel()[1:].tolist())
+    spelled_text = b"".join(found.spelled[token] for token in found.chunks.tokens[1:].tolist())
     assert len(spelled_text) > 600
     assert spelled_text in text.read_bytes()
-    assert found.first == 64
+    assert np.flatnonzero(found.chunks.scored)[0] == 65
 
 
 def test_sentencepiece_tokens_spell_spaces_and_bytes() -> None:
@@ -131,16 +131,17 @@ def test_the_worst_passages_are_those_with_the_largest_divergence(evaluation: Ev
     kld = np.full((3, 63), 0.01)
     kld[1, 10 : 10 + N_TOKENS] = 0.5
     kld[2, 0] = 3.0
-    values = replace(evaluation.models[0].tokens, kld=kld)
+    values = replace(evaluation.models[0].tokens, kld=kld.ravel())
     worst, second, third = worst_passages(evaluation.text, values, 3)
     assert (worst.chunk, worst.position, worst.kld) == (1, 64 + 1 + 10, pytest.approx(0.5))
     assert (second.chunk, second.position) == (2, 65)
     assert third.chunk == 0
     text = evaluation.text
-    tokens = text.tokens[1, 75 : 75 + N_TOKENS].tolist()
+    second_chunk = text.chunks.tokens[128:256]
+    tokens = second_chunk[75 : 75 + N_TOKENS].tolist()
     shown = "".join(token.text for token in worst.tokens)
     assert shown == b"".join(text.spelled[token] for token in tokens).decode()
-    before = b"".join(text.spelled[token] for token in text.tokens[1, 51:75].tolist()).decode()
+    before = b"".join(text.spelled[token] for token in second_chunk[51:75].tolist()).decode()
     assert worst.before == before
 
 
