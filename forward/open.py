@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol, Self
@@ -40,10 +40,11 @@ from quantize.fill.sources import GGUFTensor, SourceTensor
 class ModelSource:
     """An open model: a context manager that closes its files.
 
-    network  how its layers are put together
-    tensors  GGUF name -> tensor, unread
-    vocab    returns the keys tokenizer.*
-    inputs   the files that hold weights
+    network   how its layers are put together
+    tensors   GGUF name -> tensor, unread
+    vocab     returns the keys tokenizer.*
+    inputs    the files that hold weights
+    metadata  of a GGUF file; a folder has none
     """
 
     path: Path
@@ -52,6 +53,7 @@ class ModelSource:
     vocab: Callable[[], Metadata]
     inputs: tuple[AnyInput, ...]
     opened: Closeable
+    metadata: Metadata = field(default_factory=dict)
 
     def __enter__(self) -> Self:
         return self
@@ -146,6 +148,7 @@ def _open_gguf(path: Path) -> ModelSource:
             vocab=lambda: vocab,
             inputs=gguf_inputs(file),
             opened=file,
+            metadata=file.metadata,
         )
     except BaseException:
         file.close()
