@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forward.text.chunks import Chunks
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.text import MAX_WIDTH, html_table, size_text, table
+from quality.against import FileComparison, compare_files, comparison_lines, comparisons_json
 from quality.divergence import Divergence, Estimate, TokenValues
 from quality.noise_floor import NoiseFloor, noise_lines
 
@@ -90,6 +92,7 @@ class Evaluation:
     """Models against a base, on a text.
 
     noise  what the base itself loses to rounding; None: not measured
+    stock  number of the model that the others are compared with; None: none
     """
 
     text: EvaluatedText
@@ -97,6 +100,15 @@ class Evaluation:
     base_ppl: Estimate
     models: tuple[EvaluatedModel, ...]
     noise: NoiseFloor | None = None
+    stock: int | None = None
+
+    @cached_property
+    def comparisons(self) -> tuple[FileComparison, ...]:
+        """Every other file against the stock one; nothing without one."""
+        if self.stock is None:
+            return ()
+        name = self.base_path if self.text.path is None else self.text.path
+        return compare_files({name.name: self}, self.stock)
 
     def __repr__(self) -> str:
         models = ", ".join(
@@ -136,6 +148,7 @@ class Evaluation:
             },
             **({} if self.noise is None else {"noise_floor": self.noise.to_json()}),
             "models": [_model_json(model) for model in self.models],
+            **comparisons_json(self.comparisons),
         }
 
 
@@ -207,6 +220,7 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
         "",
         *table([_DIVERGENCE_HEADINGS, *map(_divergences, models)], right=range(1, len(_DIVERGENCE_HEADINGS))),
         *([] if evaluation.noise is None else ["", *noise_lines(evaluation.noise)]),
+        *comparison_lines(evaluation.comparisons),
     ]
     if not any(model.layers for model in models):
         return lines

@@ -21,6 +21,7 @@ from forward.text.quality import judge
 from forward.text.tokens import Text
 from gguf_tools.errors import BadArgument
 from gguf_tools.progress import Reporter
+from quality.against import with_stock
 from quality.bases.base import Entrant, Lockstep, refuse_strangers
 from quality.bases.logits_file import write_logits
 from quality.bases.open_base import OpenBase, SharedPass, noise_entrants, open_base
@@ -48,7 +49,8 @@ def evaluated(
     if options.forward.n_threads is not None:
         torch.set_num_threads(options.forward.n_threads)
     with ExitStack() as opened:
-        models = [opened.enter_context(open_model(path)) for path in quants]
+        paths, stock = with_stock(quants, options.against)
+        models = [opened.enter_context(open_model(path)) for path in paths]
         source = open_base(base, options, opened)
         refuse_strangers(source.path, source.facts, models)
         chunks = source.text(text, models[0].vocab())
@@ -71,7 +73,8 @@ def evaluated(
                 first = steps.models[0]
                 write_logits(head, first.load.device, chunks, options.logits, first.n_workers)
             evaluation = _evaluation(source, steps, visitor, about, tensors)
-            evaluation = replace(evaluation, noise=_noise_floor(visitor, len(models), noise))
+            floor = _noise_floor(visitor, len(models), noise)
+            evaluation = replace(evaluation, noise=floor, stock=stock)
             source.refuse_changed()
             for model in models:
                 model.watch.refuse_changed()

@@ -29,14 +29,16 @@ from quantize.plan.sensitivities import Sensitivities
 _LIGHT = """\
 --ink: #0b0b0b; --muted: #6d6c66; --grid: #e1e0d9; --surface: #fcfcfb; --ring: #8a8983; --panel: #f3f2ee;
 --heat: 226 72 40;
---series-0: #2a78d6; --series-1: #d9571e; --series-2: #14906a; --series-3: #b07800; --series-4: #c4498a;
---series-5: #008300; --series-6: #4a3aa7; --series-7: #c9302f;"""
+--series-0: #1b76ef; --series-1: #fd4470; --series-2: #254f13; --series-3: #210784; --series-4: #9e5f04;
+--series-5: #2f9c8b; --series-6: #aa2db6; --series-7: #491a35; --series-8: #a780cf; --series-9: #305d83;
+--series-10: #a30c49; --series-11: #4412ef;"""
 
 _DARK = """\
 --ink: #f4f4f2; --muted: #a3a29a; --grid: #33322f; --surface: #1a1a19; --ring: #6d6c66; --panel: #252523;
 --heat: 235 96 52;
---series-0: #5a9ff0; --series-1: #f07f4f; --series-2: #2fbd8a; --series-3: #dca022; --series-4: #ea7bb0;
---series-5: #3fb53f; --series-6: #a59cf5; --series-7: #f07e7e;"""
+--series-0: #75b4f9; --series-1: #f9f66a; --series-2: #d02e1e; --series-3: #60aa7d; --series-4: #ff7ac3;
+--series-5: #72fbf6; --series-6: #d08321; --series-7: #ac73fe; --series-8: #83d702; --series-9: #f4b99b;
+--series-10: #1e767e; --series-11: #d50eb8;"""
 
 STYLE = f"""\
 :root {{ color-scheme: light dark; {_LIGHT} }}
