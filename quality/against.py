@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from gguf_tools.errors import BadRequest
-from gguf_tools.text import table
+from gguf_tools.text import MAX_WIDTH, table
 from quality.comparison import Comparison, Comparisons, Interval, Verdict, compare
 from quality.options import AnyPath
 
@@ -96,7 +97,7 @@ def comparison_lines(comparisons: Sequence[FileComparison]) -> Iterator[str]:
         rows = [_row(str(part.name), part) for part in each.found.by_class]
         if several:
             rows.append(_row("all", each.found.overall))
-        yield each.words
+        yield from wrap(each.words, MAX_WIDTH)
         start = 0 if several else 1
         yield from table([row[start:] for row in (_HEADINGS, *rows)], right=range(1 - start, 5 - start))
 

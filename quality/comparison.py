@@ -196,14 +196,24 @@ def ratio_interval(classes: Sequence[ChunkSums]) -> Interval:
 
     The ends are NaN where the ratio is 0, infinite or undefined: a file that equals the base has no error.
     """
-    found = _interval(classes, _log_ratio)
-    value, low, high = (float(np.exp(end)) for end in (found.value, found.low, found.high))
-    return Interval(value, low, high, found.p)
+    return _from_log(_interval(classes, _log_ratio))
 
 
 def difference_interval(classes: Sequence[ChunkSums]) -> Interval:
     """Compute the difference of both files' means with its interval; classes weigh the same."""
     return _interval(classes, np.subtract)
+
+
+def kld_interval(classes: Sequence[TokenValues]) -> Interval:
+    """Compute the mean divergence of a file with its interval; classes weigh the same."""
+    sums = [ChunkSums.of(each.chunk, each.kld, each.kld) for each in classes]
+    return _from_log(_interval(sums, lambda a, _: _log_ratio(a, 1.0)))
+
+
+def flips_interval(classes: Sequence[TokenValues]) -> Interval:
+    """Compute the share of tokens that a file flips with its interval; classes weigh the same."""
+    flips = [(each.chunk, each.confident & ~each.same_top) for each in classes]
+    return _interval([ChunkSums.of(chunk, each, each) for chunk, each in flips], lambda a, _: a)
 
 
 _Statistic = Callable[[Any, Any], Any]
@@ -213,6 +223,11 @@ _Statistic = Callable[[Any, Any], Any]
 def _log_ratio(a: Any, b: Any) -> Any:
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.log(a) - np.log(b)
+
+
+def _from_log(found: Interval) -> Interval:
+    value, low, high = (float(np.exp(end)) for end in (found.value, found.low, found.high))
+    return Interval(value, low, high, found.p)
 
 
 def _interval(classes: Sequence[ChunkSums], statistic: _Statistic) -> Interval:
