@@ -89,7 +89,7 @@ def cook(args: argparse.Namespace) -> None:
         for line in plan_lines(request):
             print(line)
         return
-    cook(request, _collect)
+    cook(request)
     if not args.quiet:
         print(f"wrote {request.folder}")
 
@@ -128,14 +128,3 @@ def _request(args: argparse.Namespace) -> CookRequest:
         quantized_by=args.quantized_by,
         streamed=None if isinstance(opened, Path) else opened,
     )
-
-
-def _collect(model: Path, text: Path, output: Path, request: CookRequest) -> None:
-    """Collect importances; the package that does so stands beside this one."""
-    from imatrix.collecting import collect
-    from imatrix.options import CollectOptions
-
-    options = CollectOptions(
-        cut=request.cut, forward=request.forward, restart=request.restart, any_text=request.force
-    )
-    collect(model, text, output, options, progress=not request.quiet)

@@ -127,4 +127,4 @@ def _search(x: FloatTile, weights: FloatTile, extreme: Floats) -> Floats:
     return scale
 
 
-FORMAT = ik_format(Q6_0, ELEMS, _quantize, _decode)
+FORMATS = (ik_format(Q6_0, ELEMS, _quantize, _decode),)

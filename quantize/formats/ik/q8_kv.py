@@ -102,4 +102,4 @@ def _quantize(source: Floats32, importances: Floats32, out: npt.NDArray[np.uint8
     return -1
 
 
-FORMAT = QuantFormat(Q8_KV, encode, decode)
+FORMATS = (QuantFormat(Q8_KV, encode, decode),)

@@ -68,4 +68,4 @@ def _quantize(source: Rows, out: npt.NDArray[np.uint8]) -> int:
     return -1
 
 
-FORMAT = block_format(Q8_K, _decode, _quantize, item=np.int8)
+FORMATS = (block_format(Q8_K, _decode, _quantize, item=np.int8),)

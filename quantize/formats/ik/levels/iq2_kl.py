@@ -137,7 +137,7 @@ _CODING = Coding(_error_of, _sums_of, _codes_of)
 
 # ---- rows
 
-_SEARCH = ScaleTrials(
+_IQ2_KL_SEARCH = ScaleTrials(
     size=_SIZE,
     sets=1,
     integers=Integers(-32, 31, 1),
@@ -161,7 +161,7 @@ def _pack_block(codes: IntTile, integers: IntTile, _seconds: IntTile, words: Int
     prepend_half(in_order(integers, 0, 8, 4, 2), words, 21)
 
 
-_quantize_rows = row_quantizer(_SEARCH, _CODING, IQ2_KL, _pack_block)
+_quantize_rows = row_quantizer(_IQ2_KL_SEARCH, _CODING, IQ2_KL, _pack_block)
 
 
 @kernel
@@ -169,4 +169,4 @@ def _quantize(source: Rows, importances: Floats32, scales: Floats32, out: Bytes)
     return _quantize_rows(source, importances, scales, out)
 
 
-FORMAT = ik_format(IQ2_KL, _SIZE, _quantize, _decode)
+FORMATS = (ik_format(IQ2_KL, _SIZE, _quantize, _decode),)

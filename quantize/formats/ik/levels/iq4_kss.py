@@ -189,7 +189,7 @@ _CODING = Coding(_error_of, _sums_of, _codes_of)
 
 # ---- rows
 
-_SEARCH = ScaleTrials(
+_IQ4_KSS_SEARCH = ScaleTrials(
     size=_SIZE,
     sets=2,
     integers=Integers(-127, 127, 2),
@@ -224,7 +224,7 @@ def _pack_block(codes: IntTile, integers: IntTile, seconds: IntTile, words: IntT
             words[4 * j + pair] = word
 
 
-_quantize_rows = row_quantizer(_SEARCH, _CODING, IQ4_KSS, _pack_block)
+_quantize_rows = row_quantizer(_IQ4_KSS_SEARCH, _CODING, IQ4_KSS, _pack_block)
 
 
 @kernel
@@ -232,4 +232,4 @@ def _quantize(source: Rows, importances: Floats32, scales: Floats32, out: Bytes)
     return _quantize_rows(source, importances, scales, out)
 
 
-FORMAT = ik_format(IQ4_KSS, _SIZE, _quantize, _decode)
+FORMATS = (ik_format(IQ4_KSS, _SIZE, _quantize, _decode),)
