@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from gguf_tools.progress import Reporter
     from quality.evaluation import Evaluation
     from quality.options import EvaluateOptions, LogitsFile
-    from quality.pipeline import evaluate
+    from quality.pipeline import evaluate, evaluate_suite
+    from quality.suite.result import SuiteEvaluation
+    from quality.suite.suite import Suite, read_suite
 
 __all__ = [
     "Cut",
@@ -29,9 +31,13 @@ __all__ = [
     "ForwardOptions",
     "LogitsFile",
     "Reporter",
+    "Suite",
+    "SuiteEvaluation",
     "ToolkitError",
     "__version__",
     "evaluate",
+    "evaluate_suite",
+    "read_suite",
 ]
 
 _HOMES = {
@@ -41,9 +47,13 @@ _HOMES = {
     "ForwardOptions": "forward.options",
     "LogitsFile": "quality.options",
     "Reporter": "gguf_tools.progress",
+    "Suite": "quality.suite.suite",
+    "SuiteEvaluation": "quality.suite.result",
     "ToolkitError": "gguf_tools.errors",
     "__version__": "gguf_tools",
     "evaluate": "quality.pipeline",
+    "evaluate_suite": "quality.pipeline",
+    "read_suite": "quality.suite.suite",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

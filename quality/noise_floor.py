@@ -6,7 +6,8 @@ rounding moves predictions by more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,15 +57,49 @@ def _figures(found: Divergence) -> dict[str, float]:
     }
 
 
+def mean_floor(by_class: Iterable[NoiseFloor]) -> float:
+    """Return the floor of the mean divergence over classes, which weigh the same; NaN without any."""
+    klds = [each.kld for each in by_class]
+    return sum(klds) / len(klds) if klds else math.nan
+
+
 _HEADINGS = ("noise floor", "KLD", "median", "99%", "99.9%", "same top", "flips")
 
 
-def noise_lines(noise: NoiseFloor) -> list[str]:
-    """Print the floor as a table."""
-    lines = table([_HEADINGS, *(_row(*part) for part in noise.parts)], right=range(1, len(_HEADINGS)))
+_NOTHING_LOST = "BF16 weights cost nothing: rounding to BF16 changes no weight of the base"
+
+
+def noise_lines(noise: NoiseFloor, files: Iterable[tuple[str, float]]) -> Iterator[str]:
+    """Print the floor as a table, and the files below it.
+
+    files  name and mean divergence of each
+    """
+    yield from table([_HEADINGS, *(_row(*part) for part in noise.parts)], right=range(1, len(_HEADINGS)))
     if noise.weights is None:
-        lines.append("BF16 weights cost nothing: rounding to BF16 changes no weight of the base")
-    return lines
+        yield _NOTHING_LOST
+    below = [name for name, kld in files if kld < noise.kld]
+    if below:
+        yield f"below the noise floor: {', '.join(below)}"
+
+
+def noise_by_class_lines(
+    by_class: Mapping[str, NoiseFloor], files: Iterable[tuple[str, Mapping[str, float]]]
+) -> Iterator[str]:
+    """Print the mean divergence of each part of the floor by class, and which files are below it where.
+
+    files  name of each, and its mean divergence by class
+    """
+    parts = next(iter(by_class.values())).parts
+    rows = [
+        (name, *(f"{found.kld.mean.value:.6f}" for _, found in each.parts)) for name, each in by_class.items()
+    ]
+    yield from table([("noise floor", *(name for name, _ in parts)), *rows], right=range(1, 1 + len(parts)))
+    if len(parts) < 2:
+        yield _NOTHING_LOST
+    for file, klds in files:
+        below = [name for name, noise in by_class.items() if klds[name] < noise.kld]
+        if below:
+            yield f"{file} is below the noise floor on {', '.join(below)}"
 
 
 def _row(name: str, found: Divergence) -> Sequence[str]:
