@@ -16,7 +16,7 @@ from gguf_tools.files.overwriting import refuse_to_replace
 
 if TYPE_CHECKING:
     from quality.options import EvaluateOptions, LogitsFile
-    from quality.report.page import PageInputs
+    from quality.report.inputs import PageInputs
 
 DESCRIPTION = """\
 Measure how well quantized models keep what their base predicts, under the names and definitions of
@@ -235,7 +235,7 @@ def _models(
 def _page_inputs(args: argparse.Namespace) -> PageInputs:
     """Read the other inputs of the page now, so that a bad file is refused before hours of computing."""
     from quality.report.charts import require_matplotlib
-    from quality.report.page import PageInputs
+    from quality.report.inputs import PageInputs
     from quality.report.points import read_earlier
     from quantize.plan.sensitivities import read_sensitivities
 

@@ -86,20 +86,22 @@ def with_stock(quants: Sequence[AnyPath], stock: AnyPath | None) -> tuple[list[P
     return (paths, same[0]) if same else ([*paths, Path(stock)], len(paths))
 
 
-_HEADINGS = ("class", "KLD ratio (95 % interval)", "KLD less", "same top", "flips", "verdict")
+HEADINGS = ("class", "KLD ratio (95 % interval)", "difference", "same top", "flips", "verdict")
 
 
 def comparison_lines(comparisons: Sequence[FileComparison]) -> Iterator[str]:
     """Print each comparison in words, and as a table with a row for each class."""
     for each in comparisons:
-        several = len(each.found.by_class) > 1
         yield ""
-        rows = [_row(str(part.name), part) for part in each.found.by_class]
-        if several:
-            rows.append(_row("all", each.found.overall))
         yield from wrap(each.words, MAX_WIDTH)
-        start = 0 if several else 1
-        yield from table([row[start:] for row in (_HEADINGS, *rows)], right=range(1 - start, 5 - start))
+        yield from table([HEADINGS, *comparison_rows(each)], right=range(1, 5))
+
+
+def comparison_rows(comparison: FileComparison) -> list[Sequence[str]]:
+    """Return a row for each class, and one for all where there are several."""
+    found = comparison.found
+    rows = [_row(str(each.name), each) for each in found.by_class]
+    return [*rows, _row("all", found.overall)] if len(rows) > 1 else rows
 
 
 def _row(name: str, found: Comparison) -> Sequence[str]:
