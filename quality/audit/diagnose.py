@@ -80,7 +80,7 @@ def diagnose(pair: Pair, measured: RowSums, bad: Indices, base: AuditBase) -> li
     together = case.explain(rest)
     matrices = np.unique(rest // rows_of_a_matrix(pair.info))
     if together is not None:
-        return [*diagnoses, together]
+        return [*diagnoses, *(_in_other_order([together], matrices) if together.moves else [together])]
     if pair.info.n_mats > 1:
         return [*diagnoses, *case.by_matrix(rest, matrices)]
     return [*diagnoses, case.unexplained(rest)]
