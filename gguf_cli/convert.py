@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -35,8 +35,10 @@ from gguf_tools.text import json_line, quoted
 from quantize.plan.recipes import FILE_TYPES
 
 if TYPE_CHECKING:
+    from convert.card.write import CardRequest
     from convert.options import ConvertOptions
     from quantize.run import Result
+    from quantize.run_options import RunOptions
 
 
 DESCRIPTION = """\
@@ -84,7 +86,7 @@ FOREIGN_FLAGS = (
 def main(argv: Sequence[str] | None = None, prog: str = "convert-hf-to-gguf") -> int:
     """Run the command; return its exit code."""
     parser = make_parser(prog)
-    return command.run(parser, lambda args: _convert(args, parser), argv)
+    return command.run(parser, lambda args: _carry_out(args, parser), argv)
 
 
 def make_parser(prog: str = "convert-hf-to-gguf") -> argparse.ArgumentParser:
@@ -156,83 +158,128 @@ def _add_file_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+@dataclass(frozen=True)
+class _Request:
+    """What the command line asks for.
+
+    named     MODEL_DIR
+    outfile   None: into MODEL_DIR, or here for a model of the Hub
+    options   what to make of MODEL_DIR, for each type
+    card      what the card says, None: there is to be none
+    run       how to run
+    stream    leave the weights of MODEL_DIR on the Hub
+    dry_run   plan, and write nothing
+    force     replace outputs that are there already
+    summary   leave the tensors out of the plan
+    typed     the command line, for the card
+    """
+
+    named: str
+    outfile: Path | None
+    options: tuple[ConvertOptions, ...]
+    card: CardRequest | None
+    run: RunOptions
+    stream: bool
+    dry_run: bool
+    force: bool
+    json: bool
+    summary: bool
+    quiet: bool
+    typed: tuple[str, ...]
+
+
+def _carry_out(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if args.print_supported_models:
         from convert.architectures import supported
 
         print("\n".join(supported()))
-        return
+    else:
+        _convert(_read(args, parser))
+
+
+def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request:
+    from quantize.run_options import RunOptions
+
     if args.model is None:
         parser.error("MODEL_DIR is missing")
     check_plan_arguments(args, parser)
-    options, card = _options(args, parser), read_card(args)
+    options = _options(args, parser)
+    return _Request(
+        args.model,
+        args.outfile,
+        options=tuple(replace(options, outtype=outtype) for outtype in args.outtype.split(",")),
+        card=read_card(args),
+        run=RunOptions(args.threads, args.restart, args.reuse, args.verify, scheduler=args.scheduler),
+        stream=args.stream,
+        dry_run=args.dry_run,
+        force=args.force,
+        json=args.json,
+        summary=args.summary,
+        quiet=args.quiet,
+        typed=args.typed,
+    )
+
+
+def _convert(request: _Request) -> None:
     from convert.pipeline import plan_run
     from convert.sources import source_folder
     from quantize.report import dry_run_lines
     from quantize.run import execute_together
-    from quantize.run_options import ProgressBar, RunOptions
+    from quantize.run_options import ProgressBar
 
+    first = request.options[0]  # only types differ
     folder = source_folder(
-        args.model,
-        stream=args.stream,
-        dry_run=args.dry_run,
-        weights=not args.vocab_only,
-        allow_pickle=args.allow_pickle,
-        quiet=args.quiet,
+        request.named,
+        stream=request.stream,
+        dry_run=request.dry_run,
+        weights=not first.vocab_only,
+        allow_pickle=first.allow_pickle,
+        quiet=request.quiet,
     )
     with ExitStack() as stack:
         runs = [
-            stack.enter_context(plan_run(folder, args.outfile, each, allow_problems=args.dry_run))
-            for each in _one_by_one(options)
+            stack.enter_context(plan_run(folder, request.outfile, each, allow_problems=request.dry_run))
+            for each in request.options
         ]
-        if args.dry_run:
+        if request.dry_run:
             for run in runs:
-                for line in dry_run_lines(
-                    run, RunOptions(args.threads, reuse=args.reuse), as_json=args.json, summary=args.summary
-                ):
+                for line in dry_run_lines(run, request.run, as_json=request.json, summary=request.summary):
                     print(line)
-                if not args.json:
+                if not request.json:
                     print(f"would write {', '.join(map(str, run.output_paths))}")
             return
         outputs = [path for run in runs for path in run.output_paths]
-        reused = set(map(os.path.realpath, args.reuse))  # an output that is named there is to be replaced
+        # An output that --reuse names is to be replaced.
+        reused = set(map(os.path.realpath, request.run.reuse))
         is_reused = any(os.path.realpath(path) in reused for path in outputs)
-        refuse_to_replace(outputs, force=args.force or is_reused)
-        refuse_foreign_cards(card, outputs)
-        with ProgressBar("converting", quiet=args.quiet) as bar:
-            how = RunOptions(
-                args.threads, args.restart, args.reuse, args.verify, bar.compiling, progress=bar.start,
-                scheduler=args.scheduler,
-            )  # fmt: skip
-            results = execute_together(runs, how)
+        refuse_to_replace(outputs, force=request.force or is_reused)
+        refuse_foreign_cards(request.card, outputs)
+        with ProgressBar("converting", quiet=request.quiet) as bar:
+            results = execute_together(runs, bar.shows(request.run))
     for result in results:
-        for line in _outcome(result, args):
+        for line in _outcome(result, request):
             print(line)
     made = [result.paths[0] for result in results]
-    write_card_of(made, card, Path(folder), args.typed, quiet=args.quiet or args.json)
+    write_card_of(made, request.card, Path(folder), request.typed, quiet=request.quiet or request.json)
 
 
-def _outcome(result: Result, args: argparse.Namespace) -> Iterator[str]:
-    """Yield the result of a run, in as many lines as the arguments ask for."""
+def _outcome(result: Result, request: _Request) -> Iterator[str]:
+    """Yield the result of a run, in as many lines as are asked for."""
     from quantize.report import note_lines, result_lines
 
-    if args.json:
+    if request.json:
         yield json_line(result.to_json())
-    elif args.vocab_only and not args.quiet:
+    elif request.quiet:
+        return
+    elif request.options[0].vocab_only:
         yield from note_lines(result.preparation.plan)
         yield f"wrote {result.paths[0]}"
-    elif not args.quiet:
+    else:
         yield from result_lines(result)
 
 
-def _one_by_one(options: ConvertOptions) -> list[ConvertOptions]:
-    """Return options for each of several types with commas between them."""
-    if not isinstance(options.outtype, str):
-        return [options]
-    return [replace(options, outtype=outtype) for outtype in options.outtype.split(",")]
-
-
 def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> ConvertOptions:
+    """Read what to make of the folder; the type may be several with commas between them."""
     from convert.options import ConvertOptions
     from quantize.plan.converter_types import is_outtype
     from quantize.plan.decide import PlanOptions

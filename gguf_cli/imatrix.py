@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "imatrix") -> int:
 
 def make_parser(prog: str = "imatrix") -> argparse.ArgumentParser:
     parser = command.make_parser(prog, DESCRIPTION, epilog=EPILOG, version=__version__)
-    parser.set_defaults(body=lambda args: _collect(args, parser))
+    parser.set_defaults(body=lambda args: _collect_or_merge(args, parser))
     _add_collect_arguments(parser)
     commands = parser.add_subparsers(metavar="COMMAND")
     _add_show(commands)
@@ -92,7 +93,7 @@ def _add_show(commands: _Subparsers) -> None:
     show = commands.add_parser("show", help="entries, sizes, counts", description="List what a file holds.")
     _add_file(show)
     show.add_argument("--json", action="store_true", help="as one JSON object")
-    show.set_defaults(body=_show)
+    show.set_defaults(body=lambda args: _show(args.file, as_json=args.json))
 
 
 def _add_convert(commands: _Subparsers) -> None:
@@ -106,7 +107,13 @@ def _add_convert(commands: _Subparsers) -> None:
     add_force(convert)
     _add_layout(convert)
     _add_model(convert, f"{_KINDS_OF_MODEL}; with --mla both it says how many heads there are")
-    convert.set_defaults(body=lambda args: _convert(args, convert))
+
+    def body(args: argparse.Namespace) -> None:
+        if args.mla == "both" and args.for_model is None:
+            convert.error("--mla both needs --model, which says how many heads there are")
+        _convert(args.input, _NewFile(args.output, args.force), args.mla, args.for_model)
+
+    convert.set_defaults(body=body)
 
 
 def _add_merge(commands: _Subparsers) -> None:
@@ -117,7 +124,7 @@ def _add_merge(commands: _Subparsers) -> None:
     )
     merge.add_argument("inputs", type=Path, nargs="+", metavar="INPUT")
     _add_new_file(merge, "merged")
-    merge.set_defaults(body=_merge)
+    merge.set_defaults(body=lambda args: _merge(args.inputs, _NewFile(args.merged, args.force)))
 
 
 def _add_stats(commands: _Subparsers) -> None:
@@ -132,7 +139,7 @@ def _add_stats(commands: _Subparsers) -> None:
         "--plot", type=output_file, action=StoreOutput, metavar="FILE.png",
         help="draw it, too; needs matplotlib",
     )  # fmt: skip
-    stats.set_defaults(body=_stats)
+    stats.set_defaults(body=lambda args: _stats(args.file, as_json=args.json, plot=args.plot))
 
 
 def _add_check(commands: _Subparsers) -> None:
@@ -147,7 +154,13 @@ def _add_check(commands: _Subparsers) -> None:
     check.add_argument(
         "--recipe", metavar="TYPE", help="file type or recipe file: what it lacks data for; needs --model"
     )
-    check.set_defaults(body=lambda args: _check(args, check))
+
+    def body(args: argparse.Namespace) -> int:
+        if args.recipe is not None and args.for_model is None:
+            check.error("--recipe needs --model")
+        return _check(args.file, args.for_model, args.recipe)
+
+    check.set_defaults(body=body)
 
 
 def _add_repair(commands: _Subparsers) -> None:
@@ -160,7 +173,9 @@ def _add_repair(commands: _Subparsers) -> None:
     _add_file(repair)
     _add_new_file(repair, "repaired")
     _add_model(repair, f"{_KINDS_OF_MODEL}; says how many heads there are")
-    repair.set_defaults(body=_repair)
+    repair.set_defaults(
+        body=lambda args: _repair(args.file, _NewFile(args.repaired, args.force), args.for_model)
+    )
 
 
 def _add_file(parser: argparse.ArgumentParser) -> None:
@@ -232,118 +247,156 @@ def _add_collect_arguments(parser: argparse.ArgumentParser) -> None:
     add_foreign_flags(parser, "llama-imatrix", FOREIGN_FLAGS)
 
 
-def _collect(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    from imatrix.store import load
+@dataclass(frozen=True)
+class _CollectRequest:
+    """What the command line asks for: importances of a model on a text, in a file.
 
+    named     MODEL
+    earlier   files of importances to add to
+    options   how to collect, apart from `earlier`
+    layout    of attention, in the files that the importances are for
+    form      of the output; None: what its name says
+    every     write what is known after so many layers; 0: only at the end
+    """
+
+    named: str
+    text: Path
+    output: Path
+    earlier: tuple[Path, ...]
+    options: CollectOptions
+    layout: str
+    form: ImportanceFormat | None
+    every: int
+    force: bool
+    quiet: bool
+
+
+def _collect_or_merge(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if args.show_statistics:
-        from imatrix.stats import stats_lines
-
         if not args.in_file:
             parser.error("--show-statistics needs --in-file")
         for path in args.in_file:
-            print("\n".join(stats_lines(load(path))))
-        return
-    if args.text is None and args.in_file:
+            _stats(path)
+    elif args.text is None and args.in_file:
         if args.mla != "split":
             parser.error("--mla both needs the model; merge first, then imatrix convert --mla both")
-        _write_merged([load(path) for path in args.in_file], args.output, args.output_format, args.force)
-        return
+        _merge(args.in_file, _NewFile(args.output, args.force, args.output_format))
+    else:
+        _collect(_read(args, parser))
+
+
+def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _CollectRequest:
+    from forward.options import require_torch
+
     for option, value in (("-m", args.model), ("-f", args.text)):
         if value is None:
             parser.error(f"{option} is missing (or a COMMAND; see --help)")
-    _collect_from(args)
-
-
-def _collect_from(args: argparse.Namespace) -> None:
-    """Collect importances from -m and -f, and write them."""
-    from convert.sources import model_path
-    from forward.options import require_torch
-
     require_torch("collecting importances")
-    from forward.work.work_folder import forget
-    from imatrix.collecting import collect_beside
-    from imatrix.options import CollectBar, perplexity_lines
-    from imatrix.repair import notes_on_groups
-    from imatrix.store import load, not_held, save
-
-    refuse_shared({"-o": args.output}, (Path(args.model), args.text))  # also where it is the default
-    refuse_to_replace([args.output], force=args.force)
-    model = model_path(args.model, quiet=args.quiet)
-    options = _collect_options(args, [load(path) for path in args.in_file])
-
-    def write(contents: ImportanceFile) -> None:
-        save(args.output, _in_layout(contents, args.mla, model), args.output_format)
-
-    replaces = args.output.exists()
-    with CollectBar(args.output_frequency, write, quiet=args.quiet) as bar:
-        collected = collect_beside(model, args.text, args.output, options, bar)
-    write(collected.importances)
-    forget(args.output)
-    if args.quiet:
-        return
-    if collected.perplexity is not None:
-        for line in perplexity_lines(collected.perplexity):
-            print(line)
-    contents = collected.importances
-    older = ", in place of an older file" if replaces else ""
-    print(f"wrote {args.output}: {len(contents.entries)} entries, {contents.chunk_count} chunks{older}")
-    notes = [*collected.notes, *not_held(contents, _form(args.output, args.output_format))]
-    if args.mla == "split":
-        notes += notes_on_groups(contents)
-    for note in notes:
-        print(f"note: {note}")
-
-
-def _collect_options(args: argparse.Namespace, earlier: Sequence[ImportanceFile]) -> CollectOptions:
     from forward.text.tokens import Cut
     from imatrix.options import CollectOptions
 
-    return CollectOptions(
+    options = CollectOptions(
         cut=Cut(args.ctx_size, args.from_chunk, None if args.chunks < 0 else args.chunks, args.parse_special),
         process_output=args.process_output,
         perplexity=not args.no_ppl,
         dataset=args.dataset_name,
         forward=forward_options(args, all_experts=args.all_experts),
         restart=args.restart,
-        earlier=earlier,
         any_text=args.force,
+    )
+    return _CollectRequest(
+        args.model,
+        args.text,
+        args.output,
+        earlier=tuple(args.in_file),
+        options=options,
+        layout=args.mla,
+        form=args.output_format,
+        every=args.output_frequency,
+        force=args.force,
+        quiet=args.quiet,
     )
 
 
-def _show(args: argparse.Namespace) -> None:
+def _collect(request: _CollectRequest) -> None:
+    """Collect importances, and write them."""
+    from convert.sources import model_path
+    from forward.work.work_folder import forget
+    from imatrix.collecting import collect_beside
+    from imatrix.options import CollectBar, perplexity_lines
+    from imatrix.repair import notes_on_groups
+    from imatrix.store import load, not_held, save
+
+    output, quiet = request.output, request.quiet
+    refuse_shared({"-o": output}, (Path(request.named), request.text))  # also where it is the default
+    refuse_to_replace([output], force=request.force)
+    model = model_path(request.named, quiet=quiet)
+    options = replace(request.options, earlier=[load(path) for path in request.earlier])
+
+    def write(contents: ImportanceFile) -> None:
+        save(output, _in_layout(contents, request.layout, model), request.form)
+
+    replaces = output.exists()
+    with CollectBar(request.every, write, quiet=quiet) as bar:
+        collected = collect_beside(model, request.text, output, options, bar)
+    write(collected.importances)
+    forget(output)
+    if quiet:
+        return
+    if collected.perplexity is not None:
+        for line in perplexity_lines(collected.perplexity):
+            print(line)
+    contents = collected.importances
+    older = ", in place of an older file" if replaces else ""
+    print(f"wrote {output}: {len(contents.entries)} entries, {contents.chunk_count} chunks{older}")
+    notes = [*collected.notes, *not_held(contents, _form(output, request.form))]
+    if request.layout == "split":
+        notes += notes_on_groups(contents)
+    for note in notes:
+        print(f"note: {note}")
+
+
+def _show(path: Path, *, as_json: bool) -> None:
     import json
 
     from gguf_tools.text import for_json
     from imatrix.stats import describe, description_lines
     from imatrix.store import load
 
-    contents = load(args.file)
-    lines = [json.dumps(for_json(describe(contents)))] if args.json else description_lines(contents)
+    contents = load(path)
+    lines = [json.dumps(for_json(describe(contents)))] if as_json else description_lines(contents)
     for line in lines:
         print(line)
 
 
-def _convert(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+@dataclass(frozen=True)
+class _NewFile:
+    """A file of importances to write: its form, and whether it may replace one that is there."""
+
+    path: Path
+    force: bool
+    form: ImportanceFormat | None = None
+
+
+def _convert(path: Path, output: _NewFile, layout: str, model: str | None) -> None:
     from imatrix.store import load
 
-    if args.mla == "both" and args.for_model is None:
-        parser.error("--mla both needs --model, which says how many heads there are")
-    contents = load(args.input)
-    if args.mla == "both":
-        contents = _in_layout(contents, args.mla, _headers_of(args.for_model))
-    _write(contents, args.output, None, args.force)
+    contents = load(path)
+    if model is not None and layout == "both":
+        contents = _in_layout(contents, layout, _headers_of(model))
+    _write(contents, output)
 
 
 def _headers_of(model: str) -> Path | StreamedFolder:
-    """Return the model that --model names; of one on the Hub, headers are enough."""
+    """Open the model that --model names; of one on the Hub, headers are enough."""
     from convert.sources import source_folder
 
     return source_folder(model, dry_run=True)
 
 
-def _in_layout(contents: ImportanceFile, mla: str, model: Path | StreamedFolder) -> ImportanceFile:
-    """Return the importances for files with that layout of attention."""
-    if mla == "split":
+def _in_layout(contents: ImportanceFile, layout: str, model: Path | StreamedFolder) -> ImportanceFile:
+    """Turn importances into those for files with that layout of attention."""
+    if layout == "split":
         return contents
     from imatrix.check import read_model
     from imatrix.repair import in_layout_both
@@ -352,85 +405,72 @@ def _in_layout(contents: ImportanceFile, mla: str, model: Path | StreamedFolder)
     return in_layout_both(contents, known.facts.n_heads, {info.name: info.n_cols for info in known.tensors})
 
 
-def _merge(args: argparse.Namespace) -> None:
+def _merge(paths: Sequence[Path], output: _NewFile) -> None:
+    from imatrix.merge import merge
     from imatrix.store import load
 
-    _write_merged([load(path) for path in args.inputs], args.merged, None, args.force)
+    merged = merge([load(path) for path in paths])
+    for note in merged.notes:
+        print(f"note: {note}")
+    _write(merged.importances, output)
 
 
-def _stats(args: argparse.Namespace) -> None:
+def _stats(path: Path, *, as_json: bool = False, plot: Path | None = None) -> None:
     import json
 
     from gguf_tools.text import for_json
-    from imatrix.stats import as_json, stats_lines
+    from imatrix import stats
     from imatrix.store import load
 
-    contents = load(args.file)
-    if args.plot is not None:
-        from imatrix.stats import plot
-
-        plot(contents, args.plot)
-    for line in [json.dumps(for_json(as_json(contents)))] if args.json else stats_lines(contents):
+    contents = load(path)
+    if plot is not None:
+        stats.plot(contents, plot)
+    for line in [json.dumps(for_json(stats.as_json(contents)))] if as_json else stats.stats_lines(contents):
         print(line)
 
 
-def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def _check(path: Path, model: str | None, recipe: str | None) -> int:
     from imatrix.check import as_text, check, read_model
     from imatrix.store import load
 
-    if args.recipe is not None and args.for_model is None:
-        parser.error("--recipe needs --model")
-    contents = load(args.file)
-    model = None if args.for_model is None else read_model(_headers_of(args.for_model))
-    findings = check(contents, model, args.recipe)
+    contents = load(path)
+    findings = check(contents, None if model is None else read_model(_headers_of(model)), recipe)
     for finding in findings:
         print(as_text(finding))
     n_errors = sum(finding.is_bad for finding in findings)
-    print(f"{args.file}: {n_errors} errors, {len(findings) - n_errors} warnings")
+    print(f"{path}: {n_errors} errors, {len(findings) - n_errors} warnings")
     return 1 if n_errors else 0
 
 
-def _repair(args: argparse.Namespace) -> None:
+def _repair(path: Path, output: _NewFile, model: str | None) -> None:
     from imatrix.check import read_model
     from imatrix.repair import repair
     from imatrix.store import load
 
-    contents = load(args.file)
-    n_heads = None if args.for_model is None else read_model(_headers_of(args.for_model)).facts.n_heads
-    done = repair(contents, n_heads)
+    contents = load(path)
+    done = repair(contents, None if model is None else read_model(_headers_of(model)).facts.n_heads)
     for change in done.changes:
         print(change)
     print(f"{len(done.changes)} changes")
-    _write(done.importances, args.repaired, None, args.force)
+    _write(done.importances, output)
 
 
-def _write_merged(
-    files: Sequence[ImportanceFile], output: Path, form: str | None, force: bool
-) -> None:
-    from imatrix.merge import merge
-
-    merged = merge(files)
-    for note in merged.notes:
-        print(f"note: {note}")
-    _write(merged.importances, output, form, force)
-
-
-def _write(contents: ImportanceFile, output: Path, form: str | None, force: bool) -> None:
+def _write(contents: ImportanceFile, output: _NewFile) -> None:
     from imatrix.store import not_held, save
 
-    refuse_to_replace([output], force=force)
+    refuse_to_replace([output.path], force=output.force)
 
-    chosen = _form(output, form)
-    save(output, contents, chosen)
-    print(f"wrote {output}: {len(contents.entries)} entries, form {chosen}")
+    chosen = _form(output.path, output.form)
+    save(output.path, contents, chosen)
+    print(f"wrote {output.path}: {len(contents.entries)} entries, form {chosen}")
     for note in not_held(contents, chosen):
         print(f"note: {note}")
 
 
-def _form(output: Path, form: str | None) -> ImportanceFormat:
+def _form(output: Path, form: ImportanceFormat | None) -> ImportanceFormat:
     from imatrix.store import format_of
 
-    return "dat" if form == "dat" else "gguf" if form == "gguf" else format_of(output)
+    return form or format_of(output)
 
 
 if __name__ == "__main__":

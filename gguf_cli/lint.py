@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gguf_cli import command
 from gguf_cli.arguments.types import (
@@ -17,6 +19,9 @@ from gguf_cli.completion import completes
 from gguf_tools import __version__
 from gguf_tools.text import json_line
 from quantize.plan.recipes import FILE_TYPES
+
+if TYPE_CHECKING:
+    from convert.sources import SourceOptions
 
 DESCRIPTION = """\
 Say what TYPE (a file type or a recipe file) would do to a model, without reading a weight: rules that match
@@ -34,7 +39,7 @@ examples:
 
 def main(argv: Sequence[str] | None = None, prog: str = "quantize lint") -> int:
     """Run the command; return its exit code."""
-    return command.run(make_parser(prog), _lint, argv)
+    return command.run(make_parser(prog), lambda args: _lint(_read(args)), argv)
 
 
 def make_parser(prog: str = "quantize lint") -> argparse.ArgumentParser:
@@ -51,16 +56,33 @@ def make_parser(prog: str = "quantize lint") -> argparse.ArgumentParser:
     return parser
 
 
-def _lint(args: argparse.Namespace) -> int:
-    from convert.sources import SourceOptions, plan_source, source_folder
+@dataclass(frozen=True)
+class _Request:
+    """What the command line asks for: what TYPE would do to MODEL."""
+
+    file_type: str
+    named: str
+    options: SourceOptions
+    json: bool
+
+
+def _read(args: argparse.Namespace) -> _Request:
+    from convert.sources import SourceOptions
+
+    options = SourceOptions(importances=read_importances(args), types=plan_options(args))
+    return _Request(args.type, args.model, options, args.json)
+
+
+def _lint(request: _Request) -> int:
+    from convert.sources import plan_source, source_folder
     from quantize.linting import lint_lines, lint_plan
 
-    source = source_folder(args.model, dry_run=True)
-    options = SourceOptions(importances=read_importances(args), types=plan_options(args))
+    source = source_folder(request.named, dry_run=True)
     report = lint_plan(
-        args.type, lambda mixture: plan_source(source, None, mixture, options, allow_problems=True)
+        request.file_type,
+        lambda mixture: plan_source(source, None, mixture, request.options, allow_problems=True),
     )
-    lines = [json_line(report.to_json())] if args.json else lint_lines(report)
+    lines = [json_line(report.to_json())] if request.json else lint_lines(report)
     for line in lines:
         print(line)
     return 1 if report.stops else 0

@@ -96,7 +96,7 @@ def _compare_values(a: GGUFSet, b: GGUFSet, quiet: bool) -> look.FileErrors:
         return compare_values(a, b, bar.start)
 
 
-def _compare_with_source(file: GGUFSet, args: argparse.Namespace) -> list[Finding]:
+def _compare_with_source(file: GGUFSet, against: look.Against) -> list[Finding]:
     from pathlib import Path
 
     from gguf_tools.progress import Bar
@@ -104,15 +104,15 @@ def _compare_with_source(file: GGUFSet, args: argparse.Namespace) -> list[Findin
     from quantize.value_errors import compare_with_source
 
     with ExitStack() as opened:
-        if Path(args.against).is_dir():
+        if Path(against.source).is_dir():
             from convert.pipeline import open_tensors
 
-            sources = opened.enter_context(open_tensors(args.against, allow_pickle=args.allow_pickle))
+            sources = opened.enter_context(open_tensors(against.source, allow_pickle=against.allow_pickle))
         else:
-            source = opened.enter_context(open_gguf(args.against))
+            source = opened.enter_context(open_gguf(against.source))
             sources = {name: GGUFTensor(source, name) for name in source.tensors}
-        bar = opened.enter_context(Bar("comparing values", quiet=args.quiet))
-        return compare_with_source(file, sources, args.against, bar.start)
+        bar = opened.enter_context(Bar("comparing values", quiet=against.quiet))
+        return compare_with_source(file, sources, against.source, bar.start)
 
 
 def _add_cook(commands: command.Subcommands, words: Sequence[str] | None) -> None:
@@ -126,7 +126,9 @@ def _add_cook(commands: command.Subcommands, words: Sequence[str] | None) -> Non
 
 def _add_checkpoint(commands: command.Subcommands) -> None:
     sub = commands.add(
-        "checkpoint", checkpoint, "print the weights of a Hugging Face folder",
+        "checkpoint",
+        lambda args: checkpoint(args.folder, allow_pickle=args.allow_pickle, as_json=args.json),
+        "print the weights of a Hugging Face folder",
         "Of each: name, shape, bits per weight with scales and all, and how it is stored. Those of a "
         "quantized checkpoint are listed as the model has them, not as the files do. Only headers and a few "
         "small tensors are read.",
@@ -144,14 +146,18 @@ def _add_checkpoint(commands: command.Subcommands) -> None:
 
 def _add_completion(commands: command.Subcommands) -> None:
     sub = commands.add(
-        "completion", completion, "print what a shell needs to complete options and commands", "",
+        "completion",
+        lambda args: completion(args.shell),
+        "print what a shell needs to complete options and commands",
+        "",
         epilog=_COMPLETION, json=False,
     )  # fmt: skip
     sub.add_argument("shell", choices=SHELLS)
 
 
-def completion(args: argparse.Namespace) -> None:
-    print(completion_script(parsers(), args.shell), end="")
+def completion(shell: str) -> None:
+    """Print what a shell needs to complete our commands."""
+    print(completion_script(parsers(), shell), end="")
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
@@ -168,14 +174,15 @@ def _with_subcommands(parser: argparse.ArgumentParser) -> Iterator[argparse.Argu
     yield from subparsers_of(parser).values()
 
 
-def checkpoint(args: argparse.Namespace) -> None:
+def checkpoint(named: str, *, allow_pickle: bool, as_json: bool) -> None:
+    """Print the weights of a Hugging Face folder, here or on the Hub."""
     from convert import open_checkpoint
     from convert.sources import source_folder
     from convert.weights.model_weights import checkpoint_text, describe
 
-    folder = source_folder(args.folder, dry_run=True, allow_pickle=args.allow_pickle)
-    with open_checkpoint(folder, allow_pickle=args.allow_pickle) as weights:
-        print(json_text(describe(weights)) if args.json else "\n".join(checkpoint_text(weights)))
+    folder = source_folder(named, dry_run=True, allow_pickle=allow_pickle)
+    with open_checkpoint(folder, allow_pickle=allow_pickle) as weights:
+        print(json_text(describe(weights)) if as_json else "\n".join(checkpoint_text(weights)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

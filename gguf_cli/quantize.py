@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from convert.card.write import CardRequest
     from convert.checkpoint.streamed import StreamedFolder
     from convert.sources import SourceOptions
+    from gguf_cli.gguf.repack import RepackRequest
     from quantize.plan.recipe_files import Mixture
     from quantize.run import Run
     from quantize.run_options import RunOptions
@@ -211,7 +212,9 @@ class _Request:
 
 def _carry_out(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if args.repack or args.repack_pattern is not None:
-        _repack(args, parser)
+        from gguf_cli.gguf import repack
+
+        repack.carry_out(_read_repack(args, parser))
     else:
         _quantize(_read(args, parser))
 
@@ -325,11 +328,12 @@ def _choose_types(request: _Request, size: SizeArguments, source: Path | Streame
     return sized.mixture
 
 
-def _repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+def _read_repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> RepackRequest:
     from convert.sources import model_path
-    from gguf_cli.gguf.repack import carry_out
+    from gguf_cli.gguf.repack import RepackRequest
     from quantize.plan.decide import PlanOptions
     from quantize.repack.rules import RepackOptions
+    from quantize.run_options import RunOptions
 
     if not args.repack:
         parser.error("--repack-pattern needs --repack")
@@ -341,8 +345,16 @@ def _repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if output is None and not args.dry_run:
         parser.error("--repack needs OUTPUT")
     patterns = tuple(args.repack_pattern.split(",")) if args.repack_pattern else ()
-    options = RepackOptions(only=patterns, keep_split=args.keep_split)
-    carry_out(args, model_path(named, quiet=args.quiet), output, options, n_threads, force=True)
+    return RepackRequest(
+        model_path(named, quiet=args.quiet),
+        output,
+        RepackOptions(only=patterns, keep_split=args.keep_split),
+        RunOptions(n_threads, args.restart, verify=args.verify),
+        dry_run=args.dry_run,
+        force=True,
+        json=args.json,
+        quiet=args.quiet,
+    )
 
 
 def command_words(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,7 @@ _SHOWN_TYPE, _N_SHOWN = "Q4_K", 10
 
 def main(argv: Sequence[str] | None = None, prog: str = "sensitivity") -> int:
     """Run the command; return its exit code."""
-    return command.run(make_parser(prog), _sensitivity, argv)
+    return command.run(make_parser(prog), lambda args: _sensitivity(_read(args)), argv)
 
 
 def make_parser(prog: str = "sensitivity") -> argparse.ArgumentParser:
@@ -79,25 +80,42 @@ def make_parser(prog: str = "sensitivity") -> argparse.ArgumentParser:
     return parser
 
 
-def _sensitivity(args: argparse.Namespace) -> None:
+@dataclass(frozen=True)
+class _Request:
+    """What the command line asks for: the losses of a model (MODEL) on a text, in a file."""
+
+    named: str
+    text: Path
+    output: Path
+    options: SensitivityOptions
+    force: bool
+    quiet: bool
+
+
+def _read(args: argparse.Namespace) -> _Request:
     from forward.options import require_torch
 
-    require_torch("measuring sensitivities")  # the modules below import it
+    require_torch("measuring sensitivities")  # the options import it
+    return _Request(args.model, args.text, args.output, _options(args), args.force, args.quiet)
+
+
+def _sensitivity(request: _Request) -> None:
     from calibrate.sensitivities.measure import sensitivity
     from convert.sources import model_path
     from forward.gradients.forward_backward import is_unfinished
     from gguf_tools.progress import LayerBar
 
-    if not is_unfinished(args.output):
-        refuse_to_replace([args.output], force=args.force)
-    model = model_path(args.model, quiet=args.quiet)
-    with LayerBar("layers there and back", quiet=args.quiet) as bar:
-        losses = sensitivity(model, args.text, args.output, _options(args), bar)
-    if args.quiet:
+    output = request.output
+    if not is_unfinished(output):
+        refuse_to_replace([output], force=request.force)
+    model = model_path(request.named, quiet=request.quiet)
+    with LayerBar("layers there and back", quiet=request.quiet) as bar:
+        losses = sensitivity(model, request.text, output, request.options, bar)
+    if request.quiet:
         return
     for line in losses_lines(losses):
         print(line)
-    print(f"wrote {args.output}")
+    print(f"wrote {output}")
 
 
 def _options(args: argparse.Namespace) -> SensitivityOptions:

@@ -5,12 +5,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Unpack
 
 from forward.options import require_torch
 from gguf_tools.choices import with_choices
 from gguf_tools.files.named_files import output_path
-from imatrix.options import CollectBar, Collected, CollectOptions, CollectReporter, NoCollectReport
+from imatrix.options import (
+    CollectBar,
+    CollectChoices,
+    Collected,
+    CollectOptions,
+    CollectReporter,
+    NoCollectReport,
+)
 from quantize.importances.entries import ImportanceFile
 
 
@@ -21,7 +28,7 @@ def collect(
     options: CollectOptions | None = None,
     *,
     progress: bool = False,
-    **choices: Any,
+    **choices: Unpack[CollectChoices],
 ) -> Collected:
     """Collect the importances that a text gives the weights of a model, and save them.
 

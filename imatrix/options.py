@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from forward.choices import CutChoices, ForwardChoices
 from forward.options import ForwardOptions
 from forward.text.tokens import Cut
 from gguf_tools.progress import LayerBar, NoReport, Reporter
@@ -37,6 +38,19 @@ class CollectOptions:
     restart: bool = False
     earlier: Sequence[ImportanceFile] = ()
     any_text: bool = False
+
+
+class CollectChoices(CutChoices, ForwardChoices, total=False):
+    """The fields of CollectOptions, and of the Cut and ForwardOptions in it, as keyword arguments."""
+
+    cut: Cut
+    process_output: bool
+    perplexity: bool
+    dataset: str | None
+    forward: ForwardOptions
+    restart: bool
+    earlier: Sequence[ImportanceFile]
+    any_text: bool
 
 
 @dataclass(frozen=True)

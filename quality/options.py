@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from forward.choices import CutChoices, ForwardChoices
 from forward.options import ForwardOptions
 from forward.text.tokens import Cut
 
@@ -46,3 +47,14 @@ class EvaluateOptions:
         for name in ("work", "logits", "keep"):
             if getattr(self, name) is not None:  # a caller may have texts
                 object.__setattr__(self, name, Path(getattr(self, name)))
+
+
+class EvaluateChoices(CutChoices, ForwardChoices, total=False):
+    """The fields of EvaluateOptions, and of the Cut and ForwardOptions in it, as keyword arguments."""
+
+    cut: Cut
+    forward: ForwardOptions
+    work: Path | None
+    restart: bool
+    logits: Path | None
+    keep: Path | None

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 from forward.options import require_torch
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import BadRequest, OutputError
 from gguf_tools.files.named_files import output_path
 from gguf_tools.progress import NoReport, Reporter
-from quality.options import AnyPath, EvaluateOptions, LogitsFile
+from quality.options import AnyPath, EvaluateChoices, EvaluateOptions, LogitsFile
 
 if TYPE_CHECKING:
     from quality.evaluation import Check, Evaluation
@@ -24,7 +24,7 @@ def evaluate(
     quants: Sequence[AnyPath],
     options: EvaluateOptions | None = None,
     report: Reporter | None = None,
-    **choices: Any,
+    **choices: Unpack[EvaluateChoices],
 ) -> Evaluation:
     """Measure how well `base` predicts a text, and how far every other model is from it.
 

@@ -23,10 +23,11 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from calibrate.rounding.base import ROUNDERS, Effort
+from calibrate.rounding.base import Effort
 from calibrate.rounding.factor import Factor, Moments
 from calibrate.rounding.feedback import encode_compensated
 from calibrate.rounding.judge import costs, stock_weighting
+from calibrate.rounding.rounders import ROUNDERS
 from calibrate.rounding.two_sided import OUTPUT_DAMP, encode_side_by_side
 from gguf_tools.format.ggml_types import TYPES
 from quantize.formats import get_format

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
 from calibrate.methods.base import Matrix, Method, Rates
-from calibrate.rounding.base import DEFAULT, can_compensate
+from calibrate.rounding.base import DEFAULT
 from calibrate.rounding.factor import Factor
 from calibrate.rounding.feedback import encode_compensated
+from calibrate.rounding.rounders import can_compensate, rounds_in_groups
 from calibrate.rounding.two_sided import encode_side_by_side
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats.base import Bytes
@@ -30,7 +31,7 @@ def _encode_two_sided(matrices: Sequence[Matrix], type_: GGMLType, factor: Facto
 
 def _rates(scalar: Rates, grid: Rates) -> Callable[[GGMLType], Rates]:
     """Return the rates of types whose weights stand alone, and of types with grids."""
-    return lambda type_: grid if type_.name.startswith(("IQ1", "IQ2", "IQ3")) else scalar
+    return lambda type_: grid if rounds_in_groups(type_) else scalar
 
 
 # Rates were measured on an AMD EPYC with AVX-512, one core.

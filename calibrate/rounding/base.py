@@ -1,4 +1,4 @@
-"""What a type provides so that its blocks can be rounded with feedback, and the table of the types that do.
+"""What a type provides so that its blocks can be rounded with feedback.
 
 A rounder chooses the bytes of up to PANEL columns at a time. feedback.py gives it weights that already make
 up for the errors of earlier columns, and carries its errors on to later ones.
@@ -12,13 +12,10 @@ What every rounder must keep to:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Protocol, runtime_checkable
 
 from calibrate.rounding.factor import Panel
-from gguf_tools.errors import QuantError
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats.base import Bytes, Floats32
 
@@ -98,37 +95,3 @@ class Refiner(Protocol):
         returns  uint8 (n_rows, bytes of n columns), float32 (n_rows, n)
         """
         ...
-
-
-_SCALAR_TYPES = (
-    "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "IQ4_XS",
-    "TQ1_0", "TQ2_0", "MXFP4", "NVFP4",
-)  # fmt: skip
-_GRID_TYPES = "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"
-
-ROUNDERS: Mapping[str, str] = {
-    **dict.fromkeys(_SCALAR_TYPES, ".scalar.layouts"),
-    **dict.fromkeys(_GRID_TYPES, ".grids.rounders"),
-}
-"""The module of each type, relative to this package; its ROUNDERS has the type's rounder.
-
-Written out because whoever asks whether a type is here need not load numba.
-"""
-
-
-def can_compensate(type_: GGMLType) -> bool:
-    """Whether rows can be encoded as `type_` under second moments."""
-    return type_.name in ROUNDERS
-
-
-def get_rounder(type_: GGMLType) -> Rounder:
-    """Load the rounder of a type.
-
-    raises  QuantError for a type without one
-    """
-    if not can_compensate(type_):
-        raise QuantError(
-            f"{type_.name}: no rounding with feedback for this type; there is for {', '.join(ROUNDERS)}"
-        )
-    rounder: Rounder = import_module(ROUNDERS[type_.name], __package__).ROUNDERS[type_.name]
-    return rounder

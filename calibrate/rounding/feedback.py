@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from calibrate.rounding.base import DEFAULT, PANEL, Effort, Refiner, Rounder, get_rounder
+from calibrate.rounding.base import DEFAULT, PANEL, Effort, Refiner, Rounder
 from calibrate.rounding.factor import Factor
 from calibrate.rounding.judge import costs, encode_stock, is_kept
 from calibrate.rounding.products import errors_in, feed_back
+from calibrate.rounding.rounders import get_rounder
 from gguf_tools.errors import ShapeError
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats import get_format

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from calibrate.rounding.base import DEFAULT, PANEL, Effort, Rounder, get_rounder
+from calibrate.rounding.base import DEFAULT, PANEL, Effort, Rounder
 from calibrate.rounding.factor import Factor
 from calibrate.rounding.feedback import check_finite, check_fit, encode_rows
 from calibrate.rounding.judge import costs_of, encode_stock, is_kept
 from calibrate.rounding.products import feed_back, whitened
+from calibrate.rounding.rounders import get_rounder
 from gguf_tools.errors import ShapeError
 from gguf_tools.format.ggml_types import GGMLType
 from quantize.formats import get_format

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
-from calibrate.sensitivities.options import SensitivityOptions
+from calibrate.sensitivities.options import SensitivityChoices, SensitivityOptions
 from forward.options import require_torch
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import OutputError
@@ -22,7 +22,7 @@ def sensitivity(
     output: str | os.PathLike[str],
     options: SensitivityOptions | None = None,
     report: Reporter | None = None,
-    **choices: Any,
+    **choices: Unpack[SensitivityChoices],
 ) -> Sensitivities:
     """Measure the divergence that each tensor of a model adds at each type, and write it to a file.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from forward.choices import CutChoices, ForwardChoices
 from forward.options import ForwardOptions
 from forward.text.tokens import Cut
 
@@ -32,3 +33,17 @@ class SensitivityOptions:
     forward: ForwardOptions = field(default_factory=ForwardOptions)
     restart: bool = False
     any_text: bool = False
+
+
+class SensitivityChoices(CutChoices, ForwardChoices, total=False):
+    """The fields of SensitivityOptions, and of the Cut and ForwardOptions in it, as keyword arguments."""
+
+    cut: Cut
+    types: tuple[str, ...] | None
+    rows: int
+    least_rows: int
+    tokens: int
+    seed: int
+    forward: ForwardOptions
+    restart: bool
+    any_text: bool

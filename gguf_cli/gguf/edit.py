@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -69,8 +70,20 @@ def add_to(commands: command.Subcommands) -> None:
     _add_merge(commands)
 
 
+_ReadEdit = Callable[[argparse.Namespace], "Edit"]
+
+
+def _add_edit(
+    commands: command.Subcommands, name: str, read: _ReadEdit, text: str, epilog: str
+) -> argparse.ArgumentParser:
+    """Add a subcommand that edits headers; `read` gives the edit."""
+    return commands.add(
+        name, lambda args: edit(_target(args), read(args), args.output), text, _IN_PLACE, epilog=epilog
+    )
+
+
 def _add_set(commands: command.Subcommands) -> None:
-    sub = commands.add("set", set_, "set metadata keys", _IN_PLACE, epilog=_SET_EXAMPLES)
+    sub = _add_edit(commands, "set", _set, "set metadata keys", _SET_EXAMPLES)
     _add_file(sub)
     sub.add_argument(
         "assignments", metavar="KEY=TYPE:VALUE", nargs="+", type=_argument(parse_assignment),
@@ -81,9 +94,7 @@ def _add_set(commands: command.Subcommands) -> None:
 
 
 def _add_remove_key(commands: command.Subcommands) -> None:
-    sub = commands.add(
-        "remove-key", remove_key, "remove metadata keys", _IN_PLACE, epilog=_REMOVE_EXAMPLES
-    )
+    sub = _add_edit(commands, "remove-key", _remove, "remove metadata keys", _REMOVE_EXAMPLES)
     _add_file(sub)
     sub.add_argument("keys", metavar="KEY", nargs="+")
     add_force(sub)
@@ -91,9 +102,7 @@ def _add_remove_key(commands: command.Subcommands) -> None:
 
 
 def _add_rename(commands: command.Subcommands) -> None:
-    sub = commands.add(
-        "rename", rename, "rename tensors, or metadata keys", _IN_PLACE, epilog=_RENAME_EXAMPLES
-    )
+    sub = _add_edit(commands, "rename", _renaming, "rename tensors, or metadata keys", _RENAME_EXAMPLES)
     _add_file(sub)
     sub.add_argument(
         "renames", metavar="OLD=NEW", nargs="+", type=_argument(_rename),
@@ -110,7 +119,9 @@ def _add_rename(commands: command.Subcommands) -> None:
 
 def _add_split(commands: command.Subcommands) -> None:
     sub = commands.add(
-        "split", split, "split a model into several files, as llama-gguf-split does",
+        "split",
+        lambda args: split(_target(args), _read_parts(args)),
+        "split a model into several files, as llama-gguf-split does",
         "The files\nare named PREFIX-00001-of-0000N.gguf. Without a limit, each gets 128 tensors.",
         epilog=_SPLIT_EXAMPLES,
     )
@@ -135,7 +146,7 @@ def _add_split(commands: command.Subcommands) -> None:
 
 def _add_merge(commands: command.Subcommands) -> None:
     sub = commands.add(
-        "merge", merge, "put the files of a split set together",
+        "merge", lambda args: merge(_target(args), args.output), "put the files of a split set together",
         "The result is the file that was split, byte for byte, if it was laid out as llama.cpp does.",
         epilog=_MERGE_EXAMPLES,
     )
@@ -210,63 +221,82 @@ def _old_and_new(renames: list[str], regex: bool) -> list[tuple[str, str]]:
 # --- editing --------------------------------------------------------------------------------
 
 
-def set_(args: argparse.Namespace) -> None:
+@dataclass(frozen=True)
+class _Target:
+    """The file that a command works on, and how.
+
+    dry_run  say what would be done, and write nothing
+    force    replace files that are there already
+    """
+
+    file: str
+    dry_run: bool
+    force: bool
+    json: bool
+    quiet: bool
+
+
+def _target(args: argparse.Namespace) -> _Target:
+    return _Target(args.file, args.dry_run, args.force, args.json, args.quiet)
+
+
+def _set(args: argparse.Namespace) -> Edit:
     from gguf_tools.edit.header_edits import set_values
 
     assignments: list[Assignment] = args.assignments
-    _edit(args, lambda metadata, _names: set_values(metadata, assignments, force=args.force))
+    force: bool = args.force
+    return lambda metadata, _names: set_values(metadata, assignments, force=force)
 
 
-def remove_key(args: argparse.Namespace) -> None:
+def _remove(args: argparse.Namespace) -> Edit:
     from gguf_tools.edit.header_edits import remove_keys
 
-    _edit(args, lambda metadata, _names: remove_keys(metadata, args.keys))
+    keys: list[str] = args.keys
+    return lambda metadata, _names: remove_keys(metadata, keys)
 
 
-def rename(args: argparse.Namespace) -> None:
+def _renaming(args: argparse.Namespace) -> Edit:
     from gguf_tools.edit.header_edits import rename_keys, rename_tensors
 
-    renames = _old_and_new(args.renames, args.regex)
+    regex, force = bool(args.regex), bool(args.force)
+    renames = _old_and_new(args.renames, regex)
     if args.key:
-        _edit(
-            args,
-            lambda metadata, _names: rename_keys(metadata, renames, regex=args.regex, force=args.force),
-        )
-    else:
-        _edit(args, lambda metadata, names: rename_tensors(metadata, names, renames, regex=args.regex))
+        return lambda metadata, _names: rename_keys(metadata, renames, regex=regex, force=force)
+    return lambda metadata, names: rename_tensors(metadata, names, renames, regex=regex)
 
 
-def _edit(args: argparse.Namespace, edit: Edit) -> None:
+def edit(target: _Target, change: Edit, output: Path | None) -> None:
+    """Change a file, or write the change to `output`, and print what was done."""
     from gguf_tools.edit.model_edits import edit_model
     from gguf_tools.files.partial_file import refuse_inputs
     from gguf_tools.progress import Bar
 
-    restored = _recover(args)
-    if args.output is not None and not args.dry_run:
-        refuse_inputs(Path(args.output), [args.file])
-        refuse_to_replace([Path(args.output)], force=args.force)
-    with Bar("copying", quiet=args.quiet) as bar:
+    restored = _recover(target)
+    if output is not None and not target.dry_run:
+        refuse_inputs(output, [target.file])
+        refuse_to_replace([output], force=target.force)
+    with Bar("copying", quiet=target.quiet) as bar:
         outcome = edit_model(
-            args.file, edit, output=args.output, dry_run=args.dry_run, progress=bar.start
+            target.file, change, output=output, dry_run=target.dry_run, progress=bar.start
         )
-    if args.json:
+    if target.json:
         data = {
-            "dry_run": args.dry_run,
+            "dry_run": target.dry_run,
             "restored": restored,
-            "changes": [change.as_json() for change in outcome.changes],
+            "changes": [each.as_json() for each in outcome.changes],
             "files": [file.as_json() for file in outcome.files],
         }
         print(json_text(data))
         return
-    if args.quiet:
+    if target.quiet:
         return
-    for change in outcome.changes:
-        print(change.as_text())
+    for each in outcome.changes:
+        print(each.as_text())
     if not outcome.changes:
-        print(f"{args.file}: has it so already")
+        print(f"{target.file}: has it so already")
     for file in outcome.files:
         if file.how != "unchanged":
-            print(_edit_text(file, args.dry_run))
+            print(_edit_text(file, target.dry_run))
 
 
 def _edit_text(file: FileEdit, dry_run: bool) -> str:
@@ -275,11 +305,11 @@ def _edit_text(file: FileEdit, dry_run: bool) -> str:
     return f"{file.path}: {would}{verb}, {bytes_text(file.bytes_written)}"
 
 
-def _recover(args: argparse.Namespace) -> list[str]:
+def _recover(target: _Target) -> list[str]:
     """Restore what an interrupted edit left, and say so at once, because what follows may fail."""
     from gguf_tools.edit.model_edits import recover
 
-    restored = [str(path) for path in recover(args.file, dry_run=args.dry_run)]
+    restored = [str(path) for path in recover(target.file, dry_run=target.dry_run)]
     for path in restored:
         print(f"{path}: an interrupted edit was undone, the header is the old one again", file=sys.stderr)
     return restored
@@ -288,50 +318,66 @@ def _recover(args: argparse.Namespace) -> list[str]:
 # --- splitting and merging ------------------------------------------------------------------
 
 
-def split(args: argparse.Namespace) -> None:
+@dataclass(frozen=True)
+class _Parts:
+    """How to split: names, and the limits of a part; without any, each gets as many tensors as by default."""
+
+    prefix: Path
+    max_bytes: int | None
+    max_tensors: int | None
+    first_is_empty: bool
+
+
+def _read_parts(args: argparse.Namespace) -> _Parts:
+    return _Parts(args.prefix, args.max_size, args.max_tensors, args.no_tensor_first_split)
+
+
+def split(target: _Target, parts: _Parts) -> None:
+    """Split a file, and print the parts."""
     from gguf_tools.edit.rewrite import write_files
     from gguf_tools.edit.split import DEFAULT_MAX_TENSORS, split_files
     from gguf_tools.progress import Bar
 
-    restored = _recover(args)
-    max_tensors = args.max_tensors
-    if args.max_size is None and max_tensors is None:
+    restored = _recover(target)
+    max_tensors = parts.max_tensors
+    if parts.max_bytes is None and max_tensors is None:
         max_tensors = DEFAULT_MAX_TENSORS
-    with open_gguf(args.file) as source, Bar("splitting", quiet=args.quiet) as bar:
+    with open_gguf(target.file) as source, Bar("splitting", quiet=target.quiet) as bar:
         files = split_files(
-            source, args.prefix, max_bytes=args.max_size, max_tensors=max_tensors,
-            first_is_empty=args.no_tensor_first_split,
+            source, parts.prefix, max_bytes=parts.max_bytes, max_tensors=max_tensors,
+            first_is_empty=parts.first_is_empty,
         )
-        if not args.dry_run:
-            refuse_to_replace([file.path for file in files], force=args.force)
+        if not target.dry_run:
+            refuse_to_replace([file.path for file in files], force=target.force)
             write_files(files, source.paths, bar.start)
-    _print_files(args, files, restored)
+    _print_files(target, files, restored)
 
 
-def merge(args: argparse.Namespace) -> None:
+def merge(target: _Target, output: Path) -> None:
+    """Put the files of a split set together, and print the result."""
     from gguf_tools.edit.rewrite import write_files
     from gguf_tools.edit.split import merged_file
     from gguf_tools.progress import Bar
 
-    restored = _recover(args)
-    with open_gguf(args.file) as source, Bar("merging", quiet=args.quiet) as bar:
-        files = [merged_file(source, args.output, replace=args.force)]
-        if not args.dry_run:
+    restored = _recover(target)
+    with open_gguf(target.file) as source, Bar("merging", quiet=target.quiet) as bar:
+        files = [merged_file(source, output, replace=target.force)]
+        if not target.dry_run:
             write_files(files, source.paths, bar.start)
-    _print_files(args, files, restored)
+    _print_files(target, files, restored)
 
 
-def _print_files(args: argparse.Namespace, files: list[NewFile], restored: list[str]) -> None:
-    if args.json:
+def _print_files(target: _Target, files: list[NewFile], restored: list[str]) -> None:
+    if target.json:
         entries = [
             {"path": str(file.path), "tensors": len(file.origins), "bytes": file.layout.total_bytes}
             for file in files
         ]
-        print(json_text({"dry_run": args.dry_run, "restored": restored, "files": entries}))
+        print(json_text({"dry_run": target.dry_run, "restored": restored, "files": entries}))
         return
-    if args.quiet:
+    if target.quiet:
         return
-    verb = "would have" if args.dry_run else "written,"
+    verb = "would have" if target.dry_run else "written,"
     for file in files:
         tensors = f"{len(file.origins):,} tensor{'s' * (len(file.origins) != 1)}"
         print(f"{file.path}: {verb} {tensors}, {bytes_text(file.layout.total_bytes)}")

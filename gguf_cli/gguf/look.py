@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gguf_cli import command
@@ -24,8 +25,8 @@ class FileErrors(Protocol):
     def to_json(self) -> dict[str, Any]: ...
 
 
-CompareWithSource = Callable[[GGUFSet, argparse.Namespace], list[Finding]]
-"""Compares the values of a file with those of what it was made of: (file, arguments of `verify`)."""
+CompareWithSource = Callable[[GGUFSet, "Against"], list[Finding]]
+"""Compares the values of a file with those of what it was made of."""
 
 CompareValues = Callable[[GGUFSet, GGUFSet, bool], FileErrors]
 """Compares the values of two files: (A, B, quiet)."""
@@ -66,7 +67,9 @@ def add_to(
     compare_with_source  what `verify --against` calls
     """
     sub = commands.add(
-        "show", show, "print metadata, tensors and totals",
+        "show",
+        lambda args: show(args.file, full=args.full, as_json=args.json),
+        "print metadata, tensors and totals",
         "Shapes are rows first; llama.cpp prints columns first. "
         "Only the header is read, so it takes a moment for a file of any size.",
         epilog=_SHOW_EXAMPLES,
@@ -75,7 +78,7 @@ def add_to(
     sub.add_argument("--full", action="store_true", help="print long arrays and texts whole")
 
     sub = commands.add(
-        "diff", lambda args: diff(args, compare_values), "compare two files or split sets",
+        "diff", lambda args: diff(_read_diff(args), compare_values), "compare two files or split sets",
         "The exit code is 0 if metadata and tensors are the same, and 1 if anything differs.",
         epilog=_DIFF_EXAMPLES,
     )
@@ -90,7 +93,7 @@ def add_to(
     command.add_quiet(sub)
 
     sub = commands.add(
-        "verify", lambda args: verify(args, compare_with_source),
+        "verify", lambda args: verify(args.file, _read_against(args), compare_with_source, as_json=args.json),
         "check offsets, sizes, and floats and scales for NaN and infinity",
         "All data are read. The exit code is 1 if anything is bad.",
         epilog=_VERIFY_EXAMPLES,
@@ -107,7 +110,9 @@ def add_to(
     command.add_quiet(sub)
 
     sub = commands.add(
-        "hash", hash_, "print SHA-256 of every tensor's data, of the files, and of the content",
+        "hash",
+        lambda args: hash_(args.file, as_json=args.json),
+        "print SHA-256 of every tensor's data, of the files, and of the content",
         "The content hash covers names, types, shapes and data of all tensors, not metadata: "
         "it is the same for a file and for the split set made of it.",
         epilog=_HASH_EXAMPLES,
@@ -115,45 +120,83 @@ def add_to(
     sub.add_argument("file", help="a GGUF file, or any file of a split set")
 
 
-def show(args: argparse.Namespace) -> None:
+def show(path: str, *, full: bool, as_json: bool) -> None:
+    """Print what a file's header says; `full`: long arrays and texts whole."""
     from gguf_tools.look.listing import describe, show_text
 
-    with open_gguf(args.file) as source:
-        if args.json:
-            print(json_text(describe(source, full=args.full)))
+    with open_gguf(path) as source:
+        if as_json:
+            print(json_text(describe(source, full=full)))
         else:
-            print("\n".join(show_text(source, full=args.full)))
+            print("\n".join(show_text(source, full=full)))
 
 
-def diff(args: argparse.Namespace, compare_values: CompareValues) -> int:
+@dataclass(frozen=True)
+class _Diff:
+    """What `diff` asks for.
+
+    data    compare the tensors' data, too
+    values  decode tensors, too, and print errors
+    """
+
+    a: str
+    b: str
+    data: bool
+    values: bool
+    json: bool
+    quiet: bool
+
+
+def _read_diff(args: argparse.Namespace) -> _Diff:
+    return _Diff(args.a, args.b, not args.no_data, args.values, args.json, args.quiet)
+
+
+def diff(request: _Diff, compare_values: CompareValues) -> int:
+    """Print what differs between two files; return the exit code."""
     from gguf_tools.look.compare import as_lines, compare
 
-    with open_gguf(args.a) as a, open_gguf(args.b) as b:
-        differences = compare(a, b, data=not args.no_data)
-        errors = compare_values(a, b, args.quiet) if args.values else None
+    with open_gguf(request.a) as a, open_gguf(request.b) as b:
+        differences = compare(a, b, data=request.data)
+        errors = compare_values(a, b, request.quiet) if request.values else None
     data = [difference.as_json() for difference in differences]
-    if args.json:
+    if request.json:
         print(json_text(data if errors is None else {"differences": data, **errors.to_json()}))
         return 1 if differences else 0
     for line in as_lines(differences):
         print(line)
     if not differences:
-        print("headers are the same" if args.no_data else "metadata and tensors are the same")
+        print("metadata and tensors are the same" if request.data else "headers are the same")
     for line in () if errors is None else errors.lines():
         print(line)
     return 1 if differences else 0
 
 
-def verify(args: argparse.Namespace, compare_with_source: CompareWithSource) -> int:
+@dataclass(frozen=True)
+class Against:
+    """What `verify` compares a file with: the file or folder that it was made of."""
+
+    source: str
+    allow_pickle: bool
+    quiet: bool
+
+
+def _read_against(args: argparse.Namespace) -> Against | None:
+    return None if args.against is None else Against(args.against, args.allow_pickle, args.quiet)
+
+
+def verify(
+    path: str, against: Against | None, compare_with_source: CompareWithSource, *, as_json: bool
+) -> int:
+    """Print what is wrong with a file; return the exit code."""
     from gguf_tools.look import verify as checks
 
-    with open_gguf(args.file) as source:
+    with open_gguf(path) as source:
         findings = checks.verify(source)
-        if args.against is not None:
-            findings += compare_with_source(source, args)
+        if against is not None:
+            findings += compare_with_source(source, against)
         n_tensors = len(source.tensors)
     bad = [finding for finding in findings if finding.is_bad]
-    if args.json:
+    if as_json:
         data = {
             "ok": not bad,
             "tensors": n_tensors,
@@ -163,22 +206,23 @@ def verify(args: argparse.Namespace, compare_with_source: CompareWithSource) -> 
     else:
         for finding in findings:
             print(checks.as_text(finding))
-        print(f"{args.file}: {n_tensors} tensors, {f'{len(bad)} bad findings' if bad else 'all good'}")
+        print(f"{path}: {n_tensors} tensors, {f'{len(bad)} bad findings' if bad else 'all good'}")
     return 1 if bad else 0
 
 
-def hash_(args: argparse.Namespace) -> None:
+def hash_(path: str, *, as_json: bool) -> None:
+    """Print the hashes of a file's tensors, of its parts and of its content."""
     from gguf_tools.look.verify import hash_source
 
-    with open_gguf(args.file) as source:
+    with open_gguf(path) as source:
         hashes = hash_source(source)
-    if args.json:
+    if as_json:
         print(json_text(hashes.as_json()))
         return
     for name, digest in hashes.tensors.items():
         print(f"{digest}  {printable(name)}")
-    for path, digest in hashes.files.items():
-        print(f"{digest}  {path}")
+    for part, digest in hashes.files.items():
+        print(f"{digest}  {part}")
     print(f"{hashes.content}  content")
 
 
@@ -203,7 +247,9 @@ The exit code is 1 if anything is bad (with --strict: or a warning), or if the f
 def add_scan(commands: command.Subcommands) -> None:
     """Add the subcommand."""
     sub = commands.add(
-        "scan", scan, "look for what is suspicious in a stranger's file, before it is loaded",
+        "scan",
+        lambda args: scan(args.file, strict=args.strict, data=args.data, as_json=args.json),
+        "look for what is suspicious in a stranger's file, before it is loaded",
         "Hidden bytes, deceiving texts, sizes\nthat contradict each other or the tensors, and chat templates "
         "that do more than make a prompt.",
         epilog=_SCAN_EXAMPLES,
@@ -213,28 +259,31 @@ def add_scan(commands: command.Subcommands) -> None:
     sub.add_argument("--data", action="store_true", help="read all tensor data too, as verify does")
 
 
-def scan(args: argparse.Namespace) -> int:
-    from gguf_tools.scan import as_json, as_text
-    from gguf_tools.scan import scan as all_findings
+def scan(path: str, *, strict: bool, data: bool, as_json: bool) -> int:
+    """Print what is suspicious about a file; return the exit code.
+
+    strict  warnings count as bad
+    data    read all tensor data, too
+    """
+    from gguf_tools import scan as scanner
 
     try:
-        with open_gguf(args.file) as source:
-            findings = all_findings(source, data=args.data)
+        with open_gguf(path) as source:
+            findings = scanner.scan(source, data=data)
     except GGUFError as error:
-        if not args.json:
+        if not as_json:
             raise
         refused = {"level": "bad", "check": "refused", "file": "", "where": "", "text": str(error)}
         print(json_text({"ok": False, "findings": [refused]}))
         return 1
-    least = Level.WARNING if args.strict else Level.BAD
+    least = Level.WARNING if strict else Level.BAD
     is_bad = any(finding.level >= least for finding in findings)
-    if args.json:
-        data: dict[str, Any] = {"ok": not is_bad, "findings": [as_json(finding) for finding in findings]}
-        print(json_text(data))
+    if as_json:
+        print(json_text({"ok": not is_bad, "findings": [scanner.as_json(each) for each in findings]}))
     else:
         for finding in findings:
-            print(as_text(finding))
-        print(f"{printable(args.file)}: {_summary(findings)}")
+            print(scanner.as_text(finding))
+        print(f"{printable(path)}: {_summary(findings)}")
     return 1 if is_bad else 0
 
 

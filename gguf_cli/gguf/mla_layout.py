@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gguf_cli import command
 from gguf_cli.arguments.types import (
@@ -15,6 +17,11 @@ from gguf_cli.arguments.types import (
 from gguf_cli.command import add_force
 from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.text import json_text
+
+if TYPE_CHECKING:
+    from quantize.mla_layout.pipeline import LayoutOptions
+    from quantize.roles import MLALayout
+    from quantize.run_options import RunOptions
 
 DETAIL = """
 For DeepSeek V2 and V3 files, quantized or not, from whichever of these layouts:
@@ -43,7 +50,7 @@ def add_to(commands: command.Subcommands) -> None:
     """Add the subcommand."""
     sub = commands.add(
         "mla-layout",
-        lambda args: mla_layout(args, sub),
+        lambda args: _mla_layout(_read(args, sub)),
         "rewrite a file for llama.cpp or ik_llama.cpp: another layout of latent attention",
         DETAIL,
         epilog=EPILOG,
@@ -67,39 +74,68 @@ def add_to(commands: command.Subcommands) -> None:
     add_matrix_arguments(sub)
 
 
-def mla_layout(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+@dataclass(frozen=True)
+class _Request:
+    """What the command line asks for.
+
+    output   None: a dry run
+    to       layout that the output shall have
+    options  what to make of the source
+    run      how to run
+    dry_run  say what would be done, and write nothing
+    force    replace outputs that are there already
+    """
+
+    source: Path
+    output: Path | None
+    to: MLALayout
+    options: LayoutOptions
+    run: RunOptions
+    dry_run: bool
+    force: bool
+    json: bool
+    quiet: bool
+
+
+def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Request:
+    from quantize.mla_layout.pipeline import LayoutOptions
+    from quantize.plan.overrides import parse_overrides
+    from quantize.run_options import RunOptions
+
     if args.output is None and not args.dry_run:
         parser.error("OUT is missing")
-    from gguf_tools.format.shards import open_gguf
-    from quantize.mla_layout.pipeline import (
-        LayoutOptions,
-        change_layout,
-        change_lines,
-        describe,
-        prepare,
-        result_lines,
-    )
-    from quantize.plan.overrides import parse_overrides
-    from quantize.run_options import ProgressBar, RunOptions
-
     with parsing_arguments():
         overrides = parse_overrides(args.tensor_type)
-    options = LayoutOptions(
-        overrides=overrides,
-        importances=read_importances(args),
-        keep_split=args.keep_split,
+    return _Request(
+        args.source,
+        args.output,
+        args.to,
+        LayoutOptions(overrides=overrides, importances=read_importances(args), keep_split=args.keep_split),
+        RunOptions(args.threads, args.restart),
+        dry_run=args.dry_run,
+        force=args.force,
+        json=args.json,
+        quiet=args.quiet,
     )
-    with open_gguf(args.source) as source:
-        output = args.output or args.source.with_name(f"{args.source.stem}-{args.to}.gguf")
-        change = prepare(source, output, args.to, options)
-    if args.dry_run:
+
+
+def _mla_layout(request: _Request) -> None:
+    from gguf_tools.format.shards import open_gguf
+    from quantize.mla_layout.pipeline import change_layout, change_lines, describe, prepare, result_lines
+    from quantize.run_options import ProgressBar
+
+    path, to, options = request.source, request.to, request.options
+    output = request.output or path.with_name(f"{path.stem}-{to}.gguf")
+    with open_gguf(path) as source:
+        change = prepare(source, output, to, options)
+    if request.dry_run:
         lines, data = change_lines(change), describe(change, written=False)
     else:
         outputs = change.preparation.outputs if change.is_needed else ()
-        refuse_to_replace((each.path for each in outputs if each.path not in source.paths), force=args.force)
-        with ProgressBar(f"laying out as {args.to}", quiet=args.quiet) as bar:
-            run = RunOptions(args.threads, args.restart, compiling=bar.compiling, progress=bar.start)
-            result = change_layout(args.source, args.output, args.to, options, run)
+        others = (each.path for each in outputs if each.path not in source.paths)
+        refuse_to_replace(others, force=request.force)
+        with ProgressBar(f"laying out as {to}", quiet=request.quiet) as bar:
+            result = change_layout(path, output, to, options, bar.shows(request.run))
         lines, data = result_lines(result), describe(result.change, written=result.written is not None)
-    if args.json or not args.quiet:
-        print(json_text(data) if args.json else "\n".join(lines))
+    if request.json or not request.quiet:
+        print(json_text(data) if request.json else "\n".join(lines))

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gguf_cli import command
 from gguf_cli.arguments.card import add_card_facts, read_card_facts
 from gguf_cli.command import StoreOutput, add_force
 from gguf_tools.errors import BadRequest
 from gguf_tools.text import shown, size_text
+
+if TYPE_CHECKING:
+    from convert.card.write import CardRequest
+    from gguf_tools.hub.names import HubName
 
 _CARD_DETAIL = """
 The card is a README.md with the front matter that the Hub expects (base_model, license, tags), a table of the
@@ -30,7 +35,10 @@ examples:
 def add_card(commands: command.Subcommands) -> None:
     """Add the subcommand."""
     sub = commands.add(
-        "card", card, "write README.md for quantized files, as the Hub expects it", _CARD_DETAIL,
+        "card",
+        lambda args: _card(_read_card(args)),
+        "write README.md for quantized files, as the Hub expects it",
+        _CARD_DETAIL,
         epilog=_CARD_EXAMPLES, json=False,
     )  # fmt: skip
     sub.add_argument(
@@ -49,12 +57,27 @@ def add_card(commands: command.Subcommands) -> None:
     command.add_quiet(sub)
 
 
-def card(args: argparse.Namespace) -> None:
+@dataclass(frozen=True)
+class _Card:
+    """What `card` asks for; `output` None: beside the files."""
+
+    files: tuple[Path, ...]
+    output: Path | None
+    facts: CardRequest
+    force: bool
+    quiet: bool
+
+
+def _read_card(args: argparse.Namespace) -> _Card:
+    facts = replace(read_card_facts(args), source=args.source)
+    return _Card(tuple(args.files), args.output, facts, args.force, args.quiet)
+
+
+def _card(request: _Card) -> None:
     from convert.card.write import write_card
 
-    request = replace(read_card_facts(args), source=args.source)
-    path = write_card(args.files, request, output=args.output, force=args.force)
-    if not args.quiet:
+    path = write_card(request.files, request.facts, output=request.output, force=request.force)
+    if not request.quiet:
         print(f"wrote {path}")
 
 
@@ -74,7 +97,10 @@ examples:
 def add_upload(commands: command.Subcommands) -> None:
     """Add the subcommand."""
     sub = commands.add(
-        "upload", upload, "upload files to a repository on the Hub", _UPLOAD_DETAIL,
+        "upload",
+        lambda args: _upload(_read_upload(args)),
+        "upload files to a repository on the Hub",
+        _UPLOAD_DETAIL,
         epilog=_UPLOAD_EXAMPLES, json=False,
     )  # fmt: skip
     sub.add_argument(
@@ -93,33 +119,63 @@ def add_upload(commands: command.Subcommands) -> None:
     command.add_quiet(sub)
 
 
-def upload(args: argparse.Namespace) -> None:
+@dataclass(frozen=True)
+class _Upload:
+    """What `upload` asks for.
+
+    name     repository, and the branch
+    include  patterns of more files to take from folders
+    dry_run  say what would be uploaded, and ask nobody
+    force    replace files of another content
+    """
+
+    files: tuple[Path, ...]
+    name: HubName
+    include: tuple[str, ...]
+    private: bool
+    dry_run: bool
+    force: bool
+    quiet: bool
+
+
+def _read_upload(args: argparse.Namespace) -> _Upload:
     from gguf_tools.hub.names import HubName, parse_hub_name
-    from gguf_tools.hub.upload import Upload, plan_upload
-    from gguf_tools.hub.upload import upload as send
 
     name = parse_hub_name(args.repository)
     if name is None or (name.revision is not None and args.revision is not None):
         raise BadRequest(f"{args.repository}: expected OWNER/NAME, the repository, as the last word")
-    name = HubName(name.repo, args.revision or name.revision)
-    uploads, left_out = plan_upload(args.files, args.include)
-    if left_out and (args.dry_run or not args.quiet):
+    return _Upload(
+        tuple(args.files),
+        HubName(name.repo, args.revision or name.revision),
+        tuple(args.include),
+        args.private,
+        args.dry_run,
+        args.force,
+        args.quiet,
+    )
+
+
+def _upload(request: _Upload) -> None:
+    from gguf_tools.hub.upload import Upload, plan_upload, upload
+
+    uploads, left_out = plan_upload(request.files, request.include)
+    if left_out and (request.dry_run or not request.quiet):
         names = ", ".join(map(shown, left_out))
         print(f"left out: {names} (--include PATTERN takes files like these)", file=sys.stderr, flush=True)
     if not uploads:
-        raise BadRequest(f"{args.files[0]}: nothing to upload; --include PATTERN names other files")
-    if args.dry_run:
+        raise BadRequest(f"{request.files[0]}: nothing to upload; --include PATTERN names other files")
+    if request.dry_run:
         for each in uploads:
             print(f"{each.name}  {size_text(each.n_bytes)}")
         total = size_text(sum(each.n_bytes for each in uploads))
         plural = "s" * (len(uploads) != 1)
-        print(f"would upload {len(uploads)} file{plural}, {total}, to {name}")
+        print(f"would upload {len(uploads)} file{plural}, {total}, to {request.name}")
         return
 
     def done(each: Upload, is_new: bool) -> None:
-        if not args.quiet:
+        if not request.quiet:
             how = "uploaded" if is_new else "there already"
             print(f"{each.name}: {how}, {size_text(each.n_bytes)}", flush=True)
 
-    bars = not args.quiet and sys.stderr.isatty()
-    send(uploads, name, private=args.private, force=args.force, bars=bars, done=done)
+    bars = not request.quiet and sys.stderr.isatty()
+    upload(uploads, request.name, private=request.private, force=request.force, bars=bars, done=done)

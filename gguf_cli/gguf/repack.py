@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gguf_cli import command
 from gguf_cli.arguments.types import add_restart_argument
@@ -11,6 +13,9 @@ from gguf_cli.command import add_force
 from gguf_tools.files.overwriting import refuse_to_replace
 from gguf_tools.text import json_text
 from quantize.repack.rules import RepackOptions
+
+if TYPE_CHECKING:
+    from quantize.run_options import RunOptions
 
 DETAIL = """
 ik_llama.cpp computes faster on CPUs with 4, 8 or 16 rows in one block: Q4_K becomes Q4_K_R4, IQ4_XS becomes
@@ -33,7 +38,7 @@ def add_to(commands: command.Subcommands) -> None:
     """Add the subcommand."""
     sub = commands.add(
         "repack",
-        lambda args: _repack(args, sub),
+        lambda args: carry_out(_read(args, sub)),
         "interleave rows for ik_llama.cpp on CPUs, or take them apart again",
         DETAIL,
         epilog=EPILOG,
@@ -62,33 +67,53 @@ def add_to(commands: command.Subcommands) -> None:
     add_force(sub)
 
 
-def _repack(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+@dataclass(frozen=True)
+class RepackRequest:
+    """What the command line asks for.
+
+    output   None: a dry run
+    options  what to regroup
+    run      how to run
+    dry_run  say what would be done, and write nothing
+    force    replace outputs that are there already
+    """
+
+    source: Path
+    output: Path | None
+    options: RepackOptions
+    run: RunOptions
+    dry_run: bool
+    force: bool
+    json: bool
+    quiet: bool
+
+
+def _read(args: argparse.Namespace, parser: argparse.ArgumentParser) -> RepackRequest:
+    from quantize.run_options import RunOptions
+
     if args.output is None and not args.dry_run:
         parser.error("OUT is missing")
     to = () if args.to is None else tuple(args.to.split(","))
-    options = RepackOptions(to, args.undo, tuple(args.only), args.keep_split)
-    carry_out(args, args.source, args.output, options, args.threads, force=args.force)
+    return RepackRequest(
+        args.source,
+        args.output,
+        RepackOptions(to, args.undo, tuple(args.only), args.keep_split),
+        RunOptions(args.threads, args.restart, verify=args.verify),
+        dry_run=args.dry_run,
+        force=args.force,
+        json=args.json,
+        quiet=args.quiet,
+    )
 
 
-def carry_out(
-    args: argparse.Namespace,
-    source: Path,
-    output: Path | None,
-    options: RepackOptions,
-    n_threads: int | None,
-    *,
-    force: bool,
-) -> None:
-    """Regroup a file, or say what would be done, and print the outcome.
-
-    args   dry_run, json, quiet, restart, verify
-    force  replace outputs that are there already
-    """
+def carry_out(request: RepackRequest) -> None:
+    """Regroup a file, or say what would be done, and print the outcome."""
     from gguf_tools.format.shards import open_gguf
     from quantize.repack.pipeline import prepare, repack
-    from quantize.run_options import ProgressBar, RunOptions
+    from quantize.run_options import ProgressBar
 
-    if args.dry_run or output is None:
+    source, output, options = request.source, request.output, request.options
+    if request.dry_run or output is None:
         with open_gguf(source) as opened:
             change = prepare(opened, output or source.with_name(f"{source.stem}-repacked.gguf"), options)
         lines, is_written, wrote = list(change.lines()), False, ""
@@ -96,14 +121,14 @@ def carry_out(
         with open_gguf(source) as opened:
             change = prepare(opened, output, options)
             outputs = change.preparation.outputs if change.is_needed else ()
-            refuse_to_replace((each.path for each in outputs if each.path not in opened.paths), force=force)
-        with ProgressBar("regrouping", quiet=args.quiet) as bar:
-            run = RunOptions(n_threads, args.restart, (), args.verify, bar.compiling, progress=bar.start)
-            result = repack(source, output, options, run)
+            others = (each.path for each in outputs if each.path not in opened.paths)
+            refuse_to_replace(others, force=request.force)
+        with ProgressBar("regrouping", quiet=request.quiet) as bar:
+            result = repack(source, output, options, bar.shows(request.run))
         change, is_written = result.change, result.written is not None
         first = result.paths[0] if is_written else ""
         more = f" and {len(result.paths) - 1} more parts" if len(result.paths) > 1 else ""
         wrote = f"wrote {first}{more} in {result.seconds:.1f} s"
         lines = [*change.lines(), *([wrote] if is_written else [])]
-    if args.json or not args.quiet:
-        print(json_text(change.describe(written=is_written)) if args.json else "\n".join(lines))
+    if request.json or not request.quiet:
+        print(json_text(change.describe(written=is_written)) if request.json else "\n".join(lines))

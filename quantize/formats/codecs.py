@@ -73,6 +73,7 @@ class Codec:
                    weights in a table; for GPUs, ggml-cuda has no kernels for ternary types, and no quantized
                    matrix product for IQ1_M (mmq.cu: ggml_cuda_should_use_mmq)
     lacked_by      the program that does not know the type; None: what its id says (plan/recipe_files.py)
+    otherwise      what ik_llama.cpp has in the place of `falls_back_to`, where that is another type
     """
 
     module: str
@@ -81,6 +82,13 @@ class Codec:
     falls_back_to: str | None = None
     slow_on: frozenset[Machine] = frozenset()
     lacked_by: Program | None = None
+    otherwise: str | None = None
+
+    def fallback(self, program: Program) -> str | None:
+        """The type of smaller blocks that a program takes instead; None: there is none."""
+        if program == "ik_llama.cpp" and self.otherwise is not None:
+            return self.otherwise
+        return self.falls_back_to
 
 
 _CPU: frozenset[Machine] = frozenset({"cpu"})
@@ -98,10 +106,10 @@ CODECS: Mapping[str, Codec] = {
     "Q5_0": Codec(".blocks_of_32.q5_0", _OPTIONAL, _halves(0.12, 16)),
     "Q5_1": Codec(".blocks_of_32.q5_1", _OPTIONAL, _halves(0.11, 31 + 1)),
     "Q8_0": Codec(".blocks_of_32.q8_0", _IGNORED, _halves(0.015, 127)),
-    "Q2_K": Codec(".k_quants.q2_k", _OPTIONAL, _halves(1.00, 15 * 3 + 15), "Q4_0"),
-    "Q3_K": Codec(".k_quants.q3_k", _OPTIONAL, _halves(0.38, 32 * 4), "Q4_0"),
+    "Q2_K": Codec(".k_quants.q2_k", _OPTIONAL, _halves(1.00, 15 * 3 + 15), "Q4_0", otherwise="IQ4_NL"),
+    "Q3_K": Codec(".k_quants.q3_k", _OPTIONAL, _halves(0.38, 32 * 4), "Q4_0", otherwise="IQ4_NL"),
     "Q4_K": Codec(".k_quants.q4_k", _OPTIONAL, _halves(0.22, 63 * 15 + 63), "Q5_0"),
-    "Q5_K": Codec(".k_quants.q5_k", _OPTIONAL, _halves(0.10, 63 * 31 + 63), "Q5_1"),
+    "Q5_K": Codec(".k_quants.q5_k", _OPTIONAL, _halves(0.10, 63 * 31 + 63), "Q5_1", otherwise="Q6_0"),
     "Q6_K": Codec(".k_quants.q6_k", _OPTIONAL, _halves(0.05, 128 * 32), "Q8_0"),
     "Q8_K": Codec(".k_quants.q8_k", _IGNORED, ErrorRange(0.025, 2.0**-120)),
     "IQ1_S": Codec(".iq.iq1_s", _REQUIRED, _halves(1.00, 15 * 1.125), "IQ4_NL", _CPU),

@@ -24,14 +24,6 @@ from quantize.formats.codecs import CODECS, REGROUPED, codec_of
 from quantize.plan.overrides import Override
 from quantize.roles import Program
 
-_OTHERWISE_IN_IK: Mapping[str, str] = {
-    "Q2_K": "IQ4_NL",
-    "Q3_K": "IQ4_NL",
-    "Q5_K": "Q6_0",
-    "Q8_K_R8": "Q8_0",
-}
-"""What types give way to in ik_llama.cpp where CODECS has something else; also where they are interleaved."""
-
 _LOOSE_BASES: Mapping[str, str] = {
     "IQ1_S_R4": "IQ1_S",
     "IQ1_M_R4": "IQ1_M",
@@ -95,10 +87,8 @@ def _by_table(wanted: GGMLType, n_cols: int, n_rows: int, program: Program) -> G
     if n_cols % wanted.block_elems == 0 and base != wanted and wanted.name not in CODECS:
         return base
     codec = codec_of(wanted.name) or codec_of(base.name)
-    instead = None if codec is None else codec.falls_back_to
-    if program == "ik_llama.cpp" or instead is None:
-        instead = _OTHERWISE_IN_IK.get(wanted.name) or _OTHERWISE_IN_IK.get(base.name) or instead
-    if instead is None and wanted.block_elems <= 32:
+    instead = None if codec is None else codec.fallback(program)
+    if instead is None and base.block_elems <= 32:
         instead = base.name
     if instead is None:
         return None

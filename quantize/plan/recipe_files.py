@@ -38,6 +38,7 @@ from typing import Any
 
 from gguf_tools.errors import BadOverride, BadRequest
 from gguf_tools.files.named_files import read_input
+from gguf_tools.files.yaml_text import parse_yaml
 from gguf_tools.format.ggml_types import TYPES, GGMLType, by_name
 from quantize.formats.codecs import CODECS
 from quantize.plan.decide import PlanOptions
@@ -208,27 +209,7 @@ def _parse_json(path: Path, text: str) -> Any:
 
 
 def _parse_yaml(path: Path, text: str) -> Any:
-    import yaml
-
-    class OnceLoader(yaml.SafeLoader):
-        """A safe loader that refuses a key given twice, which YAML forbids and PyYAML lets pass."""
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            pairs = [(self.construct_object(key, deep=True), value) for key, value in node.value]
-            _without_repetition(path, ((str(key), value) for key, value in pairs))
-            mapping: dict[Any, Any] = super().construct_mapping(node, deep)
-            return mapping
-
-    try:
-        return yaml.load(text, Loader=OnceLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
-        raise BadOverride(f"{path}: {place}{error.problem or 'not YAML'}") from error
-    except yaml.YAMLError as error:
-        raise BadOverride(f"{path}: {error}") from error
-    except RecursionError as error:
-        raise BadOverride(f"{path}: nested too deeply") from error
+    return parse_yaml(path, text, BadOverride)
 
 
 def _without_repetition(path: Path, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 import convert
-from convert.options import ConvertChoices, ConvertOptions
+from convert.options import ConvertOptions
 from gguf_tools import open_gguf
 from quantize.run_options import RunOptions
 from tests.support.checkpoints import micro_checkpoint
 from tests.support.tokenizer_files import copy_tokenizer
-
-
-def test_the_keyword_arguments_are_the_fields_of_both_options() -> None:
-    own = {field.name: field.type for field in fields(ConvertOptions)}
-    shared = {field.name: field.type for field in fields(RunOptions)}
-    assert not own.keys() & shared.keys()
-    declared = {name: hint.__forward_arg__ for name, hint in ConvertChoices.__annotations__.items()}
-    assert declared == own | shared
 
 
 def test_convert_has_four_arguments() -> None:

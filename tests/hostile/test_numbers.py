@@ -19,9 +19,9 @@ import pytest
 
 import gguf_cli.quantize
 import quantize
-from calibrate.rounding.base import ROUNDERS
 from calibrate.rounding.factor import Factor
 from calibrate.rounding.feedback import encode_compensated
+from calibrate.rounding.rounders import ROUNDERS
 from gguf_tools.errors import BadImportance, BadWeights
 from gguf_tools.files.partial_file import GGUFWriter
 from gguf_tools.format.block_layouts import EXPONENTS, SCALES, count_nonfinite

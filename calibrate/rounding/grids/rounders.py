@@ -9,7 +9,7 @@ under quantize.formats.iq has the layout of its bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.rounding.base import Effort, Rounder
+from calibrate.rounding.base import Effort
 from calibrate.rounding.factor import Panel
 from calibrate.rounding.grids import kernels
 from calibrate.rounding.grids.kernels import ELEMS, Choices, Form, GridGround, GridState, Kernels, Terms
@@ -380,7 +380,7 @@ def _form(sub_elems: int, codes: int, variants: int, offset: float, slope: float
     return Form(sub_elems, codes, variants, np.float32(offset), np.float32(slope), top)
 
 
-_TABLE = (
+GRID_ROUNDERS: Sequence[GridRounder] = (
     GridRounder(LAYOUTS["IQ1_S"], grids.IQ1, _form(32, 1, 2, 1, 2, 7), kernels.SHIFTED_EIGHTS),
     GridRounder(LAYOUTS["IQ1_M"], grids.IQ1, _form(16, 1, 1, 1, 2, 7), kernels.EIGHTS_BY_SHIFT),
     GridRounder(LAYOUTS["IQ2_XXS"], grids.IQ2_XXS, _form(32, 1, 1, 0.125, 0.25, 15), kernels.EVEN_EIGHTS),
@@ -389,5 +389,3 @@ _TABLE = (
     GridRounder(LAYOUTS["IQ3_XXS"], grids.IQ3_XXS, _form(32, 2, 1, 0.25, 0.5, 15), kernels.EVEN_FOURS),
     GridRounder(LAYOUTS["IQ3_S"], grids.IQ3_S, _form(32, 2, 1, 1, 2, 15), kernels.FOURS),
 )
-
-ROUNDERS: Mapping[str, Rounder] = {rounder.type.name: rounder for rounder in _TABLE}

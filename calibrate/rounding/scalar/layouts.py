@@ -11,7 +11,7 @@ between two levels; small ones, so a window is several of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -416,4 +416,4 @@ SMALL_FLOATS = (
 
 LAYOUTS: tuple[ScalarLayout, ...] = (*SUPER_BLOCKS, *SINGLE_SCALES, *SMALL_FLOATS)
 
-ROUNDERS: Mapping[str, Rounder] = {layout.type.name: ScalarRounder(layout) for layout in LAYOUTS}
+SCALAR_ROUNDERS: Sequence[Rounder] = tuple(map(ScalarRounder, LAYOUTS))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from calibrate.rounding.base import Effort
 from calibrate.rounding.factor import Factor
-from calibrate.rounding.grids.rounders import LAYOUTS, ROUNDERS, GridRounder
+from calibrate.rounding.grids.rounders import GRID_ROUNDERS, LAYOUTS
 from calibrate.rounding.grids.walks import tree
 from calibrate.rounding.products import errors_of
 from quantize.formats.base import as_source
@@ -20,6 +20,7 @@ from tests.calibrate.rounding.moments import correlated, weights
 from tests.naive import grid_feedback as naive
 from tests.quantize.codecs import decode, encode
 
+ROUNDERS = {each.type.name: each for each in GRID_ROUNDERS}
 every_type = pytest.mark.parametrize("name", ROUNDERS)
 every_grid = pytest.mark.parametrize("name", ["IQ1", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"])
 
@@ -27,12 +28,6 @@ N = 256
 FACTOR = Factor.of(correlated(N))
 UPPER = FACTOR.upper
 PANEL = FACTOR.panel(0, N)
-
-
-def rounder_of(name: str) -> GridRounder:
-    rounder = ROUNDERS[name]
-    assert isinstance(rounder, GridRounder)
-    return rounder
 
 
 @every_grid
@@ -62,7 +57,7 @@ def test_blocks_are_written_as_they_were_read(name: str, seed: int) -> None:
 
 @every_type
 def test_a_read_block_has_the_values_that_it_decodes_to(name: str) -> None:
-    rounder = rounder_of(name)
+    rounder = ROUNDERS[name]
     data = encode(name, weights(7, N), np.ones(N, np.float32))
     blocks = rounder.layout.read(data)
     form = rounder.form
@@ -75,7 +70,7 @@ def test_a_read_block_has_the_values_that_it_decodes_to(name: str) -> None:
 
 @every_type
 def test_the_first_sub_block_gets_the_scale_and_points_of_the_twin(name: str) -> None:
-    rounder = rounder_of(name)
+    rounder = ROUNDERS[name]
     form, size = rounder.form, rounder.form.sub_elems
     rows = weights(3, N, seed=3)
     values = rounder.round_block(rows, PANEL, Effort(super_scales=1))[1]
@@ -90,7 +85,7 @@ def test_the_first_sub_block_gets_the_scale_and_points_of_the_twin(name: str) ->
 
 @every_type
 def test_costs_are_those_of_what_the_bytes_decode_to(name: str) -> None:
-    rounder = rounder_of(name)
+    rounder = ROUNDERS[name]
     rows = weights(21, N)
     start = rounder.layout.read(encode(name, rows, FACTOR.importances))
     attempt = rounder.attempt(rows, UPPER, 1, start.d, start.scales)
@@ -102,7 +97,7 @@ def test_costs_are_those_of_what_the_bytes_decode_to(name: str) -> None:
 
 @every_type
 def test_the_factor_of_d_fits_best(name: str) -> None:
-    rounder = rounder_of(name)
+    rounder = ROUNDERS[name]
     rows = weights(9, N)
     start = rounder.layout.read(encode(name, rows, FACTOR.importances))
     attempt = rounder.attempt(rows, UPPER, 1, start.d, start.scales)
@@ -119,7 +114,7 @@ def test_the_factor_of_d_fits_best(name: str) -> None:
 
 @every_type
 def test_more_scales_of_scales_cost_less(name: str) -> None:
-    rounder = rounder_of(name)
+    rounder = ROUNDERS[name]
     rows = weights(48, N)
     by_count = []
     for count in (1, 2, 4, 6):
@@ -133,7 +128,7 @@ def test_more_scales_of_scales_cost_less(name: str) -> None:
 
 @every_type
 def test_the_first_sub_block_is_chosen_anew_as_by_the_twin(name: str) -> None:
-    rounder = rounder_of(name)
+    rounder = ROUNDERS[name]
     form, size, grid = rounder.form, rounder.form.sub_elems, rounder.grid
     rows = weights(3, N, seed=5)
     data = encode(name, rows, np.ones(N, np.float32))

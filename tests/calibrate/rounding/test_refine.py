@@ -7,10 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from calibrate.rounding.base import MOST_STEPS, PANEL, ROUNDERS, Effort, Refiner, get_rounder
+from calibrate.rounding.base import MOST_STEPS, PANEL, Effort, Refiner
 from calibrate.rounding.factor import Factor
 from calibrate.rounding.feedback import encode_compensated
 from calibrate.rounding.judge import costs
+from calibrate.rounding.rounders import ROUNDERS
 from calibrate.rounding.scalar.rounder import Levels, Lines, Picks, ScalarGround, ScalarState, refine_blocks
 from quantize.formats.base import as_source
 from tests.calibrate.rounding.moments import correlated, weights
@@ -21,7 +22,7 @@ from tests.quantize.codecs import decode, encode
 N_COLS = 512
 FACTOR = Factor.of(correlated(N_COLS))
 
-REFINERS = [name for name in ROUNDERS if isinstance(get_rounder(type_named(name)), Refiner)]
+REFINERS = [name for name, rounder in ROUNDERS.items() if isinstance(rounder, Refiner)]
 every_refiner = pytest.mark.parametrize("name", REFINERS)
 
 
@@ -40,7 +41,7 @@ def test_every_sweep_lowers_the_cost(name: str) -> None:
 @every_refiner
 @pytest.mark.parametrize("first", [0, 256])
 def test_a_block_moves_where_that_costs_less(name: str, first: int) -> None:
-    rows, refiner = weights(18, N_COLS), get_rounder(type_named(name))
+    rows, refiner = weights(18, N_COLS), ROUNDERS[name]
     assert isinstance(refiner, Refiner)
     own = slice(first, first + PANEL)
     values = decode(name, encode(name, rows, np.diag(FACTOR.hessian).copy()))

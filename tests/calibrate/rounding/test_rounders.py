@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibrate.rounding.base import PANEL, ROUNDERS, Effort, can_compensate, get_rounder
+from calibrate.rounding.base import PANEL, Effort
 from calibrate.rounding.factor import Factor
 from calibrate.rounding.feedback import encode_compensated
+from calibrate.rounding.rounders import ROUNDERS, can_compensate, get_rounder
 from gguf_tools.errors import BadWeights, QuantError, ShapeError
 from gguf_tools.format.ggml_types import F16, TYPES, GGMLType
 from tests.calibrate.rounding.moments import correlated, weights

@@ -238,7 +238,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     """kill -9 while keys are set in place again and again, in a large header: no file is ever torn."""
     path = tmp_path / "a.gguf"
     tokens = Value.strings(f"token {i:08}" for i in range(50_000))
-    write_file(path, METADATA | {"tokens": tokens, "last": Value.u32(0)}, TENSORS)
+    write_file(path, METADATA | {"tokens": tokens, "last": METADATA["a.u32"]}, TENSORS)
     with open_gguf(path) as source:
         data = {name: source.raw(name).tobytes() for name in source.tensors}
         data_start = source.shards[0].data_start

@@ -16,9 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
+
+from gguf_tools.format.block_layouts import LAYOUTS as BLOCK_LAYOUTS
 
 Positions = npt.NDArray[np.int64]
 
@@ -62,6 +65,14 @@ def halves_of_64(at: int) -> Positions:
 def pairs_of_128(at: int) -> Positions:
     """Place codes of 2 bits: 32 bytes hold 128, the lowest bits first."""
     return bits_at(at + E // 128 * 32 + E % 32, 2 * (E // 32 % 4), 2)
+
+
+def _halves_of_128(at: int) -> Positions:
+    return bits_at(at + E // 128 * 64 + E % 64, 4 * (E // 64 % 2), 4)
+
+
+def _pairs_of_q6_0(at: int) -> Positions:
+    return bits_at(at + E32 % 8, 4 * (E32 // 8 % 2) + 2 * (E32 // 16), 2)
 
 
 def single_bits(at: int) -> Positions:
@@ -191,6 +202,11 @@ def _packed_scales(at: int) -> Layout:
     return {"sc": scales, "m": minima, "sc_h": upper_scales, "m_h": upper_minima}
 
 
+def _scales_of_q3_k(at: int) -> Layout:
+    lower = bits_at(at + J16 % 8, 4 * (J16 // 8), 4)
+    return {"sc": lower, "sc_h": bits_at(at + 8 + J16 % 4, 2 * (J16 // 4), 2)}
+
+
 def _scales_of_4_rows(k: int) -> Layout:
     """Of the same scales and minima: bytes 16 .. 31 have the upper bits, 32 .. 63 the lower."""
     number = 4 * J8 + k
@@ -216,7 +232,7 @@ def _q3_k_r4(k: int) -> Layout:
         "d": half_at(0, k),
         "sc_h": spread(8, 4 * J16 + k, 16, 2),
         "sc": spread(24, 4 * J16 + k, 32, 4),
-        "qh": single_bits_of_4_rows(56, k, (1, 2, 4)),
+        "hmask": single_bits_of_4_rows(56, k, (1, 2, 4)),
         "qs": pairs_of_4_rows(184, k),
     }
 
@@ -267,10 +283,19 @@ def _iq3_xxs_r4(k: int) -> Layout:
     }
 
 
-def _signs_and_scales(at: Positions) -> Layout:
-    """32 bits from each byte `at` on: four signs of 7 bits, a scale of 4."""
-    word, place = at[E32 // 4], E32 % 4
+def _words(at: int, step: int = 4) -> Layout:
+    """32 bits every `step` bytes: four signs of 7 bits, a scale of 4."""
+    word, place = at + step * (E32 // 4), E32 % 4
     return {"signs": bits_at(word, 7 * place, 7), "sc": bits_at(word, 28 + place, 1)}
+
+
+def _codes_and_words(at: int) -> Layout:
+    """Four codes, then the 32 bits that belong to them."""
+    return {"qs": bits_at(at + 8 * (E32 // 4) + E32 % 4, 0, 8)} | dict(_words(at + 4, 8))
+
+
+def _codes_of_16_bits(at: int) -> Positions:
+    return bits_at(at + 2 * E32, 0, 16)
 
 
 def _iq2_xs_r4(k: int) -> Layout:
@@ -312,8 +337,8 @@ def _iq4_xs_r8(k: int) -> Layout:
     number = 8 * J8 + k
     return {
         "d": half_at(0, k),
-        "sc_h": spread(16, number, 16, 2),
-        "sc": spread(32, number, 32, 4),
+        "scales_h": spread(16, number, 16, 2),
+        "scales_l": spread(32, number, 32, 4),
         "qs": bits_at(64 + 128 * (E // 32) + 32 * (E // 8 % 4) + 4 * k + E % 4, 4 * (E // 4 % 2), 4),
     }
 
@@ -322,7 +347,7 @@ def _iq2_k_r4(k: int) -> Layout:
     return {
         "d": half_at(0, k),
         "extra": extra_bits(8, k),
-        "sc": spread(16, 4 * J16 + k, 32, 4),
+        "scales": spread(16, 4 * J16 + k, 32, 4),
         "qs": pairs_of_4_rows(48, k),
     }
 
@@ -331,8 +356,8 @@ def _iq3_k_r4(k: int) -> Layout:
     return {
         "d": half_at(0, k),
         "extra": extra_bits(8, k),
-        "sc_h": spread(16, 4 * J16 + k, 8, 1),
-        "sc": spread(24, 4 * J16 + k, 32, 4),
+        "scales_h": spread(16, 4 * J16 + k, 8, 1),
+        "scales_l": spread(24, 4 * J16 + k, 32, 4),
         "qs": pairs_of_4_rows(56, k),
         "qh": single_bits_of_4_rows(312, k, (1, 2, 4)),
     }
@@ -342,8 +367,8 @@ def _iq4_k_r4(k: int) -> Layout:
     return {
         "d": half_at(0, k),
         "extra": extra_bits(8, k),
-        "sc_h": spread(16, 4 * J16 + k, 16, 2),
-        "sc": spread(32, 4 * J16 + k, 32, 4),
+        "scales_h": spread(16, 4 * J16 + k, 16, 2),
+        "scales_l": spread(32, 4 * J16 + k, 32, 4),
         "qs": halves_of_4_rows(64, k),
     }
 
@@ -360,108 +385,102 @@ def _iq5_ks_r4(k: int) -> Layout:
     return dict(_iq4_ks_r4(k)) | {"qh": single_bits_of_4_rows(544, k, (4, 1, 2))}
 
 
-_IQ45_K = {"d": half_at(0), "extra": one_each(2, J16), "sc_h": in_pairs(4, J16), "sc": in_halves(8, J16)}
-_TWO_HALVES = {"d": half_at(0), "dmin": half_at(2)}
+# ---- the table
+
+Place = Callable[[int], Positions | Layout]
+"""Places what a field of a base block holds, from the byte on at which the field starts."""
+
+
+def _n_bytes(count: int) -> Place:
+    return partial(bytes_at, count=count)
+
+
+def _base(name: str, **places: Place) -> Layout:
+    """Lay out the blocks of a base type, whose fields start where block_layouts.py says.
+
+    A place that gives a layout has several numbers in one field.
+    """
+    positions: dict[str, Positions] = {}
+    for field in BLOCK_LAYOUTS[name].block:
+        placed = places[field.name](field.offset)
+        positions |= placed if isinstance(placed, Mapping) else {field.name: placed}
+    return positions
+
+
+_HALVES = partial(halves_of_32, e=E32)
+_EXTRA = partial(one_each, j=J16)
+_SCALES_OF_IQ45_K = {"scales_h": partial(in_pairs, j=J16), "scales_l": partial(in_halves, j=J16)}
 
 GROUP_LAYOUTS: Mapping[str, GroupLayout] = {
     "BF16_R16": GroupLayout({"pair": bytes_at(0, 4)}, lambda k: {"pair": bytes_at(4 * k, 4)}, cell_elems=2),
-    "Q4_0_R8": GroupLayout({"d": half_at(0), "qs": halves_of_32(2, E32)}, _q4_0_r8),
-    "Q5_0_R4": GroupLayout({"d": half_at(0), "qh": one_each(2, E32), "qs": halves_of_32(6, E32)}, _q5_0_r4),
-    "Q6_0_R4": GroupLayout(
-        {
-            "d": half_at(0),
-            "qh": bits_at(2 + E32 % 8, 4 * (E32 // 8 % 2) + 2 * (E32 // 16), 2),
-            "qs": halves_of_32(10, E32),
-        },
-        _q6_0_r4,
-    ),
-    "Q8_0_R8": GroupLayout({"d": half_at(0), "qs": bytes_at(2, 32)}, _q8_0_r8),
+    "Q4_0_R8": GroupLayout(_base("Q4_0", d=half_at, qs=_HALVES), _q4_0_r8),
+    "Q5_0_R4": GroupLayout(_base("Q5_0", d=half_at, qh=partial(one_each, j=E32), qs=_HALVES), _q5_0_r4),
+    "Q6_0_R4": GroupLayout(_base("Q6_0", d=half_at, qh=_pairs_of_q6_0, qs=_HALVES), _q6_0_r4),
+    "Q8_0_R8": GroupLayout(_base("Q8_0", d=half_at, qs=_n_bytes(32)), _q8_0_r8),
     "Q2_K_R4": GroupLayout(
-        {"scales": bytes_at(0, 16), "qs": pairs_of_128(16), "d": half_at(80), "dmin": half_at(82)}, _q2_k_r4
+        _base("Q2_K", scales=_n_bytes(16), qs=pairs_of_128, d=half_at, dmin=half_at), _q2_k_r4
     ),
     "Q3_K_R4": GroupLayout(
-        {
-            "qh": single_bits(0),
-            "qs": pairs_of_128(32),
-            "sc": bits_at(96 + J16 % 8, 4 * (J16 // 8), 4),
-            "sc_h": bits_at(104 + J16 % 4, 2 * (J16 // 4), 2),
-            "d": half_at(108),
-        },
-        _q3_k_r4,
+        _base("Q3_K", hmask=single_bits, qs=pairs_of_128, scales=_scales_of_q3_k, d=half_at), _q3_k_r4
     ),
-    "Q4_K_R4": GroupLayout(_TWO_HALVES | dict(_packed_scales(4)) | {"qs": halves_of_64(16)}, _q4_k_r4),
+    "Q4_K_R4": GroupLayout(
+        _base("Q4_K", d=half_at, dmin=half_at, scales=_packed_scales, qs=halves_of_64), _q4_k_r4
+    ),
     "Q5_K_R4": GroupLayout(
-        _TWO_HALVES | dict(_packed_scales(4)) | {"qh": single_bits(16), "qs": halves_of_64(48)}, _q5_k_r4
+        _base("Q5_K", d=half_at, dmin=half_at, scales=_packed_scales, qh=single_bits, qs=halves_of_64),
+        _q5_k_r4,
     ),
     "Q6_K_R4": GroupLayout(
-        {
-            "ql": bits_at(E // 128 * 64 + E % 64, 4 * (E // 64 % 2), 4),
-            "qh": pairs_of_128(128),
-            "scales": bytes_at(192, 16),
-            "d": half_at(208),
-        },
-        _q6_k_r4,
+        _base("Q6_K", ql=_halves_of_128, qh=pairs_of_128, scales=_n_bytes(16), d=half_at), _q6_k_r4
     ),
     "IQ2_XXS_R4": GroupLayout(
-        {"d": half_at(0), "qs": bits_at(2 + 8 * (E32 // 4) + E32 % 4, 0, 8)}
-        | dict(_signs_and_scales(6 + 8 * J8)),
-        _iq2_xxs_r4,
-        signs=(8, 136, 1),
+        _base("IQ2_XXS", d=half_at, qs=_codes_and_words), _iq2_xxs_r4, signs=(8, 136, 1)
     ),
     "IQ2_XS_R4": GroupLayout(
-        {"d": half_at(0), "qs": bits_at(2 + 2 * E32, 0, 16), "scales": bytes_at(66, 8)},
-        _iq2_xs_r4,
-        signs=(9, 264, 2),
+        _base("IQ2_XS", d=half_at, qs=_codes_of_16_bits, scales=_n_bytes(8)), _iq2_xs_r4, signs=(9, 264, 2)
     ),
     "IQ2_S_R4": GroupLayout(
-        {
-            "d": half_at(0),
-            "qs": bytes_at(2, 32),
-            "signs": bytes_at(34, 32),
-            "qh": bytes_at(66, 8),
-            "scales": bytes_at(74, 8),
-        },
+        _base("IQ2_S", d=half_at, qs=_n_bytes(32), signs=_n_bytes(32), qh=_n_bytes(8), scales=_n_bytes(8)),
         _iq2_s_r4,
     ),
     "IQ3_XXS_R4": GroupLayout(
-        {"d": half_at(0), "qs": bytes_at(2, 64)} | dict(_signs_and_scales(66 + 4 * J8)),
-        _iq3_xxs_r4,
-        signs=(8, 136, 1),
+        _base("IQ3_XXS", d=half_at, qs=_n_bytes(64), words=_words), _iq3_xxs_r4, signs=(8, 136, 1)
     ),
     "IQ3_S_R4": GroupLayout(
-        {
-            "d": half_at(0),
-            "qs": bytes_at(2, 64),
-            "qh": bytes_at(66, 8),
-            "signs": one_each(74, E),
-            "scales": in_halves(106, J8),
-        },
+        _base(
+            "IQ3_S", d=half_at, qs=_n_bytes(64), qh=_n_bytes(8), signs=partial(one_each, j=E),
+            scales=partial(in_halves, j=J8),
+        ),
         _iq3_s_r4,
     ),
-    "IQ4_NL_R4": GroupLayout({"d": half_at(0), "qs": halves_of_32(2, E32)}, _iq4_nl_r4),
+    "IQ4_NL_R4": GroupLayout(_base("IQ4_NL", d=half_at, qs=_HALVES), _iq4_nl_r4),
     "IQ4_XS_R8": GroupLayout(
-        {"d": half_at(0), "sc_h": in_pairs(2, J8), "sc": in_halves(4, J8), "qs": halves_of_32(8)}, _iq4_xs_r8
+        _base(
+            "IQ4_XS", d=half_at, scales_h=partial(in_pairs, j=J8), scales_l=partial(in_halves, j=J8),
+            qs=halves_of_32,
+        ),
+        _iq4_xs_r8,
     ),
     "IQ2_K_R4": GroupLayout(
-        {"d": half_at(0), "extra": one_each(2, J16), "sc": in_halves(4, J16), "qs": pairs_of_128(12)},
-        _iq2_k_r4,
+        _base("IQ2_K", d=half_at, extra=_EXTRA, scales=partial(in_halves, j=J16), qs=pairs_of_128), _iq2_k_r4
     ),
     "IQ3_K_R4": GroupLayout(
-        {
-            "d": half_at(0),
-            "extra": one_each(2, J16),
-            "sc_h": one_each(4, J16),
-            "sc": in_halves(6, J16),
-            "qs": pairs_of_128(14),
-            "qh": single_bits(78),
-        },
+        _base(
+            "IQ3_K", d=half_at, extra=_EXTRA, scales_h=partial(one_each, j=J16),
+            scales_l=partial(in_halves, j=J16), qs=pairs_of_128, qh=single_bits,
+        ),
         _iq3_k_r4,
     ),
-    "IQ4_K_R4": GroupLayout(_IQ45_K | {"qs": halves_of_32(16)}, _iq4_k_r4),
-    "IQ5_K_R4": GroupLayout(_IQ45_K | {"qs": halves_of_64(16), "qh": single_bits(144)}, _iq5_k_r4),
-    "IQ4_KS_R4": GroupLayout({"scales": bytes_at(0, 8), "qs": halves_of_32(8)}, _iq4_ks_r4),
+    "IQ4_K_R4": GroupLayout(
+        _base("IQ4_K", d=half_at, extra=_EXTRA, **_SCALES_OF_IQ45_K, qs=halves_of_32), _iq4_k_r4
+    ),
+    "IQ5_K_R4": GroupLayout(
+        _base("IQ5_K", d=half_at, extra=_EXTRA, **_SCALES_OF_IQ45_K, qs=halves_of_64, qh=single_bits),
+        _iq5_k_r4,
+    ),
+    "IQ4_KS_R4": GroupLayout(_base("IQ4_KS", scales=_n_bytes(8), qs=halves_of_32), _iq4_ks_r4),
     "IQ5_KS_R4": GroupLayout(
-        {"scales": bytes_at(0, 8), "qs": halves_of_64(8), "qh": single_bits(136)}, _iq5_ks_r4
+        _base("IQ5_KS", scales=_n_bytes(8), qs=halves_of_64, qh=single_bits), _iq5_ks_r4
     ),
 }
 """The layouts by the name of the interleaved type."""

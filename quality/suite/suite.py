@@ -1,0 +1,324 @@
+"""Suites: named classes of texts, and how each class is read.
+
+A suite is a folder, or a YAML file that lies beside its texts:
+
+    name: mine
+    title: What our users write          # for people; by default the name
+    context: 1024                        # of every class that names none; 512 without it
+    classes:
+      letters:
+        title: Letters and mails
+        texts: [letters/*.txt, notes.md] # seen from the YAML file; by default letters/ or letters.*
+      support:
+        texts: support.jsonl
+        read: chat                       # plain or chat; by default chat for .jsonl, plain for all else
+        context: 4096
+        scored: assistant                # plain: second-half or all; chat: assistant or all
+        template: chatml.jinja           # `model`: its own, the default; `plain`; or a file
+
+A folder is read by its suite.yaml. Without one, or without classes there, every folder and every file in it
+is a class: the files of a folder are its texts, in the order of their names, and .jsonl are chats. Names that
+begin with a dot, README*, LICENSE*, and files .yaml, .yml and .jinja are no texts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+from gguf_tools.errors import BadRequest
+from gguf_tools.files.named_files import read_input_text
+from gguf_tools.files.yaml_text import line_of_key, parse_yaml
+from gguf_tools.text import did_you_mean
+from quality.suite.chat import PLAIN_CHAT
+from quality.suite.conversations import Conversation, parse_conversations, refuse_unknown
+
+DEFAULT = "default"
+"""The suite that lies in the package."""
+
+PLAIN, CHAT = "plain", "chat"
+SECOND_HALF, ALL, ASSISTANT = "second-half", "all", "assistant"
+SCORED: Mapping[str, tuple[str, ...]] = {PLAIN: (SECOND_HALF, ALL), CHAT: (ASSISTANT, ALL)}
+"""What can be scored of a class, by how it is read; the first is the default."""
+
+MODELS_OWN, PLAIN_TEMPLATE = "model", "plain"
+"""Words that stand for a template: the model's own, and one without marks that any model can read."""
+
+SHORTEST = 2
+"""Tokens of the shortest context: one is predicted from the other."""
+
+_CONTEXT = 512
+_FILE = "suite.yaml"
+_SUITE_KEYS = ("name", "title", "context", "classes")
+_CLASS_KEYS = ("title", "texts", "read", "context", "scored", "template")
+_NO_TEXT = re.compile(r"\..*|README.*|LICEN[CS]E.*|.*\.(ya?ml|jinja)", re.IGNORECASE)
+_NAME = re.compile(r"[\w.+-]+")
+_CHAT_SUFFIX = ".jsonl"
+
+
+@dataclass(frozen=True)
+class SuiteText:
+    """A text, or a file of conversations; `name` is seen from the suite's folder."""
+
+    name: str
+    text: str
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Template:
+    """A chat template that a suite gives; `name` is its file, for people."""
+
+    name: str
+    source: str
+
+
+@dataclass(frozen=True)
+class TextClass:
+    """Texts that are measured together.
+
+    title          for people
+    texts          in order; each is cut into chunks on its own
+    read           PLAIN or CHAT
+    context        tokens of a chunk of plain text, and the most of a conversation
+    scored         one of SCORED[read]: the second half of a chunk, the assistant's turns, or all tokens
+    template       for chats, instead of the model's own; None: the model's
+    conversations  of all texts, in order; none where they are read as plain
+    """
+
+    name: str
+    title: str
+    texts: tuple[SuiteText, ...]
+    read: str
+    context: int
+    scored: str
+    template: Template | None = None
+    conversations: tuple[Conversation, ...] = ()
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Classes of texts.
+
+    quick  take a tenth of each class: every tenth chunk or conversation, and at least one
+    """
+
+    name: str
+    title: str
+    classes: tuple[TextClass, ...]
+    quick: bool = False
+
+
+def read_suite(name_or_path: str | PathLike[str], quick: bool = False) -> Suite:
+    """Read a suite: `default`, a folder, or a YAML file.
+
+    quick   take a tenth of each class
+    raises  BadRequest, in one line with file and line, for whatever is wrong
+    """
+    if fspath(name_or_path) == DEFAULT:
+        with resources.as_file(resources.files("quality.suite") / "texts") as folder:
+            return _read_folder(folder, quick)
+    path = Path(name_or_path)
+    if path.is_dir():
+        return _read_folder(path, quick)
+    if path.suffix.lower() in (".yaml", ".yml"):
+        return _read_yaml(path, quick)
+    if path.exists():
+        raise BadRequest(f"{path}: is neither a folder nor a YAML file; a single text is given with -f")
+    hint = did_you_mean(str(path), [DEFAULT])
+    raise BadRequest(f"{path}: no such suite, expected {DEFAULT!r}, a folder or a YAML file{hint}")
+
+
+def _read_folder(folder: Path, quick: bool) -> Suite:
+    if (folder / _FILE).exists():
+        return _read_yaml(folder / _FILE, quick)
+    given = _Given(folder, "", folder.resolve().name, {}, folder)
+    return Suite(given.name, given.name, tuple(given.classes()), quick)
+
+
+def _read_yaml(path: Path, quick: bool) -> Suite:
+    text = read_input_text(path)
+    entries = parse_yaml(path, text)
+    if not isinstance(entries, dict):
+        raise BadRequest(f"{path}: found no keys, expected some of {', '.join(_SUITE_KEYS)}")
+    folder = path.parent
+    by_default = folder.resolve().name if path.name == _FILE else path.stem
+    given = _Given(path, text, by_default, entries, folder)
+    given.refuse_unknown((), _SUITE_KEYS)
+    name = given.text_at(("name",), by_default)
+    return Suite(name, given.text_at(("title",), name), tuple(given.classes()), quick)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What is said of a suite.
+
+    path     the YAML file, or the folder without one, for messages
+    text     the YAML file's
+    name     of the suite, if it isn't said
+    entries  the YAML file's
+    folder   that its paths are seen from
+    """
+
+    path: Path
+    text: str
+    name: str
+    entries: Mapping[str, Any]
+    folder: Path
+
+    def classes(self) -> Iterator[TextClass]:
+        """Yield the classes that are named or, where none is, that the folder has."""
+        named = self.entries.get("classes")
+        if named is None:
+            found = [path for path in sorted(self.folder.iterdir()) if not _NO_TEXT.fullmatch(path.name)]
+            if not found:
+                raise BadRequest(f"{self.path}: no texts, expected files or folders of them")
+            by_name: dict[str, Path] = {}
+            for path in found:
+                name = path.name if path.is_dir() else path.stem
+                if name in by_name:
+                    raise BadRequest(f"{path}: another class {name!r} is {by_name[name]}; name one otherwise")
+                by_name[name] = path
+            named = {name: {"texts": path.name} for name, path in by_name.items()}
+        if not isinstance(named, dict) or not named:
+            raise self.wrong(("classes",), "expected names of classes, each with what is said of it")
+        for name, said in named.items():
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                why = f"a class {name!r}, expected letters, digits and any of . _ + -"
+                raise self.wrong(("classes",), why)
+            yield self._class(name, {} if said is None else said)
+
+    def _class(self, name: str, said: Any) -> TextClass:
+        where = ("classes", name)
+        if not isinstance(said, dict):
+            raise self.wrong(where, f"found {said!r}, expected keys such as texts")
+        if self.entries.get("classes") is not None:
+            self.refuse_unknown(where, _CLASS_KEYS)
+        paths = tuple(self._paths(name, said))
+        is_chat = [path.suffix == _CHAT_SUFFIX for path in paths]
+        if any(is_chat) and not all(is_chat) and "read" not in said:
+            why = f"some texts are {_CHAT_SUFFIX} and some are not; say read: plain or chat"
+            raise self.wrong(where, why)
+        read = self._word((*where, "read"), said, (PLAIN, CHAT), CHAT if all(is_chat) else PLAIN)
+        texts = tuple(self._text(name, path) for path in paths)
+        return TextClass(
+            name=name,
+            title=self.text_at((*where, "title"), name, said),
+            texts=texts,
+            read=read,
+            context=self._context(where, said),
+            scored=self._word((*where, "scored"), said, SCORED[read], SCORED[read][0]),
+            template=self._template((*where, "template"), said, read),
+            conversations=self._conversations(texts) if read == CHAT else (),
+        )
+
+    def _paths(self, name: str, said: Mapping[str, Any]) -> Iterator[Path]:
+        """Yield the files of a class; the same one is taken once."""
+        where = ("classes", name, "texts")
+        patterns = said.get("texts", [name, f"{name}.*"])
+        patterns = [patterns] if isinstance(patterns, str) else patterns
+        if not isinstance(patterns, list) or not all(isinstance(each, str) and each for each in patterns):
+            raise self.wrong(where, "expected a file or a list of them")
+        seen: set[Path] = set()
+        for pattern in patterns:
+            found = list(self._matching(pattern))
+            if not found and "texts" in said:
+                raise self.wrong(where, f"{self.folder / pattern}: no such file")
+            for path in found:
+                if path not in seen:
+                    seen.add(path)
+                    yield path
+        if not seen:
+            why = f"class {name!r} is empty: no {self.folder / name}, nor {name}.*"
+            raise self.wrong(("classes", name), why)
+
+    def _matching(self, pattern: str) -> Iterator[Path]:
+        """Yield the texts that a path, or a pattern with *, ? or [], names; of a folder those that it has."""
+        if Path(pattern).is_absolute():
+            found = [Path(pattern)]
+        elif (self.folder / pattern).exists():
+            found = [self.folder / pattern]
+        else:
+            try:
+                found = sorted(self.folder.glob(pattern))
+            except (ValueError, NotImplementedError):
+                found = []
+        for path in found:
+            if path.is_dir():
+                inside = (each for each in sorted(path.rglob("*")) if each.is_file())
+                yield from (each for each in inside if not _NO_TEXT.fullmatch(each.name))
+            elif path.exists():
+                yield path
+
+    def _text(self, name: str, path: Path) -> SuiteText:
+        text = read_input_text(path)
+        if not text.strip():
+            raise BadRequest(f"{path}: is empty, expected a text of class {name!r}")
+        inside = path.relative_to(self.folder) if path.is_relative_to(self.folder) else path
+        return SuiteText(inside.as_posix(), text)
+
+    def _conversations(self, texts: tuple[SuiteText, ...]) -> tuple[Conversation, ...]:
+        """Read the conversations of all texts; an error names the file as a user would."""
+        return tuple(
+            each for text in texts for each in parse_conversations(str(self.folder / text.name), text.text)
+        )
+
+    def _context(self, where: tuple[str, ...], said: Mapping[str, Any]) -> int:
+        own = "context" in said
+        context = said["context"] if own else self.entries.get("context", _CONTEXT)
+        if not isinstance(context, int) or isinstance(context, bool) or context < SHORTEST:
+            place = (*where, "context") if own else ("context",)
+            raise self.wrong(place, f"found {context!r}, expected a number of tokens, {SHORTEST} or more")
+        return context
+
+    def _template(self, where: tuple[str, ...], said: Mapping[str, Any], read: str) -> Template | None:
+        word = self.text_at(where, MODELS_OWN, said)
+        if "template" in said and read != CHAT:
+            raise self.wrong(where, f"only a chat has a template, and the class is read as {read}")
+        if word == MODELS_OWN:
+            return None
+        if word == PLAIN_TEMPLATE:
+            return Template(PLAIN_TEMPLATE, PLAIN_CHAT)
+        if not (self.folder / word).is_file():
+            raise self.wrong(where, f"{self.folder / word}: no such file, and neither model nor plain")
+        return Template(word, read_input_text(self.folder / word))
+
+    def _word(
+        self, where: tuple[str, ...], said: Mapping[str, Any], words: tuple[str, ...], default: str
+    ) -> str:
+        word = said.get(where[-1], default)
+        if word not in words:
+            hint = did_you_mean(str(word), words) or f", expected {' or '.join(words)}"
+            raise self.wrong(where, f"found {word!r}{hint}")
+        return str(word)
+
+    def text_at(self, where: tuple[str, ...], default: str, said: Mapping[str, Any] | None = None) -> str:
+        """Give the text of a key, or `default` where the key is missing."""
+        value = (self.entries if said is None else said).get(where[-1], default)
+        if not isinstance(value, str) or not value.strip():
+            raise self.wrong(where, f"found {value!r}, expected a text")
+        return value
+
+    def refuse_unknown(self, where: tuple[str, ...], known: tuple[str, ...]) -> None:
+        given: Any = self.entries
+        for key in where:
+            given = given[key] or {}
+        for key in given:
+            refuse_unknown(self._place((*where, str(key))), {key: None}, known)
+
+    def wrong(self, where: tuple[str, ...], why: str) -> BadRequest:
+        """Make the error of a key: with the file, its line, and the key where there is one."""
+        return BadRequest(f"{self._place(where)}: {'.'.join(where) + ': ' if self.text else ''}{why}")
+
+    def _place(self, where: tuple[str, ...]) -> str:
+        return f"{self.path}: line {line_of_key(self.text, where)}" if self.text else str(self.path)

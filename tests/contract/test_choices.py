@@ -1,0 +1,51 @@
+"""Keyword arguments of public functions are the fields of their options, each with its type."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from calibrate.sensitivities.options import SensitivityChoices, SensitivityOptions
+from convert.options import ConvertChoices, ConvertOptions
+from forward.options import ForwardOptions
+from forward.text.tokens import Cut
+from imatrix.options import CollectChoices, CollectOptions
+from quality.options import EvaluateChoices, EvaluateOptions
+from quantize.mla_layout.pipeline import LayoutChoices, LayoutOptions
+from quantize.options import QuantizeOptions
+from quantize.repack.pipeline import RepackChoices
+from quantize.repack.rules import RepackOptions
+from quantize.run_options import QuantizeChoices, RunOptions
+from tests.contract.import_graph import PACKAGES, ROOT, files_of
+
+CHOICES: dict[Any, tuple[Any, ...]] = {
+    QuantizeChoices: (QuantizeOptions, RunOptions),
+    ConvertChoices: (ConvertOptions, RunOptions),
+    LayoutChoices: (LayoutOptions, RunOptions),
+    RepackChoices: (RepackOptions, RunOptions),
+    CollectChoices: (CollectOptions, Cut, ForwardOptions),
+    EvaluateChoices: (EvaluateOptions, Cut, ForwardOptions),
+    SensitivityChoices: (SensitivityOptions, Cut, ForwardOptions),
+}
+
+
+@pytest.mark.parametrize("choices", CHOICES, ids=lambda each: each.__name__)
+def test_choices_are_the_fields_of_the_options(choices: Any) -> None:
+    of_each = [{field.name: field.type for field in fields(options)} for options in CHOICES[choices]]
+    together = {name: type_ for own in of_each for name, type_ in own.items()}
+    assert len(together) == sum(map(len, of_each)), "a name is a field of two options"
+    assert {name: hint.__forward_arg__ for name, hint in choices.__annotations__.items()} == together
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_function_with_choices_has_a_row(package: str) -> None:
+    known = {f"Unpack[{choices.__name__}]" for choices in CHOICES}
+    for path in files_of(package):
+        for node in ast.parse((ROOT / path).read_text()).body:
+            last = node.args.kwarg if isinstance(node, ast.FunctionDef) else None
+            if last is not None and last.arg == "choices":
+                annotation = "" if last.annotation is None else ast.unparse(last.annotation)
+                assert annotation in known, f"{path}: line {node.lineno}"
