@@ -71,7 +71,8 @@ def diagnose(pair: Pair, measured: RowSums, bad: Indices, base: AuditBase) -> li
     """Say what is wrong with the rows `bad` of a tensor."""
     case = _Case(pair, measured, base)
     diagnoses = []
-    zeros = np.intersect1d(bad, measured.rows[(measured.sums.found == 0) & (measured.sums.wanted > 0)])
+    is_zero = (measured.sums.found == 0) & (measured.sums.wanted > 0) & (measured.nonfinite == 0)
+    zeros = np.intersect1d(bad, measured.rows[is_zero])
     if len(zeros):
         diagnoses.append(Diagnosis("zeros", "all weights are zero", case.where(zeros), 1.0))
     rest = np.setdiff1d(bad, zeros)
@@ -146,7 +147,7 @@ class _Case:
 
     def _fit(self, bad: Indices) -> Fit | None:
         """Fit factors to neighbouring rows that begin with a bad one; the coarsest that will do."""
-        n_rows, info = rows_of_a_matrix(self.pair.info), self.pair.info
+        n_rows = rows_of_a_matrix(self.pair.info)
         matrix = int(bad[0]) // n_rows
         first = matrix * n_rows + (int(bad[0]) - matrix * n_rows) // BLOCK * BLOCK
         rows = np.arange(first, min(first + BLOCK, (matrix + 1) * n_rows))
@@ -161,7 +162,7 @@ class _Case:
         return next((fit for fit in good if fit.relative <= 1.02 * least + 1e-6), None)
 
     def unexplained(self, bad: Indices) -> Diagnosis:
-        """Tell bad rows for which there is no explanation by their error, and how they resemble the base's."""
+        """Tell bad rows without an explanation by their error, and by how they resemble the base's."""
         measured = self.measured.pick(np.isin(self.measured.rows, bad))
         sums, where = measured.sums.over(), self.where(bad)
         cosine, error, type_ = float(sums.cosine), float(sums.relative), self.pair.info.type.name

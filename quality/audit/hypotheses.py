@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gguf_tools.errors import ToolkitError
+from gguf_tools.format.ggml_types import by_name
 from gguf_tools.format.hparams import Size
 from quality.audit.base import AuditBase
 from quality.audit.expected import Floats32, as_encoded, limits_of, read_rows
@@ -30,7 +31,6 @@ from quality.audit.transforms import (
     transposed,
     within,
 )
-from gguf_tools.format.ggml_types import by_name
 from quantize.fill.sources import HeadRows, SourceTensor, TransposedHeads
 from quantize.mla_layout.layouts import HeadSizes
 from quantize.roles import in_layer, layer_of
@@ -124,13 +124,13 @@ def _number(size: Size) -> int:
 def _rope(suspect: Suspect) -> Iterator[Candidate]:
     for size, first, count in _rotated(suspect):
         for kind, text, move in (
-            ("rope-permuted", "rows of its heads are permuted for the other kind of rope (two halves of a head"
-             " interleaved), the base's are not", interleaved(count)),
-            ("rope-not-permuted", "rows of its heads are not permuted for rope (two halves of a head"
+            ("rope-permuted", "rows of its heads are permuted for the other kind of rope (the halves of a"
+             " head interleaved), the base's are not", interleaved(count)),
+            ("rope-not-permuted", "rows of its heads are not permuted for rope (the halves of a head"
              " interleaved), the base's are", taken_apart(count)),
         ):  # fmt: skip
-            where = "" if (first, count) == (0, size) else f", rows {first} to {first + count - 1} of each head"
-            shown = f"{text}; heads of {size} rows{where}"
+            part = "" if (first, count) == (0, size) else f", of each rows {first} to {first + count - 1}"
+            shown = f"{text}; heads of {size} rows{part}"
             yield Candidate(kind, shown, moved(suspect.pair.base, within(size, first, count, move)))
 
 
@@ -174,7 +174,8 @@ def _whole_kv_b(whole: SourceTensor, heads: HeadSizes) -> Iterator[Candidate]:
     turned = within(heads.head_rows, 0, heads.head_rows, halves_turned(heads.nope, heads.value))
     yield Candidate("kv-halves", f"{_MIXED}: each head has its values first", moved(whole, turned))
     apart = one_below_the_other(heads.n_heads, heads.nope, heads.value)
-    yield Candidate("kv-halves", f"{_MIXED}: keys of all heads come before values of all", moved(whole, apart))
+    text = f"{_MIXED}: keys of all heads come before values of all"
+    yield Candidate("kv-halves", text, moved(whole, apart))
 
 
 def _key_half(whole: SourceTensor, heads: HeadSizes) -> Iterator[Candidate]:

@@ -60,10 +60,12 @@ def bad_rows(pair: Pair, measured: RowSums, *, plain_file: bool) -> Indices:
     """
     odd = measured.rows[measured.odd > 0]
     bad = odd if pair.is_float else _confirmed(pair, odd)
+    bad = np.union1d(bad, measured.rows[measured.nonfinite > 0])
     rest = measured.pick(~np.isin(measured.rows, bad))
     if not len(rest.rows):
         return bad
-    suspects = np.unique(rest.matrices) if plain_file and not pair.expected.is_plain else _odd_matrices(pair, rest)
+    all_suspect = plain_file and not pair.expected.is_plain
+    suspects = np.unique(rest.matrices) if all_suspect else _odd_matrices(pair, rest)
     off = [matrix for matrix in suspects if _is_off(pair, rest, int(matrix), plain_file=plain_file)]
     return np.union1d(bad, rest.rows[np.isin(rest.matrices, off)])
 
@@ -71,12 +73,8 @@ def bad_rows(pair: Pair, measured: RowSums, *, plain_file: bool) -> Indices:
 def _odd_matrices(pair: Pair, measured: RowSums) -> Indices:
     """Return the matrices whose error or slope is not that of the tensor's sample."""
     expected, rise = pair.expected, rise_of(pair.info.type)
-    n_mats = int(measured.matrices[-1]) + 1
-    sums = Sums(*(
-        np.bincount(measured.matrices, part, n_mats)
-        for part in (measured.sums.wanted, measured.sums.found, measured.sums.lost)
-    ))  # fmt: skip
-    n_weights = pair.info.n_cols * np.bincount(measured.matrices, minlength=n_mats)
+    sums = measured.sums.by(measured.matrices)
+    n_weights = pair.info.n_cols * np.bincount(measured.matrices)
     coarse = expected.limits.absolute * np.sqrt(n_weights)
     large = np.sqrt(sums.lost) > _SLACK * rise.tensor * expected.relative * np.sqrt(sums.wanted) + coarse
     leaning = np.abs(sums.slope - expected.slope) > _slope_limit(expected, rise)

@@ -58,9 +58,15 @@ class Sums:
             np.concatenate([part.lost for part in parts]),
         )
 
-    def pick(self, index: object) -> Sums:
-        """Take some of the rows, or sum over groups of them: whatever `index` selects."""
-        return Sums(self.wanted[index], self.found[index], self.lost[index])  # type: ignore[index]
+    def pick(self, index: npt.NDArray[np.bool_]) -> Sums:
+        """Take some of them."""
+        return Sums(self.wanted[index], self.found[index], self.lost[index])
+
+    def by(self, group: Indices) -> Sums:
+        """Sum over those of the same group, numbered from 0."""
+        n_groups = int(group.max(initial=-1)) + 1
+        parts = (self.wanted, self.found, self.lost)
+        return Sums(*(np.bincount(group, part, n_groups).astype(np.float64) for part in parts))
 
     def over(self, axis: int | None = None) -> Sums:
         """Sum over an axis, or over everything."""
@@ -111,7 +117,7 @@ class RowSums:
     sums       of each, (n,)
     odd        blocks of each row whose error is not what was expected, int64 (n,)
     n_blocks   blocks of a row
-    nonfinite  weights of the file that are NaN or infinite
+    nonfinite  weights of each row that are NaN or infinite in the file, int64 (n,)
     """
 
     info: TensorInfo
@@ -119,7 +125,7 @@ class RowSums:
     sums: Sums
     odd: Indices
     n_blocks: int
-    nonfinite: int
+    nonfinite: Indices
 
     @property
     def matrices(self) -> Indices:
@@ -128,7 +134,10 @@ class RowSums:
 
     def pick(self, index: npt.NDArray[np.bool_]) -> RowSums:
         """Take some of the rows."""
-        return replace(self, rows=self.rows[index], sums=self.sums.pick(index), odd=self.odd[index])
+        return replace(
+            self, rows=self.rows[index], sums=self.sums.pick(index), odd=self.odd[index],
+            nonfinite=self.nonfinite[index],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -213,18 +222,17 @@ def measure(
     rows: list[Indices] = []
     sums: list[Sums] = []
     odd: list[Indices] = []
-    nonfinite = 0
+    nonfinite: list[Indices] = []
     cols = block_cols(info.n_cols)
     n_blocks = max(1, info.n_cols // cols)
     for first, wanted, found in strips_of(stored, base, info, runs):
-        bad = ~np.isfinite(found)
-        if bad.any():
-            nonfinite += int(bad.sum())
-            found = np.where(bad, np.float32(0), found)
-        blocks = Sums.of(wanted.reshape(len(wanted), n_blocks, cols), found.reshape(len(found), n_blocks, cols))
+        finite = np.isfinite(found)
+        nonfinite.append((~finite).sum(axis=1))
+        if nonfinite[-1].any():
+            found = np.where(finite, found, np.float32(0))
+        blocks = Sums.of(*(each.reshape(len(wanted), n_blocks, cols) for each in (wanted, found)))
         rows.append(np.arange(first, first + len(wanted)))
         sums.append(blocks.over(1))
         odd.append(ordinary.is_odd(blocks, cols).sum(axis=1))
-    return RowSums(
-        info, np.concatenate(rows), Sums.joined(sums), np.concatenate(odd), n_blocks, nonfinite
-    )
+    joined = (np.concatenate(each) for each in (odd, nonfinite))
+    return RowSums(info, np.concatenate(rows), Sums.joined(sums), next(joined), n_blocks, next(joined))

@@ -58,7 +58,9 @@ def _tokens(found: Value, wanted: Value, metadata: Metadata) -> str:
         return f"{len(found.data):,} tokens, {more} than the base's {len(wanted.data):,}{where}"
     differ = [i for i, (a, b) in enumerate(zip(found.data, wanted.data, strict=True)) if a != b]
     moved = sorted(found.data[i] for i in differ) == sorted(wanted.data[i] for i in differ)
-    shown = "; ".join(f"token {i} is {_token(found.data[i])}, the base's {_token(wanted.data[i])}" for i in differ[:3])
+    shown = "; ".join(
+        f"token {i} is {_token(found.data[i])}, the base's {_token(wanted.data[i])}" for i in differ[:3]
+    )
     more = f"; {len(differ) - 3:,} more" if len(differ) > 3 else ""
     return f"{len(differ):,} tokens {'are in another order' if moved else 'differ'}: {shown}{more}"
 
@@ -132,8 +134,8 @@ KEYS: tuple[KeyRow, ...] = (
 """The first row whose pattern fits a key counts.
 
 What may differ: names, authors and links, the type of the file, what says of which importances, text and
-tensors it was made, and how it was split. A file of an earlier converter may lack ids of tokens that llama.cpp
-finds by their texts.
+tensors it was made, and how it was split. A file of an earlier converter may lack ids of tokens that
+llama.cpp finds by their texts.
 """
 
 
@@ -157,7 +159,8 @@ def metadata_findings(
 
 def row_of(key: str, architecture: str) -> KeyRow:
     """Find the row of the table for a key."""
-    return next(row for row in KEYS if fnmatchcase(key, row.pattern.replace("{arch}", _literal(architecture))))
+    name = _literal(architecture)
+    return next(row for row in KEYS if fnmatchcase(key, row.pattern.replace("{arch}", name)))
 
 
 def _literal(text: str) -> str:

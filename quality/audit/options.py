@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MOST_WEIGHTS_READ = 10_000_000_000
-"""Weights of a model up to which all are read when nothing else is asked for and the base is on this machine."""
+"""Weights of a model up to which all are read unless asked otherwise, if the base is on this machine."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Which tensor of the base a tensor of the file is to be compared with; layers that were left out; strangers."""
+"""Which tensor of the base a tensor of the file is compared with; layers left out, tensors of one alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -11,7 +11,7 @@ import numpy as np
 from gguf_tools.findings import Finding, Level
 from gguf_tools.format import keys
 from gguf_tools.format.reader import GGUFSource
-from gguf_tools.text import in_layer_ranges
+from gguf_tools.text import in_layer_ranges, number_ranges
 from quality.audit.base import MTP, AuditBase
 from quality.audit.expected import read_rows
 from quantize.fill.sources import GGUFTensor, SourceTensor
@@ -85,22 +85,18 @@ def keys_that_may_differ(layers: Layers, architecture: str) -> dict[str, str]:
     return {key.format(arch=architecture): "layers were left out" for key in per_layer}
 
 
-_MAY_LACK: Mapping[str, str] = {
-    "output.weight": "the embeddings serve as the output matrix, and the base's is the same",
-    "rope_freqs.weight": "the factors of long contexts",
-}
-
-
 def structure_findings(file: GGUFSource, base: AuditBase, layers: Layers) -> Iterator[Finding]:
     """Tell layers that were left out, and tensors that only one of both has, or in another shape."""
     path = str(file.path)
     if layers.kept is not None:
-        gone = sorted({layer for name in base.tensors if (layer := layer_of(name)) is not None} - set(layers.kept))
-        yield Finding(KIND, f"layers were left out (pruned): {_numbers(gone)} of the base", Level.WARNING, (), path)
+        every = {layer for name in base.tensors if (layer := layer_of(name)) is not None}
+        gone = number_ranges(sorted(every - set(layers.kept)))
+        yield Finding(KIND, f"layers {gone} of the base were left out (pruned)", Level.WARNING, (), path)
     own = {layers.name(name): name for name in file.tensors}
     extra = [name for name in file.tensors if base.find(layers.name(name)) is None]
     if len(extra) == len(file.tensors):
-        yield Finding(KIND, f"{base.path} has no tensor of this file; is it another model?", Level.BAD, (), path)
+        text = f"{base.path} has no tensor of this file; is it another model?"
+        yield Finding(KIND, text, Level.BAD, (), path)
         return
     if extra:
         text = f"{len(extra)} tensors are not in the base and were not compared: {_shown(extra)}"
@@ -138,10 +134,6 @@ def fits(shape: Sequence[int], other: Sequence[int]) -> bool:
 def _shown(names: Sequence[str]) -> str:
     shown = in_layer_ranges(names)
     return ", ".join(shown[:6]) + (f" and {len(shown) - 6} more" if len(shown) > 6 else "")
-
-
-def _numbers(layers: Sequence[int]) -> str:
-    return ", ".join(map(str, layers))
 
 
 def _shape(shape: Sequence[int]) -> str:

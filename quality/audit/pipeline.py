@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -34,7 +34,7 @@ from quantize.formats import decodable, encodable, get_decoder, get_format
 from quantize.mla_layout.layouts import metadata_in
 
 PLAIN_SHARE = 0.8
-"""Share of the tensors that are as the plain encoder makes them from which a file is taken to be all plain."""
+"""Share of tensors with the plain encoder's bytes from which a file is taken to be made by it alone."""
 
 
 def audit(
@@ -116,17 +116,19 @@ class _Audit:
         """Pair a tensor with the base's; a finding where it can't be decoded."""
         stored, base = GGUFTensor(self.file, info.name), self.base.find(self.layers.name(info.name))
         assert base is not None
+        about, path = (info.name,), str(self.file.path)
         if info.type == I32 or (info.type not in FLOAT_DTYPES and info.type.name not in decodable()):
-            return Finding("type", f"{info.type.name} was not compared", Level.NOTE, (info.name,), str(self.file.path))
+            return Finding("type", f"{info.type.name} was not compared", Level.NOTE, about, path)
         try:
             runs = list(runs_of(info, every_row=self.every_row))
             return Pair(info, stored, base, expect(info, stored, base, runs))
         except QuantError as error:
-            return Finding("type", f"not compared: {error}", Level.NOTE, (info.name,), str(self.file.path))
+            return Finding("type", f"not compared: {error}", Level.NOTE, about, path)
 
     def _compare(self, pair: Pair, plain_file: bool) -> TensorAudit:
         runs = list(runs_of(pair.info, every_row=self.every_row))
-        measured = measure(pair.stored, pair.base, pair.info, runs, ordinary=pair.expected.ordinary(pair.info.type))
+        ordinary = pair.expected.ordinary(pair.info.type)
+        measured = measure(pair.stored, pair.base, pair.info, runs, ordinary=ordinary)
         bad = bad_rows(pair, measured, plain_file=plain_file)
         diagnoses = tuple(diagnose(pair, measured, bad, self.base)) if len(bad) else ()
         return _audited(pair, measured, len(bad), diagnoses)
@@ -167,7 +169,7 @@ def _audited(pair: Pair, measured: RowSums, n_bad: int, diagnoses: tuple[Diagnos
         scale=float(total.scale),
         is_plain=expected.is_plain,
         n_bad_rows=n_bad,
-        n_nonfinite=measured.nonfinite,
+        n_nonfinite=int(measured.nonfinite.sum()),
         diagnoses=diagnoses,
     )
 
@@ -185,8 +187,8 @@ def _tensor_findings(audits: Sequence[TensorAudit], file: str, layers: Layers) -
             other = own.get(diagnosis.holds, "")
             if other and own.get(holds[other]) == each.name:
                 if each.name not in told:
-                    text = f"swapped with {other}: each holds the other's weights"
-                    yield Finding("swapped-tensor", _with_part(text, diagnosis), Level.BAD, (each.name, other), file)
+                    text = _with_part(f"swapped with {other}: each holds the other's weights", diagnosis)
+                    yield Finding("swapped-tensor", text, Level.BAD, (each.name, other), file)
                 told |= {each.name, other}
                 continue
             text = f"{diagnosis.text} {_errors(diagnosis)}".rstrip()

@@ -116,6 +116,10 @@ class AuditReport:
             yield from table(
                 [_HEADS, *(_of_type(self.tensors, name) for name in _types(self.tensors))], right=(1, 2, 3, 4)
             )
+        if self.evaluation is not None:
+            from quality.evaluation import evaluation_lines
+
+            yield from evaluation_lines(self.evaluation)
         yield f"{printable(str(self.file))}: {self.summary()}"
 
     def summary(self) -> str:

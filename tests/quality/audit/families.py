@@ -1,4 +1,4 @@
-"""The models that audits are tried on: two trained ones, and two with made weights of a trained one's spread."""
+"""The models that audits are tried on: two trained ones, and two whose weights are spread like those."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MADE: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "qwen3": ("qwen3-r1-0528", _WIDE, {"use_qk_norm": True}),
 }  # fmt: skip
-"""Name -> the recorded model whose tokenizer and configuration it has, what differs, and what its shapes need."""
+"""Name -> the recorded model whose tokenizer and configuration it has, changes, what its shapes need."""
 
 FAMILIES = ("llama", "deepseek2", "glm4moe", "qwen3")
 

@@ -1,7 +1,7 @@
-"""Faults put into finished files: rows of encoded tensors in other places, tensors of wrong weights, metadata.
+"""Faults put into finished files: rows in other places, tensors of wrong weights, wrong metadata.
 
-Rows that only change places are moved as they are stored, so a calibrated file stays calibrated. Where weights
-themselves are wrong, the tensor is encoded anew as the type that it has.
+Rows that only change places are moved as they are stored, so a calibrated file stays calibrated. Where
+weights themselves are wrong, the tensor is encoded anew as the type that it has.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Model:
         return list(self.file.tensors)
 
     def name(self, *parts: str) -> str:
-        """Return the first tensor, in the last layer that has one, whose name ends with one of these parts."""
+        """Return the last tensor whose name ends with the first of these parts that any name ends with."""
         for part in parts:
             found = [name for name in self.names if name.endswith(part)]
             if found:
