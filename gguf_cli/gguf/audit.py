@@ -16,8 +16,8 @@ from gguf_tools.text import json_text
 
 if TYPE_CHECKING:
     from forward.text.tokens import Cut
-    from quality.audit.options import AuditOptions
-    from quality.audit.report import AuditReport
+    from quality.auditing.options import AuditOptions
+    from quality.auditing.report import AuditReport
 
 DETAIL = """
 For a file that a stranger has uploaded, and for one's own before an upload. Every tensor is decoded and
@@ -120,7 +120,7 @@ def add_to(commands: command.Subcommands) -> None:
 
 def _read(args: argparse.Namespace) -> AuditRequest:
     from gguf_cli.arguments.forward import cut_of
-    from quality.audit.options import AuditOptions
+    from quality.auditing.options import AuditOptions
 
     every_row = True if args.all else False if args.sample else None
     return AuditRequest(
@@ -153,7 +153,7 @@ def carry_out(request: AuditRequest) -> int:
     if request.json is not None:
         write_whole(request.json, (json_text(report.to_json()) + "\n").encode())
     if request.html is not None:
-        from quality.audit.page import audit_page
+        from quality.auditing.page import audit_page
 
         write_whole(request.html, audit_page(report).encode())
     for output in outputs:
@@ -164,7 +164,7 @@ def carry_out(request: AuditRequest) -> int:
 def _audited(request: AuditRequest) -> AuditReport:
     from convert.sources import hub_name, model_path, source_folder
     from gguf_tools.progress import Bar, LayerBar
-    from quality.audit.pipeline import audit
+    from quality.auditing.pipeline import audit
 
     is_remote = hub_name(request.base) is not None
     base = source_folder(request.base, stream=is_remote, quiet=request.quiet)

@@ -17,11 +17,12 @@ import numpy.typing as npt
 from gguf_tools.errors import BadWeights, QuantError
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.format.tensors import TensorInfo
-from quality.audit.measure import Indices, Ordinary, Sums
+from quality.auditing.measure import Indices, Ordinary, Sums
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor
 from quantize.formats import encodable, get_format
 from quantize.formats.codecs import ErrorRange, codec_of, requires_importances
 from quantize.importances.weighting import ColumnWeights
+from quantize.roles import Role, tensor_role
 
 FLOAT_ERROR = 1e-6
 """Relative error that is no error: of F32 tensors that another converter computed in another order."""
@@ -58,13 +59,19 @@ scripts/measure_audit.py measures it anew."""
 TRELLIS = Rise(tensor=4.0, row=8.0, slope=1.5)
 """The same for types with one scale a row. IQ3_KT has 3.1, where some columns matter far more than others."""
 
+OUTPUT = Rise(tensor=4.0, row=10.0, slope=0.7)
+"""The same for the output matrix, which a calibration on few tokens moves farther: 2.8, where hidden states
+have few directions."""
+
 SLOPE_FLOOR = 0.003
 LEAST_COSINE_SHARE = 0.5
 """Share of the plain cosine that a block keeps; a block of other weights has less than 0.3 of it."""
 
 
-def rise_of(type_: GGMLType) -> Rise:
-    return TRELLIS if type_.name.endswith("_KT") else WEIGHTED
+def rise_of(info: TensorInfo) -> Rise:
+    if info.type.name.endswith("_KT"):
+        return TRELLIS
+    return OUTPUT if tensor_role(info.name, info.shape).role is Role.OUTPUT else WEIGHTED
 
 
 @dataclass(frozen=True)
@@ -91,10 +98,10 @@ class Expected:
         """The file's error in units of the encoder's."""
         return float(self.measured.relative) / self.relative if self.relative else 1.0
 
-    def ordinary(self, type_: GGMLType) -> Ordinary:
+    def ordinary(self, info: TensorInfo) -> Ordinary:
         """Say what a block of the tensor may be like."""
-        row = PLAIN_ROW if self.is_plain else rise_of(type_).row
-        if type_ in FLOAT_DTYPES:
+        row = PLAIN_ROW if self.is_plain else rise_of(info).row
+        if info.type in FLOAT_DTYPES:
             row = 1.0
         return Ordinary(row * self.relative, LEAST_COSINE_SHARE * self.cosine, self.limits.absolute)
 

@@ -8,7 +8,7 @@ from html import escape
 from gguf_tools import __version__
 from gguf_tools.hub.names import folder_name
 from gguf_tools.text import printable
-from quality.audit.report import AuditReport, TensorAudit, folded
+from quality.auditing.report import AuditReport, TensorAudit, folded
 from quality.report.page import STYLE
 
 _OWN_STYLE = """\

@@ -14,8 +14,8 @@ import numpy as np
 
 from gguf_tools.format.block_layouts import can_swap, swap_bytes
 from gguf_tools.format.ggml_types import GGMLType
-from quality.audit.expected import Floats32, read_rows
-from quality.audit.measure import Indices
+from quality.auditing.expected import Floats32, read_rows
+from quality.auditing.measure import Indices
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor
 from quantize.formats import get_decoder
 

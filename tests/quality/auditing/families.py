@@ -59,4 +59,4 @@ def weights(rng: np.random.Generator, shape: tuple[int, ...], *, is_norm: bool) 
     if len(shape) == 1:
         return rng.normal(1, 0.2, shape) if is_norm else rng.normal(0, 0.1, shape)
     rows, cols = (np.exp(rng.normal(0, 0.3, length)) for length in shape)
-    return 0.04 * rng.standard_t(5, shape) * np.outer(rows, cols)
+    return 0.02 * rng.standard_t(5, shape) * np.outer(rows, cols)

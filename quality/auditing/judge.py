@@ -6,12 +6,12 @@ So rows and matrices that look odd are encoded anew themselves before they count
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from gguf_tools.format.tensors import TensorInfo
-from quality.audit.expected import (
+from quality.auditing.expected import (
     SLOPE_FLOOR,
     Expected,
     Rise,
@@ -20,7 +20,7 @@ from quality.audit.expected import (
     read_rows,
     rise_of,
 )
-from quality.audit.measure import Indices, RowSums, Sums, block_cols
+from quality.auditing.measure import Indices, RowSums, Sums, block_cols
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor
 
 PLAIN_FILE = Rise(tensor=1.05, row=2.0, slope=0.03)
@@ -72,7 +72,7 @@ def bad_rows(pair: Pair, measured: RowSums, *, plain_file: bool) -> Indices:
 
 def _odd_matrices(pair: Pair, measured: RowSums) -> Indices:
     """Return the matrices whose error or slope is not that of the tensor's sample."""
-    expected, rise = pair.expected, rise_of(pair.info.type)
+    expected, rise = pair.expected, rise_of(pair.info)
     sums = measured.sums.by(measured.matrices)
     n_weights = pair.info.n_cols * np.bincount(measured.matrices)
     coarse = expected.limits.absolute * np.sqrt(n_weights)
@@ -92,7 +92,7 @@ def _is_off(pair: Pair, measured: RowSums, matrix: int, *, plain_file: bool) -> 
     expected = expect(pair.info, pair.stored, pair.base, whole)
     if expected.is_plain:
         return False
-    return _exceeds(expected, PLAIN_FILE if plain_file else rise_of(pair.info.type))
+    return _exceeds(expected, PLAIN_FILE if plain_file else rise_of(pair.info))
 
 
 def _exceeds(expected: Expected, rise: Rise) -> bool:
@@ -125,9 +125,8 @@ def _confirmed(pair: Pair, odd: Indices) -> Indices:
         Sums.of(wanted.reshape(len(wanted), -1, cols), each.reshape(len(wanted), -1, cols))
         for each in (encoded[1], np.nan_to_num(found, posinf=0, neginf=0))
     )
-    ordinary = replace(pair.expected.ordinary(info.type), relative=0.0, cosine=0.0)
-    coarse = ordinary.absolute * np.sqrt(cols)
-    row = 1.0 if pair.expected.is_plain else rise_of(info.type).row
+    coarse = pair.expected.limits.absolute * np.sqrt(cols)
+    row = 1.0 if pair.expected.is_plain else rise_of(info).row
     large = np.sqrt(stored.lost) > row * np.sqrt(plain.lost) + coarse
     astray = (plain.cosine > 0) & (stored.cosine < 0.5 * plain.cosine) & (plain.wanted > (4 * coarse) ** 2)
     bad = chosen[(large | astray).any(axis=1)]

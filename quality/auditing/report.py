@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gguf_tools.findings import Finding, Level
 from gguf_tools.text import html_table, in_layer_ranges, printable, table
-from quality.audit.diagnose import Diagnosis
+from quality.auditing.diagnose import Diagnosis
 
 if TYPE_CHECKING:
     from quality.evaluation import Evaluation

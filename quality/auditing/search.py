@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from quality.audit.expected import Floats32, read_rows
-from quality.audit.measure import Indices
+from quality.auditing.expected import Floats32, read_rows
+from quality.auditing.measure import Indices
 from quantize.fill.encode import STRIP_ELEMS
 from quantize.fill.sources import SourceTensor
 

@@ -8,9 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
-from convert.checkpoint.streamed import StreamedFolder
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import QuantError
 from gguf_tools.findings import Finding, Level
@@ -20,15 +19,15 @@ from gguf_tools.format.shards import open_gguf
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from gguf_tools.progress import StartProgress, no_start
-from quality.audit.base import AuditBase, head_sizes, layout_in, open_audit_base
-from quality.audit.diagnose import Diagnosis, diagnose
-from quality.audit.expected import Expected, expect
-from quality.audit.judge import Pair, bad_rows
-from quality.audit.measure import RowSums, measure, runs_of
-from quality.audit.metadata import metadata_findings
-from quality.audit.options import MOST_WEIGHTS_READ, AuditOptions
-from quality.audit.pairs import Layers, fits, keys_that_may_differ, match_layers, structure_findings
-from quality.audit.report import AuditReport, TensorAudit
+from quality.auditing.base import AuditBase, head_sizes, layout_in, open_audit_base
+from quality.auditing.diagnose import Diagnosis, diagnose
+from quality.auditing.expected import Expected, expect
+from quality.auditing.judge import Pair, bad_rows
+from quality.auditing.measure import RowSums, measure, runs_of
+from quality.auditing.metadata import metadata_findings
+from quality.auditing.options import MOST_WEIGHTS_READ, AuditChoices, AuditOptions
+from quality.auditing.pairs import Layers, fits, keys_that_may_differ, match_layers, structure_findings
+from quality.auditing.report import AuditReport, TensorAudit
 from quantize.fill.sources import FLOAT_DTYPES, GGUFTensor
 from quantize.formats import decodable, encodable, get_decoder, get_format
 from quantize.mla_layout.layouts import metadata_in
@@ -39,10 +38,10 @@ PLAIN_SHARE = 0.8
 
 def audit(
     file: str | os.PathLike[str],
-    base: str | os.PathLike[str] | StreamedFolder,
+    base: str | os.PathLike[str],
     options: AuditOptions | None = None,
     started: StartProgress = no_start,
-    **choices: Any,
+    **choices: Unpack[AuditChoices],
 ) -> AuditReport:
     """Compare a GGUF file with the model that it was made of, and say what is wrong with it.
 
@@ -127,7 +126,7 @@ class _Audit:
 
     def _compare(self, pair: Pair, plain_file: bool) -> TensorAudit:
         runs = list(runs_of(pair.info, every_row=self.every_row))
-        ordinary = pair.expected.ordinary(pair.info.type)
+        ordinary = pair.expected.ordinary(pair.info)
         measured = measure(pair.stored, pair.base, pair.info, runs, ordinary=ordinary)
         bad = bad_rows(pair, measured, plain_file=plain_file)
         diagnoses = tuple(diagnose(pair, measured, bad, self.base)) if len(bad) else ()

@@ -14,12 +14,12 @@ import numpy as np
 from gguf_tools.errors import ToolkitError
 from gguf_tools.format.ggml_types import by_name
 from gguf_tools.format.hparams import Size
-from quality.audit.base import AuditBase
-from quality.audit.expected import Floats32, as_encoded, limits_of, read_rows
-from quality.audit.judge import Pair
-from quality.audit.measure import Indices, rows_of_a_matrix
-from quality.audit.search import column_order, nearest_matrices, row_order
-from quality.audit.transforms import (
+from quality.auditing.base import AuditBase
+from quality.auditing.expected import Floats32, as_encoded, limits_of, read_rows
+from quality.auditing.judge import Pair
+from quality.auditing.measure import Indices, rows_of_a_matrix
+from quality.auditing.search import column_order, nearest_matrices, row_order
+from quality.auditing.transforms import (
     Move,
     Recut,
     Rows,

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gguf_tools.text import number_ranges
-from quality.audit.base import AuditBase
-from quality.audit.expected import read_rows
-from quality.audit.hypotheses import Candidate, Suspect, candidates
-from quality.audit.judge import Pair
-from quality.audit.measure import Indices, RowSums, Sums, rows_of_a_matrix
-from quality.audit.search import BLOCK, Fit, fits
-from quality.audit.transforms import in_other_byte_order
+from quality.auditing.base import AuditBase
+from quality.auditing.expected import read_rows
+from quality.auditing.hypotheses import Candidate, Suspect, candidates
+from quality.auditing.judge import Pair
+from quality.auditing.measure import Indices, RowSums, Sums, rows_of_a_matrix
+from quality.auditing.search import BLOCK, Fit, fits
+from quality.auditing.transforms import in_other_byte_order
 
 MOST_ROWS = 128
 MOST_WEIGHTS = 1 << 20

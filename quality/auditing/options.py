@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 MOST_WEIGHTS_READ = 10_000_000_000
 """Weights of a model up to which all are read unless asked otherwise, if the base is on this machine."""
@@ -23,3 +24,12 @@ class AuditOptions:
     n_threads: int | None = None
     ignore: tuple[str, ...] = ()
     allow_pickle: bool = False
+
+
+class AuditChoices(TypedDict, total=False):
+    """The fields of AuditOptions as keyword arguments."""
+
+    every_row: bool | None
+    n_threads: int | None
+    ignore: tuple[str, ...]
+    allow_pickle: bool

@@ -97,7 +97,7 @@ def layout_in(names: Iterable[str]) -> MLALayout | None:
 
 @contextmanager
 def open_audit_base(
-    path: str | os.PathLike[str] | StreamedFolder, file: GGUFSource, *, allow_pickle: bool = False
+    path: str | os.PathLike[str], file: GGUFSource, *, allow_pickle: bool = False
 ) -> Iterator[AuditBase]:
     """Open a base as the file that `file` claims to be.
 

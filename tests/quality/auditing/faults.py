@@ -17,8 +17,8 @@ from gguf_tools.format import keys
 from gguf_tools.format.layout import FileLayout
 from gguf_tools.format.shards import GGUFSet, open_gguf
 from gguf_tools.format.values import Value
-from quality.audit.base import AuditBase, open_audit_base
-from quality.audit.expected import as_encoded, read_rows
+from quality.auditing.base import AuditBase, open_audit_base
+from quality.auditing.expected import as_encoded, read_rows
 from quantize.fill.sources import FLOAT_DTYPES
 from tests.support.checkpoints import quantize_fp8
 

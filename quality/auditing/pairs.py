@@ -12,8 +12,8 @@ from gguf_tools.findings import Finding, Level
 from gguf_tools.format import keys
 from gguf_tools.format.reader import GGUFSource
 from gguf_tools.text import in_layer_ranges, number_ranges
-from quality.audit.base import MTP, AuditBase
-from quality.audit.expected import read_rows
+from quality.auditing.base import MTP, AuditBase
+from quality.auditing.expected import read_rows
 from quantize.fill.sources import GGUFTensor, SourceTensor
 from quantize.roles import in_layer, layer_of
 
