@@ -18,17 +18,19 @@ from forward.logits import predicted_positions
 from forward.open import ModelSource, open_model
 from forward.run import ForwardPass, forward_pass
 from forward.text.chunks import Chunks
-from forward.text.tokens import Cut, Text, bos_of, read_text
+from forward.text.tokens import Cut, bos_of, read_text
 from forward.work.work_folder import EMBEDDING, WorkFolder, run_identity
 from forward.workers import threads_for
-from gguf_tools.errors import BadArgument, BadRequest
+from gguf_tools.errors import BadRequest
 from gguf_tools.files.inputs import InputWatch
 from gguf_tools.format.values import Metadata
 from gguf_tools.progress import Reporter
 from quality.bases.base import BaseWeights, ComputedBase, Lockstep, ModelFacts
 from quality.bases.cached_states import KeptBase, KeptFolder, StatesKeeper, about_states
 from quality.bases.logits_file import SMALLEST_LOG_PROB, FileLogits
+from quality.evaluation import EvaluatedText
 from quality.options import EvaluateOptions, LogitsFile
+from quality.texts import OneText, Texts
 
 Files = list[list[str]]
 """Name of each file of a model, and what it is recognised by."""
@@ -51,8 +53,8 @@ class OpenBase(ABC):
     floor: ClassVar[float | None] = None
 
     @abstractmethod
-    def text(self, path: Path | None, vocab: Metadata) -> Text:
-        """Read the text; `vocab` is that of a model that was made of the base."""
+    def read(self, texts: Texts, vocab: Metadata) -> tuple[EvaluatedText, ...]:
+        """Read the texts; `vocab` is that of a model that was made of the base."""
 
     @abstractmethod
     def begin(self, shared: SharedPass, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
@@ -132,8 +134,8 @@ class ModelBase(OpenBase):
     kept: KeptFolder | None
     is_computed = True
 
-    def text(self, path: Path | None, vocab: Metadata) -> Text:
-        return _text(path, self.source.vocab(), self.facts, self.options)
+    def read(self, texts: Texts, vocab: Metadata) -> tuple[EvaluatedText, ...]:
+        return texts.read(self.source.vocab(), self.facts.vocab_size)
 
     def begin(self, shared: SharedPass, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
         source, keeper, files = self.source, None, self.source.watch.recognised_by()
@@ -162,12 +164,13 @@ class StoredBase(OpenBase):
     about: Mapping[str, Any]
     source: ModelSource | None
 
-    def text(self, path: Path | None, vocab: Metadata) -> Text:
-        text = _text(path, vocab, self.facts, self.options)
+    def read(self, texts: Texts, vocab: Metadata) -> tuple[EvaluatedText, ...]:
+        read = texts.read(vocab, self.facts.vocab_size)
+        chunks = Chunks.joined([text.chunks for text in read])
         files = self.about["run"]["base"] if self.source is None else self.source.watch.recognised_by()
-        run = {"base": files, "name": self.path.name, **_about_text(text.chunks, self.options)}
+        run = {"base": files, "name": self.path.name, **_about_text(chunks, self.options)}
         self.kept.refuse_another(about_states(self.facts, self.about["norm_eps"], run))
-        return text
+        return read
 
     def begin(self, shared: SharedPass, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
         forward, facts = self.options.forward, self.about["facts"]
@@ -200,16 +203,17 @@ class LogitsBase(OpenBase):
     files: Callable[[], Files]
     floor = SMALLEST_LOG_PROB
 
-    def text(self, path: Path | None, vocab: Metadata) -> Text:
-        text, wanted = self.logits.text(bos_of(vocab)), self.options.cut.chunk_size
+    def read(self, texts: Texts, vocab: Metadata) -> tuple[EvaluatedText, ...]:
+        assert isinstance(texts, OneText), "refused for a suite"
+        text, wanted = self.logits.text(bos_of(vocab)), texts.cut.chunk_size
         if wanted not in (text.chunk_size, Cut().chunk_size):
             raise BadRequest(f"{self.path}: chunks of {text.chunk_size} tokens, and -c {wanted}")
-        if path is not None:
-            cut = replace(self.options.cut, chunk_size=text.chunk_size, n_chunks=text.n_chunks)
-            given = read_text(path, vocab, self.logits.vocab_size, cut)
+        if texts.path is not None:
+            cut = replace(texts.cut, chunk_size=text.chunk_size, n_chunks=text.n_chunks)
+            given = read_text(texts.path, vocab, self.logits.vocab_size, cut)
             if given.tokens.tolist() != text.tokens.tolist():
-                raise BadRequest(f"{path}: is not the text of {self.path}, whose tokens are others")
-        return text
+                raise BadRequest(f"{texts.path}: is not the text of {self.path}, whose tokens are others")
+        return (texts.of(text, vocab),)
 
     def begin(self, shared: SharedPass, models: Sequence[ModelSource], folders: Sequence[Path]) -> Lockstep:
         return Lockstep(None, lambda: self.logits, shared.passes(self.files(), models, folders))
@@ -263,9 +267,3 @@ def _settle(works: Sequence[WorkFolder], keeper: StatesKeeper | None) -> None:
 def _about_text(chunks: Chunks, options: EvaluateOptions) -> dict[str, Any]:
     """List what decides kept states, besides the base; the device may be another one."""
     return {key: value for key, value in about_run(chunks, options).items() if key != "device"}
-
-
-def _text(path: Path | None, vocab: Metadata, facts: ModelFacts, options: EvaluateOptions) -> Text:
-    if path is None:
-        raise BadArgument("no text; only a file of logits has its own")
-    return read_text(path, vocab, facts.vocab_size, options.cut)
