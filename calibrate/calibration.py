@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from calibrate.options import CalibrationOptions, Coverage
 from forward.options import require_torch
 from forward.text.quality import TextQuality, admit, judge
 from forward.text.tokens import Text
+from gguf_tools.files.named_files import read_input
 from gguf_tools.findings import Tell, tell_nobody
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
@@ -18,6 +20,7 @@ from quantize.calibration import PromisedImportance
 from quantize.fill.job import Calibrator, FillJob, Output
 from quantize.fill.options import FillOptions
 from quantize.importances.entries import ImportanceFile
+from quantize.importances.text_sketch import TextSketch
 from quantize.plan.plan import Plan
 
 
@@ -34,7 +37,13 @@ class Calibration(CalibrationOptions):
         }
         text = self.read(metadata, coverage)
         self._admit(text, tell_nobody)
-        return ImportanceFile(entries, (Path(self.text).name,), text.n_chunks, text.chunk_size)
+        return ImportanceFile(
+            entries,
+            (Path(self.text).name,),
+            text.n_chunks,
+            text.chunk_size,
+            sketch=TextSketch.of(text.tokens.ravel(), hashlib.sha256(read_input(self.text)).hexdigest()),
+        )
 
     @contextmanager
     def open(self, plan: Plan, job: FillJob, options: FillOptions) -> Iterator[Calibrator]:

@@ -26,4 +26,5 @@ class ForwardChoices(TypedDict, total=False):
     all_experts: bool
     like: Literal["llama.cpp"] | None
     half_cache: bool
+    rounded: Literal["weights", "activations"] | None
     scheduler: str | None

@@ -1,4 +1,4 @@
-"""How good is a quantized model? Perplexity and divergence from its base, and where it drifts away.
+"""How good is a quantized model? Divergence from its base, where it drifts away, and what is wrong.
 
 >>> import quality
 >>> evaluation = quality.evaluate("DeepSeek-V2-Lite", "text.txt", ["model-bf16.gguf"])
@@ -18,11 +18,16 @@ if TYPE_CHECKING:
     from gguf_tools import __version__
     from gguf_tools.errors import ToolkitError
     from gguf_tools.progress import Reporter
+    from quality.auditing.options import AuditOptions
+    from quality.auditing.pipeline import audit
+    from quality.auditing.report import AuditReport
     from quality.evaluation import Evaluation
     from quality.options import EvaluateOptions, LogitsFile
     from quality.pipeline import evaluate
 
 __all__ = [
+    "AuditOptions",
+    "AuditReport",
     "Cut",
     "EvaluateOptions",
     "Evaluation",
@@ -31,10 +36,13 @@ __all__ = [
     "Reporter",
     "ToolkitError",
     "__version__",
+    "audit",
     "evaluate",
 ]
 
 _HOMES = {
+    "AuditOptions": "quality.auditing.options",
+    "AuditReport": "quality.auditing.report",
     "Cut": "forward.text.tokens",
     "EvaluateOptions": "quality.options",
     "Evaluation": "quality.evaluation",
@@ -43,6 +51,7 @@ _HOMES = {
     "Reporter": "gguf_tools.progress",
     "ToolkitError": "gguf_tools.errors",
     "__version__": "gguf_tools",
+    "audit": "quality.auditing.pipeline",
     "evaluate": "quality.pipeline",
 }
 

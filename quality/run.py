@@ -24,6 +24,7 @@ from gguf_tools.progress import Reporter
 from quality.bases.base import Lockstep, refuse_strangers
 from quality.bases.logits_file import write_logits
 from quality.bases.open_base import OpenBase, SharedPass, open_base
+from quality.calibration_overlap import overlap_findings
 from quality.divergence import measure, perplexity
 from quality.evaluation import Check, EvaluatedModel, EvaluatedText, Evaluation, TensorSize
 from quality.options import SHORTEST_CHUNK, AnyPath, EvaluateOptions, LogitsFile
@@ -53,6 +54,8 @@ def evaluated(
         if chunks.chunk_size < SHORTEST_CHUNK:
             raise BadArgument(f"a context of {chunks.chunk_size} tokens, expected {SHORTEST_CHUNK} or more")
         _tell_nonsense(chunks, report)
+        for finding in overlap_findings(models, chunks.tokens.ravel()):
+            report.tell(finding)
         about, tensors = _about_text(text, chunks, models[0]), [_tensors(each) for each in models]
         check(about, tensors)
         with work_folders(options, source.is_computed, len(models)) as folders, ExitStack() as passes:

@@ -83,9 +83,7 @@ def lint(
     return lint_plan(file_type, lambda mixture: plan_run(model, None, mixture, choices, allow_problems=True))
 
 
-def lint_plan(
-    file_type: str | Mixture, plan: Callable[[Mixture], AbstractContextManager[Run]]
-) -> LintReport:
+def lint_plan(file_type: str | Mixture, plan: Callable[[Mixture], AbstractContextManager[Run]]) -> LintReport:
     """Report what `file_type` would do to a model, which `plan` plans with all problems allowed."""
     mixture = file_type if isinstance(file_type, Mixture) else find_mixture(file_type)
     try:

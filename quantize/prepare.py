@@ -94,6 +94,8 @@ def decide_file(
     output = output_metadata(metadata, mixture.recipe, matrix, kv_overrides, plan, types)
     if options.provenance and not all(tensor.stays for tensor in plan.tensors):
         output[PROVENANCE_KEY] = provenance_value([UNKNOWN] * len(plan.tensors))
+        if matrix is not None and matrix.sketch is not None:
+            output |= matrix.sketch.metadata()
     return plan, output
 
 

@@ -26,6 +26,7 @@ from quantize.prepare import Preparation
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
     Options = TypeVar("Options", bound=DataclassInstance)
     from quantize.prepare import Preparation
 

@@ -35,7 +35,14 @@ examples:
 
 def add_to(commands: command.Subcommands, text: str) -> None:
     """Add the subcommand; `text` is its line in the list of commands."""
-    sub = commands.add("cook", lambda args: cook(_read(args), dry_run=args.dry_run), text, DETAIL, epilog=EPILOG, json=False)
+    sub = commands.add(
+        "cook",
+        lambda args: cook(_read(args), dry_run=args.dry_run),
+        text,
+        DETAIL,
+        epilog=EPILOG,
+        json=False,
+    )
     sub.add_argument("model", metavar="MODEL", help="folder, GGUF file, or OWNER/NAME[@REVISION] on the Hub")
     sub.add_argument(
         "-o",

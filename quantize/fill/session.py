@@ -100,8 +100,13 @@ class Session:
             whole = inode if all(chunk in journal.done for chunk in chunks) else None
             writer = stack.enter_context(
                 GGUFWriter(
-                    output.path, output.layout, self._job.inputs,
-                    run=journal.run, whole=whole, found=journal.found, sealed=journal.sealed,
+                    output.path,
+                    output.layout,
+                    self._job.inputs,
+                    run=journal.run,
+                    whole=whole,
+                    found=journal.found,
+                    sealed=journal.sealed,
                 )
             )
             self._open[number] = OpenOutput(number, writer, chunks)
