@@ -11,6 +11,8 @@ from gguf_tools.system.locks import refuse_thread_count
 
 DType = Literal["float32", "bfloat16"]
 
+Rounded = Literal["weights", "activations"]
+
 
 @dataclass(frozen=True)
 class ForwardOptions:
@@ -37,7 +39,7 @@ class ForwardOptions:
     all_experts: bool = False
     like: Literal["llama.cpp"] | None = None
     half_cache: bool = False
-    rounded: Literal["weights", "activations"] | None = None
+    rounded: Rounded | None = None
     scheduler: str | None = None
 
     def __post_init__(self) -> None:

@@ -11,7 +11,8 @@ less often than it says, because its centre and its width err together. So the i
     value +- t(0.975, degrees) x error x (1 + (z^4 + 2 z^2 - 3) / 18 x skewness^2),    z = 1.96
 
 error     the jackknife's over chunks: it leaves out one after the other
-degrees   chunks - 1; of several classes together, Welch's and Satterthwaite's
+degrees   chunks - 1; of several classes together, Welch's and Satterthwaite's. A class with a single chunk
+          is taken to add as much error as the others do on average
 skewness  of the estimate, from what each chunk adds. The factor is the term of skewness in the expansion of
           Student's t (P. Hall, The Bootstrap and Edgeworth Expansion, 1992, section 2.6)
 
@@ -53,7 +54,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure with its 95 % interval, which is NaN where some class has a single chunk.
+    """A figure with its 95 % interval, which is NaN where no class has more than one chunk.
 
     p  probability of a figure at least as far from that of two equal files, if there is no difference
     """
@@ -195,14 +196,24 @@ def ratio_interval(classes: Sequence[ChunkSums]) -> Interval:
 
     The ends are NaN where the ratio is 0, infinite or undefined: a file that equals the base has no error.
     """
-    found = _interval(classes, _log_ratio)
-    value, low, high = (float(np.exp(end)) for end in (found.value, found.low, found.high))
-    return Interval(value, low, high, found.p)
+    return _from_log(_interval(classes, _log_ratio))
 
 
 def difference_interval(classes: Sequence[ChunkSums]) -> Interval:
     """Compute the difference of both files' means with its interval; classes weigh the same."""
     return _interval(classes, np.subtract)
+
+
+def kld_interval(classes: Sequence[TokenValues]) -> Interval:
+    """Compute the mean divergence of a file with its interval; classes weigh the same."""
+    sums = [ChunkSums.of(each.chunk, each.kld, each.kld) for each in classes]
+    return _from_log(_interval(sums, lambda a, _: _log_ratio(a, 1.0)))
+
+
+def flips_interval(classes: Sequence[TokenValues]) -> Interval:
+    """Compute the share of tokens that a file flips with its interval; classes weigh the same."""
+    flips = [(each.chunk, each.confident & ~each.same_top) for each in classes]
+    return _interval([ChunkSums.of(chunk, each, each) for chunk, each in flips], lambda a, _: a)
 
 
 _Statistic = Callable[[Any, Any], Any]
@@ -214,12 +225,18 @@ def _log_ratio(a: Any, b: Any) -> Any:
         return np.log(a) - np.log(b)
 
 
+def _from_log(found: Interval) -> Interval:
+    value, low, high = (float(np.exp(end)) for end in (found.value, found.low, found.high))
+    return Interval(value, low, high, found.p)
+
+
 def _interval(classes: Sequence[ChunkSums], statistic: _Statistic) -> Interval:
     means = _means(classes)
     value = float(statistic(*means))
-    if not math.isfinite(value) or any(len(each.count) < 2 for each in classes):
+    known = [each for each in classes if len(each.count) > 1]
+    if not known or not math.isfinite(value):
         return Interval(value, math.nan, math.nan, 1.0)
-    added = [_added(each, means, len(classes), statistic) for each in classes]
+    added = [_added(each, means, len(classes), statistic) for each in known]
     variances = [float((each**2).sum()) * len(each) / (len(each) - 1) for each in added]
     variance = sum(variances)
     if not math.isfinite(variance):
@@ -228,10 +245,8 @@ def _interval(classes: Sequence[ChunkSums], statistic: _Statistic) -> Interval:
         return Interval(value, value, value, 0.0 if value else 1.0)
     joined = np.concatenate(added)
     skewness = float((joined**3).sum()) / float((joined**2).sum()) ** 1.5
-    degrees = variance**2 / sum(
-        each**2 / (len(sums.count) - 1) for each, sums in zip(variances, classes, strict=True)
-    )
-    error = math.sqrt(variance) * (1 + _SKEWNESS * skewness**2)
+    degrees = variance**2 / sum(own**2 / (len(each) - 1) for own, each in zip(variances, added, strict=True))
+    error = math.sqrt(variance * len(classes) / len(added)) * (1 + _SKEWNESS * skewness**2)
     half = two_sided_quantile(1 - LEVEL, degrees) * error
     return Interval(value, value - half, value + half, two_sided_p(value / error, degrees))
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forward.text.chunks import Chunks
 from gguf_tools.format.ggml_types import GGMLType
 from gguf_tools.text import MAX_WIDTH, html_table, size_text, table
+from quality.against import FileComparison, compare_files, comparison_lines, comparisons_json
 from quality.divergence import Divergence, Estimate, TokenValues
+from quality.noise_floor import NoiseFloor, noise_lines
 
 if TYPE_CHECKING:
     from quality.drift import LayerDrift
@@ -128,12 +131,26 @@ class EvaluatedModel:
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """Models against a base, on a text."""
+    """Models against a base, on a text.
+
+    noise  what the base itself loses to rounding; None: not measured
+    stock  number of the model that the others are compared with; None: none
+    """
 
     text: EvaluatedText
     base_path: Path
     base_ppl: Estimate
     models: tuple[EvaluatedModel, ...]
+    noise: NoiseFloor | None = None
+    stock: int | None = None
+
+    @cached_property
+    def comparisons(self) -> tuple[FileComparison, ...]:
+        """Every other file against the stock one; nothing without one."""
+        if self.stock is None:
+            return ()
+        name = self.base_path if self.text.path is None else self.text.path
+        return compare_files({name.name: self}, self.stock)
 
     def __repr__(self) -> str:
         models = ", ".join(
@@ -171,7 +188,9 @@ class Evaluation:
                 "ppl": self.base_ppl.value,
                 "ppl_error": self.base_ppl.error,
             },
+            **({} if self.noise is None else {"noise_floor": self.noise.to_json()}),
             "models": [model.about_json() | model.measures_json() for model in self.models],
+            **comparisons_json(self.comparisons),
         }
 
 
@@ -205,6 +224,8 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
         *table([_HEADINGS, *map(_measures, models)], right=range(1, len(_HEADINGS))),
         "",
         *table([_DIVERGENCE_HEADINGS, *map(_divergences, models)], right=range(1, len(_DIVERGENCE_HEADINGS))),
+        *_noise_lines(evaluation),
+        *comparison_lines(evaluation.comparisons),
     ]
     if not any(model.layers for model in models):
         return lines
@@ -217,6 +238,13 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
         "layer that adds most to the drift, and its tensors that are farthest from the base (relative error)",
         *(line for model in models for line in _worst(model)),
     ]
+
+
+def _noise_lines(evaluation: Evaluation) -> Iterator[str]:
+    if evaluation.noise is not None:
+        files = [(model.path.name, model.divergence.kld.mean.value) for model in evaluation.models]
+        yield ""
+        yield from noise_lines(evaluation.noise, files)
 
 
 def _measures(model: EvaluatedModel) -> Sequence[str]:

@@ -19,12 +19,14 @@ from forward.open import ModelSource, open_model
 from forward.text.chunks import Chunks
 from forward.text.quality import judge
 from gguf_tools.progress import Reporter
-from quality.bases.base import Lockstep, refuse_strangers
+from quality.against import with_stock
+from quality.bases.base import Entrant, Lockstep, refuse_strangers
 from quality.bases.logits_file import write_logits
-from quality.bases.open_base import OpenBase, SharedPass, open_base
+from quality.bases.open_base import OpenBase, SharedPass, noise_entrants, open_base
 from quality.calibration_overlap import overlap_findings
 from quality.divergence import measure
 from quality.evaluation import Check, EvaluatedModel, EvaluatedText, Evaluation, TensorSize
+from quality.noise_floor import NoiseFloor
 from quality.options import AnyPath, EvaluateOptions, LogitsFile
 from quality.texts import Texts
 from quality.visitor import DivergenceVisitor
@@ -45,7 +47,8 @@ def evaluated(
     if options.forward.n_threads is not None:
         torch.set_num_threads(options.forward.n_threads)
     with ExitStack() as opened:
-        models = [opened.enter_context(open_model(path)) for path in quants]
+        paths, stock = with_stock(quants, options.against)
+        models = [opened.enter_context(open_model(path)) for path in paths]
         source = open_base(base, options, opened)
         refuse_strangers(source.path, source.facts, models)
         read, tensors = source.read(texts, models[0].vocab()), [_tensors(each) for each in models]
@@ -53,8 +56,10 @@ def evaluated(
             _tell_doubts(text, models, report)
             check(text, tensors)
         chunks = Chunks.joined([text.chunks for text in read])
-        with work_folders(options, source.is_computed, len(models)) as folders, ExitStack() as passes:
-            steps = source.begin(SharedPass(chunks, options, report, passes), models, folders)
+        noise = noise_entrants(source) if options.noise_floor else ()
+        entrants = [*map(Entrant, models), *noise]
+        with work_folders(options, source.is_computed, len(entrants)) as folders, ExitStack() as passes:
+            steps = source.begin(SharedPass(chunks, options, report, passes), entrants, folders)
             report.start(steps.n_layers_in_all, steps.n_layers_done)
             steps.run()
             head = steps.base_head()
@@ -63,12 +68,13 @@ def evaluated(
                 first = steps.models[0]
                 write_logits(head, first.load.device, chunks, options.logits, first.n_workers)
             models_by_text = zip(*_models(steps, visitor, tensors), strict=True)
+            floors = _noise_floors(visitor, len(models), noise, chunks)
             source.refuse_changed()
             for model in models:
                 model.watch.refuse_changed()
             yield tuple(
-                Evaluation(text, source.path, of_text[0].divergence.base_ppl, of_text)
-                for text, of_text in zip(read, models_by_text, strict=True)
+                Evaluation(text, source.path, of_text[0].divergence.base_ppl, of_text, floor, stock)
+                for text, of_text, floor in zip(read, models_by_text, floors, strict=True)
             )
 
 
@@ -109,7 +115,7 @@ def _models(
     steps: Lockstep, visitor: DivergenceVisitor, tensors: Sequence[tuple[TensorSize, ...]]
 ) -> Iterator[tuple[EvaluatedModel, ...]]:
     """Yield what was measured of each model on each text."""
-    for number, model in enumerate(steps.models, 1):
+    for number, model in enumerate(steps.models[: len(tensors)], 1):
         tokens, source = visitor.values(number), model.source
         worst = WorstLayers(steps.weights, model)
         of_texts = []
@@ -128,6 +134,17 @@ def _models(
                 )
             )
         yield tuple(of_texts)
+
+
+def _noise_floors(
+    visitor: DivergenceVisitor, n_models: int, entrants: Sequence[Entrant], chunks: Chunks
+) -> list[NoiseFloor | None]:
+    """Measure the floor on each text by the models behind the first `n_models`; None where there are none."""
+    tokens = {each.rounded: visitor.values(number) for number, each in enumerate(entrants, n_models + 1)}
+    if not tokens:
+        return [None] * len(chunks.parts)
+    found = [{name: measure(each.of_chunks(part)) for name, each in tokens.items()} for part in chunks.parts]
+    return [NoiseFloor(each["activations"], each.get("weights")) for each in found]
 
 
 def _bits_per_weight(source: ModelSource) -> float:

@@ -219,7 +219,7 @@ class Loader:
             return None
         if self.as_quantized and tensor.type in FLOAT_DTYPES:
             return rounding_if_quantized(tensor, n_cols or tensor.shape[-1])
-        return rounding_of(BF16 if self._loses_bits(tensor) else tensor.type)
+        return rounding_of(BF16 if self.loses_bits(tensor) else tensor.type)
 
     def rows(self, tensor: SourceTensor, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
         """Return rows `start` to `stop` of a tensor, (stop - start, n_cols)."""
@@ -231,10 +231,10 @@ class Loader:
         for at in range(start, stop, step):
             end = min(stop, at + step)
             rows = to_torch(tensor.read_rows(at, end))
-            out[at - start : end - start] = rows.bfloat16() if self._loses_bits(tensor) else rows
+            out[at - start : end - start] = rows.bfloat16() if self.loses_bits(tensor) else rows
         return out
 
-    def _loses_bits(self, tensor: SourceTensor) -> bool:
+    def loses_bits(self, tensor: SourceTensor) -> bool:
         """Tell whether a tensor is rounded to BF16."""
         return self.as_bf16 and tensor.type in (F32, F16) and not float32_reason(tensor.name, tensor.shape)
 

@@ -24,12 +24,20 @@ from forward.layers.load import Loader
 from forward.logits import Head, LogitSource, Positions, predicted_positions
 from forward.observe import Arrays
 from forward.open import ModelSource
-from forward.options import ForwardOptions
+from forward.options import ForwardOptions, Rounded
 from forward.run import ForwardPass
 from forward.text.chunks import Chunks
 from gguf_tools.errors import BadActivation, BadRequest
 from gguf_tools.format import keys
 from quality.drift import LayerDrift, Routes, drift_of
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A model that goes through the text; `rounded` is that of ForwardOptions."""
+
+    source: ModelSource
+    rounded: Rounded | None = None
 
 
 @dataclass(frozen=True)

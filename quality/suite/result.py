@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from gguf_tools.errors import BadRequest
 from gguf_tools.text import html_table, size_text, table
+from quality.against import FileComparison, compare_files, comparison_lines, comparisons_json
 from quality.evaluation import EvaluatedModel, Evaluation
+from quality.noise_floor import NoiseFloor, mean_floor, noise_by_class_lines
 from quality.suite.figures import Figures
 from quality.suite.suite import Suite
 
@@ -56,6 +58,16 @@ class SuiteEvaluation:
             of_classes = {name: Figures.over([each]) for name, each in tokens.items()}
             found.append({**of_classes, ALL: Figures.over(list(tokens.values()))})
         return tuple(found)
+
+    @cached_property
+    def comparisons(self) -> tuple[FileComparison, ...]:
+        """Every other file against the stock one; nothing without one."""
+        return () if self._first.stock is None else compare_files(self.by_class, self._first.stock)
+
+    @property
+    def noise(self) -> Mapping[str, NoiseFloor]:
+        """Class -> its noise floor; nothing where it was not measured."""
+        return {name: each.noise for name, each in self.by_class.items() if each.noise is not None}
 
     def __repr__(self) -> str:
         files = ", ".join(
@@ -110,8 +122,16 @@ class SuiteEvaluation:
                 "classes": [_class_json(each) for each in self.by_class.values()],
             },
             "base": {"path": str(self.base_path)},
+            **self._noise_json(),
+            **comparisons_json(self.comparisons),
             "models": [self._file_json(number) for number in range(len(self.files))],
         }
+
+    def _noise_json(self) -> dict[str, Any]:
+        if not self.noise:
+            return {}
+        classes = {name: each.to_json() for name, each in self.noise.items()}
+        return {"noise_floor": {ALL: mean_floor(self.noise.values()), "classes": classes}}
 
     def _file_json(self, number: int) -> dict[str, Any]:
         figures = self.figures[number]
@@ -173,7 +193,13 @@ def suite_lines(evaluation: SuiteEvaluation) -> list[str]:
         rows = [(name, *_by_class(each)) for name, each in figures.items()]
         lines += ["", f"{file.path.name} by class"]
         lines += table([_BY_CLASS, *rows], right=range(1, len(_BY_CLASS)))
-    return lines
+    if evaluation.noise:
+        klds = [
+            (file.path.name, {name: each.kld.value for name, each in figures.items()})
+            for file, figures in zip(evaluation.files, evaluation.figures, strict=True)
+        ]
+        lines += ["", *noise_by_class_lines(evaluation.noise, klds)]
+    return [*lines, *comparison_lines(evaluation.comparisons)]
 
 
 def _class_row(evaluation: Evaluation) -> Sequence[str]:

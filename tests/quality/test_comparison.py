@@ -112,10 +112,11 @@ def test_a_single_chunk_has_no_interval() -> None:
     found = compare({"prose": two_files(0.5), "documents": (one, other)})
     prose, documents = found.by_class
     assert prose.verdict is Verdict.BETTER
-    for each in (documents, found.overall):
-        assert math.isnan(each.kld_ratio.low)
-        assert each.verdict is Verdict.NOT_TOLD_APART
+    assert math.isnan(documents.kld_ratio.low)
+    assert documents.verdict is Verdict.NOT_TOLD_APART
     assert documents.kld_ratio.value == pytest.approx(0.3 / 0.7)
+    overall, alone = found.overall.kld_difference, prose.kld_difference
+    assert overall.high - overall.value == pytest.approx(math.sqrt(2) / 2 * (alone.high - alone.value))
 
 
 def test_a_difference_below_the_noise_floor_says_so() -> None:
