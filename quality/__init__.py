@@ -1,4 +1,4 @@
-"""How good is a quantized model? Perplexity and divergence from its base, and where it drifts away.
+"""How good is a quantized model? Divergence from its base, where it drifts away, and what is wrong.
 
 >>> import quality
 >>> evaluation = quality.evaluate("DeepSeek-V2-Lite", "text.txt", ["model-bf16.gguf"])
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from gguf_tools import __version__
     from gguf_tools.errors import ToolkitError
     from gguf_tools.progress import Reporter
+    from quality.auditing.options import AuditOptions
+    from quality.auditing.pipeline import audit
+    from quality.auditing.report import AuditReport
     from quality.evaluation import Evaluation
     from quality.options import EvaluateOptions, LogitsFile
     from quality.pipeline import evaluate, evaluate_suite
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from quality.suite.suite import Suite, read_suite
 
 __all__ = [
+    "AuditOptions",
+    "AuditReport",
     "Cut",
     "EvaluateOptions",
     "Evaluation",
@@ -35,12 +40,15 @@ __all__ = [
     "SuiteEvaluation",
     "ToolkitError",
     "__version__",
+    "audit",
     "evaluate",
     "evaluate_suite",
     "read_suite",
 ]
 
 _HOMES = {
+    "AuditOptions": "quality.auditing.options",
+    "AuditReport": "quality.auditing.report",
     "Cut": "forward.text.tokens",
     "EvaluateOptions": "quality.options",
     "Evaluation": "quality.evaluation",
@@ -51,6 +59,7 @@ _HOMES = {
     "SuiteEvaluation": "quality.suite.result",
     "ToolkitError": "gguf_tools.errors",
     "__version__": "gguf_tools",
+    "audit": "quality.auditing.pipeline",
     "evaluate": "quality.pipeline",
     "evaluate_suite": "quality.pipeline",
     "read_suite": "quality.suite.suite",

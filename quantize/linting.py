@@ -46,7 +46,7 @@ class LintReport:
         return any(finding.stops for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain data; sizes are null when there is no plan."""
+        """The report as plain data; sizes are null when there is no plan."""
         done = self.preparation
         return {
             "recipe": self.mixture.name,

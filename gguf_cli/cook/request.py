@@ -107,7 +107,7 @@ class CookRequest:
 
 
 def parse_wanted(text: str) -> tuple[WantedFile, ...]:
-    """Return the files of `Q2_K,IQ3_XXS,3.2bpw,12GiB,mine.yaml`.
+    """Read the files that `Q2_K,IQ3_XXS,3.2bpw,12GiB,mine.yaml` asks for.
 
     raises  BadRequest for what is neither a file type nor a size, and for two files of one name; what
             `find_mixture` raises for a recipe file
@@ -132,7 +132,7 @@ def parse_wanted(text: str) -> tuple[WantedFile, ...]:
 
 
 def model_name(source: Path) -> str:
-    """Return the name that a model's files begin with, from its folder's or file's name.
+    """Find the name that a model's files begin with, in its folder's or file's name.
 
     >>> model_name(Path("lite-bf16-00001-of-00003.gguf"))
     'lite'

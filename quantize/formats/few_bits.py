@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q1_0, Q2_0, TQ1_0, TQ2_0
-from quantize.formats.base import Rows, block_format
+from quantize.formats.base import Bytes, Floats32, Rows, block_format
 from quantize.simd.floats import HALF, INFINITY, ONE, ZERO, float_at, to_half_bits
 from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import FloatTile, IntTile, float_tile, int_tile, load, store, tail
@@ -35,7 +34,7 @@ _TQ2_0_WORDS = padded_words(_TQ2_0_BYTES)
 
 
 @kernel
-def _decode_tq2_0(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+def _decode_tq2_0(data: Bytes, out: Floats32) -> None:
     """Decode TQ2_0: 256 weights in 66 bytes, 2.0625 bits each, for weights that are -1, 0 or 1 times a scale.
 
         bytes       field
@@ -75,7 +74,7 @@ def _ternary_codes(x: FloatTile, codes: IntTile) -> Ints:
 
 
 @kernel
-def _quantize_tq2_0(source: Rows, out: npt.NDArray[np.uint8]) -> int:
+def _quantize_tq2_0(source: Rows, out: Bytes) -> int:
     x = float_tile(_TERNARY_ELEMS)
     codes, words = int_tile(_TERNARY_ELEMS), int_tile(_TQ2_0_WORDS)
     for first in range(0, out.size // _TQ2_0_BYTES, LANES):
@@ -95,7 +94,7 @@ _DIGITS = 5
 
 
 @kernel
-def _decode_tq1_0(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+def _decode_tq1_0(data: Bytes, out: Floats32) -> None:
     """Decode TQ1_0: 256 weights in 54 bytes, 1.6875 bits each, for weights that are -1, 0 or 1 times a scale.
 
         bytes       field
@@ -139,7 +138,7 @@ def _weight(packed: Ints) -> Floats:
 
 
 @kernel
-def _quantize_tq1_0(source: Rows, out: npt.NDArray[np.uint8]) -> int:
+def _quantize_tq1_0(source: Rows, out: Bytes) -> int:
     x = float_tile(_TERNARY_ELEMS)
     codes, words = int_tile(_TERNARY_ELEMS), int_tile(_TQ1_0_WORDS)
     for first in range(0, out.size // _TQ1_0_BYTES, LANES):
@@ -183,7 +182,7 @@ _QUIET = 0x00400000
 
 
 @kernel
-def _decode_q1_0(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+def _decode_q1_0(data: Bytes, out: Floats32) -> None:
     """Decode Q1_0: 128 weights in 18 bytes, 1.125 bits each: the sign of a weight, and the mean magnitude.
 
         bytes     field
@@ -208,7 +207,7 @@ def _quiet(value: np.float32) -> np.float32:
 
 
 @kernel
-def _quantize_q1_0(source: Rows, out: npt.NDArray[np.uint8]) -> int:
+def _quantize_q1_0(source: Rows, out: Bytes) -> int:
     x = float_tile(_Q1_0_ELEMS)
     words = int_tile(_Q1_0_WORDS)
     for first in range(0, out.size // _Q1_0_BYTES, LANES):
@@ -235,7 +234,7 @@ _Q2_0_WORDS = padded_words(_Q2_0_BYTES)
 
 
 @kernel
-def _decode_q2_0(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+def _decode_q2_0(data: Bytes, out: Floats32) -> None:
     """Decode Q2_0: 64 weights in 18 bytes, 2.25 bits each.
 
         bytes     field
@@ -257,7 +256,7 @@ def _decode_q2_0(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> N
 
 
 @kernel
-def _quantize_q2_0(source: Rows, out: npt.NDArray[np.uint8]) -> int:
+def _quantize_q2_0(source: Rows, out: Bytes) -> int:
     x = float_tile(_Q2_0_ELEMS)
     words = int_tile(_Q2_0_WORDS)
     for first in range(0, out.size // _Q2_0_BYTES, LANES):

@@ -102,7 +102,7 @@ def _to_halves(source: Rows, halves: npt.NDArray[np.uint16]) -> None:
 
 
 @kernel
-def _from_halves(halves: npt.NDArray[np.uint16], values: npt.NDArray[np.float32]) -> None:
+def _from_halves(halves: npt.NDArray[np.uint16], values: Floats32) -> None:
     for i in range(halves.size):
         half = halves[i]
         values[i] = from_half_bits(half | _QUIET if (half & 0x7FFF) > _INFINITY else half)

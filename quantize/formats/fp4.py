@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import MXFP4, NVFP4
-from quantize.formats.base import Floats32, Rows, block_format
+from quantize.formats.base import Bytes, Floats32, Rows, block_format
 from quantize.formats.blocks_of_32.scales import ELEMS
 from quantize.simd.floats import HALF, INFINITY, ZERO
 from quantize.simd.kernel import inlinable, kernel
@@ -124,7 +124,7 @@ _STEPS_BELOW = np.array([_steps_below(power) for power in range(_LEAST_POWER, 12
 
 
 @kernel
-def _decode_mxfp4(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+def _decode_mxfp4(data: Bytes, out: Floats32) -> None:
     """Decode MXFP4: 32 weights in 17 bytes, 4.25 bits each; the OCP microscaling format with E2M1 elements.
 
         bytes     field
@@ -165,7 +165,7 @@ def _exponent_mxfp4(largest: Floats, steps_below: npt.NDArray[np.int32]) -> Ints
 
 
 @kernel
-def _quantize_mxfp4(source: Rows, steps_below: npt.NDArray[np.int32], out: npt.NDArray[np.uint8]) -> int:
+def _quantize_mxfp4(source: Rows, steps_below: npt.NDArray[np.int32], out: Bytes) -> int:
     x = float_tile(ELEMS)
     codes, words = int_tile(ELEMS), int_tile(_MXFP4_WORDS)
     for first in range(0, out.size // _MXFP4_BYTES, LANES):
@@ -203,7 +203,7 @@ _NEAR = np.float32(32)
 
 
 @kernel
-def _decode_nvfp4(words: npt.NDArray[np.int32], out: npt.NDArray[np.float32]) -> None:
+def _decode_nvfp4(words: npt.NDArray[np.int32], out: Floats32) -> None:
     """Decode NVFP4: 64 weights in 36 bytes, 4.5 bits each; E2M1 elements with a scale for every 16.
 
         bytes       field
@@ -261,7 +261,7 @@ def _scale_byte_nvfp4(scale: Floats) -> Ints:
 
 
 @kernel
-def _quantize_nvfp4(source: Rows, out: npt.NDArray[np.uint8]) -> int:
+def _quantize_nvfp4(source: Rows, out: Bytes) -> int:
     x = float_tile(_NVFP4_ELEMS)
     codes, words = int_tile(_NVFP4_ELEMS), int_tile(_NVFP4_WORDS)
     for first in range(0, out.size // _NVFP4_BYTES, LANES):

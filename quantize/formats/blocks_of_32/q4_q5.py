@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q4_0, Q4_1, Q5_0, Q5_1
-from quantize.formats.base import Rows, block_format
+from quantize.formats.base import Bytes, Floats32, Rows, block_format
 from quantize.formats.blocks_of_32.scales import (
     ELEMS,
     add_minimum,
@@ -33,7 +32,7 @@ _Q4_0_WORDS = padded_words(_Q4_0_BYTES)
 
 
 @kernel
-def _decode_q4_0(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+def _decode_q4_0(data: Bytes, out: Floats32) -> None:
     """Decode Q4_0: 32 weights in 18 bytes, 4.5 bits each.
 
         bytes     field
@@ -51,7 +50,7 @@ def _decode_q4_0(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> N
 
 
 @kernel
-def _quantize_plain_q4_0(source: Rows, out: npt.NDArray[np.uint8]) -> int:
+def _quantize_plain_q4_0(source: Rows, out: Bytes) -> int:
     x = float_tile(ELEMS)
     codes, words = int_tile(ELEMS), int_tile(_Q4_0_WORDS)
     for first in range(0, out.size // _Q4_0_BYTES, LANES):
@@ -63,9 +62,7 @@ def _quantize_plain_q4_0(source: Rows, out: npt.NDArray[np.uint8]) -> int:
 
 
 @kernel
-def _quantize_weighted_q4_0(
-    source: Rows, importances: npt.NDArray[np.float32], out: npt.NDArray[np.uint8]
-) -> int:
+def _quantize_weighted_q4_0(source: Rows, importances: Floats32, out: Bytes) -> int:
     x, weights = float_tile(ELEMS), float_tile(ELEMS)
     codes, words = int_tile(ELEMS), int_tile(_Q4_0_WORDS)
     means = row_mean_squares(source, importances.size)
@@ -81,7 +78,7 @@ def _quantize_weighted_q4_0(
 
 
 @inlinable
-def _store_q4_0(d: Floats, codes: IntTile, words: IntTile, out: npt.NDArray[np.uint8], first: int) -> None:
+def _store_q4_0(d: Floats, codes: IntTile, words: IntTile, out: Bytes, first: int) -> None:
     pack(codes, 0, 4, 16, 16, words)
     prepend_half(to_half_bits(d), words, 4)
     store_blocks(words, out, first, _Q4_0_BYTES)
@@ -95,7 +92,7 @@ _Q5_0_WORDS = padded_words(_Q5_0_BYTES)
 
 
 @kernel
-def _decode_q5_0(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+def _decode_q5_0(data: Bytes, out: Floats32) -> None:
     """Decode Q5_0: 32 weights in 22 bytes, 5.5 bits each.
 
         bytes     field
@@ -116,7 +113,7 @@ def _decode_q5_0(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> N
 
 
 @kernel
-def _quantize_plain_q5_0(source: Rows, out: npt.NDArray[np.uint8]) -> int:
+def _quantize_plain_q5_0(source: Rows, out: Bytes) -> int:
     x = float_tile(ELEMS)
     codes, words = int_tile(ELEMS), int_tile(_Q5_0_WORDS)
     for first in range(0, out.size // _Q5_0_BYTES, LANES):
@@ -128,9 +125,7 @@ def _quantize_plain_q5_0(source: Rows, out: npt.NDArray[np.uint8]) -> int:
 
 
 @kernel
-def _quantize_weighted_q5_0(
-    source: Rows, importances: npt.NDArray[np.float32], out: npt.NDArray[np.uint8]
-) -> int:
+def _quantize_weighted_q5_0(source: Rows, importances: Floats32, out: Bytes) -> int:
     x, weights = float_tile(ELEMS), float_tile(ELEMS)
     codes, words = int_tile(ELEMS), int_tile(_Q5_0_WORDS)
     means = row_mean_squares(source, importances.size)
@@ -146,7 +141,7 @@ def _quantize_weighted_q5_0(
 
 
 @inlinable
-def _store_q5_0(d: Floats, codes: IntTile, words: IntTile, out: npt.NDArray[np.uint8], first: int) -> None:
+def _store_q5_0(d: Floats, codes: IntTile, words: IntTile, out: Bytes, first: int) -> None:
     words[0] = fifth_bits(codes)
     pack(codes, 0, 4, 16, 16, tail(words, 1))
     prepend_half(to_half_bits(d), words, 5)
@@ -161,7 +156,7 @@ _Q4_1_WORDS = padded_words(_Q4_1_BYTES)
 
 
 @kernel
-def _decode_q4_1(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+def _decode_q4_1(data: Bytes, out: Floats32) -> None:
     """Decode Q4_1: 32 weights in 20 bytes, 5 bits each.
 
         bytes     field
@@ -181,7 +176,7 @@ def _decode_q4_1(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> N
 
 
 @kernel
-def _quantize_plain_q4_1(source: Rows, out: npt.NDArray[np.uint8]) -> int:
+def _quantize_plain_q4_1(source: Rows, out: Bytes) -> int:
     x = float_tile(ELEMS)
     codes, words = int_tile(ELEMS), int_tile(_Q4_1_WORDS)
     for first in range(0, out.size // _Q4_1_BYTES, LANES):
@@ -193,9 +188,7 @@ def _quantize_plain_q4_1(source: Rows, out: npt.NDArray[np.uint8]) -> int:
 
 
 @kernel
-def _quantize_weighted_q4_1(
-    source: Rows, importances: npt.NDArray[np.float32], out: npt.NDArray[np.uint8]
-) -> int:
+def _quantize_weighted_q4_1(source: Rows, importances: Floats32, out: Bytes) -> int:
     x, weights = float_tile(ELEMS), float_tile(ELEMS)
     codes, words = int_tile(ELEMS), int_tile(_Q4_1_WORDS)
     means = row_mean_squares(source, importances.size)
@@ -212,9 +205,7 @@ def _quantize_weighted_q4_1(
 
 
 @inlinable
-def _store_q4_1(
-    d: Floats, m: Floats, codes: IntTile, words: IntTile, out: npt.NDArray[np.uint8], first: int
-) -> None:
+def _store_q4_1(d: Floats, m: Floats, codes: IntTile, words: IntTile, out: Bytes, first: int) -> None:
     words[0] = to_half_bits(d) | to_half_bits(m) << 16
     pack(codes, 0, 4, 16, 16, tail(words, 1))
     store_blocks(words, out, first, _Q4_1_BYTES)
@@ -228,7 +219,7 @@ _Q5_1_WORDS = padded_words(_Q5_1_BYTES)
 
 
 @kernel
-def _decode_q5_1(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+def _decode_q5_1(data: Bytes, out: Floats32) -> None:
     """Decode Q5_1: 32 weights in 24 bytes, 6 bits each.
 
         bytes     field
@@ -251,7 +242,7 @@ def _decode_q5_1(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> N
 
 
 @kernel
-def _quantize_plain_q5_1(source: Rows, out: npt.NDArray[np.uint8]) -> int:
+def _quantize_plain_q5_1(source: Rows, out: Bytes) -> int:
     x = float_tile(ELEMS)
     codes, words = int_tile(ELEMS), int_tile(_Q5_1_WORDS)
     for first in range(0, out.size // _Q5_1_BYTES, LANES):
@@ -263,9 +254,7 @@ def _quantize_plain_q5_1(source: Rows, out: npt.NDArray[np.uint8]) -> int:
 
 
 @kernel
-def _quantize_weighted_q5_1(
-    source: Rows, importances: npt.NDArray[np.float32], out: npt.NDArray[np.uint8]
-) -> int:
+def _quantize_weighted_q5_1(source: Rows, importances: Floats32, out: Bytes) -> int:
     x, weights = float_tile(ELEMS), float_tile(ELEMS)
     codes, words = int_tile(ELEMS), int_tile(_Q5_1_WORDS)
     means = row_mean_squares(source, importances.size)
@@ -282,9 +271,7 @@ def _quantize_weighted_q5_1(
 
 
 @inlinable
-def _store_q5_1(
-    d: Floats, m: Floats, codes: IntTile, words: IntTile, out: npt.NDArray[np.uint8], first: int
-) -> None:
+def _store_q5_1(d: Floats, m: Floats, codes: IntTile, words: IntTile, out: Bytes, first: int) -> None:
     words[0] = to_half_bits(d) | to_half_bits(m) << 16
     words[1] = fifth_bits(codes)
     pack(codes, 0, 4, 16, 16, tail(words, 2))

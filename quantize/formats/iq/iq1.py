@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ1_M, IQ1_S
-from quantize.formats.base import Rows, block_format
+from quantize.formats.base import Bytes, Floats32, Rows, block_format
 from quantize.formats.iq.grid_blocks import ELEMS, code_scales, join_halves
 from quantize.formats.iq.iq1_search import (
     GROUP,
@@ -62,9 +61,7 @@ _IQ1_S_FUDGE = np.float32(1.125)
 
 
 @kernel
-def _decode_iq1_s(
-    data: npt.NDArray[np.uint8], values: npt.NDArray[np.float32], rows: npt.NDArray[np.float32]
-) -> None:
+def _decode_iq1_s(data: Bytes, values: Floats32, rows: Floats32) -> None:
     """Decode IQ1_S: 256 weights in 50 bytes, 1.5625 bits each.
 
         bytes       field
@@ -93,9 +90,7 @@ def _decode_iq1_s(
 
 
 @kernel
-def _quantize_iq1_s(
-    source: Rows, importances: npt.NDArray[np.float32], grid: PointTables, out: npt.NDArray[np.uint8]
-) -> int:
+def _quantize_iq1_s(source: Rows, importances: Floats32, grid: PointTables, out: Bytes) -> int:
     x, weights, sums = float_tile(256), float_tile(256), float_tile(8)
     scales, scale_codes, minus = float_tile(8), int_tile(8), int_tile(8)
     points, indices = int_tile(4), int_tile(4)
@@ -224,9 +219,7 @@ class Found(NamedTuple):
 
 
 @kernel
-def _decode_iq1_m(
-    data: npt.NDArray[np.uint8], values: npt.NDArray[np.float32], rows: npt.NDArray[np.float32]
-) -> None:
+def _decode_iq1_m(data: Bytes, values: Floats32, rows: Floats32) -> None:
     """Decode IQ1_M: 256 weights in 56 bytes, 1.75 bits each.
 
         bytes       field
@@ -260,9 +253,7 @@ def _decode_iq1_m(
 
 
 @kernel
-def _quantize_weighted_iq1_m(
-    source: Rows, importances: npt.NDArray[np.float32], grid: PointTables, out: npt.NDArray[np.uint8]
-) -> int:
+def _quantize_weighted_iq1_m(source: Rows, importances: Floats32, grid: PointTables, out: Bytes) -> int:
     x, weights, sums = float_tile(256), float_tile(256), float_tile(16)
     words = int_tile(_IQ1_M_WORDS)
     for first in range(0, out.size // _IQ1_M_BYTES, LANES):
@@ -278,7 +269,7 @@ def _quantize_weighted_iq1_m(
 
 
 @kernel
-def _quantize_plain_iq1_m(source: Rows, grid: PointTables, out: npt.NDArray[np.uint8]) -> int:
+def _quantize_plain_iq1_m(source: Rows, grid: PointTables, out: Bytes) -> int:
     x, weights = float_tile(256), float_tile(256)
     words = int_tile(_IQ1_M_WORDS)
     for first in range(0, out.size // _IQ1_M_BYTES, LANES):

@@ -7,7 +7,6 @@ around 1e19 or importances near float32's largest.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ2_S, IQ2_XS, IQ2_XXS
 from quantize.formats.base import Bytes, Floats32, QuantFormat, Rows, as_blocks, block_dtype, encode_blocks
@@ -89,9 +88,7 @@ _THREE = np.float32(3)
 
 
 @kernel
-def _quantize_iq2_xxs(
-    source: Rows, importances: npt.NDArray[np.float32], grid: GridTables, out: npt.NDArray[np.uint8]
-) -> int:
+def _quantize_iq2_xxs(source: Rows, importances: Floats32, grid: GridTables, out: Bytes) -> int:
     x, weights, sums = float_tile(256), float_tile(256), float_tile(8)
     scales, scale_codes = float_tile(8), int_tile(8)
     sub = SubBlock(float_tile(32), float_tile(32), float_tile(32), float_tile(32))
@@ -190,9 +187,7 @@ _IQ2_XS_SIGNS = 0x7F
 
 
 @kernel
-def _quantize_iq2_xs(
-    source: Rows, importances: npt.NDArray[np.float32], grid: GridTables, out: npt.NDArray[np.uint8]
-) -> int:
+def _quantize_iq2_xs(source: Rows, importances: Floats32, grid: GridTables, out: Bytes) -> int:
     x, weights, sums = float_tile(256), float_tile(256), float_tile(16)
     scales, scale_codes = float_tile(16), int_tile(16)
     sub = SubBlock(float_tile(32), float_tile(32), float_tile(32), float_tile(32))
@@ -264,9 +259,7 @@ _IQ2_S_SIGNS = 0xFF
 
 
 @kernel
-def _quantize_weighted_iq2_s(
-    source: Rows, importances: npt.NDArray[np.float32], grid: GridTables, out: npt.NDArray[np.uint8]
-) -> int:
+def _quantize_weighted_iq2_s(source: Rows, importances: Floats32, grid: GridTables, out: Bytes) -> int:
     x, weights, sums = float_tile(256), float_tile(256), float_tile(16)
     for first in range(0, out.size // _IQ2_S_BYTES, LANES):
         if not load_blocks(source, first, 256, x):
@@ -280,7 +273,7 @@ def _quantize_weighted_iq2_s(
 
 
 @kernel
-def _quantize_plain_iq2_s(source: Rows, grid: GridTables, out: npt.NDArray[np.uint8]) -> int:
+def _quantize_plain_iq2_s(source: Rows, grid: GridTables, out: Bytes) -> int:
     x, weights = float_tile(256), float_tile(256)
     for first in range(0, out.size // _IQ2_S_BYTES, LANES):
         if not load_blocks(source, first, 256, x):
@@ -295,9 +288,7 @@ def _quantize_plain_iq2_s(source: Rows, grid: GridTables, out: npt.NDArray[np.ui
 
 
 @inlinable
-def _encode_iq2_s(
-    x: FloatTile, weights: FloatTile, grid: GridTables, out: npt.NDArray[np.uint8], first: int
-) -> Mask:
+def _encode_iq2_s(x: FloatTile, weights: FloatTile, grid: GridTables, out: Bytes, first: int) -> Mask:
     """Encode and store a tile of blocks; return which ones failed."""
     scales, scale_codes = float_tile(16), int_tile(16)
     sub = SubBlock(float_tile(32), float_tile(32), float_tile(32), float_tile(32))

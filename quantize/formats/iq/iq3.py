@@ -7,10 +7,9 @@ around 1e19 or importances near float32's largest.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ3_S, IQ3_XXS
-from quantize.formats.base import Rows, block_format
+from quantize.formats.base import Bytes, Floats32, Rows, block_format
 from quantize.formats.iq import grids
 from quantize.formats.iq.grid_blocks import ELEMS, SubBlock, code_scales, join_halves, load_sub_block
 from quantize.formats.iq.grids import GridTables, tables
@@ -54,9 +53,7 @@ _IQ3_XXS_PADDED = _IQ3_XXS_HALVES + 1  # whole words
 
 
 @kernel
-def _decode_iq3_xxs(
-    data: npt.NDArray[np.uint8], values: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
-) -> None:
+def _decode_iq3_xxs(data: Bytes, values: Floats32, out: Floats32) -> None:
     """Decode IQ3_XXS: 256 weights in 98 bytes, 3.0625 bits each.
 
         bytes       field
@@ -90,9 +87,7 @@ def _decode_iq3_xxs(
 
 
 @kernel
-def _quantize_weighted_iq3_xxs(
-    source: Rows, importances: npt.NDArray[np.float32], grid: GridTables, out: npt.NDArray[np.uint8]
-) -> int:
+def _quantize_weighted_iq3_xxs(source: Rows, importances: Floats32, grid: GridTables, out: Bytes) -> int:
     x, weights, sums = float_tile(256), float_tile(256), float_tile(8)
     words = int_tile(_IQ3_XXS_WORDS)
     for first in range(0, out.size // _IQ3_XXS_BYTES, LANES):
@@ -108,7 +103,7 @@ def _quantize_weighted_iq3_xxs(
 
 
 @kernel
-def _quantize_plain_iq3_xxs(source: Rows, grid: GridTables, out: npt.NDArray[np.uint8]) -> int:
+def _quantize_plain_iq3_xxs(source: Rows, grid: GridTables, out: Bytes) -> int:
     x, weights = float_tile(256), float_tile(256)
     words = int_tile(_IQ3_XXS_WORDS)
     for first in range(0, out.size // _IQ3_XXS_BYTES, LANES):
@@ -184,9 +179,7 @@ _IQ3_S_QS, _IQ3_S_QH, _IQ3_S_SIGNS_AT, _IQ3_S_SCALES = 1, 33, 37, 53  # where fi
 
 
 @kernel
-def _decode_iq3_s(
-    data: npt.NDArray[np.uint8], values: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
-) -> None:
+def _decode_iq3_s(data: Bytes, values: Floats32, out: Floats32) -> None:
     """Decode IQ3_S: 256 weights in 110 bytes, 3.4375 bits each.
 
         bytes         field
@@ -221,9 +214,7 @@ def _decode_iq3_s(
 
 
 @kernel
-def _quantize_weighted_iq3_s(
-    source: Rows, importances: npt.NDArray[np.float32], grid: GridTables, out: npt.NDArray[np.uint8]
-) -> int:
+def _quantize_weighted_iq3_s(source: Rows, importances: Floats32, grid: GridTables, out: Bytes) -> int:
     x, weights, sums = float_tile(256), float_tile(256), float_tile(8)
     words = int_tile(_IQ3_S_WORDS)
     for first in range(0, out.size // _IQ3_S_BYTES, LANES):
@@ -239,7 +230,7 @@ def _quantize_weighted_iq3_s(
 
 
 @kernel
-def _quantize_plain_iq3_s(source: Rows, grid: GridTables, out: npt.NDArray[np.uint8]) -> int:
+def _quantize_plain_iq3_s(source: Rows, grid: GridTables, out: Bytes) -> int:
     x, weights = float_tile(256), float_tile(256)
     words = int_tile(_IQ3_S_WORDS)
     for first in range(0, out.size // _IQ3_S_BYTES, LANES):

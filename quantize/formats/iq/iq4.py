@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ4_NL, IQ4_XS
-from quantize.formats.base import Rows, block_format
+from quantize.formats.base import Bytes, Floats32, Rows, block_format
 from quantize.formats.iq.iq4_search import ELEMS, levels_of, nearest_code, search_levels
 from quantize.formats.search import farthest_from_zero
 from quantize.simd.floats import ONE, ZERO, clamp, float_at, nearest_int, to_half_bits
@@ -24,7 +23,7 @@ _IQ4_NL_TWICE_MEAN = np.float32(2 / ELEMS)
 
 
 @kernel
-def _decode_iq4_nl(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+def _decode_iq4_nl(data: Bytes, out: Floats32) -> None:
     """Decode IQ4_NL: 32 weights in 18 bytes, 4.5 bits each, on levels that lie closer together near zero.
 
         bytes     field
@@ -44,7 +43,7 @@ def _decode_iq4_nl(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) ->
 
 
 @kernel
-def _quantize_plain_iq4_nl(source: Rows, out: npt.NDArray[np.uint8]) -> int:
+def _quantize_plain_iq4_nl(source: Rows, out: Bytes) -> int:
     x, weights = float_tile(ELEMS), float_tile(ELEMS)
     words = int_tile(_IQ4_NL_WORDS)
     for first in range(0, out.size // _IQ4_NL_BYTES, LANES):
@@ -58,9 +57,7 @@ def _quantize_plain_iq4_nl(source: Rows, out: npt.NDArray[np.uint8]) -> int:
 
 
 @kernel
-def _quantize_weighted_iq4_nl(
-    source: Rows, importances: npt.NDArray[np.float32], out: npt.NDArray[np.uint8]
-) -> int:
+def _quantize_weighted_iq4_nl(source: Rows, importances: Floats32, out: Bytes) -> int:
     x, weights = float_tile(ELEMS), float_tile(ELEMS)
     words = int_tile(_IQ4_NL_WORDS)
     for first in range(0, out.size // _IQ4_NL_BYTES, LANES):
@@ -100,7 +97,7 @@ _IQ4_XS_TWICE_MEAN = np.float32(2 / _SUPER_ELEMS)
 
 
 @kernel
-def _decode_iq4_xs(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+def _decode_iq4_xs(data: Bytes, out: Floats32) -> None:
     """Decode IQ4_XS: 256 weights in 136 bytes, 4.25 bits each, on levels that lie closer together near zero.
 
         bytes       field
@@ -130,7 +127,7 @@ def _decode_iq4_xs(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) ->
 
 
 @kernel
-def _quantize_plain_iq4_xs(source: Rows, out: npt.NDArray[np.uint8]) -> int:
+def _quantize_plain_iq4_xs(source: Rows, out: Bytes) -> int:
     x, weights = float_tile(256), float_tile(256)
     words = int_tile(_IQ4_XS_WORDS)
     for first in range(0, out.size // _IQ4_XS_BYTES, LANES):
@@ -144,9 +141,7 @@ def _quantize_plain_iq4_xs(source: Rows, out: npt.NDArray[np.uint8]) -> int:
 
 
 @kernel
-def _quantize_weighted_iq4_xs(
-    source: Rows, importances: npt.NDArray[np.float32], out: npt.NDArray[np.uint8]
-) -> int:
+def _quantize_weighted_iq4_xs(source: Rows, importances: Floats32, out: Bytes) -> int:
     x, weights = float_tile(256), float_tile(256)
     words = int_tile(_IQ4_XS_WORDS)
     for first in range(0, out.size // _IQ4_XS_BYTES, LANES):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q2_K, Q4_K, Q5_K
-from quantize.formats.base import Rows, block_format
+from quantize.formats.base import Bytes, Floats32, Rows, block_format
 from quantize.formats.k_quants.super_block import (
     ELEMS,
     AffineFit,
@@ -36,7 +35,7 @@ _Q2_K_SCALE_TOP = 15
 
 
 @kernel
-def _decode_q2_k(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+def _decode_q2_k(data: Bytes, out: Floats32) -> None:
     """Decode Q2_K: 256 weights in 84 bytes, 2.625 bits each.
 
         bytes     field
@@ -60,9 +59,7 @@ def _decode_q2_k(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> N
 
 
 @kernel
-def _quantize_weighted_q2_k(
-    source: Rows, importances: npt.NDArray[np.float32], out: npt.NDArray[np.uint8]
-) -> int:
+def _quantize_weighted_q2_k(source: Rows, importances: Floats32, out: Bytes) -> int:
     x, weights, sums = float_tile(256), float_tile(256), float_tile(16)
     fit = AffineFit(float_tile(16), float_tile(16), float_tile(16), float_tile(16))
     scale_codes, low_codes = int_tile(16), int_tile(16)
@@ -82,7 +79,7 @@ def _quantize_weighted_q2_k(
 
 
 @kernel
-def _quantize_plain_q2_k(source: Rows, out: npt.NDArray[np.uint8]) -> int:
+def _quantize_plain_q2_k(source: Rows, out: Bytes) -> int:
     x, weights = float_tile(256), float_tile(256)
     fit = AffineFit(float_tile(16), float_tile(16), float_tile(16), float_tile(16))
     scale_codes, low_codes = int_tile(16), int_tile(16)
@@ -129,7 +126,7 @@ _Q4_K_SCALE_TOP = 63
 
 
 @kernel
-def _decode_q4_k(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+def _decode_q4_k(data: Bytes, out: Floats32) -> None:
     """Decode Q4_K: 256 weights in 144 bytes, 4.5 bits each.
 
         bytes      field
@@ -154,9 +151,7 @@ def _decode_q4_k(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> N
 
 
 @kernel
-def _quantize_weighted_q4_k(
-    source: Rows, importances: npt.NDArray[np.float32], out: npt.NDArray[np.uint8]
-) -> int:
+def _quantize_weighted_q4_k(source: Rows, importances: Floats32, out: Bytes) -> int:
     x, weights, sums = float_tile(256), float_tile(256), float_tile(8)
     fit = AffineFit(float_tile(8), float_tile(8), float_tile(8), float_tile(8))
     scale_codes, low_codes = int_tile(8), int_tile(8)
@@ -177,7 +172,7 @@ def _quantize_weighted_q4_k(
 
 
 @kernel
-def _quantize_plain_q4_k(source: Rows, out: npt.NDArray[np.uint8]) -> int:
+def _quantize_plain_q4_k(source: Rows, out: Bytes) -> int:
     x, weights = float_tile(256), float_tile(256)
     fit = AffineFit(float_tile(8), float_tile(8), float_tile(8), float_tile(8))
     scale_codes, low_codes = int_tile(8), int_tile(8)
@@ -216,7 +211,7 @@ _Q5_K_SCALE_TOP = 63
 
 
 @kernel
-def _decode_q5_k(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+def _decode_q5_k(data: Bytes, out: Floats32) -> None:
     """Decode Q5_K: 256 weights in 176 bytes, 5.5 bits each.
 
         bytes      field
@@ -242,9 +237,7 @@ def _decode_q5_k(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> N
 
 
 @kernel
-def _quantize_weighted_q5_k(
-    source: Rows, importances: npt.NDArray[np.float32], out: npt.NDArray[np.uint8]
-) -> int:
+def _quantize_weighted_q5_k(source: Rows, importances: Floats32, out: Bytes) -> int:
     x, weights, sums = float_tile(256), float_tile(256), float_tile(8)
     fit = AffineFit(float_tile(8), float_tile(8), float_tile(8), float_tile(8))
     scale_codes, low_codes = int_tile(8), int_tile(8)
@@ -264,7 +257,7 @@ def _quantize_weighted_q5_k(
 
 
 @kernel
-def _quantize_plain_q5_k(source: Rows, out: npt.NDArray[np.uint8]) -> int:
+def _quantize_plain_q5_k(source: Rows, out: Bytes) -> int:
     x, weights = float_tile(256), float_tile(256)
     fit = AffineFit(float_tile(8), float_tile(8), float_tile(8), float_tile(8))
     scale_codes, low_codes = int_tile(8), int_tile(8)

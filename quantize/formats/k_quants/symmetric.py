@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import Q3_K, Q6_K
-from quantize.formats.base import Rows, block_format
+from quantize.formats.base import Bytes, Floats32, Rows, block_format
 from quantize.formats.k_quants.super_block import ELEMS, fit_symmetric_sub_blocks, mean_square, weigh
 from quantize.formats.search import EMPTY, farthest_from_zero, search_symmetric_of_any, symmetric_codes
 from quantize.simd.floats import (
@@ -34,7 +33,7 @@ _SCALE_HALF = 32
 
 
 @kernel
-def _decode_q3_k(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+def _decode_q3_k(data: Bytes, out: Floats32) -> None:
     """Decode Q3_K: 256 weights in 110 bytes, 3.4375 bits each.
 
         bytes       field
@@ -60,9 +59,7 @@ def _decode_q3_k(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> N
 
 
 @kernel
-def _quantize_weighted_q3_k(
-    source: Rows, importances: npt.NDArray[np.float32], out: npt.NDArray[np.uint8]
-) -> int:
+def _quantize_weighted_q3_k(source: Rows, importances: Floats32, out: Bytes) -> int:
     x, weights, sums = float_tile(256), float_tile(256), float_tile(16)
     scales, inverses = float_tile(16), float_tile(16)
     scale_codes, codes = int_tile(16), int_tile(256)
@@ -87,7 +84,7 @@ def _quantize_weighted_q3_k(
 
 
 @kernel
-def _quantize_plain_q3_k(source: Rows, out: npt.NDArray[np.uint8]) -> int:
+def _quantize_plain_q3_k(source: Rows, out: Bytes) -> int:
     x, scales = float_tile(256), float_tile(16)
     farthest, extremes = float_tile(16), float_tile(16)
     scale_codes, codes = int_tile(16), int_tile(256)
@@ -183,7 +180,7 @@ _Q6_K_HALF = 32
 
 
 @kernel
-def _decode_q6_k(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+def _decode_q6_k(data: Bytes, out: Floats32) -> None:
     """Decode Q6_K: 256 weights in 210 bytes, 6.5625 bits each.
 
         bytes       field
@@ -206,9 +203,7 @@ def _decode_q6_k(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> N
 
 
 @kernel
-def _quantize_weighted_q6_k(
-    source: Rows, importances: npt.NDArray[np.float32], out: npt.NDArray[np.uint8]
-) -> int:
+def _quantize_weighted_q6_k(source: Rows, importances: Floats32, out: Bytes) -> int:
     x, weights = float_tile(256), float_tile(256)
     words = int_tile(_Q6_K_WORDS)
     for first in range(0, out.size // _Q6_K_BYTES, LANES):
@@ -221,7 +216,7 @@ def _quantize_weighted_q6_k(
 
 
 @kernel
-def _quantize_plain_q6_k(source: Rows, out: npt.NDArray[np.uint8]) -> int:
+def _quantize_plain_q6_k(source: Rows, out: Bytes) -> int:
     x, weights = float_tile(256), float_tile(256)
     words = int_tile(_Q6_K_WORDS)
     for first in range(0, out.size // _Q6_K_BYTES, LANES):

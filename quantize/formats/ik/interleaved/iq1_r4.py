@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ1_M_R4, IQ1_S_R4
-from quantize.formats.base import Bytes
+from quantize.formats.base import Bytes, Floats32
 from quantize.formats.ik.rows import group_decoder
 from quantize.formats.iq.iq1_search import decode_group, point_values
 from quantize.simd.floats import float_at
@@ -21,7 +20,7 @@ _IQ1_S_R4_BYTES = _ROWS * IQ1_S_R4.block_bytes
 
 
 @kernel
-def _decode_iq1_s_r4(data: Bytes, values: npt.NDArray[np.float32], rows: npt.NDArray[np.float32]) -> None:
+def _decode_iq1_s_r4(data: Bytes, values: Floats32, rows: Floats32) -> None:
     """Decode IQ1_S_R4: weights of 1.5 bits of four rows at a time, 32 of each to a block of 24 bytes.
 
     A group starts with the d of its rows, float16. Then come its blocks:
@@ -60,7 +59,7 @@ _IQ1_M_R4_BYTES = _ROWS * IQ1_M_R4.block_bytes
 
 
 @kernel
-def _decode_iq1_m_r4(data: Bytes, values: npt.NDArray[np.float32], rows: npt.NDArray[np.float32]) -> None:
+def _decode_iq1_m_r4(data: Bytes, values: Floats32, rows: Floats32) -> None:
     """Decode IQ1_M_R4: weights of 1.75 bits of four rows at a time, 32 of each to a block of 28 bytes.
 
     A group starts with the d of its rows, float16. Then come its blocks:

@@ -18,7 +18,6 @@ Source: block_iq2_kl and dequantize_row_iq2_kl of ik_llama.cpp 8337e4c.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ2_KL
 from quantize.formats.base import Bytes, Floats32, Rows
@@ -36,9 +35,7 @@ _BYTES = IQ2_KL.block_bytes
 
 
 @kernel
-def _decode(
-    data: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
-) -> None:
+def _decode(data: Bytes, scales: Floats32, out: Floats32) -> None:
     for row in range(len(out)):
         for k in range(out.shape[1] // SUPER_ELEMS):
             block = data[row, k * _BYTES : (k + 1) * _BYTES]

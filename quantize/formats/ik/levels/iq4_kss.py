@@ -18,7 +18,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ4_KSS
 from quantize.formats.base import Bytes, Floats32, Rows
@@ -35,9 +34,7 @@ _BYTES = 16  # of a sub-block
 
 
 @kernel
-def _decode(
-    data: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
-) -> None:
+def _decode(data: Bytes, scales: Floats32, out: Floats32) -> None:
     for row in range(len(out)):
         for j in range(out.shape[1] // 32):
             words = data[row, j * _BYTES : (j + 1) * _BYTES]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
-import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ2_K, IQ3_K, IQ4_K, IQ5_K, IQ6_K
 from quantize.formats.base import Bytes, Floats32, Rows
@@ -16,13 +17,15 @@ from quantize.simd.lane_memory import IntTile, tail
 from quantize.simd.lanes import Ints, maximum, select, splat
 from quantize.simd.packing import pack, prepend_half
 
+_trials = partial(ScaleTrials, size=16, sets=2, has_half=True)
+
 # ---- IQ2_K
 
 _IQ2_K_BYTES = IQ2_K.block_bytes
 
 
 @kernel
-def _decode_iq2_k(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+def _decode_iq2_k(data: Bytes, out: Floats32) -> None:
     """Decode IQ2_K: 256 weights in 76 bytes, 2.375 bits each, on four levels.
 
         bytes     field
@@ -49,16 +52,12 @@ def _decode_iq2_k(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> 
                 weights[i] = scale * LEVELS_2[4 * second + (codes[i] >> 2 * (j // 2 % 4) & 3)]
 
 
-_IQ2_K_CODING = level_coding(LEVELS_2, 16)
-_IQ2_K_SEARCH = ScaleTrials(
-    size=16,
-    sets=2,
+_IQ2_K_SEARCH = _trials(
     integers=Integers(-8, 7, 1),
     reach=31,
     factors=np.geomspace(0.44, 1.6, 12).astype(np.float32),
     spreads=np.array([0.93, 1.03], np.float32),
     signs=2,
-    has_half=True,
 )
 
 
@@ -74,7 +73,7 @@ def _pack_block_iq2_k(
     pack(codes, 0, 2, 32, 64, tail(words, 3))
 
 
-_quantize_blocks_iq2_k = block_quantizer(_IQ2_K_SEARCH, _IQ2_K_CODING, IQ2_K, _pack_block_iq2_k)
+_quantize_blocks_iq2_k = block_quantizer(_IQ2_K_SEARCH, level_coding(LEVELS_2, 16), IQ2_K, _pack_block_iq2_k)
 
 
 @kernel
@@ -88,7 +87,7 @@ _IQ3_K_BYTES = IQ3_K.block_bytes
 
 
 @kernel
-def _decode_iq3_k(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+def _decode_iq3_k(data: Bytes, out: Floats32) -> None:
     """Decode IQ3_K: 256 weights in 110 bytes, 3.4375 bits each, on eight levels.
 
         bytes      field
@@ -121,16 +120,12 @@ def _decode_iq3_k(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> 
                 weights[i] = scale * LEVELS_3[8 * second + code]
 
 
-_IQ3_K_CODING = level_coding(LEVELS_3, 16)
-_IQ3_K_SEARCH = ScaleTrials(
-    size=16,
-    sets=2,
+_IQ3_K_SEARCH = _trials(
     integers=Integers(-31, 31, 2),
     reach=63,
     factors=np.geomspace(0.62, 1.65, 12).astype(np.float32),
     spreads=np.array([1.0, 1.1], np.float32),
     signs=1,
-    has_half=True,
 )
 
 
@@ -150,7 +145,7 @@ def _pack_block_iq3_k(
     prepend_half(half_d, words, 27)
 
 
-_quantize_blocks_iq3_k = block_quantizer(_IQ3_K_SEARCH, _IQ3_K_CODING, IQ3_K, _pack_block_iq3_k)
+_quantize_blocks_iq3_k = block_quantizer(_IQ3_K_SEARCH, level_coding(LEVELS_3, 16), IQ3_K, _pack_block_iq3_k)
 
 
 @kernel
@@ -164,7 +159,7 @@ _IQ4_K_BYTES = IQ4_K.block_bytes
 
 
 @kernel
-def _decode_iq4_k(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+def _decode_iq4_k(data: Bytes, out: Floats32) -> None:
     """Decode IQ4_K: 256 weights in 144 bytes, 4.5 bits each, on sixteen levels.
 
         bytes      field
@@ -195,16 +190,12 @@ def _decode_iq4_k(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> 
                 weights[i] = scale * LEVELS_4[16 * second + (codes[i] >> 4 * (j % 2) & 0xF)]
 
 
-_IQ4_K_CODING = level_coding(LEVELS_4, 16)
-_IQ4_K_SEARCH = ScaleTrials(
-    size=16,
-    sets=2,
+_IQ4_K_SEARCH = _trials(
     integers=Integers(-32, 31, 1),
     reach=127,
     factors=np.geomspace(0.83, 1.6, 14).astype(np.float32),
     spreads=np.array([1.05, 1.16], np.float32),
     signs=1,
-    has_half=True,
 )
 
 
@@ -221,7 +212,7 @@ def _pack_block_iq4_k(
     pack(codes, 0, 4, 16, 128, tail(words, 4))
 
 
-_quantize_blocks_iq4_k = block_quantizer(_IQ4_K_SEARCH, _IQ4_K_CODING, IQ4_K, _pack_block_iq4_k)
+_quantize_blocks_iq4_k = block_quantizer(_IQ4_K_SEARCH, level_coding(LEVELS_4, 16), IQ4_K, _pack_block_iq4_k)
 
 
 @kernel
@@ -235,7 +226,7 @@ _IQ5_K_BYTES = IQ5_K.block_bytes
 
 
 @kernel
-def _decode_iq5_k(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+def _decode_iq5_k(data: Bytes, out: Floats32) -> None:
     """Decode IQ5_K: 256 weights in 176 bytes, 5.5 bits each, on thirty-two levels.
 
         bytes       field
@@ -269,16 +260,12 @@ def _decode_iq5_k(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> 
                 weights[i] = scale * LEVELS_5[32 * second + code]
 
 
-_IQ5_K_CODING = level_coding(LEVELS_5, 16)
-_IQ5_K_SEARCH = ScaleTrials(
-    size=16,
-    sets=2,
+_IQ5_K_SEARCH = _trials(
     integers=Integers(-32, 31, 1),
     reach=126,
     factors=np.geomspace(0.9, 1.65, 18).astype(np.float32),
     spreads=np.array([1.05, 1.16], np.float32),
     signs=1,
-    has_half=True,
 )
 
 
@@ -296,7 +283,7 @@ def _pack_block_iq5_k(
     pack(codes, 4, 1, 32, 32, tail(words, 36))
 
 
-_quantize_blocks_iq5_k = block_quantizer(_IQ5_K_SEARCH, _IQ5_K_CODING, IQ5_K, _pack_block_iq5_k)
+_quantize_blocks_iq5_k = block_quantizer(_IQ5_K_SEARCH, level_coding(LEVELS_5, 16), IQ5_K, _pack_block_iq5_k)
 
 
 @kernel
@@ -310,7 +297,7 @@ _IQ6_K_BYTES = IQ6_K.block_bytes
 
 
 @kernel
-def _decode_iq6_k(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+def _decode_iq6_k(data: Bytes, out: Floats32) -> None:
     """Decode IQ6_K: 256 weights in 212 bytes, 6.625 bits each, on sixty-four levels.
 
         bytes       field
@@ -340,16 +327,12 @@ def _decode_iq6_k(data: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> 
                 weights[i] = scale * LEVELS_6[64 * second + code]
 
 
-_IQ6_K_CODING = level_coding(LEVELS_6, 16)
-_IQ6_K_SEARCH = ScaleTrials(
-    size=16,
-    sets=2,
+_IQ6_K_SEARCH = _trials(
     integers=Integers(-127, 127, 1),
     reach=127,
     factors=np.geomspace(0.98, 1.65, 24).astype(np.float32),
     spreads=np.array([1.15], np.float32),
     signs=1,
-    has_half=True,
 )
 
 
@@ -363,7 +346,7 @@ def _pack_block_iq6_k(
     pack(codes, 4, 2, 32, 64, tail(words, 37))
 
 
-_quantize_blocks_iq6_k = block_quantizer(_IQ6_K_SEARCH, _IQ6_K_CODING, IQ6_K, _pack_block_iq6_k)
+_quantize_blocks_iq6_k = block_quantizer(_IQ6_K_SEARCH, level_coding(LEVELS_6, 16), IQ6_K, _pack_block_iq6_k)
 
 
 @kernel

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
-import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ2_KS, IQ3_KS, IQ4_KS, IQ5_KS
 from quantize.formats.base import Bytes, Floats32, Rows
@@ -14,15 +15,15 @@ from quantize.simd.kernel import inlinable, kernel
 from quantize.simd.lane_memory import IntTile, tail
 from quantize.simd.packing import pack, prepend_half
 
+_trials = partial(ScaleTrials, size=32, sets=2, signs=1)
+
 # ---- IQ2_KS
 
 _IQ2_KS_BYTES = IQ2_KS.block_bytes
 
 
 @kernel
-def _decode_iq2_ks(
-    data: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
-) -> None:
+def _decode_iq2_ks(data: Bytes, scales: Floats32, out: Floats32) -> None:
     """Decode IQ2_KS: 256 weights in 70 bytes, 2.1875 bits each, on four levels.
 
     A row starts with d, float16. Then come its blocks:
@@ -52,15 +53,11 @@ def _decode_iq2_ks(
                     weights[i] = scale * LEVELS_2[4 * second + (codes[i] >> 2 * (j % 4) & 3)]
 
 
-_IQ2_KS_CODING = level_coding(LEVELS_2, 32)
-_IQ2_KS_SEARCH = ScaleTrials(
-    size=32,
-    sets=2,
+_IQ2_KS_SEARCH = _trials(
     integers=Integers(-16, 15, 1),
     reach=31,
     factors=np.geomspace(0.45, 1.4, 10).astype(np.float32),
     spreads=np.array([1.0], np.float32),
-    signs=1,
     has_half=True,
 )
 
@@ -74,7 +71,7 @@ def _pack_block_iq2_ks(codes: IntTile, integers: IntTile, seconds: IntTile, word
     prepend_half(in_order(seconds, 0, 8, 0, 1) | in_order(integers, 0, 8, 4, 1) << 8, words, 17)
 
 
-_quantize_rows_iq2_ks = row_quantizer(_IQ2_KS_SEARCH, _IQ2_KS_CODING, IQ2_KS, _pack_block_iq2_ks)
+_quantize_rows_iq2_ks = row_quantizer(_IQ2_KS_SEARCH, level_coding(LEVELS_2, 32), IQ2_KS, _pack_block_iq2_ks)
 
 
 @kernel
@@ -88,9 +85,7 @@ _IQ3_KS_BYTES = IQ3_KS.block_bytes
 
 
 @kernel
-def _decode_iq3_ks(
-    data: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
-) -> None:
+def _decode_iq3_ks(data: Bytes, scales: Floats32, out: Floats32) -> None:
     """Decode IQ3_KS: 256 weights in 102 bytes, 3.1875 bits each, on eight levels.
 
     A row starts with d, float16. Then come its blocks:
@@ -123,15 +118,11 @@ def _decode_iq3_ks(
                     weights[i] = scale * LEVELS_3[8 * second + code]
 
 
-_IQ3_KS_CODING = level_coding(LEVELS_3, 32)
-_IQ3_KS_SEARCH = ScaleTrials(
-    size=32,
-    sets=2,
+_IQ3_KS_SEARCH = _trials(
     integers=Integers(-16, 15, 1),
     reach=63,
     factors=np.geomspace(0.55, 1.5, 12).astype(np.float32),
     spreads=np.array([1.05], np.float32),
-    signs=1,
     has_half=True,
 )
 
@@ -146,7 +137,7 @@ def _pack_block_iq3_ks(codes: IntTile, integers: IntTile, seconds: IntTile, word
     prepend_half(in_order(integers, 0, 8, 4, 1) | in_order(seconds, 0, 8, 0, 1) << 8, words, 25)
 
 
-_quantize_rows_iq3_ks = row_quantizer(_IQ3_KS_SEARCH, _IQ3_KS_CODING, IQ3_KS, _pack_block_iq3_ks)
+_quantize_rows_iq3_ks = row_quantizer(_IQ3_KS_SEARCH, level_coding(LEVELS_3, 32), IQ3_KS, _pack_block_iq3_ks)
 
 
 @kernel
@@ -160,9 +151,7 @@ _IQ4_KS_BYTES = IQ4_KS.block_bytes
 
 
 @kernel
-def _decode_iq4_ks(
-    data: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
-) -> None:
+def _decode_iq4_ks(data: Bytes, scales: Floats32, out: Floats32) -> None:
     """Decode IQ4_KS: 256 weights in 136 bytes, 4.25 bits each, on sixteen levels.
 
     A row starts with d, float32. Then come its blocks:
@@ -191,15 +180,11 @@ def _decode_iq4_ks(
                     weights[i + 16] = scale * LEVELS_4[first + (codes[i] >> 4)]
 
 
-_IQ4_KS_CODING = level_coding(LEVELS_4, 32)
-_IQ4_KS_SEARCH = ScaleTrials(
-    size=32,
-    sets=2,
+_IQ4_KS_SEARCH = _trials(
     integers=Integers(-127, 127, 2),
     reach=127,
     factors=np.geomspace(0.75, 1.5, 14).astype(np.float32),
     spreads=np.array([1.05], np.float32),
-    signs=1,
     has_half=False,
 )
 
@@ -212,7 +197,7 @@ def _pack_block_iq4_ks(codes: IntTile, integers: IntTile, seconds: IntTile, word
     pack(codes, 0, 4, 16, 128, tail(words, 2))
 
 
-_quantize_rows_iq4_ks = row_quantizer(_IQ4_KS_SEARCH, _IQ4_KS_CODING, IQ4_KS, _pack_block_iq4_ks)
+_quantize_rows_iq4_ks = row_quantizer(_IQ4_KS_SEARCH, level_coding(LEVELS_4, 32), IQ4_KS, _pack_block_iq4_ks)
 
 
 @kernel
@@ -226,9 +211,7 @@ _IQ5_KS_BYTES = IQ5_KS.block_bytes
 
 
 @kernel
-def _decode_iq5_ks(
-    data: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
-) -> None:
+def _decode_iq5_ks(data: Bytes, scales: Floats32, out: Floats32) -> None:
     """Decode IQ5_KS: 256 weights in 168 bytes, 5.25 bits each, on 32 levels.
 
     A row starts with d, float32. Then come its blocks:
@@ -259,15 +242,11 @@ def _decode_iq5_ks(
                     weights[i] = scale * LEVELS_5[first + code]
 
 
-_IQ5_KS_CODING = level_coding(LEVELS_5, 32)
-_IQ5_KS_SEARCH = ScaleTrials(
-    size=32,
-    sets=2,
+_IQ5_KS_SEARCH = _trials(
     integers=Integers(-127, 127, 2),
     reach=126,
     factors=np.geomspace(0.88, 1.4, 16).astype(np.float32),
     spreads=np.array([1.05], np.float32),
-    signs=1,
     has_half=False,
 )
 
@@ -281,7 +260,7 @@ def _pack_block_iq5_ks(codes: IntTile, integers: IntTile, seconds: IntTile, word
     pack(codes, 4, 1, 32, 32, tail(words, 34))
 
 
-_quantize_rows_iq5_ks = row_quantizer(_IQ5_KS_SEARCH, _IQ5_KS_CODING, IQ5_KS, _pack_block_iq5_ks)
+_quantize_rows_iq5_ks = row_quantizer(_IQ5_KS_SEARCH, level_coding(LEVELS_5, 32), IQ5_KS, _pack_block_iq5_ks)
 
 
 @kernel

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from gguf_tools.format.ggml_types import IQ1_KT, IQ2_KT, IQ3_KT, IQ4_KT
 from quantize.formats.base import Bytes, Floats32, block_dtype
@@ -48,9 +47,7 @@ def _pack_iq1_kt(choices: Choices, _weights: Floats32, out: Bytes) -> None:
 
 
 @kernel
-def _decode_iq1_kt(
-    data: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
-) -> None:
+def _decode_iq1_kt(data: Bytes, scales: Floats32, out: Floats32) -> None:
     """Decode IQ1_KT: 256 weights in 56 bytes, 1.75 bits each.
 
     A row starts with d, float32. Then come its blocks. An index of 13 bits is for a group of 8 weights.
@@ -107,9 +104,7 @@ def _pack_iq2_kt(choices: Choices, _weights: Floats32, out: Bytes) -> None:
 
 
 @kernel
-def _decode_iq2_kt(
-    data: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
-) -> None:
+def _decode_iq2_kt(data: Bytes, scales: Floats32, out: Floats32) -> None:
     """Decode IQ2_KT: 256 weights in 68 bytes, 2.125 bits each.
 
     A row starts with d, float32. Then come its blocks. An index of 16 bits is for a group of 8 weights.
@@ -166,9 +161,7 @@ def _pack_iq3_kt(choices: Choices, weights: Floats32, out: Bytes) -> None:
 
 
 @kernel
-def _decode_iq3_kt(
-    data: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
-) -> None:
+def _decode_iq3_kt(data: Bytes, scales: Floats32, out: Floats32) -> None:
     """Decode IQ3_KT: 256 weights in 100 bytes, 3.125 bits each; the trellis has magnitudes.
 
     A row starts with d, float32. Then come its blocks. An index of 16 bits is for a group of 8 weights.
@@ -238,9 +231,7 @@ def _pack_iq4_kt(choices: Choices, _weights: Floats32, out: Bytes) -> None:
 
 
 @kernel
-def _decode_iq4_kt(
-    data: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
-) -> None:
+def _decode_iq4_kt(data: Bytes, scales: Floats32, out: Floats32) -> None:
     """Decode IQ4_KT: 256 weights in 128 bytes, 4 bits each.
 
     A row starts with d, float32. Then come its blocks. An index of 15 bits is for a group of 4 weights.
