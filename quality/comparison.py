@@ -172,7 +172,7 @@ class _Sums:
         return cls(
             ChunkSums.of(a.chunk, a.kld, b.kld),
             ChunkSums.of(a.chunk, a.same_top, b.same_top),
-            ChunkSums.of(a.chunk, a.confident & ~a.same_top, b.confident & ~b.same_top),
+            ChunkSums.of(a.chunk, a.flipped, b.flipped),
         )
 
 
@@ -212,8 +212,9 @@ def kld_interval(classes: Sequence[TokenValues]) -> Interval:
 
 def flips_interval(classes: Sequence[TokenValues]) -> Interval:
     """Compute the share of tokens that a file flips with its interval; classes weigh the same."""
-    flips = [(each.chunk, each.confident & ~each.same_top) for each in classes]
-    return _interval([ChunkSums.of(chunk, each, each) for chunk, each in flips], lambda a, _: a)
+    sums = [ChunkSums.of(each.chunk, each.flipped, each.flipped) for each in classes]
+    found = _interval(sums, lambda a, _: a)
+    return replace(found, low=max(0.0, found.low))
 
 
 _Statistic = Callable[[Any, Any], Any]

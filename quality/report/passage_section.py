@@ -68,9 +68,15 @@ def _changes(passage: Passage) -> Iterator[str]:
 def _change(before: str, token: ColouredToken) -> str:
     before = " ".join(before.split())[-_N_LETTERS:]
     return (
-        f'<li><span class="before">\u2026{visible(before)}</span> base <b>{visible(token.base_word)}</b>'
-        f" ({token.base_word_p:.0%}), file <b>{visible(token.word)}</b>, text {visible(token.text)}</li>"
+        f'<li><span class="before">\u2026{visible(before)}</span> base {_word(token.base_word)}'
+        f" ({token.base_word_p:.0%}), file {_word(token.word)}, text {_word(token.text)}</li>"
     )
+
+
+def _word(text: str) -> str:
+    """Show a token on one line, with its spaces."""
+    shown = visible(text.replace(" ", "\u2423"))
+    return f"<b>{shown.replace(chr(10), '')}</b>"
 
 
 def _coloured(passage: Passage) -> str:

@@ -35,7 +35,7 @@ def _sentences(points: Sequence[Point], floor: float | None) -> Iterator[str]:
         front = pareto_front(points)
         beaten = [point.name for point in points if point not in front]
         if beaten:
-            yield f"Beaten by a file that is neither larger nor farther from the base: {', '.join(beaten)}."
+            yield f"Another file is no larger and was measured nearer to the base than {', '.join(beaten)}."
     if floor is not None:
         below = [point.name for point in points if point.kld < floor]
         said = f"; below it: {', '.join(below)}" if below else ""
@@ -43,11 +43,15 @@ def _sentences(points: Sequence[Point], floor: float | None) -> Iterator[str]:
 
 
 def comparison_section(comparisons: Sequence[FileComparison]) -> Iterator[str]:
-    """Yield a table for every comparison with the stock file."""
-    for each in comparisons:
-        yield f"<h2>{escape(printable(each.path.name))} against {escape(printable(each.stock.name))}</h2>"
+    """Yield a table for every comparison with the stock file; nothing without one."""
+    if comparisons:
+        yield f"<h2>Each file against {escape(printable(comparisons[0].stock.name))}</h2>"
         yield f'<p class="note">{escape(_HOW)}</p>'
+    for number, each in enumerate(comparisons):
+        words = f"{each.path.name}: {each.found.overall.words}"
+        yield f"<details{' open' if number == 0 else ''}><summary>{escape(printable(words))}</summary>"
         yield from table_html(HEADINGS, comparison_rows(each))
+        yield "</details>"
 
 
 _HOW = (
