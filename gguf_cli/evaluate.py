@@ -104,21 +104,8 @@ def make_parser(prog: str = "evaluate") -> argparse.ArgumentParser:
     # Not "*", which is content with nothing between BASE and -f and then refuses what comes behind.
     quants.required = False
     what = parser.add_argument_group("what to measure")
-<<<<<<< HEAD
     _add_texts(what)
-=======
-    what.add_argument(
-        "-f",
-        "--file",
-        dest="text",
-        type=Path,
-        metavar="TEXT",
-        help="UTF-8 text; needed without --kl-divergence",
-    )
-    add_context_argument(what)
-    what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
     _add_comparisons(what)
->>>>>>> main
     _add_reports(what)
     _add_stored_base(what)
     what.add_argument(
@@ -135,7 +122,6 @@ def make_parser(prog: str = "evaluate") -> argparse.ArgumentParser:
     return parser
 
 
-<<<<<<< HEAD
 def _add_texts(what: argparse._ArgumentGroup) -> None:
     """Add what the models read."""
     texts = what.add_mutually_exclusive_group()
@@ -151,7 +137,8 @@ def _add_texts(what: argparse._ArgumentGroup) -> None:
     what.add_argument("--quick", action="store_true", help="use a tenth of each class of the suite")
     add_context_argument(what)
     what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
-=======
+
+
 def _add_comparisons(what: argparse._ArgumentGroup) -> None:
     """Add what files are judged by, besides the base."""
     what.add_argument(
@@ -163,7 +150,6 @@ def _add_comparisons(what: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="also measure what BASE itself loses to BF16 weights and to activations of 8 bits",
     )
->>>>>>> main
 
 
 def _add_reports(what: argparse._ArgumentGroup) -> None:
