@@ -22,7 +22,7 @@ from gguf_tools.errors import BadArgument
 from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from quality.options import SHORTEST_CHUNK
-from quantize.fill.session import Output
+from quantize.fill.job import Output
 from quantize.plan.plan import Plan
 from quantize.prepare import Preparation
 

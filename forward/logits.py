@@ -34,6 +34,9 @@ from gguf_tools.errors import BadRequest
 _SLICE_ROWS = 8192
 """Number of rows of the vocabulary in a slice."""
 
+_PIECE_POSITIONS = 512
+"""Number of positions that get their logits at a time: a slice of them takes 16 MB."""
+
 
 @dataclass(frozen=True)
 class Head:
@@ -111,21 +114,33 @@ class Positions:
         """Return where the chunk's positions are among all."""
         return slice(int(self.bounds[chunk]), int(self.bounds[chunk + 1]))
 
+    def within(self, chunks: range) -> Self:
+        """Return those of some chunks that follow each other."""
+        bounds = self.bounds[chunks.start : chunks.stop + 1]
+        return type(self)(self.tokens[int(bounds[0]) : int(bounds[-1])], bounds - bounds[0])
+
     def of_chunk(self, chunk: int) -> torch.Tensor:
         """Return the numbers of the chunk's tokens that get logits."""
         return self.tokens[self.place(chunk)]
+
+    def pieces(self, chunk: int) -> Iterator[slice]:
+        """Yield the chunk's place in pieces whose logits take little memory."""
+        place = self.place(chunk)
+        for start in range(place.start, place.stop, _PIECE_POSITIONS):
+            yield slice(start, min(place.stop, start + _PIECE_POSITIONS))
 
 
 class LogitVisitor(Protocol):
     """Takes in logits slice by slice.
 
-    Several threads call `visit`, but never two for the same chunk at a time. A chunk's slices come in the
+    Several threads call `visit`, but never two for the same chunk at a time. A position's slices come in the
     order of the vocabulary.
     """
 
-    def visit(self, chunk: int, first: int, logits: Sequence[torch.Tensor]) -> None:
-        """Take in one slice of a chunk.
+    def visit(self, at: slice, first: int, logits: Sequence[torch.Tensor]) -> None:
+        """Take in one slice of some positions of a chunk.
 
+        at      their place among all positions
         first   token of the slice's first column
         logits  per model float32 (n_positions, n_tokens), on its device; not to be changed
         """
@@ -159,10 +174,11 @@ def sweep_vocabulary(
 
     def take_chunk(task: tuple[int, int, list[torch.Tensor]]) -> int:
         chunk, first, weights = task
-        tokens = positions.of_chunk(chunk)
-        logits = [head.logits(tokens, weight) for head, weight in zip(heads, weights, strict=True)]
-        for visitor in visitors:
-            visitor.visit(chunk, first, logits)
+        for at in positions.pieces(chunk):
+            tokens = positions.tokens[at]
+            logits = [head.logits(tokens, weight) for head, weight in zip(heads, weights, strict=True)]
+            for visitor in visitors:
+                visitor.visit(at, first, logits)
         return chunk
 
     with Workers(n_workers) as workers:
@@ -230,13 +246,12 @@ class PerplexityVisitor:
         self._log_sums = torch.full(shape, float("-inf"), dtype=torch.float64, device=device)
         self._right = torch.zeros(shape, dtype=torch.float64, device=device)
 
-    def visit(self, chunk: int, first: int, logits: Sequence[torch.Tensor]) -> None:
+    def visit(self, at: slice, first: int, logits: Sequence[torch.Tensor]) -> None:
         (only,) = logits
-        place = self.positions.place(chunk)
-        log_sums, targets = self._log_sums[place], self._targets[place]
-        self._log_sums[place] = torch.logaddexp(log_sums, torch.logsumexp(only, -1).double())
+        log_sums, targets = self._log_sums[at], self._targets[at]
+        self._log_sums[at] = torch.logaddexp(log_sums, torch.logsumexp(only, -1).double())
         here = (targets >= first) & (targets < first + only.shape[1])
-        self._right[place][here] = only[here, targets[here] - first].double()
+        self._right[at][here] = only[here, targets[here] - first].double()
 
     def finish_chunk(self, chunk: int) -> None:
         place = self.positions.place(chunk)

@@ -79,15 +79,22 @@ class ModelSource:
         raises  BadRequest for types that have no kernel in the engine that is to be imitated
         """
         load = self.loader(choose_device(options.device), getattr(torch, options.dtype))
-        if options.half_cache:
-            load = replace(load, half_cache=True)
-        if options.like is None:
-            return load
+        rounds = options.like is not None or options.rounded == "activations"
         if options.dtype != "float32":
-            raise BadRequest(f"--like {options.like} computes in float32, not in {options.dtype}")
-        for tensor in self.tensors.values():
-            rounding_of(tensor.type)
-        return replace(load, llama_rounding=True, half_cache=True)
+            if options.like is not None:
+                raise BadRequest(f"--like {options.like} computes in float32, not in {options.dtype}")
+            if options.rounded is not None:
+                raise BadRequest(f"a noise floor is computed in float32, not in {options.dtype}")
+        if rounds:
+            for tensor in self.tensors.values():
+                rounding_of(tensor.type)
+        return replace(
+            load,
+            llama_rounding=rounds,
+            half_cache=options.half_cache or rounds,
+            as_bf16=options.rounded == "weights",
+            as_quantized=options.rounded == "activations",
+        )
 
 
 class Closeable(Protocol):

@@ -43,6 +43,15 @@ to KLD on a small trained model. Compare files by numbers from one tool. --like 
 kernels and its cache do, the base's activations too: then the mean is llama-perplexity's to 1 to 3 %. A last
 bit may send a token to other experts.
 
+which file is better:
+  --against STOCK.gguf  compares every QUANT with STOCK on the same chunks: the ratio of their mean KLD with a
+                        95 % interval, and in words whether the file is better, worse, or not told apart. The
+                        interval is over chunks, for tokens of one chunk are alike. What it leaves out is what
+                        other texts of the kind would show.
+  --noise-floor         takes BASE through the text twice more: with its weights rounded to BF16, and with the
+                        8-bit activations that llama.cpp gives a quantized file. No file is written. Who runs
+                        the files sees no difference that is smaller than that.
+
 the base without the base:
   --keep DIR                 keeps what later runs need of it, when they are called with the same BASE, text
                              and --keep. BASE is not read again then, and may be gone. That takes 4 bytes x
@@ -57,6 +66,7 @@ examples:
   evaluate DeepSeek-V2-Lite -f wiki.test.raw lite-Q4_K_M.gguf lite-IQ3_XXS.gguf
   evaluate lite-bf16.gguf -f wiki.test.raw --chunks 40 --json lite.json lite-Q*.gguf
   evaluate lite-bf16.gguf -f wiki.test.raw --html report.html --compare-with stock.json mine-*.gguf
+  evaluate lite-bf16.gguf -f wiki.test.raw --against stock-Q4_K_M.gguf --noise-floor mine-Q4_K_M.gguf
   evaluate --kl-divergence-base lite.kld --kl-divergence lite-Q4_K_M.gguf
 
 With --json, --html or --work, a run that was interrupted resumes after its last whole layer when it is called
@@ -92,6 +102,7 @@ def make_parser(prog: str = "evaluate") -> argparse.ArgumentParser:
     )
     add_context_argument(what)
     what.add_argument("--chunks", type=int, default=-1, metavar="N", help="use at most N chunks; -1: all")
+    _add_comparisons(what)
     _add_reports(what)
     _add_stored_base(what)
     what.add_argument(
@@ -106,6 +117,19 @@ def make_parser(prog: str = "evaluate") -> argparse.ArgumentParser:
         " folder in $TMPDIR or /var/tmp)",
     )  # fmt: skip
     return parser
+
+
+def _add_comparisons(what: argparse._ArgumentGroup) -> None:
+    """Add what files are judged by, besides the base."""
+    what.add_argument(
+        "--against", type=Path, metavar="STOCK.gguf",
+        help="a file that every QUANT is to beat: say of each whether it is better, worse, or not told apart",
+    )  # fmt: skip
+    what.add_argument(
+        "--noise-floor",
+        action="store_true",
+        help="also measure what BASE itself loses to BF16 weights and to activations of 8 bits",
+    )
 
 
 def _add_reports(what: argparse._ArgumentGroup) -> None:
@@ -236,6 +260,8 @@ def _options(args: argparse.Namespace, logits: Path | None) -> EvaluateOptions:
         restart=args.restart,
         logits=logits,
         keep=args.keep,
+        against=args.against,
+        noise_floor=args.noise_floor,
     )
 
 

@@ -10,7 +10,7 @@ from itertools import takewhile
 
 from gguf_cli import command
 from gguf_cli.completion import SHELLS, completion_script, subparsers_of
-from gguf_cli.gguf import edit, look, mla_layout, publish, repack
+from gguf_cli.gguf import audit, edit, look, mla_layout, publish, repack
 from gguf_cli.roof import COMMANDS
 from gguf_tools import __version__
 from gguf_tools.findings import Finding
@@ -29,6 +29,7 @@ examples:
   gguf-tools diff --values model-bf16.gguf model-Q4_K_M.gguf     errors of the values, by tensor
   gguf-tools verify model.gguf               finds NaN scales, gaps, stray bytes
   gguf-tools verify model-Q4_K_M.gguf --against model-bf16.gguf     and values that are not the source's
+  gguf-tools audit model-Q4_K_M.gguf DeepSeek-V2-Lite   is it what its base makes of it, and what is wrong
   gguf-tools scan model.gguf                 a stranger's file: hidden bytes, hostile chat templates
   gguf-tools hash model.gguf                 SHA-256 of every tensor, the file and the content
   gguf-tools set model.gguf "general.name=DeepSeek V3"
@@ -63,7 +64,7 @@ _COOK = "make importances, quantized files, their divergence, card and checksums
 
 
 def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
-    """Return the parser of `gguf-tools` and its subcommands.
+    """Make the parser of `gguf-tools` and its subcommands.
 
     words  those of the command line, if that is all it has to understand: the arguments of `cook` come with
            other packages, which take time to load, and are left out where it is not among the words
@@ -77,6 +78,7 @@ def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         commands.name(each.name, each.text)
     look.add_to(commands, _compare_values, _compare_with_source)
     look.add_scan(commands)
+    audit.add_to(commands)
     edit.add_to(commands)
     mla_layout.add_to(commands)
     repack.add_to(commands)
@@ -161,7 +163,7 @@ def completion(shell: str) -> None:
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
-    """Return the parsers of all commands and subcommands, by the words that call them."""
+    """The parsers of all commands and subcommands, by the words that call them."""
     made = {parser.prog: parser for parser in _with_subcommands(make_parser())}
     for each in COMMANDS:
         for prog in (each.alone, each.prog):

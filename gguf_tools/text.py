@@ -187,13 +187,17 @@ def in_layer_ranges(names: Iterable[str]) -> list[str]:
         if layer is not None:
             layers[_LAYER.sub("blk.{}", name, count=1)].append(layer)
     return [
-        name.replace("{}", _spans(sorted(numbers)), 1) if numbers else name
+        name.replace("{}", number_ranges(sorted(numbers)), 1) if numbers else name
         for name, numbers in layers.items()
     ]
 
 
-def _spans(numbers: Sequence[int]) -> str:
-    """Return sorted numbers as ranges: 0, 1, 2, 5 is "0-2,5"."""
+def number_ranges(numbers: Sequence[int]) -> str:
+    """Write sorted numbers as ranges.
+
+    >>> number_ranges([0, 1, 2, 5])
+    '0-2,5'
+    """
     spans: list[list[int]] = []
     for number in numbers:
         if spans and number == spans[-1][-1] + 1:

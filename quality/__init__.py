@@ -1,4 +1,4 @@
-"""How good is a quantized model? Perplexity and divergence from its base, and where it drifts away.
+"""How good is a quantized model? Divergence from its base, where it drifts away, and what is wrong.
 
 >>> import quality
 >>> evaluation = quality.evaluate("DeepSeek-V2-Lite", "text.txt", ["model-bf16.gguf"])
@@ -18,32 +18,51 @@ if TYPE_CHECKING:
     from gguf_tools import __version__
     from gguf_tools.errors import ToolkitError
     from gguf_tools.progress import Reporter
+    from quality.auditing.options import AuditOptions
+    from quality.auditing.pipeline import audit
+    from quality.auditing.report import AuditReport
     from quality.evaluation import Evaluation
     from quality.options import EvaluateOptions, LogitsFile
-    from quality.pipeline import evaluate
+    from quality.pipeline import evaluate, evaluate_suite
+    from quality.suite.result import SuiteEvaluation
+    from quality.suite.suite import Suite, read_suite
 
 __all__ = [
+    "AuditOptions",
+    "AuditReport",
     "Cut",
     "EvaluateOptions",
     "Evaluation",
     "ForwardOptions",
     "LogitsFile",
     "Reporter",
+    "Suite",
+    "SuiteEvaluation",
     "ToolkitError",
     "__version__",
+    "audit",
     "evaluate",
+    "evaluate_suite",
+    "read_suite",
 ]
 
 _HOMES = {
+    "AuditOptions": "quality.auditing.options",
+    "AuditReport": "quality.auditing.report",
     "Cut": "forward.text.tokens",
     "EvaluateOptions": "quality.options",
     "Evaluation": "quality.evaluation",
     "ForwardOptions": "forward.options",
     "LogitsFile": "quality.options",
     "Reporter": "gguf_tools.progress",
+    "Suite": "quality.suite.suite",
+    "SuiteEvaluation": "quality.suite.result",
     "ToolkitError": "gguf_tools.errors",
     "__version__": "gguf_tools",
+    "audit": "quality.auditing.pipeline",
     "evaluate": "quality.pipeline",
+    "evaluate_suite": "quality.pipeline",
+    "read_suite": "quality.suite.suite",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,10 @@ class Estimate:
     value: float
     error: float
 
+    def text(self, digits: int) -> str:
+        """Show both with so many decimals."""
+        return f"{self.value:.{digits}f} +/- {self.error:.{digits}f}"
+
 
 CONFIDENT = 0.9
 """Probability of its most likely token above which the base is confident."""
@@ -70,6 +74,15 @@ class TokenValues:
     top: Ints
     base_top_p: Values
 
+    def some(self, chosen: npt.NDArray[np.bool_]) -> TokenValues:
+        """Return those that are chosen."""
+        return TokenValues(**{name: values[chosen] for name, values in vars(self).items()})
+
+    def of_chunks(self, chunks: range) -> TokenValues:
+        """Return those of some chunks that follow each other, which are numbered from 0 again."""
+        found = self.some((self.chunk >= chunks.start) & (self.chunk < chunks.stop))
+        return replace(found, chunk=found.chunk - chunks.start)
+
     @property
     def same_top(self) -> npt.NDArray[np.bool_]:
         """Whether both models have the same most likely token."""
@@ -79,6 +92,11 @@ class TokenValues:
     def confident(self) -> npt.NDArray[np.bool_]:
         """Whether the base gives its most likely token more than CONFIDENT."""
         return self.base_top_p > CONFIDENT
+
+    @property
+    def flipped(self) -> npt.NDArray[np.bool_]:
+        """Whether the base is confident, and the model has another most likely token."""
+        return self.confident & ~self.same_top
 
     @property
     def delta_p(self) -> Values:
@@ -144,7 +162,7 @@ def measure(tokens: TokenValues, n_buckets: int = 4) -> Divergence:
     ln_ratio = Estimate(
         mean.value - base_mean.value, _error_of_difference(mean.error, base_mean.error, covariance)
     )
-    ratio = _exp(ln_ratio.value)
+    ratio = exp_loss(ln_ratio.value)
     delta_p = tokens.delta_p
     squares = mean_of(delta_p**2)
     rms = math.sqrt(squares.value)
@@ -162,8 +180,8 @@ def measure(tokens: TokenValues, n_buckets: int = 4) -> Divergence:
         delta_p=_spread(delta_p, DELTA_PERCENTILES),
         rms_delta_p=Estimate(rms, 0.5 * squares.error / rms if rms else 0.0),
         same_top=_share(tokens.same_top),
-        flips=_share(tokens.confident & ~tokens.same_top),
-        flips_of_confident=_share(~tokens.same_top[tokens.confident]),
+        flips=_share(tokens.flipped),
+        flips_of_confident=_share(tokens.flipped[tokens.confident]),
         by_position=_by_position(tokens, n_buckets),
     )
 
@@ -175,10 +193,27 @@ def mean_of(values: Values) -> Estimate:
     return Estimate(float(values.mean()), float(values.std()) / math.sqrt(len(values) - 1))
 
 
+def mean_over_chunks(values: Values, chunk: Ints) -> Estimate:
+    """Return the mean of values (n,) and its standard error over chunks; NaN where there is one chunk.
+
+    Tokens of a chunk are alike, so the error is larger than `mean_of` tells. It is that of a ratio of sums
+    over a sample of chunks (Cochran, Sampling Techniques, 3rd edition, section 6.3).
+
+    chunk  number of the chunk of each value
+    """
+    _, places, counts = np.unique(chunk, return_inverse=True, return_counts=True)
+    n_chunks, mean = len(counts), float(values.mean()) if len(values) else math.nan
+    if n_chunks < 2:
+        return Estimate(mean, math.nan)
+    residuals = np.bincount(places, values) - mean * counts
+    variance = n_chunks / (n_chunks - 1) * float(np.square(residuals).sum())
+    return Estimate(mean, math.sqrt(variance) / len(values))
+
+
 def perplexity(losses: Values) -> Estimate:
     """Return the perplexity for negative log probabilities (n,)."""
     mean = mean_of(losses)
-    value = _exp(mean.value)
+    value = exp_loss(mean.value)
     return Estimate(value, value * mean.error)
 
 
@@ -218,5 +253,6 @@ def _correlation(covariance: float, errors: float) -> float:
     return max(-1.0, min(1.0, covariance / errors)) if errors else math.nan
 
 
-def _exp(mean_loss: float) -> float:
+def exp_loss(mean_loss: float) -> float:
+    """Return the perplexity for a mean negative log probability; infinity where it is too large."""
     return math.exp(mean_loss) if not mean_loss > _LARGEST_LOSS else math.inf

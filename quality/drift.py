@@ -6,6 +6,7 @@ Only tokens count whose predictions are measured, so drift and divergence are ab
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -35,15 +36,16 @@ class LayerDrift:
     drift: float
     routing_changed: float | None
 
-    def arrays(self) -> Arrays:
-        """Return both numbers for the work folder; NaN stands for None."""
-        changed = math.nan if self.routing_changed is None else self.routing_changed
-        return {"drift": np.array([self.drift, changed])}
+    @staticmethod
+    def arrays(drifts: Sequence[LayerDrift]) -> Arrays:
+        """Return the drift of one layer on several texts for the work folder; NaN stands for None."""
+        numbers = [(each.drift, each.routing_changed) for each in drifts]
+        return {"drift": np.array(numbers, np.float64)}
 
     @classmethod
-    def of(cls, layer: int, arrays: Arrays) -> Self:
-        """Restore the drift of a layer; the inverse of `arrays`."""
-        drift, changed = arrays["drift"].tolist()
+    def of(cls, layer: int, arrays: Arrays, number: int) -> Self:
+        """Restore the drift of a layer on one of the texts; the inverse of `arrays`."""
+        drift, changed = arrays["drift"][number].tolist()
         return cls(layer, drift, None if math.isnan(changed) else changed)
 
 

@@ -59,9 +59,8 @@ class DivergenceVisitor:
         self._crosses, self._right = filled(0), filled(0)
         self._tops = torch.zeros(shape, dtype=torch.int64, device=device)
 
-    def visit(self, chunk: int, first: int, logits: Sequence[torch.Tensor]) -> None:
-        place = self.positions.place(chunk)
-        targets = self._targets[place]
+    def visit(self, at: slice, first: int, logits: Sequence[torch.Tensor]) -> None:
+        targets = self._targets[at]
         n_tokens = logits[0].shape[1]
         here = (targets >= first) & (targets < first + n_tokens)
         columns = targets[here] - first
@@ -70,23 +69,23 @@ class DivergenceVisitor:
         base_shrink = torch.empty(0)
         for model, own in enumerate(logits):
             values = base if model == 0 else own.to(targets.device).double()
-            at = (model, place)
-            self._right[at][here] = values[here, columns]
+            row = (model, at)
+            self._right[row][here] = values[here, columns]
             top, where = values.max(-1)
-            before = self._maxima[at].clone()
-            self._tops[at] = torch.where(top > before, where + first, self._tops[at])
+            before = self._maxima[row].clone()
+            self._tops[row] = torch.where(top > before, where + first, self._tops[row])
             maxima = torch.maximum(before, top)
             shrink = torch.exp(before - maxima)
             weights = torch.exp(values - maxima[:, None])
             if model == 0 and self._floor is not None:
                 weights = torch.where(values > self._floor, weights, 0.0)
-            self._maxima[at] = maxima
-            self._sums[at] = self._sums[at] * shrink + weights.sum(-1)
+            self._maxima[row] = maxima
+            self._sums[row] = self._sums[row] * shrink + weights.sum(-1)
             if model == 0:
                 base_weights, base_shrink = weights, shrink
             else:
                 cross = (base_weights * (base - values)).sum(-1)
-                self._crosses[at] = self._crosses[at] * base_shrink + cross
+                self._crosses[row] = self._crosses[row] * base_shrink + cross
 
     def finish_chunk(self, chunk: int) -> None:
         sums = self._sums[:, self.positions.place(chunk)]

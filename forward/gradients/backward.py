@@ -71,7 +71,7 @@ def draw_labels(head: Head, chunks: Chunks, seed: int, gradients: States, n_work
     raises     BadActivation for logits with NaN or infinity
     """
     n_tokens, positions = chunks.n_tokens, every_position(chunks)
-    log_sums = _LogSums(n_tokens, positions, head.load.device)
+    log_sums = _LogSums(n_tokens, head.load.device)
     sweep_vocabulary([head], positions, [log_sums], n_workers)
     if not bool(torch.isfinite(log_sums.values).all()):
         raise BadActivation(f"{head.matrix}: the logits have NaN or infinity")
@@ -112,13 +112,12 @@ class _LogSums:
     values  float64 (n_tokens,)
     """
 
-    def __init__(self, n_tokens: int, positions: Positions, device: torch.device) -> None:
+    def __init__(self, n_tokens: int, device: torch.device) -> None:
         self.values = torch.full((n_tokens,), float("-inf"), dtype=torch.float64, device=device)
-        self._positions = positions
 
-    def visit(self, chunk: int, first: int, logits: Sequence[torch.Tensor]) -> None:
+    def visit(self, at: slice, first: int, logits: Sequence[torch.Tensor]) -> None:
         (only,) = logits
-        values = self.values[self._positions.place(chunk)]
+        values = self.values[at]
         values.copy_(torch.logaddexp(values, torch.logsumexp(only, -1).double()))
 
     def finish_chunk(self, chunk: int) -> None:

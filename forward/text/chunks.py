@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Self
 
 import numpy as np
@@ -69,6 +69,11 @@ class Chunks:
     def chunk_of(self, tokens: Ints) -> Ints:
         """Find the chunk that each token is in, by the tokens' numbers."""
         return np.searchsorted(self.bounds, tokens, side="right") - 1
+
+    @property
+    def parts(self) -> tuple[range, ...]:
+        """The chunks of each part."""
+        return tuple(range(first, stop) for first, stop in pairwise((*self.starts, self.n_chunks)))
 
     @property
     def part_bounds(self) -> Ints:

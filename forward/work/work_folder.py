@@ -57,6 +57,7 @@ def run_identity(chunks: Chunks, forward: ForwardOptions) -> dict[str, Any]:
         "context": chunks.longest,
         "dtype": forward.dtype,
         "device": device_name(forward.device),
+        **({} if forward.rounded is None else {"rounded": forward.rounded}),
     }
 
 

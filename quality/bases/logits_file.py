@@ -25,6 +25,7 @@ import torch
 
 from forward.device import to_numpy, to_torch
 from forward.logits import LogitSource, Positions, predicted_positions, sweep_vocabulary
+from forward.text.chunks import Chunks
 from forward.text.tokens import Text
 from gguf_tools.errors import BadRequest, TruncatedError
 from gguf_tools.files.atomic_write import whole_file
@@ -44,20 +45,22 @@ SMALLEST_LOG_PROB = -16.0
 """Log probability up to which llama-perplexity leaves a token out: the lowest codes stand for many values."""
 
 
-def write_logits(head: LogitSource, device: torch.device, text: Text, path: Path, n_workers: int = 1) -> None:
-    """Write the log probabilities of a model for all measured tokens of a text.
+def write_logits(
+    head: LogitSource, device: torch.device, chunks: Chunks, path: Path, n_workers: int = 1
+) -> None:
+    """Write the log probabilities of a model for all measured tokens of a text in chunks of one length.
 
     The vocabulary is swept twice: for the range of each row, and for its codes.
 
     device  where logits are formed
     raises  OutputError when the file can't be written
     """
-    positions = predicted_positions(text.chunks)
+    positions = predicted_positions(chunks)
     ranges = _Ranges(positions, device)
     sweep_vocabulary([head], positions, [ranges], n_workers)
     with whole_file(path) as file:
-        header = np.array([text.chunk_size, head.vocab_size, text.n_chunks], np.int32).tobytes()
-        start = MAGIC + header + text.tokens.astype(np.int32).tobytes()
+        header = np.array([chunks.longest, head.vocab_size, chunks.n_chunks], np.int32).tobytes()
+        start = MAGIC + header + chunks.tokens.astype(np.int32).tobytes()
         _write_at(file.fileno(), start, 0)
         codes = _Codes(file.fileno(), len(start), ranges, head.vocab_size)
         sweep_vocabulary([head], positions, [codes], n_workers)
@@ -75,9 +78,8 @@ class _Ranges:
         self.smallest = torch.full(shape, float("inf"), dtype=torch.float64, device=device)
         self.sums = torch.zeros(shape, dtype=torch.float64, device=device)
 
-    def visit(self, chunk: int, first: int, logits: Sequence[torch.Tensor]) -> None:
+    def visit(self, at: slice, first: int, logits: Sequence[torch.Tensor]) -> None:
         values = logits[0].double()
-        at = self.positions.place(chunk)
         largest = torch.maximum(self.largest[at], values.amax(-1))
         shrink = torch.exp(self.largest[at] - largest)
         self.sums[at] = self.sums[at] * shrink + torch.exp(values - largest[:, None]).sum(-1)
@@ -103,8 +105,7 @@ class _Codes:
         self._row_bytes = ROW_HEADER_BYTES + 2 * (vocab_size + vocab_size % 2)
         self._vocab_size = vocab_size
 
-    def visit(self, chunk: int, first: int, logits: Sequence[torch.Tensor]) -> None:
-        at = self._positions.place(chunk)
+    def visit(self, at: slice, first: int, logits: Sequence[torch.Tensor]) -> None:
         above = (logits[0].double() - self._lowest[at, None]).clamp_(min=0)
         scales = self._scales[at].double()[:, None]
         codes = torch.where(scales > 0, above / scales, 0.0).round_().clamp_(max=_LARGEST_CODE)

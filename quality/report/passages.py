@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quality.divergence import TokenValues
+from quality.divergence import Ints, TokenValues
 from quality.evaluation import EvaluatedText
 from quality.spelling import texts
 
@@ -21,14 +21,19 @@ N_BEFORE = 24
 class ColouredToken:
     """A token with how far the model's prediction of it is from the base's.
 
-    kld          of the prediction, in nats
-    base_p, p    probability that base and model gave the token
+    kld              of the prediction, in nats
+    base_p, p        probability that base and model gave the token
+    base_word, word  what base and model would have written here: their most likely tokens
+    base_word_p      probability that the base gave its own
     """
 
     text: str
     kld: float
     base_p: float
     p: float
+    base_word: str
+    word: str
+    base_word_p: float
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,18 @@ class Passage:
     kld: float
     before: str
     tokens: tuple[ColouredToken, ...]
+
+    def changes(self, count: int) -> tuple[tuple[str, ColouredToken], ...]:
+        """Return the tokens that the model would have written otherwise than the base, the farthest first.
+
+        Each comes with the text of the passage up to it.
+        """
+        changed = [
+            (self.before + "".join(token.text for token in self.tokens[:place]), token)
+            for place, token in enumerate(self.tokens)
+            if token.word != token.base_word
+        ]
+        return tuple(sorted(changed, key=lambda each: -each[1].kld)[:count])
 
 
 def worst_passages(text: EvaluatedText, values: TokenValues, count: int) -> tuple[Passage, ...]:
@@ -85,6 +102,9 @@ def _passage(text: EvaluatedText, values: TokenValues, here: slice) -> Passage:
         values.kld[here].tolist(),
         np.exp(values.base_log_prob[here]).tolist(),
         np.exp(values.log_prob[here]).tolist(),
+        _words(text, values.base_top[here]),
+        _words(text, values.top[here]),
+        values.base_top_p[here].tolist(),
         strict=True,
     )
     return Passage(
@@ -94,3 +114,9 @@ def _passage(text: EvaluatedText, values: TokenValues, here: slice) -> Passage:
         before="".join(shown[:n_before]),
         tokens=tuple(ColouredToken(*token) for token in tokens),
     )
+
+
+def _words(text: EvaluatedText, tokens: Ints) -> list[str]:
+    """Spell tokens, each by itself; rows that only fill an output matrix have no text."""
+    known = len(text.spelled)
+    return [texts([text.spelled[token]])[0] if token < known else "?" for token in tokens.tolist()]

@@ -231,9 +231,7 @@ def resolve(
     )
 
 
-def _possible_groups(
-    role: Role, tensor: TensorInfo, n_heads: int | None, n_stored: int
-) -> dict[int, str]:
+def _possible_groups(role: Role, tensor: TensorInfo, n_heads: int | None, n_stored: int) -> dict[int, str]:
     """Return how many rows of values the tensor can use, and for each number what one row is for.
 
     n_stored  rows that there are; no key that llama-quantize reads says how many groups of rows a matrix has

@@ -13,6 +13,7 @@ from convert.options import ConvertChoices, ConvertOptions
 from forward.options import ForwardOptions
 from forward.text.tokens import Cut
 from imatrix.options import CollectChoices, CollectOptions
+from quality.auditing.options import AuditChoices, AuditOptions
 from quality.options import EvaluateChoices, EvaluateOptions
 from quantize.mla_layout.pipeline import LayoutChoices, LayoutOptions
 from quantize.options import QuantizeOptions
@@ -27,6 +28,7 @@ CHOICES: dict[Any, tuple[Any, ...]] = {
     LayoutChoices: (LayoutOptions, RunOptions),
     RepackChoices: (RepackOptions, RunOptions),
     CollectChoices: (CollectOptions, Cut, ForwardOptions),
+    AuditChoices: (AuditOptions,),
     EvaluateChoices: (EvaluateOptions, Cut, ForwardOptions),
     SensitivityChoices: (SensitivityOptions, Cut, ForwardOptions),
 }

@@ -22,6 +22,7 @@ from tests.contract.import_graph import PACKAGES, ROOF
 PUBLIC = [name for name in PACKAGES if name not in ("forward", ROOF)]
 
 MADE_BY_CALLERS = {
+    "AuditOptions",
     "CollectOptions", "ConvertOptions", "Cut", "EvaluateOptions", "ForwardOptions", "PlanOptions",
     "QuantizeOptions", "RunOptions", "SensitivityOptions",
 }  # fmt: skip

@@ -82,26 +82,27 @@ class Divergence:
     """
 
     def __init__(self, positions: Positions) -> None:
-        shape = positions.n_chunks, len(positions.tokens) // positions.n_chunks
-        self.maxima = np.full((2, *shape), -np.inf)
-        self.sums = np.zeros((3, *shape))
+        self.positions, n_positions = positions, len(positions.tokens)
+        self.maxima = np.full((2, n_positions), -np.inf)
+        self.sums = np.zeros((3, n_positions))
         self.by_chunk: list[np.ndarray] = []
 
-    def visit(self, chunk: int, first: int, logits: Sequence[Any]) -> None:
+    def visit(self, at: slice, first: int, logits: Sequence[Any]) -> None:
         a, b = (one.double().numpy() for one in logits)
         m, n = (
             np.maximum(old, new.max(-1))
-            for old, new in zip(self.maxima[:, chunk], (a, b), strict=True)
+            for old, new in zip(self.maxima[:, at], (a, b), strict=True)
         )  # fmt: skip
-        shrunk_a, shrunk_b = np.exp(self.maxima[:, chunk] - (m, n))
-        self.maxima[:, chunk] = m, n
+        shrunk_a, shrunk_b = np.exp(self.maxima[:, at] - (m, n))
+        self.maxima[:, at] = m, n
         weights = np.exp(a - m[:, None])
         of_slice = weights.sum(-1), np.exp(b - n[:, None]).sum(-1), (weights * (a - b)).sum(-1)
-        self.sums[:, chunk] = self.sums[:, chunk] * (shrunk_a, shrunk_b, shrunk_a) + of_slice
+        self.sums[:, at] = self.sums[:, at] * (shrunk_a, shrunk_b, shrunk_a) + of_slice
 
     def finish_chunk(self, chunk: int) -> None:
-        of_a, of_b, of_both = self.sums[:, chunk]
-        m, n = self.maxima[:, chunk]
+        at = self.positions.place(chunk)
+        of_a, of_b, of_both = self.sums[:, at]
+        m, n = self.maxima[:, at]
         self.by_chunk.append(of_both / of_a - np.log(of_a) + np.log(of_b) - m + n)
 
 
@@ -126,31 +127,40 @@ def test_a_model_diverges_from_itself_by_nothing() -> None:
 
 
 class Recorder:
-    """A visitor that keeps all it is shown."""
+    """A visitor that keeps all it is shown, by the piece of a chunk."""
 
-    def __init__(self) -> None:
-        self.slices: dict[int, list[tuple[int, np.ndarray]]] = {}
+    def __init__(self, positions: Positions) -> None:
+        self.positions = positions
+        self.slices: dict[tuple[int, int], list[tuple[int, np.ndarray]]] = {}
         self.finished: list[int] = []
 
-    def visit(self, chunk: int, first: int, logits: Sequence[Any]) -> None:
-        self.slices.setdefault(chunk, []).append((first, logits[0].numpy()))
+    def visit(self, at: slice, first: int, logits: Sequence[Any]) -> None:
+        self.slices.setdefault((at.start, at.stop), []).append((first, logits[0].numpy()))
 
     def finish_chunk(self, chunk: int) -> None:
-        assert sum(part.shape[1] for _, part in self.slices[chunk]) == VOCAB
+        for at in self.positions.pieces(chunk):
+            assert sum(part.shape[1] for _, part in self.slices[at.start, at.stop]) == VOCAB
         self.finished.append(chunk)
 
 
-def test_all_visitors_see_the_whole_vocabulary_in_order(slice_rows: int) -> None:
+@pytest.mark.parametrize("n_positions", [4, 512])
+def test_all_visitors_see_the_whole_vocabulary_in_order(
+    n_positions: int, slice_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logits, "_PIECE_POSITIONS", n_positions)
     head, positions = make_head(5), positions_of(3, CHUNK - 2)
-    recorders = [Recorder(), Recorder()]
+    recorders = [Recorder(positions), Recorder(positions)]
     sweep_vocabulary([head], positions, recorders, n_workers=2)
-    expected = all_logits(head)[:, 3 : CHUNK - 2]
+    expected = all_logits(head)[:, 3 : CHUNK - 2].reshape(-1, VOCAB)
     for recorder in recorders:
         assert recorder.finished == list(range(N_CHUNKS))
-        for chunk, slices in recorder.slices.items():
+        places = sorted(recorder.slices)
+        assert [start for start, _ in places] == [0, *(stop for _, stop in places[:-1])]
+        assert max(stop - start for start, stop in places) == min(n_positions, CHUNK - 5)
+        for (start, stop), slices in recorder.slices.items():
             assert [first for first, _ in slices] == list(range(0, VOCAB, slice_rows))
             whole = np.concatenate([part for _, part in slices], axis=1)
-            np.testing.assert_allclose(whole, expected[chunk], rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(whole, expected[start:stop], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])

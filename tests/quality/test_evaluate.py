@@ -22,8 +22,8 @@ from gguf_tools.format.shards import open_gguf
 from gguf_tools.progress import NoReport
 from quality.divergence import TokenValues, measure
 from quantize.fill.sources import GGUFTensor
-from tests.quality.conftest import Damage, change_tensor
 from tests.quality.token_values import token_values
+from tests.quality.trained_files import Damage, change_tensor
 from tests.support.checkpoints import Tensors, edit_config, edit_tensors, load_transformers
 
 torch = pytest.importorskip("torch")

@@ -66,7 +66,7 @@ def test_the_divergence_of_each_token_is_llama_perplexitys(
     base, model = random_head(n_vocab, scale=4, seed=1), random_head(n_vocab, scale=3, seed=2)
     tokens = np.random.default_rng(3).integers(0, n_vocab, (3, 16))
     path = tmp_path / "b.kld"
-    write_logits(base, torch.device("cpu"), Text(tokens, tokens), path)
+    write_logits(base, torch.device("cpu"), Text(tokens, tokens).chunks, path)
     source = FileLogits.open(path, None)
     assert source.tokens.tolist() == tokens.tolist()
     text = source.text(bos=5)

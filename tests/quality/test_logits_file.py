@@ -87,7 +87,7 @@ def test_codes_give_back_log_probabilities(
     monkeypatch.setattr(logits, "_SLICE_ROWS", slice_rows)
     head = random_head(n_vocab, scale, seed=1)
     tokens = np.random.default_rng(2).integers(0, n_vocab, (3, 16))
-    write_logits(head, torch.device("cpu"), Text(tokens, tokens), tmp_path / "b.kld", n_workers=2)
+    write_logits(head, torch.device("cpu"), Text(tokens, tokens).chunks, tmp_path / "b.kld", n_workers=2)
     content = (tmp_path / "b.kld").read_bytes()
     assert np.frombuffer(content[8:HEADER_BYTES], np.int32).tolist() == [16, n_vocab, 3]
     found = decoded(*rows_of(content, 3 * 16, n_vocab)).reshape(3, 7, n_vocab)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,12 +26,14 @@ from gguf_tools.format.shards import open_gguf
 from gguf_tools.progress import NoReport
 from quantize.fill import session
 from quantize.importances.text_sketch import TextSketch
+from quantize.pipeline import plan_run
 
 torch = pytest.importorskip("torch")
 
 from calibrate.statistics.inputs import Capture  # noqa: E402
-from forward.text.tokens import Cut  # noqa: E402
-from tests.quality.conftest import Damage  # noqa: E402
+from forward.text.tokens import Cut, Text, read_text  # noqa: E402
+from tests.quality.trained_files import Damage  # noqa: E402
+from tests.support.trained_model import calibration_text  # noqa: E402
 
 Make = Callable[..., Path]
 CUT = Cut(128, n_chunks=16)
@@ -122,6 +125,28 @@ def stock(base: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return path
 
 
+def test_a_plan_and_its_run_read_the_text_once(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*arguments: Any) -> Text:
+        texts.append(read_text(*arguments))
+        return texts[-1]
+
+    texts: list[Text] = []
+    monkeypatch.setattr("calibrate.options.read_text", read)
+    path = tmp_path / "text.txt"
+    path.write_bytes(calibration_text()[:8000])
+    calibration = plainly(path, Cut(128))
+    options = quantize.QuantizeOptions(calibration=calibration)
+    with plan_run(base, tmp_path / "out.gguf", "Q2_K", options) as planned:
+        assert list(planned.needs(quantize.RunOptions()))
+    assert len(texts) == 1
+    path.write_bytes(calibration_text()[:16000])
+    with plan_run(base, tmp_path / "out.gguf", "Q2_K", options):
+        assert texts[1].n_chunks > texts[0].n_chunks
+    assert len(texts) == 2
+
+
 @pytest.mark.slow
 def test_the_model_errs_less_on_another_text_at_the_same_size(
     base: Path, one_sided: Path, whole: Path, stock: Path, other_text: Path
@@ -203,6 +228,7 @@ def test_a_folder_gives_the_same_tensors(
 _KILLED = """
 import os, signal, sys
 from quantize.fill import session
+from quantize.pipeline import plan_run
 import quality, quantize
 from forward.text.tokens import Cut
 

@@ -1,0 +1,168 @@
+"""The base that a file is compared with, by GGUF names: a folder, a model on the Hub, or a GGUF file.
+
+A folder is taken as the file that the converter would make of it, in the file's own layout of latent
+attention and with its layers for multi-token prediction if it has some. Only what is asked for is read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from convert.architectures import find_architecture
+from convert.architectures.base import build
+from convert.checkpoint.checkpoint import Checkpoint
+from convert.checkpoint.streamed import StreamedFolder
+from convert.options import ConvertOptions
+from convert.pipeline import has_layouts, prepare
+from convert.weights import open_weights
+from gguf_tools.errors import BadRequest
+from gguf_tools.format import keys
+from gguf_tools.format.hparams import HParams, known_hparams
+from gguf_tools.format.reader import GGUFSource
+from gguf_tools.format.shards import open_gguf
+from gguf_tools.format.values import Metadata
+from quantize.fill.sources import GGUFTensor, HeadRows, SourceTensor, TransposedHeads
+from quantize.mla_layout.layouts import ARCHITECTURE, HeadSizes, tensor_name
+from quantize.mla_layout.moves import JoinedHeads
+from quantize.roles import MLALayout, Role, layer_of
+
+MTP = ".nextn."
+"""What the names of tensors have that only layers for multi-token prediction have."""
+
+
+@dataclass(frozen=True)
+class AuditBase:
+    """An open base.
+
+    path        as the user named it
+    is_folder   whether metadata are what the converter would write, rather than what a file has
+    is_remote   whether rows come over a network
+    tensors     GGUF name -> tensor, unread: those of a file in the same layout
+    others      the same model in other layouts of latent attention, for what a file may hold by mistake
+    metadata    keys of such a file
+    notes       what the converter would have said of the model
+    """
+
+    path: Path
+    is_folder: bool
+    is_remote: bool
+    tensors: Mapping[str, SourceTensor]
+    others: Mapping[str, SourceTensor]
+    metadata: Metadata
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def architecture(self) -> str:
+        value = self.metadata.get(keys.ARCHITECTURE)
+        return str(value.data) if value is not None else ""
+
+    @property
+    def hparams(self) -> HParams:
+        return known_hparams(self.metadata, self.architecture)
+
+    @property
+    def heads(self) -> HeadSizes | None:
+        """Sizes of latent attention; None for a model without."""
+        return head_sizes(self.metadata, self.path)
+
+    def find(self, name: str) -> SourceTensor | None:
+        return self.tensors.get(name) or self.others.get(name)
+
+
+def head_sizes(metadata: Metadata, path: Path) -> HeadSizes | None:
+    """Read the sizes of latent attention from metadata; None for a model without."""
+    name = metadata.get(keys.ARCHITECTURE)
+    if name is None or name.data != ARCHITECTURE:
+        return None
+    try:
+        return HeadSizes.from_metadata(metadata, path)
+    except BadRequest:
+        return None
+
+
+def layout_in(names: Iterable[str]) -> MLALayout | None:
+    """Tell the layout of latent attention from names of tensors; None where there is none."""
+    names = set(names)
+    whole = any(name.endswith(".attn_kv_b.weight") for name in names)
+    halves = any(name.endswith(".attn_k_b.weight") for name in names)
+    if not whole and not halves:
+        return None
+    return "both" if whole and halves else "split" if halves else "none"
+
+
+@contextmanager
+def open_audit_base(
+    path: str | os.PathLike[str], file: GGUFSource, *, allow_pickle: bool = False
+) -> Iterator[AuditBase]:
+    """Open a base as the file that `file` claims to be.
+
+    raises  CheckpointError, GGUFError and UnsupportedCheckpoint for what can't be read or converted
+    """
+    with ExitStack() as opened:
+        if isinstance(path, StreamedFolder) or Path(path).is_dir():
+            checkpoint = opened.enter_context(Checkpoint(path, allow_pickle=allow_pickle))
+            yield _of_folder(checkpoint, file, isinstance(path, StreamedFolder))
+        else:
+            yield _of_file(opened.enter_context(open_gguf(path)), Path(path))
+
+
+def _of_folder(checkpoint: Checkpoint, file: GGUFSource, is_remote: bool) -> AuditBase:
+    architecture = find_architecture(checkpoint.config, checkpoint.config_path, checkpoint.names())
+    choices: dict[str, Any] = {}
+    if has_layouts(architecture):
+        layout = layout_in(file.tensors)
+        choices |= {} if layout is None else {"mla": layout}
+        n_mtp = checkpoint.config.get("num_nextn_predict_layers")
+        choices |= {"mtp": any(MTP in name for name in file.tensors)} if n_mtp else {}
+    options = ConvertOptions(outtype="f32", provenance=False, **choices)
+    preparation, rows = prepare(checkpoint, None, options, allow_problems=True)
+    others: Mapping[str, SourceTensor] = {}
+    if "mla" in choices:
+        conversion = build(architecture, open_weights(checkpoint), {**choices, "mla": "both"})
+        others = {tensor.name: tensor for tensor in conversion.tensors}
+    metadata = preparation.outputs[0].layout.metadata
+    return AuditBase(
+        Path(checkpoint.folder), True, is_remote, rows.tensors, others, metadata, preparation.plan.notes
+    )
+
+
+def _of_file(file: GGUFSource, path: Path) -> AuditBase:
+    tensors = {name: GGUFTensor(file, name) for name in file.tensors}
+    sizes = head_sizes(file.metadata, path)
+    others = {} if sizes is None else dict(_relaid(tensors, sizes))
+    return AuditBase(path, False, False, tensors, others, file.metadata)
+
+
+def _relaid(tensors: Mapping[str, SourceTensor], sizes: HeadSizes) -> Iterator[tuple[str, SourceTensor]]:
+    """Yield each layer's attn_kv_b, attn_k_b and attn_v_b, made of those that are there."""
+    layers = {layer for name in tensors if (layer := layer_of(name)) is not None}
+    for layer in sorted(layers):
+        whole, keys_, values = (
+            tensor_name(layer, role) for role in (Role.ATTN_KV_B, Role.ATTN_K_B, Role.ATTN_V_B)
+        )
+        if whole in tensors:
+            yield from halves_of(tensors[whole], sizes, keys_, values)
+        elif keys_ in tensors and values in tensors:
+            yield whole, _joined(tensors[keys_], tensors[values], sizes, whole)
+
+
+def halves_of(
+    kv_b: SourceTensor, sizes: HeadSizes, keys_: str, values: str
+) -> Iterator[tuple[str, SourceTensor]]:
+    """Yield the key half of attn_kv_b, transposed head by head, and its value half, under these names."""
+    rows, heads = sizes.head_rows, sizes.n_heads
+    yield keys_, TransposedHeads(keys_, (heads * sizes.kv_lora, sizes.nope), kv_b, rows, 0, sizes.nope)
+    yield values, HeadRows(values, (heads * sizes.value, sizes.kv_lora), kv_b, rows, sizes.nope, sizes.value)
+
+
+def _joined(k_b: SourceTensor, v_b: SourceTensor, sizes: HeadSizes, name: str) -> SourceTensor:
+    shape = (sizes.n_heads * sizes.nope, sizes.kv_lora)
+    key_rows = TransposedHeads(name, shape, k_b, sizes.kv_lora, 0, sizes.kv_lora)
+    return JoinedHeads(
+        name, (sizes.n_heads * sizes.head_rows, sizes.kv_lora), key_rows, sizes.nope, v_b, sizes.value
+    )

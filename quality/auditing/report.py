@@ -1,0 +1,160 @@
+"""What an audit has found, as a value, as lines for a terminal, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gguf_tools.findings import Finding, Level
+from gguf_tools.text import html_table, in_layer_ranges, printable, table
+from quality.auditing.diagnose import Diagnosis
+
+if TYPE_CHECKING:
+    from quality.evaluation import Evaluation
+
+
+@dataclass(frozen=True)
+class TensorAudit:
+    """How a tensor of the file compares with the base's.
+
+    n_rows, n_rows_read  rows that it has, and that were compared
+    relative             norm of the error over the norm of the base's weights
+    expected             the same of a sample of its rows as the plain encoder makes them; for types of floats
+                         the type's limit
+    cosine               of the angle between the file's weights and the base's
+    scale                factor by which the base's weights come nearest to the file's
+    is_plain             whether the sample has the bytes of the plain encoder
+    n_bad_rows           rows that do not hold what they should
+    n_nonfinite          weights that are NaN or infinite
+    diagnoses            what is wrong
+    """
+
+    name: str
+    type: str
+    n_rows: int
+    n_rows_read: int
+    relative: float
+    expected: float
+    cosine: float
+    scale: float
+    is_plain: bool
+    n_bad_rows: int
+    n_nonfinite: int
+    diagnoses: tuple[Diagnosis, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name, "type": self.type, "rows": self.n_rows, "rows_read": self.n_rows_read,
+            "relative_error": self.relative, "expected_error": self.expected, "cosine": self.cosine,
+            "scale": self.scale, "plain": self.is_plain, "bad_rows": self.n_bad_rows,
+            "nonfinite": self.n_nonfinite, "wrong": [each.kind for each in self.diagnoses],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """An audit of a file.
+
+    every_row   whether all rows of all tensors were compared, rather than runs of each matrix
+    is_plain    whether the file is as the plain encoder makes it, without importances
+    tensors     those that both have, in the order of the file
+    findings    the worst first
+    evaluation  the file's divergence from the base on a text, where one was asked for
+    """
+
+    file: Path
+    base: Path
+    every_row: bool
+    is_plain: bool
+    tensors: tuple[TensorAudit, ...]
+    findings: tuple[Finding, ...]
+    evaluation: Evaluation | None = None
+
+    def __repr__(self) -> str:
+        n_bad = len(self.at(Level.BAD))
+        return f"<AuditReport of {self.file.name}: {len(self.tensors)} tensors, {n_bad} bad findings>"
+
+    def _repr_html_(self) -> str:
+        rows = [(str(each.level), each.where, each.text) for each in self.findings]
+        return html_table(repr(self), ("level", "where", "finding"), rows)
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether anything is wrong; warnings and notes are not."""
+        return bool(self.at(Level.BAD))
+
+    def at(self, level: Level) -> list[Finding]:
+        return [each for each in self.findings if each.level is level]
+
+    def with_evaluation(self, evaluation: Evaluation) -> AuditReport:
+        return replace(self, evaluation=evaluation)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+        return {
+            "ok": not self.is_wrong,
+            "file": str(self.file),
+            "base": str(self.base),
+            "every_row": self.every_row,
+            "plain": self.is_plain,
+            "findings": [
+                {"level": str(each.level), "kind": each.kind, "about": list(each.about), "text": each.text}
+                for each in self.findings
+            ],
+            "tensors": [each.to_json() for each in self.tensors],
+            "evaluation": None if self.evaluation is None else self.evaluation.to_json(),
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield the findings, a table of errors by type, and one line that sums up."""
+        for about, text, level in folded(self.findings):
+            where = f"{about}: " if about else ""
+            yield f"{level}: {where}{text}"
+        if self.tensors:
+            yield from table(
+                [_HEADS, *(_of_type(self.tensors, name) for name in _types(self.tensors))], right=(1, 2, 3, 4)
+            )
+        if self.evaluation is not None:
+            from quality.evaluation import evaluation_lines
+
+            yield from evaluation_lines(self.evaluation)
+        yield f"{printable(str(self.file))}: {self.summary()}"
+
+    def summary(self) -> str:
+        """Say how much was compared, and whether anything is wrong."""
+        rows = "every row" if self.every_row else "runs of rows of every matrix"
+        counts = ", ".join(
+            f"{len(self.at(level))} {word}"
+            for level, word in ((Level.BAD, "bad"), (Level.WARNING, "warnings"), (Level.NOTE, "notes"))
+        )
+        outcome = counts if self.findings else "nothing is wrong"
+        return f"{len(self.tensors)} tensors compared with {printable(str(self.base))}, {rows}: {outcome}"
+
+
+_HEADS = ("type", "tensors", "error", "encoder's", "worst", "tensor")
+
+
+def _types(tensors: tuple[TensorAudit, ...]) -> list[str]:
+    return list(dict.fromkeys(each.type for each in tensors))
+
+
+def _of_type(tensors: tuple[TensorAudit, ...], name: str) -> tuple[str, ...]:
+    """Return a row of the table: mean error, what the plain encoder makes, and the worst tensor."""
+    here = [each for each in tensors if each.type == name]
+    worst = max(here, key=lambda each: each.relative)
+    mean = sum(each.relative for each in here) / len(here)
+    expected = sum(each.expected for each in here) / len(here)
+    return (
+        name, str(len(here)), f"{100 * mean:.3g}%", f"{100 * expected:.3g}%", f"{100 * worst.relative:.3g}%",
+        printable(worst.name),
+    )  # fmt: skip
+
+
+def folded(findings: tuple[Finding, ...]) -> list[tuple[str, str, Level]]:
+    """Return (tensors or keys, text, level); a finding of several layers is told once."""
+    groups: dict[tuple[str, Level], list[str]] = {}
+    for each in findings:
+        groups.setdefault((each.text, each.level), []).extend(each.about[:1])
+    return [(", ".join(in_layer_ranges(about)), text, level) for (text, level), about in groups.items()]
