@@ -122,14 +122,16 @@ class _Tokeniser:
                 yield _Chunk(f"{source.name}: chunk {number}", tokens, inputs, is_scored)
 
     def _chats(self, each: TextClass, encoder: Encoder, notes: list[str]) -> tuple[list[_Chunk], str]:
-        """Cut conversations; if the model's template takes none of a class, they are rendered plainly."""
+        """Cut conversations; if the model's template takes less than half, all are rendered plainly."""
         templates = [
             each.template or own_template(self._vocab, talk.tools is not None) or PLAIN
             for talk in each.conversations
         ]
         chunks = list(self._rendered(each, templates, encoder, notes))
-        if not chunks and each.template is None and PLAIN not in templates:
-            notes.append("rendered plainly, since the model's template takes none of the conversations")
+        n_talks = len(each.conversations)
+        if 2 * len(chunks) < n_talks and each.template is None and PLAIN not in templates:
+            taken = f"{len(chunks)} of {n_talks} conversations"
+            notes.append(f"class {each.name!r} is rendered plainly: the model's template takes {taken}")
             templates = [PLAIN] * len(templates)
             chunks = list(self._rendered(each, templates, encoder, notes))
         return chunks, " and ".join(dict.fromkeys(template.name for template in templates))

@@ -81,7 +81,7 @@ def library() -> Tokenizer:
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = known.build()
     tokenizer.decoder = ByteLevelDecoder()
-    letters = [chr(code) for code in range(0x21, 0x143) if code not in (0x7F, *range(0x80, 0xA1), 0xAD)]
+    letters = [chr(code) for code in range(0x21, 0x144) if code not in (0x7F, *range(0x80, 0xA1), 0xAD)]
     trainer = BpeTrainer(vocab_size=700, initial_alphabet=letters, show_progress=False)
     tokenizer.train_from_iterator(TEMPLATES.values(), trainer)
     spelled = {token for source in TEMPLATES.values() for token in _SPELLED.findall(source)}

@@ -274,7 +274,8 @@ def test_a_model_whose_template_takes_no_tools_reads_them_plainly(tmp_path: Path
     found = chunks_of(tmp_path, "tools", vocabulary(TEMPLATES["gemma-2"]))
     assert found.template == PLAIN.name
     assert "System role not supported" in found.notes[0]
-    assert "rendered plainly" in found.notes[1]
+    why = "the model's template takes 0 of 1 conversations"
+    assert found.notes[1] == f"class 'talk' is rendered plainly: {why}"
     called = json.dumps(CALL["tool_calls"][0]["function"])
     assert spell(found) == [f" {called}\n\n", "   At five past two. \n\n"]
 

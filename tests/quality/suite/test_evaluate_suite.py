@@ -13,20 +13,21 @@ import numpy as np
 import pytest
 
 import quality
+from gguf_cli.evaluate import main
 from gguf_tools.cluster import connect
 from gguf_tools.errors import BadRequest
 from quality.evaluation import Evaluation
 from tests.forward.deepseek4_models import v4_model
 from tests.quality.suite.test_tokenise import write
-from tests.support.checkpoints import Tensors, edit_tensors
+from tests.support.checkpoints import Tensors, edit_tensors, load_transformers
 from tests.support.decoder_models import decoder_model
 from tests.support.trained_model import calibration_text
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from forward.options import ForwardOptions
-from forward.text.tokens import Cut
-from tests.quality.test_kept import KillAfter, Killed, Layers
+from forward.options import ForwardOptions  # noqa: E402
+from forward.text.tokens import Cut  # noqa: E402
+from tests.quality.test_kept import KillAfter, Killed, Layers  # noqa: E402
 
 Made = Callable[[str], Path]
 
@@ -108,6 +109,29 @@ def test_a_class_has_the_numbers_of_its_text_alone(
     for name in CONTEXTS:
         same(found.by_class[name], alone(tiny_folder, suite, name, made("Q4_K_M"), options))
     assert found.by_class["talk"].text.chunks.n_chunks == len(TALK)
+
+
+def test_what_is_scored_of_conversations_is_what_transformers_predicts(
+    tiny_folder: Path, made: Made, suite: Path
+) -> None:
+    """Chunks of different lengths, in which turns of the user lie between those that are scored."""
+    talk = quality.evaluate_suite(tiny_folder, suite, [made("Q8_0")], ONE_THREAD).by_class["talk"]
+    chunks, found = talk.text.chunks, talk.models[0].tokens
+    assert len(set(np.diff(chunks.bounds).tolist())) == len(TALK)
+    gaps = np.diff(found.position)[np.diff(found.chunk) == 0]
+    assert (gaps > 1).any()
+    model, log_probs, tops = load_transformers(tiny_folder), [], []
+    for chunk in range(chunks.n_chunks):
+        start, stop = chunks.rows(chunk)
+        with torch.no_grad():
+            logits = model(torch.from_numpy(chunks.inputs[None, start:stop])).logits[0].double()
+        logs = torch.log_softmax(logits, -1).numpy()
+        scored = np.flatnonzero(chunks.scored[start:stop])
+        log_probs.append(logs[scored - 1, chunks.tokens[start:stop][scored]])
+        tops.append(logs[scored - 1].max(-1))
+        assert found.position[found.chunk == chunk].tolist() == (scored - 1).tolist()
+    np.testing.assert_allclose(found.base_log_prob, np.concatenate(log_probs), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.base_top_p, np.exp(np.concatenate(tops)), rtol=1e-4)
 
 
 def other_family(name: str, folder: Path) -> Path:
@@ -210,3 +234,43 @@ def test_what_is_for_one_text_is_refused(made: Made, suite: Path, tmp_path: Path
     refused("class 'all': figures over all", given=write(tmp_path, "context: 16", all="What? " * 50))
     (tmp_path / "short").mkdir()
     refused("class 'a': no token is scored", given=write(tmp_path / "short", "context: 2", a="Well, well."))
+
+
+def test_the_command_measures_a_suite(
+    made: Made, suite: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "s.json"
+    words = ["--suite", str(suite), "--quick", "--threads", "1", "--json", str(out)]
+    assert main([str(made("F32")), str(made("Q8_0")), *words]) == 0
+    shown = capsys.readouterr().out
+    assert "4 classes, a tenth of each" in shown
+    assert "Q8_0.gguf by class" in shown
+    found = json.loads(out.read_text())
+    assert list(found["models"][0]["classes"]) == [*CONTEXTS, "talk"]
+    assert not out.with_name("s.json.work").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--suite x -f t.txt", "not allowed with argument --suite"),
+        ("--suite x -c 64", "-c is for -f: the classes of a suite have contexts of their own"),
+        ("--suite x --chunks 3", "--chunks is for -f"),
+        ("--suite x --kl-divergence-base b.kld", "--kl-divergence-base is for one text, given with -f"),
+        ("--suite x --html r.html", "--html is for one text, given with -f"),
+        ("-f t.txt --quick", "--quick is for a suite: --suite is missing"),
+        ("", "-f TEXT or --suite is missing"),
+    ],
+)
+def test_arguments_for_one_text_are_refused(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["base.gguf", "q.gguf", *words.split()]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_suite_that_is_not_there_is_refused_in_one_line(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(made("F32")), str(made("F32")), "--suite", str(tmp_path / "none")]) == 1
+    assert "none: no such suite, expected 'default', a folder or a YAML file" in capsys.readouterr().err
