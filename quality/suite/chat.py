@@ -139,10 +139,11 @@ class Renderer:
                 continue
             if not (later and later[0]["role"] == "tool"):
                 return span
+            # What the tool says must not be among the words.
             others = [{**each, "content": "-"} if each["role"] == "tool" else each for each in later]
             changed = self._try([*conversation.messages[: number + 1], *others], conversation)
             if changed is not None and changed.startswith(text[: span[1]]):
-                return span  # what the tool says is not among the words
+                return span
         return None
 
     def _replaced(self, text: str, conversation: Conversation, number: int) -> Span | None:
@@ -212,7 +213,7 @@ def _compiled(template: Template) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "jinja2":
             raise
-        raise BadRequest("chats are rendered by jinja2, which is missing; pip install jinja2") from error
+        raise BadRequest("rendering chats needs jinja2: pip install 'gguf-tools[torch]'") from error
     return compile_template(template, (_BEGIN, _END), DATE)
 
 

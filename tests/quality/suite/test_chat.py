@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -306,6 +307,14 @@ def test_errors_of_templates_are_one_line(source: str, error: str, tmp_path: Pat
         Renderer(Template("the model's", source), {}, ()).render(talk)
     assert error in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_without_jinja2_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("quality.suite.sandbox", "gguf_tools.scan.templates.rendering"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(BadRequest, match=r"needs jinja2: pip install 'gguf-tools\[torch\]'"):
+        Renderer(PLAIN, {}, ())
 
 
 def test_conversations_are_given_as_copies() -> None:
