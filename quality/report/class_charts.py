@@ -30,6 +30,9 @@ _MOST_LANES = 4
 _A_MARK = 14
 """Width that is kept free around the middle of a mark, in points."""
 
+_A_SHARE = 60
+"""Width of a share on the axis, in points."""
+
 _FLOOR_WITHIN = 6
 """A noise floor is shown that is at most so many times lower than the lowest mark."""
 
@@ -61,7 +64,7 @@ class ClassRows:
     files   of the marks in each row, and their numbers among all files, which decide how they are drawn
     marks   of each file, one for each row
     label   of the axis
-    scale   of the axis
+    scale   of the axis; a linear one has shares, 0 to 1, and shows them in percent
     line    where an upright line stands; None: nowhere
     floors  noise floor of each row; None: not measured
     has_total  whether the last row is about all classes
@@ -103,8 +106,18 @@ def class_chart(rows: ClassRows, prefix: str, canvas: Canvas) -> str:
                       color=style.colour, label=name)  # fmt: skip
         if rows.scale == "log":
             label_numbers(axes.xaxis, width)
+        else:
+            _label_shares(axes, width)
         legend(figure, axes, canvas)
         return svg_text(figure, prefix, f"{rows.label} of each file, by class of texts", titles)
+
+
+def _label_shares(axes: Axes, width: float) -> None:
+    """Label the axis with shares in percent."""
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    axes.xaxis.set_major_locator(MaxNLocator(max(2, int(width // _A_SHARE)), steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
 
 
 def _lanes(marks: Sequence[Mark], scale: Scale, limits: tuple[float, float], gap: float) -> list[int]:
@@ -138,7 +151,7 @@ def _limits(rows: ClassRows) -> tuple[float, float]:
     if rows.scale == "linear":
         low, high = min([0.0, *known]), max([0.0, *known])
         room = 0.06 * (high - low) or 1e-3
-        return low - (room if low < 0 else 0), high + room
+        return low - (room if low < 0 else room / 3), high + room
     known = [number for number in known if number > SMALLEST_KLD] or [0.1, 1.0]
     low, high = min(known), max(known)
     if rows.floors is not None and max(rows.floors) > low / _FLOOR_WITHIN:

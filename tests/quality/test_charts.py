@@ -192,6 +192,15 @@ def test_what_is_not_known_is_left_out(canvas: Canvas) -> None:
         assert "nan" not in svg.lower()
 
 
+@CANVASES
+def test_shares_are_shown_in_percent(canvas: Canvas) -> None:
+    marks = [[Mark(0.004 * place, 0.0, 0.008 * place, "")] * 5 for place in range(2)]
+    svg = class_chart(class_rows(2, marks=marks, scale="linear"), "p-", canvas)
+    found = labels(svg, "x")
+    assert 3 <= len(found) <= 7
+    assert all(re.fullmatch(r"0\.\d+%", text) for text in found), found
+
+
 def test_a_noise_floor_is_drawn_where_it_is_near() -> None:
     def shaded(floors: list[float] | None) -> int:
         return class_chart(class_rows(2, floors=floors), "p-", WIDE).count("FillBetween")
