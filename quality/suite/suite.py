@@ -103,7 +103,7 @@ class TextClass:
 class Suite:
     """Classes of texts.
 
-    quick  take a tenth of each class: every tenth chunk or conversation, and at least one
+    quick  take a tenth of each class: every tenth chunk or conversation, and at least two
     """
 
     name: str
