@@ -15,8 +15,10 @@ from gguf_tools import __version__
 from gguf_tools.files.overwriting import refuse_to_replace
 
 if TYPE_CHECKING:
+    from quality.evaluation import Evaluation
     from quality.options import EvaluateOptions, LogitsFile
-    from quality.report.page import PageInputs
+    from quality.report.inputs import PageInputs
+    from quality.suite.result import SuiteEvaluation
 
 DESCRIPTION = """\
 Measure how well quantized models keep what their base predicts, under the names and definitions of
@@ -56,11 +58,10 @@ bit may send a token to other experts.
 which file is better:
   --against STOCK.gguf  compares every QUANT with STOCK on the same chunks: the ratio of their mean KLD with a
                         95 % interval, and in words whether the file is better, worse, or not told apart. The
-                        interval is over chunks, for tokens of one chunk are alike. What it leaves out is what
-                        other texts of the kind would show.
-  --noise-floor         takes BASE through the text twice more: with its weights rounded to BF16, and with the
-                        8-bit activations that llama.cpp gives a quantized file. No file is written. Who runs
-                        the files sees no difference that is smaller than that.
+                        interval is over chunks, as tokens of one chunk are alike. With a suite, by class.
+  --noise-floor         takes BASE through the texts twice more: with its weights rounded to BF16, and with
+                        the 8-bit activations that llama.cpp gives a quantized file. No file is written.
+                        Whoever runs the files can't see a difference that is smaller.
 
 the base without the base:
   --keep DIR                 keeps what later runs need of it, when they are called with the same BASE, text
@@ -78,7 +79,7 @@ examples:
   evaluate lite-bf16.gguf --suite our-texts/ --quick --json lite.json lite-Q*.gguf
   evaluate lite-bf16.gguf -f wiki.test.raw --chunks 40 --json lite.json lite-Q*.gguf
   evaluate lite-bf16.gguf -f wiki.test.raw --html report.html --compare-with stock.json mine-*.gguf
-  evaluate lite-bf16.gguf -f wiki.test.raw --against stock-Q4_K_M.gguf --noise-floor mine-Q4_K_M.gguf
+  evaluate lite-bf16.gguf --suite default --against stock-Q4_K_M.gguf --noise-floor mine-Q4_K_M.gguf
   evaluate --kl-divergence-base lite.kld --kl-divergence lite-Q4_K_M.gguf
 
 With --json, --html or --work, a run that was interrupted resumes after its last whole layer when it is called
@@ -216,20 +217,24 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     if options.work is None or not is_unfinished(options.work):
         refuse_to_replace(outputs, force=args.force)
     page = None if args.html is None else _page_inputs(args)
+    check = (lambda text, files: None) if page is None else page.refuse_unfit
+    evaluation: Evaluation | SuiteEvaluation
     with ExitStack() as opened:
         with LayerBar("layers of all models", quiet=args.quiet) as bar:
             if args.suite is not None:
                 suite = read_suite(args.suite, args.quick)
-                of_suite = opened.enter_context(evaluating_suite(base, suite, quants, options, bar))
-                lines, found = suite_lines(of_suite), of_suite.to_json()
+                if page is not None:
+                    page.refuse_other_suites(suite)
+                run = evaluating_suite(base, suite, quants, options, bar, check)
+                evaluation = of_suite = opened.enter_context(run)
+                lines = suite_lines(of_suite)
             else:
-                check = (lambda text, files: None) if page is None else page.refuse_unfit
                 evaluation = opened.enter_context(evaluating(base, args.text, quants, options, bar, check))
-                lines, found = evaluation_lines(evaluation), evaluation.to_json()
+                lines = evaluation_lines(evaluation)
         for line in lines:
             print(line)
         if args.json is not None:
-            write_whole(args.json, (json_text(found) + "\n").encode())
+            write_whole(args.json, (json_text(evaluation.to_json()) + "\n").encode())
         if page is not None:
             write_whole(args.html, page.page(evaluation).encode())
     for output in outputs:
@@ -270,7 +275,7 @@ def _refuse_with_suite(parser: argparse.ArgumentParser, args: argparse.Namespace
     for name, option in (("ctx_size", "-c"), ("chunks", "--chunks")):
         if getattr(args, name) != parser.get_default(name):
             parser.error(f"{option} is for -f: the classes of a suite have contexts of their own")
-    for name in ("kl_divergence_base", "kl_divergence", "html"):
+    for name in ("kl_divergence_base", "kl_divergence"):
         if getattr(args, name):
             parser.error(f"--{name.replace('_', '-')} is for one text, given with -f")
 
@@ -278,7 +283,7 @@ def _refuse_with_suite(parser: argparse.ArgumentParser, args: argparse.Namespace
 def _page_inputs(args: argparse.Namespace) -> PageInputs:
     """Read the other inputs of the page now, so that a bad file is refused before hours of computing."""
     from quality.report.charts import require_matplotlib
-    from quality.report.page import PageInputs
+    from quality.report.inputs import PageInputs
     from quality.report.points import read_earlier
     from quantize.plan.sensitivities import read_sensitivities
 

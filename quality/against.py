@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ class FileComparison:
         said = f"{self.path.name} {_SAID[overall.verdict]} {self.stock.name}"
         if overall.verdict is not Verdict.NOT_TOLD_APART and overall.is_below_floor:
             said += ", by less than the noise floor"
-        said += f": its mean KLD is {_interval(overall.kld_ratio)} of that one's."
+        said += f": its mean KLD is {_times(overall.kld_ratio)}."
         return said if len(classes) < 2 else f"{said} {_by_verdict(classes)}."
 
     def to_json(self) -> dict[str, Any]:
@@ -86,20 +87,22 @@ def with_stock(quants: Sequence[AnyPath], stock: AnyPath | None) -> tuple[list[P
     return (paths, same[0]) if same else ([*paths, Path(stock)], len(paths))
 
 
-_HEADINGS = ("class", "KLD ratio (95 % interval)", "KLD less", "same top", "flips", "verdict")
+HEADINGS = ("class", "KLD ratio (95 % interval)", "difference", "same top", "flips", "verdict")
 
 
 def comparison_lines(comparisons: Sequence[FileComparison]) -> Iterator[str]:
     """Print each comparison in words, and as a table with a row for each class."""
     for each in comparisons:
-        several = len(each.found.by_class) > 1
         yield ""
-        rows = [_row(str(part.name), part) for part in each.found.by_class]
-        if several:
-            rows.append(_row("all", each.found.overall))
         yield from wrap(each.words, MAX_WIDTH)
-        start = 0 if several else 1
-        yield from table([row[start:] for row in (_HEADINGS, *rows)], right=range(1 - start, 5 - start))
+        yield from table([HEADINGS, *comparison_rows(each)], right=range(1, 5))
+
+
+def comparison_rows(comparison: FileComparison) -> list[Sequence[str]]:
+    """Return a row for each class, and one for all where there are several."""
+    found = comparison.found
+    rows = [_row(str(each.name), each) for each in found.by_class]
+    return [*rows, _row("all", found.overall)] if len(rows) > 1 else rows
 
 
 def _row(name: str, found: Comparison) -> Sequence[str]:
@@ -125,15 +128,22 @@ def _by_verdict(classes: Sequence[Comparison]) -> str:
     return text[0].upper() + text[1:]
 
 
-def _interval(found: Interval) -> str:
-    """Show a ratio with its interval.
+def _times(found: Interval) -> str:
+    """Say how large one figure is beside the other.
 
-    >>> _interval(Interval(0.9, 0.85, 0.954, 0.01))
-    '0.900 (0.850 to 0.954)'
+    >>> _times(Interval(0.9, 0.85, 0.954, 0.01))
+    '0.900 times as large (95 % interval 0.850 to 0.954)'
     """
-    if found.low != found.low:  # NaN
-        return f"{found.value:.3f} (too few chunks)"
-    return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
+    interval = "too few chunks for an interval" if math.isnan(found.low) else f"95 % interval {_ends(found)}"
+    return f"{found.value:.3f} times as large ({interval})"
+
+
+def _interval(found: Interval) -> str:
+    return f"{found.value:.3f} ({'too few chunks' if math.isnan(found.low) else _ends(found)})"
+
+
+def _ends(found: Interval) -> str:
+    return f"{found.low:.3f} to {found.high:.3f}"
 
 
 def comparisons_json(comparisons: Sequence[FileComparison]) -> dict[str, Any]:

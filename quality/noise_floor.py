@@ -63,7 +63,7 @@ def mean_floor(by_class: Iterable[NoiseFloor]) -> float:
     return sum(klds) / len(klds) if klds else math.nan
 
 
-_HEADINGS = ("noise floor", "KLD", "median", "99%", "99.9%", "same top", "flips")
+NOISE_HEADINGS = ("noise floor", "KLD", "median", "99%", "99.9%", "same top", "flips")
 
 
 _NOTHING_LOST = "BF16 weights cost nothing: rounding to BF16 changes no weight of the base"
@@ -74,7 +74,7 @@ def noise_lines(noise: NoiseFloor, files: Iterable[tuple[str, float]]) -> Iterat
 
     files  name and mean divergence of each
     """
-    yield from table([_HEADINGS, *(_row(*part) for part in noise.parts)], right=range(1, len(_HEADINGS)))
+    yield from table([NOISE_HEADINGS, *noise_rows(noise)], right=range(1, len(NOISE_HEADINGS)))
     if noise.weights is None:
         yield _NOTHING_LOST
     below = [name for name, kld in files if kld < noise.kld]
@@ -100,6 +100,20 @@ def noise_by_class_lines(
         below = [name for name, noise in by_class.items() if klds[name] < noise.kld]
         if below:
             yield f"{file} is below the noise floor on {', '.join(below)}"
+
+
+def noise_rows(noise: NoiseFloor) -> list[Sequence[str]]:
+    """Return a row for each part of the floor."""
+    return [_row(*part) for part in noise.parts]
+
+
+def noise_by_class_rows(by_class: Mapping[str, NoiseFloor]) -> list[Sequence[str]]:
+    """Return a row for each part of the floor: its mean divergence on each class and over all of them."""
+    rows: list[Sequence[str]] = []
+    for name, _ in next(iter(by_class.values())).parts:
+        klds = [dict(each.parts)[name].kld.mean.value for each in by_class.values()]
+        rows.append((f"noise: {name}", *(f"{kld:.5f}" for kld in (*klds, sum(klds) / len(klds)))))
+    return rows
 
 
 def _row(name: str, found: Divergence) -> Sequence[str]:

@@ -111,8 +111,12 @@ def evaluating_suite(
     quants: Sequence[AnyPath],
     options: EvaluateOptions | None = None,
     report: Reporter | None = None,
+    check: Check = lambda text, files: None,
 ) -> Iterator[SuiteEvaluation]:
-    """Give what `evaluate_suite` returns, as `evaluating` gives what `evaluate` does."""
+    """Give what `evaluate_suite` returns, as `evaluating` gives what `evaluate` does.
+
+    check  called for each class, before anything is computed
+    """
     require_torch("evaluating models")
     from quality.run import evaluated
     from quality.suite.result import SuiteEvaluation
@@ -125,9 +129,7 @@ def evaluating_suite(
         path = base.path if isinstance(base, LogitsFile) else options.logits
         raise BadRequest(f"{path}: a file of log probabilities is of one text, not of a suite")
     whole = suite if isinstance(suite, Suite) else read_suite(suite)
-    with evaluated(
-        Path(base), SuiteTexts(whole), _some(quants), options, report, lambda text, files: None
-    ) as found:
+    with evaluated(Path(base), SuiteTexts(whole), _some(quants), options, report, check) as found:
         names = (each.name for each in whole.classes)
         yield SuiteEvaluation(whole, dict(zip(names, found, strict=True)))
 

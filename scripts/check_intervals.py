@@ -16,6 +16,7 @@ asks each method for a 95 % interval of the ratio of the mean divergences.
     jackknife    logarithm of the ratio, jackknife over chunks, quantiles of t
     chosen       the same, widened for skewness: quality/comparison.py
     difference   of the means, by the chosen method
+    verdicts     share of false ones, of a class by itself: one file is scaled so that there is no difference
 
 --record makes the files, evaluates them, and writes the population: the one in tests/golden/quality.
 """
@@ -36,7 +37,7 @@ import quality
 import quantize
 from forward.text.tokens import Cut
 from gguf_tools.format.shards import open_gguf
-from quality.comparison import ChunkSums, Interval, difference_interval, ratio_interval
+from quality.comparison import ChunkSums, Interval, difference_interval, ratio_interval, verdict_p
 from quality.divergence import Values
 from quality.student_t import two_sided_quantile
 from quantize.importances.entries import Importance
@@ -197,6 +198,16 @@ def coverages(whole: Population, n_chunks: int, n_draws: int, seed: int = 0) -> 
     return ratio, difference
 
 
+def false_verdicts(whole: Population, n_chunks: int, n_draws: int) -> float:
+    """Return the share of draws with a verdict after one file is scaled so that both are equal."""
+    rng, ratio = np.random.default_rng(3), ratio_interval(whole).value
+    count = 0
+    for _ in range(n_draws):
+        sample = [picked(each, rng.integers(0, len(each.count), n_chunks)) for each in whole]
+        count += verdict_p([ChunkSums(each.a, ratio * each.b, each.count) for each in sample]) < 0.05
+    return count / n_draws
+
+
 def others(whole: Population, n_chunks: int, n_draws: int) -> dict[str, float]:
     """Return the coverage of each method that was not chosen; of a single class."""
     (only,) = whole
@@ -220,10 +231,12 @@ def main() -> None:
         record(args.record, args.context)
         return
     for n_chunks in args.chunks:
-        print(f"{n_chunks} chunks of each class".ljust(38), "chosen", "difference", *METHODS, sep="  ")
+        titles = ("chosen", "difference", "verdicts", *METHODS)
+        print(f"{n_chunks} chunks of each class".ljust(38), *titles, sep="  ")
         for name, is_one_recipe, whole in populations(args.population):
             ratio, difference = coverages(whole, n_chunks, args.draws // len(whole))
-            cells = [("chosen", ratio.share), ("difference", difference.share)]
+            verdicts = false_verdicts(whole, n_chunks, args.draws // len(whole))
+            cells = [("chosen", ratio.share), ("difference", difference.share), ("verdicts", verdicts)]
             if len(whole) == 1:
                 cells += others(whole, n_chunks, min(args.draws, 1000)).items()
             shown = "  ".join(f"{share:.3f}".rjust(len(title)) for title, share in cells)

@@ -4,8 +4,7 @@
     python scripts/measure_audit.py revisions BASE
 
 `clean` prints, by type, the largest error of a tensor and of a row in units of the plain encoder's, and of
-the slope. `revisions` prints from which distance on weights of another revision are told, in a file with
-importances and in a plain one.
+the slope. `revisions` prints from which distance on weights of another revision are told.
 
 BASE is a folder, or a GGUF file. quality/auditing/expected.py has the bounds.
 """
@@ -26,7 +25,7 @@ from gguf_tools.format.shards import open_gguf  # noqa: E402
 from gguf_tools.format.tensors import TensorInfo  # noqa: E402
 from gguf_tools.text import table  # noqa: E402
 from quality.auditing.base import open_audit_base  # noqa: E402
-from quality.auditing.expected import as_encoded, expect, read_rows  # noqa: E402
+from quality.auditing.expected import CALIBRATED, as_encoded, expect, read_rows, rise_of  # noqa: E402
 from quality.auditing.judge import Pair, bad_rows  # noqa: E402
 from quality.auditing.measure import measure, runs_of  # noqa: E402
 from quality.auditing.pairs import fits  # noqa: E402
@@ -34,6 +33,7 @@ from quantize.fill.sources import GGUFTensor, SourceTensor  # noqa: E402
 
 TYPES = ("Q8_0", "Q6_K", "Q5_K", "Q4_K", "IQ4_XS", "Q3_K", "IQ3_XXS", "Q2_K", "IQ2_XS", "IQ1_S")
 DISTANCES = np.geomspace(0.003, 1, 36)
+KINDS = ("plain", "importances", "calibrated")
 N_TENSORS = 4
 
 
@@ -58,7 +58,7 @@ def _compared(info: TensorInfo, stored: SourceTensor, base: SourceTensor) -> tup
     """Return the errors of a tensor, of its worst row and of its slope, in units of the plain error."""
     runs = list(runs_of(info, every_row=True))
     expected = expect(info, stored, base, runs)
-    sums = measure(stored, base, info, runs, ordinary=expected.ordinary(info)).sums
+    sums = measure(stored, base, info, runs, ordinary=expected.ordinary(CALIBRATED)).sums
     rows = float(sums.relative.max()) / expected.relative
     slope = abs(float(expected.measured.slope) - expected.slope) / expected.relative
     return max(expected.ratio, float(sums.over().relative) / expected.relative), rows, slope
@@ -82,13 +82,13 @@ class _Held:
 def measure_revisions(base: Path) -> None:
     """Print from which relative distance on other weights are told, in the worst of a few tensors."""
     rows = [
-        (name, *(f"{100 * _told_from(base, name, plain):.2g}%" for plain in (False, True))) for name in TYPES
+        (name, *(f"{100 * _told_from(base, name, kind):.2g}%" for kind in KINDS)) for name in TYPES
     ]
-    print("\n".join(table([("type", "with importances", "plain"), *rows], right=(1, 2))))
+    print("\n".join(table([("type", *KINDS), *rows], right=(1, 2, 3))))
 
 
-def _told_from(base: Path, type_name: str, plain: bool) -> float:
-    return max(_first_told(weights, by_name(type_name), plain) for weights in _matrices(base))
+def _told_from(base: Path, type_name: str, kind: str) -> float:
+    return max(_first_told(weights, by_name(type_name), kind) for weights in _matrices(base))
 
 
 def _matrices(base: Path) -> Iterator[np.ndarray]:
@@ -100,7 +100,7 @@ def _matrices(base: Path) -> Iterator[np.ndarray]:
             yield read_rows(source, np.arange(min(512, file.tensor(name).n_rows)))
 
 
-def _first_told(weights: np.ndarray, type_: GGMLType, plain: bool) -> float:
+def _first_told(weights: np.ndarray, type_: GGMLType, kind: str) -> float:
     noise = np.random.default_rng(0).normal(size=weights.shape).astype(np.float32)
     noise *= np.linalg.norm(weights) / np.linalg.norm(noise)
     info = TensorInfo("blk.0.attn_output.weight", weights.shape, type_)
@@ -110,9 +110,10 @@ def _first_told(weights: np.ndarray, type_: GGMLType, plain: bool) -> float:
         assert encoded is not None
         stored = _Held(info.name, encoded[1], type_)
         runs = list(runs_of(info, every_row=True))
-        pair = Pair(info, stored, source, expect(info, stored, source, runs))
-        measured = measure(stored, source, info, runs, ordinary=pair.expected.ordinary(info))
-        if len(bad_rows(pair, measured, plain_file=plain)) == len(weights):
+        rise = rise_of(info, calibrated=kind == "calibrated")
+        pair = Pair(info, stored, source, expect(info, stored, source, runs), rise)
+        measured = measure(stored, source, info, runs, ordinary=pair.expected.ordinary(rise))
+        if len(bad_rows(pair, measured, plain_file=kind == "plain")):
             return float(distance)
     return 1.0
 

@@ -61,7 +61,7 @@ def run_identity(chunks: Chunks, forward: ForwardOptions) -> dict[str, Any]:
     }
 
 
-VERSION = 2
+VERSION = 3
 """Number of the folder's format; it also changes whenever a run could give other numbers."""
 
 EMBEDDING = -1

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from calibrate.calibration import Calibration
 from calibrate.size.solve import SizeRequest, nearest_recipe, size_mixture
 from convert.sources import SourceOptions, plan_source
 from gguf_cli.cook.request import CookRequest, WantedFile
 from gguf_tools.errors import BadRequest
+from gguf_tools.format.tensors import TensorInfo
+from gguf_tools.format.values import Metadata
+from quantize.importances.entries import ImportanceFile
 from quantize.plan.recipe_files import Mixture, find_mixture
 from quantize.plan.sensitivities import read_sensitivities
 from quantize.run import Run, execute_together
@@ -27,7 +31,7 @@ def make_files(request: CookRequest, wanted: Sequence[WantedFile], label: str) -
         mixtures = [_mixture_of(request, each) for each in group]
         with ExitStack() as stack:
             runs = [
-                stack.enter_context(_plan(request, mixture, request.output(each)))
+                stack.enter_context(_plan(request, mixture, request.output(each), request.calibration))
                 for each, mixture in zip(group, mixtures, strict=True)
             ]
             with ProgressBar(f"{label} {names}", quiet=request.quiet) as bar:
@@ -43,20 +47,39 @@ def plans(request: CookRequest) -> Iterator[Mapping[str, Run]]:
 
     A file of a size is planned as the stock mixture that comes nearest to it.
     """
-    request = replace(request, calibrate=True)  # which promises importances
+    promised = request.calibration or _PromisedMatrix(
+        request.text, cut=request.cut, forward=request.forward, any_text=request.force
+    )
+
+    def plan(mixture: Mixture, wanted: WantedFile) -> AbstractContextManager[Run]:
+        return _plan(request, mixture, request.output(wanted), promised, allow_problems=True)
+
     with ExitStack() as stack:
         yield {
-            each.label: stack.enter_context(
-                _plan(request, _stand_in(request, each), request.output(each), allow_problems=True)
-            )
-            for each in request.wanted
+            each.label: stack.enter_context(plan(_stand_in(each, plan), each)) for each in request.wanted
         }
 
 
+class _PromisedMatrix(Calibration):
+    """Promises the importances of a matrix that is still to be collected.
+
+    A file that is made with a matrix keeps no sketch of the text.
+    """
+
+    def promise(self, metadata: Metadata, tensors: Sequence[TensorInfo]) -> ImportanceFile:
+        return replace(super().promise(metadata, tensors), sketch=None)
+
+
 def _plan(
-    request: CookRequest, mixture: Mixture, output: Path, *, allow_problems: bool = False
+    request: CookRequest,
+    mixture: Mixture,
+    output: Path,
+    calibration: Calibration | None,
+    *,
+    allow_problems: bool = False,
 ) -> AbstractContextManager[Run]:
-    options = SourceOptions(importances=request.matrix, calibration=request.calibration)
+    importances = request.matrix if calibration is None else None
+    options = SourceOptions(importances=importances, calibration=calibration)
     source = request.streamed or request.source
     return plan_source(source, output, mixture, options, allow_problems=allow_problems)
 
@@ -69,19 +92,23 @@ def _mixture_of(request: CookRequest, wanted: WantedFile) -> Mixture:
     if wanted.mixture is not None:
         return wanted.mixture
     sized = size_mixture(
-        lambda mixture: _plan(request, mixture, request.output(wanted), allow_problems=True),
+        lambda mixture: _plan(
+            request, mixture, request.output(wanted), request.calibration, allow_problems=True
+        ),
         SizeRequest(read_sensitivities(request.losses), size=wanted.size, calibrated=request.calibrate),
     )
     return sized.mixture
 
 
-def _stand_in(request: CookRequest, wanted: WantedFile) -> Mixture:
+def _stand_in(
+    wanted: WantedFile, plan: Callable[[Mixture, WantedFile], AbstractContextManager[Run]]
+) -> Mixture:
     if wanted.mixture is not None:
         return wanted.mixture
     assert wanted.size is not None
     bits = wanted.size.amount
     if wanted.size.kind == "bytes":
-        with _plan(request, find_mixture("F16"), request.output(wanted), allow_problems=True) as run:
+        with plan(find_mixture("F16"), wanted) as run:
             bits = 8 * wanted.size.amount / sum(info.n_elems for info in run.preparation.plan.infos)
     if not 0 < bits < 32:
         raise BadRequest(f"{wanted.label}: {bits:.1f} bits per weight, expected a size between 1 and 16")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from convert.architectures.base import build
 from convert.checkpoint.checkpoint import Checkpoint
 from convert.checkpoint.streamed import StreamedFolder
 from convert.options import ConvertOptions
-from convert.pipeline import has_layouts, prepare
+from convert.pipeline import prepare
 from convert.weights import open_weights
 from gguf_tools.errors import BadRequest
 from gguf_tools.format import keys
@@ -30,6 +30,8 @@ from quantize.fill.sources import GGUFTensor, HeadRows, SourceTensor, Transposed
 from quantize.mla_layout.layouts import ARCHITECTURE, HeadSizes, tensor_name
 from quantize.mla_layout.moves import JoinedHeads
 from quantize.roles import MLALayout, Role, layer_of
+
+EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
 
 MTP = ".nextn."
 """What the names of tensors have that only layers for multi-token prediction have."""
@@ -71,7 +73,9 @@ class AuditBase:
         return head_sizes(self.metadata, self.path)
 
     def find(self, name: str) -> SourceTensor | None:
-        return self.tensors.get(name) or self.others.get(name)
+        """Find a tensor in any layout; the embeddings where they serve as the output matrix, too."""
+        found = self.tensors.get(name) or self.others.get(name)
+        return self.tensors.get(EMBEDDINGS) if found is None and name == OUTPUT else found
 
 
 def head_sizes(metadata: Metadata, path: Path) -> HeadSizes | None:
@@ -114,11 +118,12 @@ def open_audit_base(
 def _of_folder(checkpoint: Checkpoint, file: GGUFSource, is_remote: bool) -> AuditBase:
     architecture = find_architecture(checkpoint.config, checkpoint.config_path, checkpoint.names())
     choices: dict[str, Any] = {}
-    if has_layouts(architecture):
-        layout = layout_in(file.tensors)
-        choices |= {} if layout is None else {"mla": layout}
-        n_mtp = checkpoint.config.get("num_nextn_predict_layers")
-        choices |= {"mtp": any(MTP in name for name in file.tensors)} if n_mtp else {}
+    declared = {option.name for option in fields(architecture.options)}
+    layout = layout_in(file.tensors)
+    if "mla" in declared and layout is not None:
+        choices["mla"] = layout
+    if "mtp" in declared and checkpoint.config.get("num_nextn_predict_layers"):
+        choices["mtp"] = any(MTP in name for name in file.tensors)
     options = ConvertOptions(outtype="f32", provenance=False, **choices)
     preparation, rows = prepare(checkpoint, None, options, allow_problems=True)
     others: Mapping[str, SourceTensor] = {}

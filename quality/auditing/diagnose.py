@@ -7,6 +7,7 @@ tensor is a stack: each may have its own fault. What is left is told by where it
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -67,9 +68,30 @@ class Diagnosis:
     moves: Mapping[int, int] = field(default_factory=dict)
 
 
-def diagnose(pair: Pair, measured: RowSums, bad: Indices, base: AuditBase) -> list[Diagnosis]:
+class Patience:
+    """How many tensors are still to be explained when no explanation is found for them.
+
+    A file of another model has none for any tensor, and each search takes seconds. Safe to use from threads.
+    """
+
+    def __init__(self, n_tensors: int = 32) -> None:
+        self._left = n_tensors
+        self._lock = threading.Lock()
+
+    @property
+    def is_over(self) -> bool:
+        return self._left <= 0
+
+    def lose(self) -> None:
+        with self._lock:
+            self._left -= 1
+
+
+def diagnose(
+    pair: Pair, measured: RowSums, bad: Indices, base: AuditBase, patience: Patience | None = None
+) -> list[Diagnosis]:
     """Say what is wrong with the rows `bad` of a tensor."""
-    case = _Case(pair, measured, base)
+    case = _Case(pair, measured, base, patience or Patience())
     diagnoses = []
     is_zero = (measured.sums.found == 0) & (measured.sums.wanted > 0) & (measured.nonfinite == 0)
     zeros = np.intersect1d(bad, measured.rows[is_zero])
@@ -94,6 +116,7 @@ class _Case:
     pair: Pair
     measured: RowSums
     base: AuditBase
+    patience: Patience
 
     def by_matrix(self, bad: Indices, matrices: Indices) -> Iterator[Diagnosis]:
         """Explain each bad matrix of a stack by itself; those without an explanation are told together."""
@@ -113,7 +136,9 @@ class _Case:
             yield self.unexplained(np.concatenate(left))
 
     def explain(self, bad: Indices) -> Diagnosis | None:
-        """Find the hypothesis that explains bad rows best; None if none does."""
+        """Find the hypothesis that explains bad rows best; None if none does, or patience is over."""
+        if self.patience.is_over:
+            return None
         info = self.pair.info
         most = max(1, min(MOST_ROWS, MOST_WEIGHTS // max(1, info.n_cols)))
         rows = bad[np.unique(np.linspace(0, len(bad) - 1, min(most, len(bad))).astype(np.int64))]
@@ -163,6 +188,7 @@ class _Case:
 
     def unexplained(self, bad: Indices) -> Diagnosis:
         """Tell bad rows without an explanation by their error, and by how they resemble the base's."""
+        self.patience.lose()
         measured = self.measured.pick(np.isin(self.measured.rows, bad))
         sums, where = measured.sums.over(), self.where(bad)
         cosine, error, type_ = float(sums.cosine), float(sums.relative), self.pair.info.type.name

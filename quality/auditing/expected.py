@@ -8,6 +8,7 @@ own rows, so that they hold for weights of any spread.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,9 @@ SAMPLE_ROWS = 32
 SAMPLE_WEIGHTS = 128 * 1024
 """How much of a tensor is encoded anew: no more rows than this, nor more weights."""
 
+ROWS_TOGETHER = 4
+"""Neighbouring rows of a sample, which are read at once."""
+
 NO_RANGE = ErrorRange(1.0, 0.0)
 """What is allowed to a type that has no row in the table of codecs."""
 
@@ -51,27 +55,44 @@ class Rise:
     slope: float
 
 
-WEIGHTED = Rise(tensor=1.7, row=6.0, slope=0.35)
-"""Measured on files of both models in examples/, of all types. Tensors have up to 1.37 (importances, IQ2_XS)
-and 1.51 (calibrated, Q3_K), rows 4.6 (calibrated, Q4_K), slopes 0.25 (calibrated, Q3_K).
-scripts/measure_audit.py measures it anew."""
+FLOATS = Rise(tensor=1.0, row=1.0, slope=0.0)
+"""Of types of floats, which round every weight by itself."""
 
-TRELLIS = Rise(tensor=4.0, row=8.0, slope=1.5)
-"""The same for types with one scale a row. IQ3_KT has 3.1, where some columns matter far more than others."""
+WEIGHTED = Rise(tensor=1.6, row=3.0, slope=0.3)
+"""Of importances. Measured on files of both models in examples/, of all types: tensors have up to 1.37
+(IQ4_KSS), rows 1.9, slopes 0.25 (IQ1_M). `scripts/measure_audit.py clean` measures it anew."""
 
-OUTPUT = Rise(tensor=4.0, row=10.0, slope=0.7)
-"""The same for the output matrix, which a calibration on few tokens moves farther: 2.8, where hidden states
-have few directions."""
+CALIBRATED = Rise(tensor=2.6, row=7.0, slope=0.35)
+"""Of calibrations: 2.05 (Q5_K), rows 4.5 (Q4_K), slopes 0.26 (Q3_K)."""
+
+CALIBRATED_OUTPUT = Rise(tensor=4.0, row=10.0, slope=0.7)
+"""Of a calibrated output matrix, which few tokens move farther: 2.8, where hidden states have few
+directions."""
+
+COARSEST = Rise(tensor=2.4, row=4.0, slope=0.7)
+"""Of IQ2_XXS: 1.83, and a slope of 0.53."""
+
+TRELLIS = Rise(tensor=6.0, row=9.0, slope=1.8)
+"""Of types with one scale a row: IQ4_KT has 4.6 where some columns matter far more than others."""
 
 SLOPE_FLOOR = 0.003
 LEAST_COSINE_SHARE = 0.5
 """Share of the plain cosine that a block keeps; a block of other weights has less than 0.3 of it."""
 
 
-def rise_of(info: TensorInfo) -> Rise:
+def rise_of(info: TensorInfo, *, calibrated: bool) -> Rise:
+    """Say how far the encoding of a tensor may depart from the plain one.
+
+    calibrated  whether it may have been calibrated, rather than encoded with an importance matrix or without
+    """
     if info.type.name.endswith("_KT"):
         return TRELLIS
-    return OUTPUT if tensor_role(info.name, info.shape).role is Role.OUTPUT else WEIGHTED
+    if info.type.name.startswith("IQ2_XXS"):
+        return COARSEST
+    if not calibrated:
+        return WEIGHTED
+    is_output = tensor_role(info.name, info.shape).role is Role.OUTPUT
+    return CALIBRATED_OUTPUT if is_output else CALIBRATED
 
 
 @dataclass(frozen=True)
@@ -98,11 +119,9 @@ class Expected:
         """The file's error in units of the encoder's."""
         return float(self.measured.relative) / self.relative if self.relative else 1.0
 
-    def ordinary(self, info: TensorInfo) -> Ordinary:
-        """Say what a block of the tensor may be like."""
-        row = PLAIN_ROW if self.is_plain else rise_of(info).row
-        if info.type in FLOAT_DTYPES:
-            row = 1.0
+    def ordinary(self, rise: Rise) -> Ordinary:
+        """Say what a block of the tensor may be like, if its encoder departs so far from the plain one."""
+        row = PLAIN_ROW if self.is_plain else rise.row
         return Ordinary(row * self.relative, LEAST_COSINE_SHARE * self.cosine, self.limits.absolute)
 
 
@@ -115,13 +134,20 @@ def limits_of(type_: GGMLType) -> ErrorRange:
     return NO_RANGE if codec is None else codec.error_range
 
 
-def sample_rows(info: TensorInfo, runs: Sequence[tuple[int, int]]) -> Indices:
-    """Choose rows to encode anew, spread over those that are read, in whole groups of interleaved rows."""
+def sample_rows(info: TensorInfo, runs: Sequence[tuple[int, int]], *, by_rows: bool) -> Indices:
+    """Choose rows to encode anew, spread over those that are read, in whole groups of interleaved rows.
+
+    by_rows  whether rows of the base are read where they are, rather than all rows for any
+    """
     group = info.type.rows_interleaved
-    n_groups = max(1, min(SAMPLE_ROWS, SAMPLE_WEIGHTS // max(1, info.n_cols)) // group)
-    firsts = np.concatenate([np.arange(start, stop, group) for start, stop in runs])
-    chosen = firsts[np.unique(np.linspace(0, len(firsts) - 1, min(n_groups, len(firsts))).astype(np.int64))]
-    return (chosen[:, None] + np.arange(group)).reshape(-1)
+    most = max(group, min(SAMPLE_ROWS, SAMPLE_WEIGHTS // max(1, info.n_cols)) // group * group)
+    together = math.lcm(group, ROWS_TOGETHER) if by_rows else most
+    pieces = [
+        (first, min(first + together, stop)) for start, stop in runs for first in range(start, stop, together)
+    ]
+    n_pieces = min(max(1, most // together), len(pieces))
+    chosen = np.unique(np.linspace(0, len(pieces) - 1, n_pieces).astype(np.int64))
+    return np.concatenate([np.arange(*pieces[index]) for index in chosen.tolist()])
 
 
 def read_rows(tensor: SourceTensor, rows: Indices) -> Floats32:
@@ -155,7 +181,7 @@ def expect(
     info: TensorInfo, stored: SourceTensor, base: SourceTensor, runs: Sequence[tuple[int, int]]
 ) -> Expected:
     """Say what the type makes of a tensor."""
-    rows = sample_rows(info, runs)
+    rows = sample_rows(info, runs, by_rows=base.by_rows)
     wanted, found = read_rows(base, rows), read_rows(stored, rows)
     measured = Sums.of(wanted, np.nan_to_num(found, posinf=0, neginf=0)).over()
     limits = limits_of(info.type)

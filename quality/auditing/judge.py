@@ -12,13 +12,13 @@ import numpy as np
 
 from gguf_tools.format.tensors import TensorInfo
 from quality.auditing.expected import (
+    LEAST_COSINE_SHARE,
     SLOPE_FLOOR,
     Expected,
     Rise,
     as_encoded,
     expect,
     read_rows,
-    rise_of,
 )
 from quality.auditing.measure import Indices, RowSums, Sums, block_cols
 from quantize.fill.sources import FLOAT_DTYPES, SourceTensor
@@ -29,8 +29,8 @@ PLAIN_FILE = Rise(tensor=1.05, row=2.0, slope=0.03)
 MOST_ENCODED = 4 << 20
 """Weights of odd rows that are encoded anew at most; of more rows, what holds of these is taken to hold."""
 
-_SLACK = 1.2
-"""How much more than a tensor a single matrix may look off before it is encoded itself."""
+_SUSPECT = 0.85
+"""Share of a bound from which a matrix is encoded itself: rows of a tensor are not all alike."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,14 @@ class Pair:
     stored    the file's
     base      the base's, of as many rows and columns
     expected  what the type makes of the base's
+    rise      how far its encoder may depart from the plain one
     """
 
     info: TensorInfo
     stored: SourceTensor
     base: SourceTensor
     expected: Expected
+    rise: Rise
 
     @property
     def is_float(self) -> bool:
@@ -59,29 +61,31 @@ def bad_rows(pair: Pair, measured: RowSums, *, plain_file: bool) -> Indices:
     plain_file  whether most tensors of the file are as the plain encoder makes them
     """
     odd = measured.rows[measured.odd > 0]
-    bad = odd if pair.is_float else _confirmed(pair, odd)
+    bad, astray = (odd, odd) if pair.is_float else _confirmed(pair, odd)
     bad = np.union1d(bad, measured.rows[measured.nonfinite > 0])
-    rest = measured.pick(~np.isin(measured.rows, bad))
+    rest = measured.pick(~np.isin(measured.rows, astray) & (measured.nonfinite == 0))
     if not len(rest.rows):
         return bad
+    rise = PLAIN_FILE if plain_file else pair.rise
     all_suspect = plain_file and not pair.expected.is_plain
-    suspects = np.unique(rest.matrices) if all_suspect else _odd_matrices(pair, rest)
-    off = [matrix for matrix in suspects if _is_off(pair, rest, int(matrix), plain_file=plain_file)]
+    suspects = np.unique(rest.matrices) if all_suspect else _odd_matrices(pair, rest, rise)
+    off = [matrix for matrix in suspects if _is_off(pair, rest, int(matrix), rise)]
     return np.union1d(bad, rest.rows[np.isin(rest.matrices, off)])
 
 
-def _odd_matrices(pair: Pair, measured: RowSums) -> Indices:
+def _odd_matrices(pair: Pair, measured: RowSums, rise: Rise) -> Indices:
     """Return the matrices whose error or slope is not that of the tensor's sample."""
-    expected, rise = pair.expected, rise_of(pair.info)
+    expected = pair.expected
     sums = measured.sums.by(measured.matrices)
     n_weights = pair.info.n_cols * np.bincount(measured.matrices)
     coarse = expected.limits.absolute * np.sqrt(n_weights)
-    large = np.sqrt(sums.lost) > _SLACK * rise.tensor * expected.relative * np.sqrt(sums.wanted) + coarse
-    leaning = np.abs(sums.slope - expected.slope) > _slope_limit(expected, rise)
+    largest = _SUSPECT * rise.tensor * expected.relative
+    large = np.sqrt(sums.lost) > largest * np.sqrt(sums.wanted) + coarse
+    leaning = np.abs(sums.slope - expected.slope) > _SUSPECT * _slope_limit(expected, rise)
     return np.flatnonzero(large | (leaning & (sums.wanted > (4 * coarse) ** 2)))
 
 
-def _is_off(pair: Pair, measured: RowSums, matrix: int, *, plain_file: bool) -> bool:
+def _is_off(pair: Pair, measured: RowSums, matrix: int, rise: Rise) -> bool:
     """Whether the error or the slope of a matrix is not what encoding that very matrix makes."""
     rows = measured.rows[measured.matrices == matrix]
     runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
@@ -90,9 +94,7 @@ def _is_off(pair: Pair, measured: RowSums, matrix: int, *, plain_file: bool) -> 
     if pair.is_float or not whole:
         return True
     expected = expect(pair.info, pair.stored, pair.base, whole)
-    if expected.is_plain:
-        return False
-    return _exceeds(expected, PLAIN_FILE if plain_file else rise_of(pair.info))
+    return not expected.is_plain and _exceeds(expected, rise)
 
 
 def _exceeds(expected: Expected, rise: Rise) -> bool:
@@ -107,29 +109,32 @@ def _slope_limit(expected: Expected, rise: Rise) -> float:
     return rise.slope * expected.relative + SLOPE_FLOOR
 
 
-def _confirmed(pair: Pair, odd: Indices) -> Indices:
-    """Return those of the odd rows that are odd beside what encoding these rows makes."""
+def _confirmed(pair: Pair, odd: Indices) -> tuple[Indices, Indices]:
+    """Return those of the odd rows that are odd beside what encoding these rows makes.
+
+    The second are those of them that do not resemble the base's. Others may be of a matrix that is off as a
+    whole.
+    """
     info, group = pair.info, pair.info.type.rows_interleaved
     most = max(group, MOST_ENCODED // max(1, info.n_cols))
     chosen = odd if len(odd) <= most else odd[np.linspace(0, len(odd) - 1, most).astype(np.int64)]
     if group > 1:
         chosen = np.unique((chosen // group * group)[:, None] + np.arange(group))
-    if not len(chosen):
-        return odd
     wanted, found = read_rows(pair.base, chosen), read_rows(pair.stored, chosen)
-    encoded = as_encoded(info.type, wanted)
+    encoded = as_encoded(info.type, wanted) if len(chosen) else None
     if encoded is None:
-        return odd
+        return odd, odd
     cols = block_cols(info.n_cols)
     plain, stored = (
         Sums.of(wanted.reshape(len(wanted), -1, cols), each.reshape(len(wanted), -1, cols))
         for each in (encoded[1], np.nan_to_num(found, posinf=0, neginf=0))
     )
     coarse = pair.expected.limits.absolute * np.sqrt(cols)
-    row = 1.0 if pair.expected.is_plain else rise_of(info).row
+    row = 1.0 if pair.expected.is_plain else pair.rise.row
     large = np.sqrt(stored.lost) > row * np.sqrt(plain.lost) + coarse
-    astray = (plain.cosine > 0) & (stored.cosine < 0.5 * plain.cosine) & (plain.wanted > (4 * coarse) ** 2)
-    bad = chosen[(large | astray).any(axis=1)]
+    resembling = stored.cosine >= LEAST_COSINE_SHARE * plain.cosine
+    astray = (plain.cosine > 0) & ~resembling & (plain.wanted > (4 * coarse) ** 2)
+    bad, strange = (chosen[each.any(axis=1)] for each in (large | astray, astray))
     if len(chosen) < len(odd) and len(bad) > 0.9 * len(chosen):
-        return odd
-    return np.intersect1d(bad, odd) if group == 1 else bad
+        return odd, (odd if len(strange) > 0.9 * len(bad) else strange)
+    return np.intersect1d(bad, odd), np.intersect1d(strange, odd)

@@ -8,8 +8,8 @@ from html import escape
 from gguf_tools import __version__
 from gguf_tools.hub.names import folder_name
 from gguf_tools.text import printable
-from quality.auditing.report import AuditReport, TensorAudit, folded
-from quality.report.page import STYLE
+from quality.auditing.report import AuditReport, TensorAudit, folded, where_text
+from quality.report.style import STYLE
 
 _OWN_STYLE = """\
 td.text { white-space: normal; min-width: 18rem; max-width: 46rem; text-align: left;
@@ -56,11 +56,9 @@ def _findings(report: AuditReport) -> Iterator[str]:
     yield from _table(
         ("level", "where", "finding"),
         [
-            (
-                f'<td><span class="level {level}">{level}</span></td>'
-                f'<td class="name">{escape(printable(about))}</td><td class="text">{escape(text)}</td>'
-            )
-            for about, text, level in folded(report.findings)
+            f'<td><span class="level {each.level}">{each.level}</span></td>'
+            f'<td class="name">{escape(where_text(each))}</td><td class="text">{escape(each.text)}</td>'
+            for each in folded(report.findings)
         ],
         left=2,
     )

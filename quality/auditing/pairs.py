@@ -12,7 +12,7 @@ from gguf_tools.findings import Finding, Level
 from gguf_tools.format import keys
 from gguf_tools.format.reader import GGUFSource
 from gguf_tools.text import in_layer_ranges, number_ranges
-from quality.auditing.base import MTP, AuditBase
+from quality.auditing.base import EMBEDDINGS, MTP, OUTPUT, AuditBase
 from quality.auditing.expected import read_rows
 from quantize.fill.sources import GGUFTensor, SourceTensor
 from quantize.roles import in_layer, layer_of
@@ -57,7 +57,7 @@ def match_layers(file: GGUFSource, base: AuditBase) -> Layers:
             return Layers()
         kept.append(match)
         rest = [old for old in rest if old > match]
-    return Layers() if kept == list(range(len(kept))) else Layers(tuple(kept))
+    return Layers(tuple(kept))
 
 
 def _norms(names: Iterable[str]) -> dict[int, str]:
@@ -81,7 +81,7 @@ def keys_that_may_differ(layers: Layers, architecture: str) -> dict[str, str]:
     """Return the keys that follow from the number of layers, where some were left out."""
     if layers.kept is None:
         return {}
-    per_layer = (keys.BLOCK_COUNT, keys.LEADING_DENSE_BLOCK_COUNT, keys.SIZE_LABEL)
+    per_layer = (keys.BLOCK_COUNT, keys.LEADING_DENSE_BLOCK_COUNT, keys.NEXTN_PREDICT_LAYERS)
     return {key.format(arch=architecture): "layers were left out" for key in per_layer}
 
 
@@ -119,8 +119,8 @@ def structure_findings(file: GGUFSource, base: AuditBase, layers: Layers) -> Ite
 
 def _is_tied(name: str, base: AuditBase) -> bool:
     """Whether the base's output matrix is its embeddings, so that a file may do without."""
-    output, embeddings = base.find("output.weight"), base.find("token_embd.weight")
-    if name != "output.weight" or output is None or embeddings is None or output.shape != embeddings.shape:
+    output, embeddings = base.find(OUTPUT), base.find(EMBEDDINGS)
+    if name != OUTPUT or output is None or embeddings is None or output.shape != embeddings.shape:
         return False
     rows = np.arange(0, prod(output.shape[:-1]), max(1, prod(output.shape[:-1]) // 16))
     return np.array_equal(read_rows(output, rows), read_rows(embeddings, rows))

@@ -13,6 +13,7 @@ from typing import Unpack
 from gguf_tools.choices import with_choices
 from gguf_tools.errors import QuantError
 from gguf_tools.findings import Finding, Level
+from gguf_tools.format import keys
 from gguf_tools.format.ggml_types import I32
 from gguf_tools.format.reader import GGUFSource
 from gguf_tools.format.shards import open_gguf
@@ -20,8 +21,8 @@ from gguf_tools.format.tensors import TensorInfo
 from gguf_tools.format.values import Metadata
 from gguf_tools.progress import StartProgress, no_start
 from quality.auditing.base import AuditBase, head_sizes, layout_in, open_audit_base
-from quality.auditing.diagnose import Diagnosis, diagnose
-from quality.auditing.expected import Expected, expect
+from quality.auditing.diagnose import Diagnosis, Patience, diagnose
+from quality.auditing.expected import FLOATS, Expected, expect, rise_of
 from quality.auditing.judge import Pair, bad_rows
 from quality.auditing.measure import RowSums, measure, runs_of
 from quality.auditing.metadata import metadata_findings
@@ -78,8 +79,10 @@ class _Audit:
             pairs = list(pool.map(self._pair, infos))
             plain_file = _is_plain(pairs)
 
+            patience = Patience()
+
             def compare(pair: Pair | Finding) -> TensorAudit | Finding:
-                compared = pair if isinstance(pair, Finding) else self._compare(pair, plain_file)
+                compared = pair if isinstance(pair, Finding) else self._compare(pair, plain_file, patience)
                 advance(pair.info.n_bytes if isinstance(pair, Pair) else 0)
                 return compared
 
@@ -98,6 +101,11 @@ class _Audit:
             return self.options.every_row
         n_weights = sum(info.n_elems for info in self.file.tensors.values())
         return not self.base.is_remote and n_weights <= MOST_WEIGHTS_READ
+
+    @property
+    def _may_be_calibrated(self) -> bool:
+        """Whether no importance matrix is named, so that importances may have come from a calibration."""
+        return keys.QUANTIZE_IMATRIX_FILE not in self.file.metadata
 
     def _metadata(self) -> Metadata:
         """Return the base's metadata as a file has them that is in this file's layout of attention."""
@@ -120,16 +128,17 @@ class _Audit:
             return Finding("type", f"{info.type.name} was not compared", Level.NOTE, about, path)
         try:
             runs = list(runs_of(info, every_row=self.every_row))
-            return Pair(info, stored, base, expect(info, stored, base, runs))
+            rise = FLOATS if info.type in FLOAT_DTYPES else rise_of(info, calibrated=self._may_be_calibrated)
+            return Pair(info, stored, base, expect(info, stored, base, runs), rise)
         except QuantError as error:
             return Finding("type", f"not compared: {error}", Level.NOTE, about, path)
 
-    def _compare(self, pair: Pair, plain_file: bool) -> TensorAudit:
+    def _compare(self, pair: Pair, plain_file: bool, patience: Patience) -> TensorAudit:
         runs = list(runs_of(pair.info, every_row=self.every_row))
-        ordinary = pair.expected.ordinary(pair.info)
+        ordinary = pair.expected.ordinary(pair.rise)
         measured = measure(pair.stored, pair.base, pair.info, runs, ordinary=ordinary)
         bad = bad_rows(pair, measured, plain_file=plain_file)
-        diagnoses = tuple(diagnose(pair, measured, bad, self.base)) if len(bad) else ()
+        diagnoses = tuple(diagnose(pair, measured, bad, self.base, patience)) if len(bad) else ()
         return _audited(pair, measured, len(bad), diagnoses)
 
     def _allowed(self, finding: Finding) -> Finding:

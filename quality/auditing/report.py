@@ -7,12 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gguf_tools.findings import Finding, Level
+from gguf_tools.findings import Finding, Level, capped
 from gguf_tools.text import html_table, in_layer_ranges, printable, table
 from quality.auditing.diagnose import Diagnosis
 
 if TYPE_CHECKING:
     from quality.evaluation import Evaluation
+
+
+MOST_SHOWN = 25
+"""Findings of a kind that a terminal gets; the JSON and the page have all."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +113,9 @@ class AuditReport:
 
     def lines(self) -> Iterator[str]:
         """Yield the findings, a table of errors by type, and one line that sums up."""
-        for about, text, level in folded(self.findings):
-            where = f"{about}: " if about else ""
-            yield f"{level}: {where}{text}"
+        for each in capped(folded(self.findings), MOST_SHOWN):
+            where = f"{where_text(each)}: " if each.about else ""
+            yield f"{each.level}: {where}{each.text}"
         if self.tensors:
             yield from table(
                 [_HEADS, *(_of_type(self.tensors, name) for name in _types(self.tensors))], right=(1, 2, 3, 4)
@@ -152,9 +156,14 @@ def _of_type(tensors: tuple[TensorAudit, ...], name: str) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def folded(findings: tuple[Finding, ...]) -> list[tuple[str, str, Level]]:
-    """Return (tensors or keys, text, level); a finding of several layers is told once."""
-    groups: dict[tuple[str, Level], list[str]] = {}
+def folded(findings: tuple[Finding, ...]) -> list[Finding]:
+    """Join findings that say the same of several tensors, as those of several layers do."""
+    groups: dict[tuple[str, str, Level], list[str]] = {}
     for each in findings:
-        groups.setdefault((each.text, each.level), []).extend(each.about[:1])
-    return [(", ".join(in_layer_ranges(about)), text, level) for (text, level), about in groups.items()]
+        groups.setdefault((each.kind, each.text, each.level), []).extend(each.about[:1])
+    return [Finding(kind, text, level, tuple(about)) for (kind, text, level), about in groups.items()]
+
+
+def where_text(finding: Finding) -> str:
+    """Name the tensors or keys of a finding; those of several layers together."""
+    return printable(", ".join(in_layer_ranges(finding.about)))

@@ -46,7 +46,7 @@ from gguf_tools.files.run_lock import Refusals, RunLock, first_difference, lock_
 from gguf_tools.format.ggml_types import BF16, F32, GGMLType
 from quality.bases.base import ModelFacts
 
-VERSION = 2
+VERSION = 3
 """Number of the folder's format; it also changes whenever a run could give other numbers."""
 
 _MATRIX = "output"

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _A_ROW, _A_LANE = 22, 10
 """Height of a row, and of each line in it that marks stand on, in points."""
 
+_MOST_LANES = 4
+"""Lines in a row; marks that find no place on one of so many hide others."""
+
 _A_MARK = 14
 """Width that is kept free around the middle of a mark, in points."""
 
@@ -119,6 +122,8 @@ def _lanes(marks: Sequence[Mark], scale: Scale, limits: tuple[float, float], gap
     lanes, filled = [0] * len(marks), [-math.inf]
     for number in np.argsort(starts).tolist():
         free = next((lane for lane, stop in enumerate(filled) if stop <= starts[number]), len(filled))
+        if free == _MOST_LANES:
+            free = int(np.argmin(filled))
         filled[free:free + 1] = [float(stops[number])]
         lanes[number] = free
     return lanes

@@ -48,7 +48,11 @@ summary {{ cursor: pointer; font-weight: 600; overflow-wrap: anywhere; }}
 .passage {{ max-width: none; margin: .25rem 0 1rem; padding: .6rem .8rem; background: var(--panel);
   border-radius: 6px; font: 13px/1.7 ui-monospace, "Liberation Mono", monospace; white-space: pre-wrap;
   overflow-wrap: anywhere; }}
-.passage .before {{ color: var(--muted); }}
+.before {{ color: var(--muted); }}
+.changes {{ margin: -.5rem 0 1rem; padding-left: 1.2rem; font-size: .9rem; overflow-wrap: anywhere; }}
+.changes b {{ font-family: ui-monospace, "Liberation Mono", monospace; white-space: pre-wrap;
+  background: var(--panel); border-radius: 3px; padding: 0 .25em; }}
+.summary {{ font-size: 1.05rem; }}
 .passage span[title] {{ background: rgb(var(--heat) / var(--heat-share)); border-radius: 2px; }}
 @media (max-width: 760px) {{
   .charts {{ grid-template-columns: minmax(0, 1fr); }}

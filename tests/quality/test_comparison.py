@@ -141,6 +141,15 @@ def test_verdicts_by_class_are_corrected_for_their_number() -> None:
     assert among.kld_ratio == alone.kld_ratio, "intervals are not corrected"
 
 
+def test_a_file_that_is_far_better_is_told_though_one_chunk_has_most_of_its_divergence() -> None:
+    _, b = two_files(1.0)
+    kld = 1e-4 * b.kld
+    kld[b.chunk == 6] *= 300
+    found = compare({"prose": (tokens_of(kld, b.chunk), b)}).overall
+    assert found.kld_ratio.high > 0.2, "the ratio itself is hardly known"
+    assert found.verdict is Verdict.BETTER
+
+
 def test_shares_of_tokens_are_compared_by_their_difference() -> None:
     a, b = two_files(0.9)
     found = compare({"prose": (a, b)}).overall

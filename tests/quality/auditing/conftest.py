@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import convert
-import quantize
 from quantize.importances.entries import Importance
 from tests.quality.auditing.families import family_folder
 from tests.support.trained_model import calibration_text

@@ -26,13 +26,14 @@ from tests.quality.auditing.families import FAMILIES
 from tests.support import oracle
 
 PLAIN = (
-    "F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_0", "Q4_1", "Q4_K_M", "Q3_K_L", "Q2_K", "IQ4_XS", "IQ4_NL",
-    "IQ3_S", "MXFP4_MOE", "TQ2_0", "Q1_0", "Q2_0",
+    "F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_0", "Q4_1", "Q4_K_M", "Q3_K_L", "Q2_K", "IQ4_XS",
+    "IQ4_NL", "IQ3_S", "MXFP4_MOE", "TQ2_0", "Q1_0", "Q2_0",
 )  # fmt: skip
 WEIGHTED = (
-    "Q8_0", "Q6_K", "Q5_K_S", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K", "Q2_K_S", "IQ4_XS", "IQ3_M", "IQ3_XXS", "IQ2_M",
-    "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S", "TQ1_0", "Q6_0", "IQ2_KS", "IQ2_K", "IQ2_KL", "IQ3_K", "IQ4_KS",
-    "IQ4_KSS", "IQ4_K", "IQ5_KS", "IQ6_K", "IQ1_KT", "IQ2_KT", "IQ3_KT", "IQ4_KT", "Q4_K_R4", "IQ3_S_R4",
+    "Q8_0", "Q6_K", "Q5_K_S", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K", "Q2_K_S", "IQ4_XS", "IQ3_M", "IQ3_XXS",
+    "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S", "TQ1_0", "Q6_0", "IQ2_KS", "IQ2_K", "IQ2_KL",
+    "IQ3_K", "IQ4_KS", "IQ4_KSS", "IQ4_K", "IQ5_KS", "IQ6_K", "IQ1_KT", "IQ2_KT", "IQ3_KT", "IQ4_KT",
+    "Q4_K_R4", "IQ3_S_R4",
 )  # fmt: skip
 CALIBRATED = ("Q8_0", "Q5_K_M", "Q4_K_M", "Q3_K_M", "Q2_K", "IQ4_XS")
 QUICK = {("llama", "Q4_K_M"), ("deepseek2", "Q4_K_M"), ("glm4moe", "Q8_0"), ("qwen3", "F16")}
@@ -80,7 +81,9 @@ def test_a_file_as_base(family: str, of: str, base: Base, made: Make) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not oracle.available(), reason="needs the xllamacpp wheel")
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("how", ["Q8_0", "Q4_K_M", "Q2_K", "IQ4_XS", "imatrix Q4_K_M", "imatrix IQ2_XS", "imatrix IQ3_XXS"])
+@pytest.mark.parametrize(
+    "how", ["Q8_0", "Q4_K_M", "Q2_K", "IQ4_XS", "imatrix Q4_K_M", "imatrix IQ2_XS", "imatrix IQ3_XXS"]
+)
 def test_llama_cpps(family: str, how: str, base: Base, made: Make, tmp_path: Path) -> None:
     """Every encoded tensor is encoded by ggml; importances are drawn, and spiky."""
     path = Path(shutil.copy(made(family, how), tmp_path / "file.gguf"))

@@ -42,7 +42,9 @@ def test_what_is_wrong_is_printed_and_written(
     lines = capsys.readouterr().out.splitlines()
     assert "bad: tokenizer.ggml.eos_token_id: special token: is 2, the base's is 1" in lines
     (swapped,) = (line for line in lines if "ffn" in line and line.startswith("bad"))
-    assert swapped == "bad: blk.5.ffn_gate.weight: swapped with blk.5.ffn_up.weight: each holds the other's weights"
+    assert swapped == (
+        "bad: blk.5.ffn_gate.weight: swapped with blk.5.ffn_up.weight: each holds the other's weights"
+    )
     report = json.loads((tmp_path / "r.json").read_text())
     assert not report["ok"]
     assert [each["kind"] for each in report["findings"]] == ["metadata", "swapped-tensor"]
@@ -96,7 +98,7 @@ def test_little_is_read_of_a_base_on_the_hub(
 
 
 def test_tensors_are_compared_without_torch(base: Base, made: Make) -> None:
-    code = "import sys; sys.modules['torch'] = None; from gguf_cli.main import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; sys.modules['torch'] = None; from gguf_cli.main import main; exit(main(sys.argv[1:]))"
     words = ["audit", str(made("llama", "Q4_K_M")), str(base("llama")), "-q"]
     done = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -17,10 +17,11 @@ TYPES = ("Q8_0", "Q4_K_M", "imatrix IQ2_XS", "calibrated Q2_K")
 QUICK = {
     ("llama", "gate and up swapped"), ("llama", "queries not permuted"), ("llama", "garbage"),
     ("llama", "FP8 without scales"), ("llama", "tokens shifted"), ("llama", "vocabulary"),
-    ("deepseek2", "kv_b halves mixed up"), ("deepseek2", "expert repeated"), ("deepseek2", "square transposed"),
-    ("deepseek2", "norm plus one twice"), ("deepseek2", "another revision"), ("deepseek2", "gating"),
+    ("deepseek2", "kv_b halves mixed up"), ("deepseek2", "expert repeated"),
+    ("deepseek2", "square transposed"), ("deepseek2", "norm plus one twice"),
+    ("deepseek2", "another revision"), ("deepseek2", "gating"),
 }  # fmt: skip
-"""What is tried, as Q4_K_M, without --slow."""
+"""What is tried every time, as Q4_K_M."""
 
 
 def bad_kinds(report: AuditReport) -> set[str]:

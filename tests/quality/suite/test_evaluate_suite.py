@@ -257,7 +257,6 @@ def test_the_command_measures_a_suite(
         ("--suite x -c 64", "-c is for -f: the classes of a suite have contexts of their own"),
         ("--suite x --chunks 3", "--chunks is for -f"),
         ("--suite x --kl-divergence-base b.kld", "--kl-divergence-base is for one text, given with -f"),
-        ("--suite x --html r.html", "--html is for one text, given with -f"),
         ("-f t.txt --quick", "--quick is for a suite: --suite is missing"),
         ("", "-f TEXT or --suite is missing"),
     ],
