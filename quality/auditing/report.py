@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gguf_tools.findings import Finding, Level, capped
 from gguf_tools.text import html_table, in_layer_ranges, printable, table
 from quality.auditing.diagnose import Diagnosis
+from quality.auditing.expected import Encoder
 
 if TYPE_CHECKING:
     from quality.evaluation import Evaluation
@@ -62,7 +63,7 @@ class AuditReport:
     """An audit of a file.
 
     every_row   whether all rows of all tensors were compared, rather than runs of each matrix
-    is_plain    whether the file is as the plain encoder makes it, without importances
+    encoder     what it seems to have been encoded with
     tensors     those that both have, in the order of the file
     findings    the worst first
     evaluation  the file's divergence from the base on a text, where one was asked for
@@ -71,7 +72,7 @@ class AuditReport:
     file: Path
     base: Path
     every_row: bool
-    is_plain: bool
+    encoder: Encoder
     tensors: tuple[TensorAudit, ...]
     findings: tuple[Finding, ...]
     evaluation: Evaluation | None = None
@@ -102,7 +103,7 @@ class AuditReport:
             "file": str(self.file),
             "base": str(self.base),
             "every_row": self.every_row,
-            "plain": self.is_plain,
+            "encoder": self.encoder,
             "findings": [
                 {"level": str(each.level), "kind": each.kind, "about": list(each.about), "text": each.text}
                 for each in self.findings
